@@ -1,0 +1,242 @@
+"""Proximal policy optimisation (Schulman et al. 2017), the clipped version, read top to bottom.
+
+    collect a rollout → values, log-probabilities, advantages (`prepare`) → epochs of minibatches (`update`)
+
+The collector runs the actor alone; values and log-probabilities of the whole rollout come from one batched pass here,
+with the weights that acted, so every ratio is 1 at the first minibatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unidle.config import Recipe
+from unidle.config.validate import sequence_length
+from unidle.memory.rollout import Rollout, discounted_returns, gae
+from unidle.nn.flat import FlatParameters
+from unidle.nn.normalise import RunningNorm
+from unidle.nn.policy import Policy
+from unidle.spaces.distribution import Params
+
+_REWARD_CLIP = 10.0
+_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+
+
+@dataclass
+class Batch:
+    """A rollout cut into S sequences of L steps (L is 1 without recurrence); a minibatch is some of the sequences."""
+
+    rows: Tensor  # [S, L, row_bytes]
+    actions: Tensor  # [S, L, width]
+    log_probs: Tensor  # [S, L] of the policy that acted
+    values: Tensor  # [S, L]
+    advantages: Tensor  # [S, L]
+    returns: Tensor  # [S, L]
+    starts: Tensor | None  # [S, L] where episodes start, for a recurrent policy
+    states: Tensor | None  # [S, state] recurrent state each sequence begins with
+
+    def at(self, index: Tensor) -> Batch:
+        """The minibatch of these sequences."""
+        return Batch(*(None if field is None else field[index] for field in vars(self).values()))  # type: ignore[arg-type]
+
+
+def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor) -> Tensor:
+    """−E[min(r A, clip(r, 1 − ε, 1 + ε) A)]: eq. 7 of the paper, as a loss."""
+    clipped = torch.clamp(ratio, 1 - clip, 1 + clip)
+    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """Mean squared error; with `clip`, of values kept within that distance of the old ones."""
+    if clip is not None:
+        values = old_values + (values - old_values).clamp(-clip, clip)
+    return (values - returns).square().mean()
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """E[(r − 1) − log r], a low-variance, non-negative estimate of KL(old ‖ new)."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """1 − Var[returns − values] / Var[returns]: 1 is a perfect critic, 0 one that says nothing."""
+    return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
+
+
+class PPO:
+    """A policy, its optimiser, and how a rollout improves it."""
+
+    def __init__(self, policy: Policy, recipe: Recipe) -> None:
+        """`policy` must already be on its device: its parameters become views of one flat tensor there."""
+        assert isinstance(recipe.batch_size, int)
+        self.policy, self.recipe = policy, recipe
+        self.parameters = FlatParameters(policy)
+        device = self.parameters.flat.device
+        # Tensors, so that a captured update sees them change.
+        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        self.clip_range = torch.tensor(recipe.clip_range, device=device)
+        self.optimizer = torch.optim.Adam([self.parameters.flat], lr=self.learning_rate, eps=1e-5, fused=True)
+        self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
+        self.return_carry = torch.zeros(recipe.n_envs, device=device)
+        self._length = sequence_length(recipe)
+        self._per_minibatch = recipe.batch_size // self._length  # sequences
+        self._sums = torch.zeros(len(_METRICS), device=device)
+        self._minibatches = torch.zeros((), device=device)
+        self._stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
+
+    # -- one iteration -------------------------------------------------------------------------------------------------
+
+    def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> dict[str, Tensor]:
+        """Learn from `rollout` at `progress` (0 to 1 of the run); returns metrics as tensors, read by whoever wants them."""
+        recipe = self.recipe
+        remaining = 1.0 - progress
+        self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))
+        self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
+        for total in (self._sums, self._minibatches, self._stopped):
+            total.zero_()
+        batch = self.prepare(rollout)
+        n_sequences = len(batch.rows)
+        for _ in range(recipe.n_epochs):
+            order = torch.randperm(n_sequences, generator=shuffle, device=self._sums.device)
+            for index in order.split(self._per_minibatch):
+                self._minibatch(batch.at(index))
+            if recipe.target_kl is not None and not self._sums.is_cuda and self._stopped:
+                break  # on a GPU asking would cost a sync; the updates that remain are masked instead
+        metrics = dict(zip(_METRICS, self._sums / self._minibatches.clamp(min=1)))
+        metrics["explained_variance"] = explained_variance(batch.values, batch.returns)
+        metrics["learning_rate"] = self.learning_rate.clone()
+        metrics["clip_range"] = self.clip_range.clone()
+        metrics["updates"] = self._minibatches.clone()
+        metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
+        if self.policy.distribution.reals:
+            metrics["std"] = self.policy.log_std.detach().exp().mean()
+        # After learning: the statistics must not move between acting and the last use of what was acted on.
+        self.policy.encoder.update_norm(rollout.rows[:-1])
+        return metrics
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout) -> Batch:
+        """Values, log-probabilities and advantages of a rollout, cut into sequences."""
+        recipe = self.recipe
+        steps, n_envs = rollout.shape
+        params, values = self._forward(rollout)
+        log_probs, _ = self.policy.distribution.score(params, rollout.actions)
+        bootstrap = torch.zeros_like(rollout.rewards)
+        if len(rollout.final_rows):
+            # The state that saw rows[t] came out of step t, so it stands at states[t + 1].
+            states = rollout.states[1:].flatten(0, 1)[rollout.final_at]
+            final_values = self._in_chunks(self.policy.value, rollout.final_rows, states)
+            bootstrap.view(-1)[rollout.final_at] = final_values
+        advantages, returns = gae(
+            self._normalised_rewards(rollout),
+            values,
+            bootstrap,
+            rollout.terminated,
+            rollout.truncated,
+            recipe.gamma,
+            recipe.gae_lambda,
+        )
+        length = self._length
+
+        def sequences(field: Tensor) -> Tensor:
+            """[T, N, ..] → [T / L · N, L, ..]"""
+            if length == 1:
+                return field.reshape(steps * n_envs, 1, *field.shape[2:])
+            return field.unflatten(0, (steps // length, length)).transpose(1, 2).flatten(0, 1)
+
+        recurrent = self.policy.core is not None
+        return Batch(
+            rows=sequences(rollout.rows[:-1]),
+            actions=sequences(rollout.actions),
+            log_probs=sequences(log_probs),
+            values=sequences(values[:-1]),
+            advantages=sequences(advantages),
+            returns=sequences(returns),
+            starts=sequences(rollout.starts[:-1]) if recurrent else None,
+            states=rollout.states[:-1:length].flatten(0, 1) if recurrent else None,
+        )
+
+    def _forward(self, rollout: Rollout) -> tuple[Params, Tensor]:
+        """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
+        policy, lead = self.policy, rollout.rows.shape[:2]
+        rows, starts = rollout.rows.flatten(0, 1), rollout.starts.flatten(0, 1)
+        states = rollout.states.flatten(0, 1)
+
+        def one_step(rows: Tensor, starts: Tensor, states: Tensor) -> Tensor:
+            # Every step has its recurrent state on record, so the whole rollout is one batch of sequences of length 1.
+            params, value = policy(rows.unsqueeze(1), starts.unsqueeze(1), states)
+            return torch.cat([params.logits, params.mean, value.unsqueeze(-1)], -1).squeeze(1)
+
+        out = self._in_chunks(one_step, rows, starts, states).unflatten(0, lead)
+        n_logits, reals = policy.distribution.n_logits, policy.distribution.reals
+        logits, mean, value = out.split((n_logits, reals, 1), -1)
+        return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1)
+
+    def _in_chunks(self, function, *columns: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        """`function` over pieces of the columns no longer than a few minibatches, so that memory stays bounded."""
+        size = max(4096, self._per_minibatch * self._length)
+        pieces = zip(*(column.split(size) for column in columns))
+        return torch.cat([function(*piece) for piece in pieces])
+
+    def _normalised_rewards(self, rollout: Rollout) -> Tensor:
+        if self.reward_norm is None:
+            return rollout.rewards
+        ended = rollout.terminated | rollout.truncated
+        sums, carry = discounted_returns(rollout.rewards, ended, self.return_carry, self.recipe.gamma)
+        self.return_carry.copy_(carry)
+        self.reward_norm.update(sums.reshape(-1, 1))
+        return (rollout.rewards * self.reward_norm.scale).clamp(-_REWARD_CLIP, _REWARD_CLIP)
+
+    # -- one minibatch -------------------------------------------------------------------------------------------------
+
+    def _minibatch(self, batch: Batch) -> None:
+        recipe = self.recipe
+        params, values = self.policy(batch.rows, batch.starts, batch.states)
+        log_probs, entropy = self.policy.distribution.score(params, batch.actions)
+        advantages = batch.advantages
+        if recipe.normalize_advantage:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        log_ratio = log_probs - batch.log_probs
+        ratio = log_ratio.exp()
+        policy_term = clipped_policy_loss(ratio, advantages, self.clip_range)
+        value_term = value_loss(values, batch.values, batch.returns, recipe.clip_range_vf)
+        entropy_term = entropy.mean()
+        loss = policy_term + recipe.vf_coef * value_term - recipe.ent_coef * entropy_term
+
+        self.parameters.backward(loss)
+        norm = self.parameters.clip_(recipe.max_grad_norm)
+        with torch.no_grad():
+            kl = approximate_kl(log_ratio)
+            clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
+            if recipe.target_kl is not None:
+                self._stopped.copy_(torch.maximum(self._stopped, (kl > 1.5 * recipe.target_kl).float()))
+                self.optimizer.found_inf = self._stopped  # type: ignore[attr-defined]  # fused Adam skips the step where 1
+            alive = 1.0 - self._stopped
+            terms = torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction, norm))
+            self._sums.add_(terms * alive)
+            self._minibatches.add_(alive)
+        self.optimizer.step()
+
+    # -- what a checkpoint holds ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything that learning depends on, as tensors and plain values."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+            "reward_norm": self.reward_norm.state_dict() if self.reward_norm else {},
+            "return_carry": self.return_carry,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Put a checkpoint's values into the tensors that are already here."""
+        self.policy.load_state_dict(state["policy"])
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate  # loading put a copy there
+        if self.reward_norm:
+            self.reward_norm.load_state_dict(state["reward_norm"])
+        self.return_carry.copy_(state["return_carry"])

@@ -1,0 +1,231 @@
+"""A user's config file, in unidle's words or those of SB3, rl-zoo, Isaac Lab or ElegantRL."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from unidle.config import sb3_words
+from unidle.config.schema import coerce, flatten_sections, read_yaml, section_of, unknown_key
+from unidle.errors import UsageError
+
+Style = Literal["unidle", "sb3", "elegantrl"]
+
+_SECTIONS = ("recipe", "engine", "run")
+_ENV_ID = re.compile(r"-v\d+$")
+
+_ELEGANTRL_RENAMED = {
+    "num_envs": "n_envs",
+    "horizon_len": "n_steps",
+    "repeat_times": "n_epochs",
+    "worker_num": "workers",
+    "net_dims": "network_arch",
+    "ratio_clip": "clip_range",
+    "lambda_gae_adv": "gae_lambda",
+    "lambda_entropy": "ent_coef",
+    "clip_grad_norm": "max_grad_norm",
+    "break_step": "timesteps",
+    "random_seed": "seed",
+}
+_RENAMED = {**sb3_words.RENAMED, **_ELEGANTRL_RENAMED}
+
+# Words that only such a file holds. `num_envs` is too common to tell anything.
+_ELEGANTRL_MARKS = {*_ELEGANTRL_RENAMED, "target_step"} - {"num_envs"}
+_SB3_MARKS = {
+    *sb3_words.RENAMED,
+    *(word for word in sb3_words.READERS if not section_of(word)),
+    "n_minibatches",
+    "use_sde",
+}
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What a config file says, in unidle's words."""
+
+    values: dict[str, Any]  # flat setting → value
+    notes: list[str]  # a sentence for each thing that is ignored or changed in meaning
+    base_preset: str | None  # whose values hold where the file is silent; None: the user's choice
+
+
+def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -> Translated:
+    """The file's settings; `env` picks an rl-zoo entry, `n_envs` is the command line's and wins."""
+    source = str(path)
+    tree = read_yaml(path, _PlainLoader)
+    entry = _choose_entry(tree, env, source) if _is_zoo(tree) else None
+    if entry is not None:
+        tree = tree[entry]
+    style = "sb3" if entry is not None else _style(tree)
+    draft = _Draft(source, style)
+    for word, value in flatten_sections(tree, source).items():
+        draft.take(str(word), value)
+    if entry is not None and _ENV_ID.search(entry):  # not a group such as `atari`
+        draft.values.setdefault("env", entry)
+    return draft.finish(n_envs)
+
+
+# --- Which kind of file it is
+
+
+def _is_zoo(tree: dict[str, Any]) -> bool:
+    """Whether it is rl-zoo's `environment id: {settings}`."""
+    if not all(isinstance(name, str) and isinstance(tree[name], dict) for name in tree):
+        return False
+    if any(name in _SECTIONS or name in _SB3_MARKS or section_of(name) for name in tree):
+        return False
+    return any(_ENV_ID.search(name) or _SB3_MARKS & tree[name].keys() for name in tree)
+
+
+def _choose_entry(tree: dict[str, Any], env: str | None, source: str) -> str:
+    """The rl-zoo entry for `env`, or the only one there is."""
+    names = list(tree)
+    if env is None and len(names) == 1:
+        return names[0]
+    if env in names:
+        return env
+    # rl-zoo keeps one entry for all Atari games.
+    if env and "atari" in names and (env.startswith("ALE/") or "NoFrameskip" in env):
+        return "atari"
+    near = difflib.get_close_matches(env or "", names, n=8) or names[:8]
+    more = f" and {len(names) - len(near)} more" if len(near) < len(names) else ""
+    held = ", ".join(near) + more
+    if env is None:
+        raise UsageError(f"{source} holds {held}; choose one with --env.")
+    raise UsageError(f"{source} has no entry for {env}, it holds {held}; add or rename one.")
+
+
+def _style(tree: dict[str, Any]) -> Style:
+    if any(name in _SECTIONS for name in tree):
+        return "unidle"
+    if _SB3_MARKS & tree.keys() or any(map(sb3_words.is_linear, tree.values())):
+        return "sb3"
+    return "elegantrl" if _ELEGANTRL_MARKS & tree.keys() else "unidle"
+
+
+# --- Word by word
+
+
+@dataclass
+class _Draft:
+    """A file on its way into unidle's words."""
+
+    source: str
+    style: Style
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    per_iteration: dict[str, int] = field(default_factory=dict)  # waits for n_envs to be known
+
+    def take(self, word: str, value: Any) -> None:
+        """Translate one word of the file."""
+        if word == "target_step" or (word == "n_minibatches" and self.style == "sb3"):
+            self.per_iteration[word] = self._count(word, value)
+        elif self.style == "sb3" and word in sb3_words.READERS:
+            for name, plain in sb3_words.READERS[word](value, self.source, self.notes).items():
+                self._set(name, word, plain)
+        elif section_of(word):
+            self._set(word, word, value)
+        elif word in _ELEGANTRL_RENAMED or (word in _RENAMED and self.style != "unidle"):
+            self._set(_RENAMED[word], word, value)
+        elif self.style == "unidle":
+            raise UsageError(unknown_key(word, self.source))
+        else:
+            sb3_words.leave_out(word, value, self.notes)
+
+    def finish(self, n_envs: int | None) -> Translated:
+        """The translation, once every word was taken."""
+        if self.style == "sb3":
+            if self.values.get("recurrent") == "lstm":
+                # Where sb3-contrib's RecurrentPPO has other defaults than PPO.
+                contrib = {"n_steps": 128, "batch_size": 128, "recurrent_size": 256}
+                self.values = {**contrib, **self.values}
+            if n_envs is None and "n_envs" not in self.values:
+                self.notes.append("`n_envs` is not in the file; it is 1 unless you give --n-envs.")
+        known_envs = n_envs or self.values.get("n_envs")
+        if "target_step" in self.per_iteration:
+            self._settle_target_step(self.per_iteration["target_step"], known_envs)
+        if "n_minibatches" in self.per_iteration:
+            self._settle_minibatches(self.per_iteration["n_minibatches"], known_envs)
+        # SB3's defaults are what the author of such a file left out.
+        base = "classic" if self.style == "sb3" else self.values.get("preset")
+        return Translated(self.values, self.notes, base)
+
+    def _set(self, name: str, word: str, value: Any) -> None:
+        value = coerce(name, value, self.source)
+        if self.values.setdefault(name, value) != value:
+            raise UsageError(
+                f"{self.source}: `{word}` makes `{name}` {value}, another line makes it "
+                f"{self.values[name]}; keep one."
+            )
+
+    def _count(self, word: str, value: Any) -> int:
+        try:
+            count = int(coerce("n_steps", value, self.source))  # any whole-number setting serves
+        except UsageError:
+            count = 0
+        if count < 1:
+            raise UsageError(
+                f"{self.source}: `{word}` must be a whole number above 0, not {value!r}."
+            )
+        return count
+
+    def _settle_target_step(self, target_step: int, n_envs: int | None) -> None:
+        if "n_steps" in self.values:
+            self.notes.append("`target_step` is ignored, because `n_steps` is in the file too.")
+        elif n_envs is None:
+            self.notes.append(
+                "`target_step` is ignored: it is n_envs × n_steps, and `n_envs` is not known; "
+                "give --n-envs."
+            )
+        else:
+            self.values["n_steps"] = max(1, target_step // n_envs)
+            total = self.values["n_steps"] * n_envs
+            if total != target_step:
+                self.notes.append(
+                    f"`target_step` {target_step} becomes {total}, a multiple of n_envs {n_envs}."
+                )
+
+    def _settle_minibatches(self, n_minibatches: int, n_envs: int | None) -> None:
+        if n_envs is None:
+            self.notes.append(
+                "`n_minibatches` is ignored: the batch size follows from it and `n_envs`, "
+                "which is not known; give --n-envs."
+            )
+            return
+        total = n_envs * self.values.get("n_steps", 2048)  # SB3's default
+        # As in Isaac Lab, this wins over a batch_size in the file.
+        self.values["batch_size"] = max(1, total // n_minibatches)
+
+
+# --- YAML with Python tags, none of which runs anything here
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Safe YAML that takes rl-zoo's tuples as lists and Python names as text."""
+
+
+def _sequence(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
+    if not isinstance(node, yaml.SequenceNode):
+        return _refuse(loader, node)
+    return loader.construct_sequence(node, deep=True)
+
+
+def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
+    return name
+
+
+def _refuse(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    line = node.start_mark.line + 1
+    raise UsageError(
+        f"{loader.name}: line {line} has the tag {node.tag}, which unidle does not read; "
+        "write a plain value."
+    )
+
+
+_PlainLoader.add_constructor("tag:yaml.org,2002:python/tuple", _sequence)
+_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/name:", _name)
+_PlainLoader.add_constructor(None, _refuse)

@@ -1,0 +1,58 @@
+"""Presets: YAML files beside this one, each a few recipe values under a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unidle.config.schema import Config, flatten_sections, read_yaml
+from unidle.errors import UsageError
+
+_FOLDER = Path(__file__).parent / "presets"
+_BY_SIZE = ("classic", "fast", "heavy", "beast")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named starting point for the recipe."""
+
+    name: str
+    description: str
+    cores: int  # below this many, collecting is what the run waits for
+    values: dict[str, Any]  # flat setting → value
+
+    def apply(self, config: Config) -> Config:
+        """`config` with this preset's values laid over it."""
+        return config.with_values({**self.values, "preset": self.name}, f"preset {self.name}")
+
+    def memory(self) -> int:
+        """Bytes of main memory it needs, roughly: torch, and a process with libraries per core."""
+        return (1_000 + 200 * self.cores) * 2**20
+
+    def smaller(self, cores: int) -> str | None:
+        """The largest preset that `cores` cores can feed, if this one is too large for them."""
+        if self.cores <= cores:
+            return None
+        fitting = [name for name in _BY_SIZE if load_preset(name).cores <= cores]
+        return fitting[-1] if fitting else _BY_SIZE[0]
+
+
+def preset_names() -> list[str]:
+    """All presets, the smallest first."""
+    rest = sorted(path.stem for path in _FOLDER.glob("*.yaml") if path.stem not in _BY_SIZE)
+    return [*_BY_SIZE, *rest]
+
+
+def load_preset(name: str) -> Preset:
+    """The preset of that name, or a UsageError that lists the names."""
+    if name not in preset_names():
+        raise UsageError(f"There is no preset `{name}`; choose one of {', '.join(preset_names())}.")
+    tree = read_yaml(_FOLDER / f"{name}.yaml")
+    description, cores = tree.pop("description"), tree.pop("cores")
+    return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"))
+
+
+def default_preset(has_gpu: bool) -> str:
+    """What a user who names no preset gets."""
+    return "heavy" if has_gpu else "classic"

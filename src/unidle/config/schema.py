@@ -1,0 +1,306 @@
+"""The one tree of settings: what changes learning (recipe), only speed (engine), and the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from unidle.errors import UsageError
+
+Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
+Schedule = Literal["constant", "linear"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What changes learning."""
+
+    algo: Literal["ppo"] = "ppo"
+    """Learning algorithm."""
+    n_envs: int = 1
+    """Environments collected from in parallel."""
+    n_steps: int = 2048
+    """Steps per environment and iteration; n_envs × n_steps is the total batch."""
+    batch_size: int | Literal["auto"] = 64
+    """Minibatch size, a divisor of n_envs × n_steps; auto: the largest not above the preset's."""
+    n_epochs: int = 10
+    """Passes over the total batch per iteration."""
+    network_arch: tuple[int, ...] = (64, 64)
+    """Hidden layers of actor and critic."""
+    activation: Activation = "tanh"
+    """Activation of the hidden layers."""
+    share_trunk: bool = False
+    """One trunk for actor and critic instead of one each."""
+    network: str | None = None
+    """Your own network, as module:callable; see docs/networks.md."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer ahead of the trunks."""
+    recurrent_size: int = 128
+    """Width of the recurrent layer."""
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    lr_schedule: Schedule = "constant"
+    """linear: the learning rate falls to 0 at the end of the run."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """λ of generalised advantage estimation."""
+    clip_range: float = 0.2
+    """PPO's ε: how far the new policy's ratio counts."""
+    clip_schedule: Schedule = "constant"
+    """linear: the clip range falls to 0 at the end of the run."""
+    clip_range_vf: float | None = None
+    """Clips the value's change too, at this distance; none: it does not."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    target_kl: float | None = None
+    """Ends an iteration's epochs once the policy moved 1.5 times this KL; none: never."""
+    normalize_advantage: bool = True
+    """Advantages of a minibatch to mean 0 and deviation 1."""
+    normalize_obs: bool = False
+    """Observations to mean 0 and deviation 1, by running statistics."""
+    normalize_reward: bool = False
+    """Rewards by the deviation of the discounted return."""
+    log_std_init: float = 0.0
+    """Initial log standard deviation of continuous actions, in units of half the action range."""
+    discretize: int | None = None
+    """Turns each Box action into this many bins; none: continuous."""
+    precision: Literal["tf32", "fp32"] = "tf32"
+    """Matrix products on CUDA; the CPU always uses fp32."""
+
+    @property
+    def total_batch(self) -> int:
+        """Transitions per iteration."""
+        return self.n_envs * self.n_steps
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What changes only speed."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the networks live."""
+    subproc: bool | None = None
+    """Environments in worker processes; none: decided by timing a few steps."""
+    workers: int | None = None
+    """Worker processes; none: one per core, never more than environments."""
+    threads: int = 1
+    """Threads of torch in the training process."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, how long, and where it is kept."""
+
+    env: str = ""
+    """Gymnasium id, or module:callable that returns an environment."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment, as YAML: '{continuous: true}'."""
+    timesteps: int = 1_000_000
+    """Environment steps in all, over all environments."""
+    seed: int = 0
+    """Seed of everything random."""
+    run_name: str | None = None
+    """Name of the run's folder; none: env, algorithm, preset and seed."""
+    runs_dir: str = "runs"
+    """Folder that holds the run folders."""
+    preset: str | None = None
+    """Preset the settings started from; see `unidle presets`."""
+    eval_every: int | None = None
+    """Steps between evaluations in separate environments; none: a tenth of the run. 0: never."""
+    eval_episodes: int = 10
+    """Episodes per evaluation."""
+    target_return: float | None = None
+    """Ends the run once an evaluation reaches this mean return."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; none: a twentieth of the run."""
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints are kept, beside the best."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: bool = False
+    """Log to Weights & Biases (extra `wandb`; WANDB_MODE=offline works)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole tree. `config.yaml` in a run folder is this, and reproduces the run."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    engine: Engine = field(default_factory=Engine)
+    run: Run = field(default_factory=Run)
+
+    def with_values(self, values: dict[str, Any], source: str) -> Config:
+        """A copy with flat `values` (n_envs, device, …) laid over it; errors name `source`."""
+        parts: dict[str, dict[str, Any]] = {"recipe": {}, "engine": {}, "run": {}}
+        for key, value in values.items():
+            section = section_of(key)
+            if section is None:
+                raise UsageError(unknown_key(key, source))
+            parts[section][key] = coerce(key, value, source)
+        return Config(
+            recipe=dataclasses.replace(self.recipe, **parts["recipe"]),
+            engine=dataclasses.replace(self.engine, **parts["engine"]),
+            run=dataclasses.replace(self.run, **parts["run"]),
+        )
+
+    def flat(self) -> dict[str, Any]:
+        """All settings by their flat names."""
+        return {
+            f.name: getattr(part, f.name)
+            for part in self._parts()
+            for f in dataclasses.fields(part)
+        }
+
+    def to_yaml(self) -> str:
+        """The text of a config file that `load_yaml` reads back as it was."""
+        tree = {
+            name: {
+                k: list(v) if isinstance(v, tuple) else v
+                for k, v in dataclasses.asdict(part).items()
+            }
+            for name, part in zip(("recipe", "engine", "run"), self._parts())
+        }
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+    def _parts(self) -> tuple[Recipe | Engine | Run, ...]:
+        return self.recipe, self.engine, self.run
+
+
+_FIELD_TYPES: dict[str, tuple[str, Any]] = {
+    f.name: (section, typing.get_type_hints(part)[f.name])
+    for section, part in (("recipe", Recipe), ("engine", Engine), ("run", Run))
+    for f in dataclasses.fields(part)
+}
+
+
+def section_of(key: str) -> str | None:
+    """Which part of the tree a flat name belongs to; None if there is no such setting."""
+    return _FIELD_TYPES[key][0] if key in _FIELD_TYPES else None
+
+
+def unknown_key(key: str, source: str) -> str:
+    """The sentence for a setting that does not exist."""
+    import difflib
+
+    near = difflib.get_close_matches(str(key), [*_FIELD_TYPES, "recipe", "engine", "run"], n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "`unidle train --help` lists them all."
+    return f"{source}: there is no setting `{key}`; {hint}"
+
+
+def coerce(key: str, value: Any, source: str) -> Any:
+    """`value` as the declared type of setting `key`, or a UsageError that says what the type is."""
+    expected = _FIELD_TYPES[key][1]
+    converted = _convert(value, expected)
+    if converted is _MISMATCH:
+        raise UsageError(f"{source}: `{key}` must be {_describe(expected)}, not {value!r}.")
+    return converted
+
+
+_MISMATCH = object()
+
+
+def _convert(value: Any, expected: Any) -> Any:
+    """`value` as `expected`, or _MISMATCH. YAML reads 1e6 as text, so numbers may be text."""
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        # None first: for `str | None`, the text "none" is none.
+        expected_types = sorted(typing.get_args(expected), key=lambda t: t is not type(None))
+        options = (_convert(value, option) for option in expected_types)
+        return next((option for option in options if option is not _MISMATCH), _MISMATCH)
+    if origin is Literal:
+        return value if value in typing.get_args(expected) else _MISMATCH
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            return _MISMATCH
+        converted = tuple(_convert(item, int) for item in items)
+        return _MISMATCH if _MISMATCH in converted else converted
+    if origin is dict:
+        return value if isinstance(value, dict) else _MISMATCH
+    if expected is type(None):
+        return None if value is None or value == "none" else _MISMATCH
+    if expected in (int, float):
+        return _number(value, expected)
+    return value if type(value) is expected else _MISMATCH
+
+
+def _number(value: Any, expected: type) -> Any:
+    if isinstance(value, bool):
+        return _MISMATCH
+    if expected is int and isinstance(value, int):
+        return value  # by way of a float, a large seed would change
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return _MISMATCH
+    if expected is int:
+        return int(number) if number.is_integer() else _MISMATCH
+    return _MISMATCH if math.isnan(number) else number
+
+
+def _describe(expected: Any) -> str:
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(option) for option in typing.get_args(expected))
+    if origin is Literal:
+        return " or ".join(repr(option) for option in typing.get_args(expected))
+    if origin is tuple:
+        return "a list of whole numbers such as 64,64"
+    if origin is dict:
+        return "a mapping"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return names.get(expected, "none")
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
+    """The mapping in a YAML file, or a UsageError."""
+    try:
+        with path.open(encoding="utf-8") as text:
+            tree = yaml.load(text, Loader=loader)
+    except FileNotFoundError:
+        raise UsageError(f"There is no file {path}; check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); give a YAML text file.") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: `!!float abc`
+        at = getattr(error, "problem_mark", None)
+        where = f" at line {at.line + 1}" if at else ""
+        raise UsageError(f"{path} is not valid YAML{where}; mend the file.") from None
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path} must hold `name: value` lines.")
+    return tree
+
+
+def flatten_sections(tree: dict[str, Any], source: str) -> dict[str, Any]:
+    """{'recipe': {'n_envs': 8}} → {'n_envs': 8}, refusing a setting in the wrong section."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in ("recipe", "engine", "run"):
+            flat[key] = value
+            continue
+        if not isinstance(value, dict):
+            raise UsageError(f"{source}: `{key}` must hold `name: value` lines.")
+        for name, inner in value.items():
+            section = section_of(name)
+            if section is not None and section != key:
+                raise UsageError(
+                    f"{source}: `{name}` belongs in section `{section}`, not `{key}`; move it."
+                )
+            flat[name] = inner
+    return flat
+
+
+def load_yaml(path: Path) -> Config:
+    """The config of a run folder, exactly as `Config.to_yaml` wrote it."""
+    return Config().with_values(flatten_sections(read_yaml(path), str(path)), str(path))

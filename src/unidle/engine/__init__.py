@@ -1,0 +1,1 @@
+"""What drives a run: collecting, learning, evaluating, checkpoints."""

@@ -1,0 +1,69 @@
+"""A trained policy outside of training: observations in, actions out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unidle.config import Config
+from unidle.engine.build import choose_device, policy_from
+from unidle.engine.checkpoint import load_checkpoint
+from unidle.engine.collector import keyed_generator
+from unidle.errors import UsageError
+from unidle.nn.policy import NetworkFactory
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import MASK, RowLayout
+
+
+class Agent:
+    """A policy with its normalisers, frozen. A recurrent one remembers between calls until `reset`."""
+
+    def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
+        state = load_checkpoint(checkpoint)
+        self.policy, self.rows, self.actions = policy_from(state["spaces"], config, network)
+        self.policy.load_state_dict(state["algo"]["policy"])
+        self.device = choose_device(device)
+        self.policy.to(self.device).eval()
+        self.step: int = state["step"]
+        self._state: torch.Tensor | None = None
+        self._generator = keyed_generator(self.device, config.run.seed, 4)
+
+    rows: RowLayout
+    actions: ActionLayout
+
+    def reset(self) -> None:
+        """Forget the episode so far; call it at the start of each one if the policy is recurrent."""
+        self._state = None
+
+    @torch.inference_mode()
+    def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
+        """The action for one observation of the space (not a batch)."""
+        row = self._pack(observation, action_mask)
+        if self._state is None:
+            self._state = torch.zeros(1, self.policy.state_size, device=self.device)
+        params, after = self.policy.act(torch.from_numpy(row).to(self.device), self._state)
+        self._state = after if after is not None else self._state
+        distribution = self.policy.distribution
+        if deterministic:
+            action = distribution.mode(params)
+        else:
+            uniform = torch.rand(1, distribution.heads, generator=self._generator, device=self.device)
+            normal = torch.randn(1, distribution.reals, generator=self._generator, device=self.device)
+            action = distribution.sample(params, torch.cat([uniform, normal], -1))
+        return self.actions.decode(distribution.to_env(action)[0].cpu().numpy())
+
+    def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
+        try:
+            row = self.rows.pack(observation)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise UsageError(f"The observation does not fit the space {self.rows.space} ({error}).") from None
+        if self.rows.mask_width:
+            if self.rows.mask_key is not None:
+                action_mask = observation[MASK]
+            if action_mask is None:
+                raise UsageError("This policy was trained with action masks; pass action_mask=info['action_mask'].")
+            self.rows.mask_view(row[None])[0] = self.actions.flatten_mask(action_mask)
+        return row[None]

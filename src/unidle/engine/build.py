@@ -1,0 +1,98 @@
+"""From settings to the parts of a run: device, policy, environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from unidle.config import Config, Engine, Recipe
+from unidle.config.machine import available_cores
+from unidle.engine.collector import HostEnvs
+from unidle.envs.contract import Contract
+from unidle.envs.make import EnvMaker, callable_name, import_module
+from unidle.envs.pool import ProcessPool
+from unidle.envs.serial import SerialEnvs
+from unidle.errors import UsageError
+from unidle.nn.policy import NetworkFactory, Policy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+from unidle.spaces.plain import space_from_plain, space_to_plain
+
+# A round trip to a worker costs about this much, so shorter work is quicker done here.
+_POOL_OVERHEAD_SECONDS = 150e-6
+
+
+def choose_device(name: str) -> torch.device:
+    """The device the user asked for; `auto` is the GPU where there is one."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise UsageError("--device cuda was asked for, but torch sees no CUDA GPU here; use --device cpu or auto.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and has_gpu) else "cpu")
+
+
+def set_numerics(device: torch.device, recipe: Recipe) -> str:
+    """Set matrix precision and repeatable kernels for this process; returns the precision in words."""
+    torch.backends.cudnn.benchmark = False  # a choice by timing would differ from run to run
+    torch.backends.cudnn.deterministic = True
+    if device.type == "cpu":
+        return "fp32"
+    torch.set_float32_matmul_precision("high" if recipe.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
+    return recipe.precision
+
+
+def choose_workers(engine: Engine, n_envs: int, step_seconds: float) -> int:
+    """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result."""
+    workers = min(n_envs, engine.workers or available_cores())
+    if engine.subproc is False:
+        return 0
+    saved = n_envs * step_seconds * (1 - 1 / workers)
+    return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
+
+
+def too_many_workers(engine: Engine) -> str | None:
+    """What to say if there are more processes than cores."""
+    cores = available_cores()
+    if engine.workers is not None and engine.workers > cores:
+        return f"{engine.workers} worker processes share {cores} cores and will get in each other's way; use --workers {cores}."
+    return None
+
+
+def make_envs(maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0) -> HostEnvs:
+    """Environments in this process, or in `workers` worker processes."""
+    if workers == 0:
+        return SerialEnvs(maker, contract, n_envs, seed, first_index)
+    return ProcessPool(maker, contract, n_envs, seed, workers, first_index)
+
+
+def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactory | None, str | None]:
+    """A user's network as a factory, and its name for the config."""
+    if network is None:
+        return None, None
+    if callable(network):
+        return network, callable_name(network)
+    module, _, attribute = network.partition(":")
+    if network.startswith("<") or not attribute:
+        raise UsageError(f"The network {network} is no module:callable; pass the factory again, as network=…")
+    factory = getattr(import_module(module), attribute, None)
+    if not callable(factory):
+        raise UsageError(f"Module `{module}` has no callable `{attribute}`; check the name after the colon.")
+    return factory, network
+
+
+def spaces_to_plain(contract: Contract) -> dict[str, Any]:
+    """The spaces and layout of a policy, for its checkpoint."""
+    rows, actions = contract.rows, contract.actions
+    return {
+        "observation": space_to_plain(rows.space),
+        "action": space_to_plain(actions.space),
+        "mask_width": rows.mask_width,
+    }
+
+
+def policy_from(plain: dict[str, Any], config: Config, network: NetworkFactory | None) -> tuple[Policy, RowLayout, ActionLayout]:
+    """An untrained policy for the spaces in a checkpoint, without making the environment."""
+    actions = ActionLayout.of(space_from_plain(plain["action"]), config.recipe.discretize)
+    rows = RowLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])
+    return Policy(rows, actions, config.recipe, network), rows, actions

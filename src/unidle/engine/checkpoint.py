@@ -1,0 +1,165 @@
+"""The run folder and its checkpoints: written whole or not at all, loaded without unpickling code."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from unidle.config import Config
+from unidle.config.schema import load_yaml
+from unidle.errors import UsageError
+
+_FORMAT = 1
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+class RunFolder:
+    """`runs/<name>/`: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, report.html."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.best = self.checkpoints / "best.pt"
+        self._lock: IO[str] | None = None
+
+    @staticmethod
+    def create(path: Path, config: Config) -> RunFolder:
+        """A new folder for `config`; UsageError if there is already a run there."""
+        if (path / "config.yaml").exists():
+            raise UsageError(
+                f"There is already a run in {path}; go on with it by --resume {path}, or choose another --run-name."
+            )
+        folder = RunFolder(path)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        folder.lock()
+        write_atomically(path / "config.yaml", config.to_yaml().encode())
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """The folder of an earlier run; UsageError if it is none."""
+        if not (path / "config.yaml").exists():
+            raise UsageError(f"{path} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run.")
+        folder = RunFolder(path)
+        folder.checkpoints.mkdir(exist_ok=True)
+        return folder
+
+    def config(self) -> Config:
+        """The settings this run was started with."""
+        return load_yaml(self.path / "config.yaml")
+
+    def lock(self) -> None:
+        """Keep other processes from training in this folder; released when this process ends, however it ends."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"Another process is training in {self.path}; wait for it, or stop it.") from None
+
+    def unlock(self) -> None:
+        """Let others in again."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def saved(self) -> list[Path]:
+        """Numbered checkpoints, the oldest first."""
+        return sorted(path for path in self.checkpoints.glob("step-*.pt") if _NAME.fullmatch(path.name))
+
+    def save(self, state: dict[str, Any], step: int, keep: int) -> Path:
+        """Write a checkpoint and drop all but the latest `keep`."""
+        path = self.checkpoints / f"step-{step:012d}.pt"
+        save_checkpoint(path, state)
+        for old in self.saved()[:-keep]:
+            old.unlink()
+        return path
+
+    def keep_as_best(self, path: Path) -> None:
+        """Make a copy of checkpoint `path` the best one, atomically."""
+        fresh = self.best.with_suffix(".tmp")
+        shutil.copyfile(path, fresh)
+        _sync(fresh)
+        os.replace(fresh, self.best)
+
+    def latest(self) -> Path | None:
+        """The newest numbered checkpoint."""
+        saved = self.saved()
+        return saved[-1] if saved else None
+
+    def for_use(self) -> Path:
+        """The checkpoint to evaluate or predict with: the best if an evaluation chose one, else the latest."""
+        path = self.best if self.best.exists() else self.latest()
+        if path is None:
+            raise UsageError(f"{self.path} holds no checkpoint yet; train it with: unidle train --resume {self.path}")
+        return path
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` (tensors and plain values) to `path`: a reader sees the old file or the whole new one."""
+    fresh = path.with_suffix(".tmp")
+    torch.save({"format": _FORMAT, **state}, fresh)
+    _sync(fresh)
+    os.replace(fresh, path)
+    _sync(path.parent)
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint; UsageError if it is not one."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f"There is no checkpoint {path}; check the path.") from None
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"{path} is not a checkpoint that can be loaded safely ({reason}).") from None
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
+    return state
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a small file whole or not at all."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(content)
+    _sync(fresh)
+    os.replace(fresh, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def random_state() -> dict[str, Any]:
+    """The global random streams, for whatever a user's network, environment or callback draws from them."""
+    version, keys, gauss = random.getstate()
+    kind, words, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "python": [version, list(keys), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(words, np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put the global random streams back."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    kind, words, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])

@@ -1,0 +1,358 @@
+"""One run from its first step, or its last checkpoint, to its end."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from unidle.algos.ppo import PPO
+from unidle.config import Config
+from unidle.engine.build import (
+    choose_device,
+    choose_workers,
+    make_envs,
+    set_numerics,
+    spaces_to_plain,
+    too_many_workers,
+)
+from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
+from unidle.engine.collector import Collector, keyed_generator
+from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
+from unidle.envs.contract import probe
+from unidle.envs.make import EnvMaker
+from unidle.errors import TrainingError, UsageError
+from unidle.journal import Journal
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import NetworkFactory, Policy, n_parameters
+from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
+
+_EVALUATION_ENVS = 10
+
+
+@dataclass
+class Moment:
+    """What a callback gets: the record just written, the policy, and a way to end the run."""
+
+    record: dict[str, Any]
+    policy: Policy
+    stop: Callable[[], None]
+
+
+Callback = Callable[[Moment], None]
+
+
+class Listener(Protocol):
+    """Whoever shows the run to a person."""
+
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int) -> None:
+        """The run begins, at `step` if it was resumed."""
+
+    def on_iteration(self, record: dict[str, Any]) -> None:
+        """An iteration is done."""
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """An evaluation is done."""
+
+    def on_message(self, text: str) -> None:
+        """Something worth a line."""
+
+    def on_end(self) -> None:
+        """The run is over, whichever way."""
+
+
+class Trainer:
+    """Collect, learn, evaluate, save; again."""
+
+    def __init__(
+        self,
+        config: Config,
+        maker: EnvMaker,
+        folder: RunFolder,
+        listener: Listener,
+        *,
+        network: NetworkFactory | None = None,
+        after_iteration: Sequence[Callback] = (),
+        after_evaluation: Sequence[Callback] = (),
+    ) -> None:
+        recipe, run = config.recipe, config.run
+        self.config, self._folder, self._listener = config, folder, listener
+        self._after_iteration, self._after_evaluation = after_iteration, after_evaluation
+        self._maker = maker
+        device = choose_device(config.engine.device)
+        torch.set_num_threads(config.engine.threads)
+        self._precision = set_numerics(device, recipe)
+        random.seed(run.seed)
+        np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
+        torch.manual_seed(run.seed)
+        self.contract = probe(maker, recipe.discretize, run.seed)
+        policy = Policy(self.contract.rows, self.contract.actions, recipe, network).to(device)
+        self.algo = PPO(policy, recipe)
+        self._timeline = Timeline()
+        self._workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds)
+        rollout = Rollout(
+            recipe.n_steps, recipe.n_envs, self.contract.rows.row_bytes, self.contract.actions.width, policy.state_size, device
+        )
+        envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, self._workers)
+        self.collector = Collector(envs, policy, rollout, run.seed, self._timeline)
+        self._evaluation_envs: Any = None
+        self.step = self.iteration = 0
+        self.best_return = -float("inf")
+        self._wall_before = 0.0  # seconds trained before this process took over
+        self._seconds_before: dict[str, float] = {}
+        self._stopping = False
+        self._last_evaluated = -1
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Run to the end of the run, a reached target, or Ctrl-C; leaves a checkpoint in every case but a failure."""
+        run = self.config.run
+        checkpoint = self._folder.latest()
+        if checkpoint is None:
+            self.collector.start()
+        else:
+            self._restore(load_checkpoint(checkpoint))
+        self._journal = Journal(
+            self._folder.path,
+            step=self.step,
+            tensorboard=run.tensorboard,
+            wandb=run.wandb,
+            name=self._folder.path.name,
+            config=self.config.flat(),
+        )
+        self._listener.on_start(self._facts(), run.timesteps, self.step)
+        warning = too_many_workers(self.config.engine)
+        if warning:
+            self._listener.on_message(warning)
+        self._began = perf_counter()
+        try:
+            with _Interrupts(self._interrupt):
+                if checkpoint is None:
+                    self._save()
+                while self.step < run.timesteps and not self._stopping:
+                    self._iterate()
+                if run.eval_every != 0 and self._last_evaluated != self.step and self.step >= run.timesteps:
+                    self._evaluate()
+                self._save()
+        finally:
+            self._journal.close()
+            self._listener.on_end()
+            self.close()
+
+    def _iterate(self) -> None:
+        recipe, run, timeline = self.config.recipe, self.config.run, self._timeline
+        began, before = perf_counter(), self.step
+        self.collector.collect(self.iteration)
+        timeline.enter(LEARN)
+        shuffle = keyed_generator(self.collector.rollout.rows.device, run.seed, 3, self.iteration)
+        observations_finite = self.algo.policy.encoder.all_finite(self.collector.rollout.rows[1:])
+        metrics = self.algo.update(self.collector.rollout, min(1.0, self.step / run.timesteps), shuffle)
+        metrics["observations_finite"] = observations_finite.all()
+        numbers = _read(metrics)
+        timeline.enter(OTHER)
+        self.step += recipe.total_batch
+        self.iteration += 1
+        self._check_finite(numbers, observations_finite)
+        record = self._record("iteration", numbers, self.step - before, perf_counter() - began)
+        self._journal.write(record)
+        self._listener.on_iteration(record)
+        self._call(self._after_iteration, record)
+        if _due(before, self.step, run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)):
+            self._evaluate()
+        if _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
+            self._save()
+
+    def _record(self, kind: str, numbers: dict[str, float], steps: int, seconds: float) -> dict[str, Any]:
+        collector = self.collector
+        record: dict[str, Any] = {"kind": kind, "step": self.step, "iteration": self.iteration, "wall": self._wall()}
+        if collector.recent_returns:
+            record["rollout/return_mean"] = float(np.mean(collector.recent_returns))
+            record["rollout/length_mean"] = float(np.mean(collector.recent_lengths))
+        record["rollout/episodes"] = collector.episodes
+        record["rollout/steps_per_second"] = steps / seconds
+        record |= {f"train/{name}": value for name, value in numbers.items() if not name.endswith("_finite")}
+        record |= {f"time/{name}": seconds for name, seconds in self._seconds().items()}
+        return record
+
+    def _check_finite(self, numbers: dict[str, float], observations_finite: torch.Tensor) -> None:
+        kept = f"the last good checkpoint is kept in {self._folder.checkpoints}"
+        if not numbers["observations_finite"]:
+            t, env = (int(i) for i in torch.nonzero(~observations_finite)[0])
+            at = self.step - self.config.recipe.total_batch + t * self.config.recipe.n_envs
+            raise TrainingError(f"Environment {env} returned a NaN or infinite observation near step {at}; {kept}.")
+        if not torch.isfinite(self.collector.rollout.rewards).all():
+            env = int(torch.nonzero(~torch.isfinite(self.collector.rollout.rewards))[0, 1])
+            raise TrainingError(f"Environment {env} returned a NaN or infinite reward before step {self.step}; {kept}.")
+        bad = [name for name, value in numbers.items() if not np.isfinite(value) and name != "explained_variance"]
+        if bad or not numbers["weights_finite"]:
+            what = ", ".join(bad) or "a weight"
+            raise TrainingError(
+                f"Learning diverged: {what} is not finite at step {self.step}; {kept}. "
+                "Lower the learning rate, or normalise observations and rewards (--normalize-obs --normalize-reward)."
+            )
+
+    def _call(self, callbacks: Sequence[Callback], record: dict[str, Any]) -> None:
+        for callback in callbacks:
+            callback(Moment(record, self.algo.policy, self._stop))
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _interrupt(self) -> None:
+        self._stopping = True
+        self._listener.on_message("Stopping after this iteration and saving (Ctrl-C again: at once).")
+
+    # -- evaluating and saving -----------------------------------------------------------------------------------------
+
+    def evaluate(self, episodes: int) -> Evaluation:
+        """Play `episodes` episodes with the mode action, in environments of their own."""
+        if self._evaluation_envs is None:
+            n_envs = min(self.config.run.eval_episodes, _EVALUATION_ENVS)
+            workers = min(self._workers, n_envs)
+            seed = self.config.run.seed
+            self._evaluation_envs = make_envs(self._maker, self.contract, n_envs, seed, workers, FIRST_EVALUATION_ENV)
+        return play(self.algo.policy, self._evaluation_envs, episodes)
+
+    def _evaluate(self) -> None:
+        run = self.config.run
+        self._timeline.enter(EVALUATE)
+        result = self.evaluate(run.eval_episodes)
+        self._timeline.enter(OTHER)
+        self._last_evaluated = self.step
+        is_best = result.mean_return > self.best_return
+        record = {
+            "kind": "evaluation",
+            "step": self.step,
+            "wall": self._wall(),
+            "eval/return_mean": result.mean_return,
+            "eval/return_std": result.std_return,
+            "eval/length_mean": result.mean_length,
+            "eval/episodes": result.episodes,
+            "eval/best": is_best,
+        }
+        self._journal.write(record)
+        self._listener.on_evaluation(record)
+        if is_best:
+            self.best_return = result.mean_return
+            self._folder.keep_as_best(self._save())
+        if run.target_return is not None and result.mean_return >= run.target_return:
+            self._listener.on_message(f"Target return {run.target_return:g} reached at step {self.step:,}.")
+            self._stopping = True
+        self._call(self._after_evaluation, record)
+
+    def _save(self) -> Any:
+        self._timeline.enter(CHECKPOINT)
+        path = self._folder.save(self._state(), self.step, self.config.run.keep_checkpoints)
+        self._timeline.enter(OTHER)
+        return path
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "spaces": spaces_to_plain(self.contract),
+            "algo": self.algo.state_dict(),
+            "collector": self.collector.state_dict(),
+            "random": random_state(),
+            "step": self.step,
+            "iteration": self.iteration,
+            "best_return": self.best_return,
+            "last_evaluated": self._last_evaluated,
+            "wall": self._wall(),
+            "seconds": self._seconds(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state["spaces"] != spaces_to_plain(self.contract):
+            raise UsageError("The environment's spaces are not those of the checkpoint; resume with the environment it was trained on.")
+        self.algo.load_state_dict(state["algo"])
+        lost = self.collector.load_state_dict(state["collector"])
+        if lost:
+            self._listener.on_message(
+                f"{len(lost)} of {self.collector.envs.n_envs} environments did not repeat their open episode (they are not "
+                "deterministic); it was started anew, so this run will differ from one that was never stopped."
+            )
+        self.step, self.iteration = state["step"], state["iteration"]
+        self.best_return, self._last_evaluated = state["best_return"], state["last_evaluated"]
+        self._wall_before, self._seconds_before = state["wall"], state["seconds"]
+        restore_random_state(state["random"])
+
+    def close(self) -> None:
+        """End all environments and their processes, and let others use the folder."""
+        self.collector.envs.close()
+        if self._evaluation_envs is not None:
+            self._evaluation_envs.close()
+        self._folder.unlock()
+
+    # -- what is said ----------------------------------------------------------------------------------------------------
+
+    _began: float = 0.0
+
+    def _wall(self) -> float:
+        return self._wall_before + (perf_counter() - self._began if self._began else 0.0)
+
+    def _seconds(self) -> dict[str, float]:
+        return {name: s + self._seconds_before.get(name, 0.0) for name, s in self._timeline.seconds().items()}
+
+    def _facts(self) -> dict[str, str]:
+        """What the start prints."""
+        recipe, run = self.config.recipe, self.config.run
+        policy = self.algo.policy
+        step = f"a step takes {self.contract.step_seconds * 1e6:.0f} µs"
+        backend = f"{self._workers} worker processes ({step})" if self._workers else f"in this process ({step})"
+        layers = ",".join(map(str, recipe.network_arch)) or "linear"
+        core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
+        device = next(policy.parameters()).device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} thread"
+        return {
+            "run": str(self._folder.path),
+            "environment": f"{run.env}, {backend}",
+            "preset": run.preset or "none",
+            "total batch": f"{recipe.n_envs} envs × {recipe.n_steps} steps = {recipe.total_batch:,}, batch size {recipe.batch_size:,}, "
+            f"{recipe.n_epochs} epochs",
+            "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
+            "device": f"{name}, {self._precision}",
+        }
+
+
+def _read(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
+    """All metrics in one copy from the device."""
+    values = torch.stack([value.float() for value in metrics.values()]).tolist()
+    return dict(zip(metrics, values))
+
+
+def _due(before: int, after: int, every: int) -> bool:
+    """Whether a multiple of `every` was passed; never if it is 0."""
+    return every > 0 and after // every > before // every
+
+
+class _Interrupts:
+    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process as usual."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._first = first
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self._restore()
+        self._first()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()

@@ -1,0 +1,72 @@
+"""The memory through which environments and collector talk: one array per field, a line per environment."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from unidle.envs.contract import Contract
+
+# What a step leaves behind, beside the observation rows. All of it is plain numbers in shared memory: nothing is pickled.
+_FIELDS: tuple[tuple[str, Any], ...] = (
+    ("reward", np.float32),
+    ("terminated", np.bool_),
+    ("truncated", np.bool_),
+    ("episode_return", np.float64),  # of the episode that just ended
+    ("episode_length", np.int64),
+    ("episode", np.int64),  # number of the episode now open
+)
+
+
+class Block:
+    """Views of one buffer: `rows` and `final_rows` [N, row_bytes], `actions` [N, width], and the fields above [N]."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    episode_return: np.ndarray
+    episode_length: np.ndarray
+    episode: np.ndarray
+
+    def __init__(self, contract: Contract, n_envs: int, buffer: Any = None) -> None:
+        """Lay the views over `buffer`, or over new private memory."""
+        buffer = buffer if buffer is not None else bytearray(self.nbytes(contract, n_envs))
+        self._offset = 0
+
+        def view(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            array = np.ndarray(shape, dtype, buffer, self._offset)
+            self._offset = -(-(self._offset + array.nbytes) // 64) * 64
+            return array
+
+        self.rows = view((n_envs, contract.rows.row_bytes), np.uint8)
+        # The last observation of an episode that was truncated in this step; left alone otherwise.
+        self.final_rows = view((n_envs, contract.rows.row_bytes), np.uint8)
+        self.actions = view((n_envs, contract.actions.width), np.float32)
+        for name, dtype in _FIELDS:
+            setattr(self, name, view((n_envs,), dtype))
+
+    @staticmethod
+    def nbytes(contract: Contract, n_envs: int) -> int:
+        """Bytes a block of this shape takes, paddings included."""
+        per_env = 2 * contract.rows.row_bytes + 4 * contract.actions.width + sum(np.dtype(d).itemsize for _, d in _FIELDS)
+        return n_envs * per_env + 64 * (len(_FIELDS) + 3)
+
+
+def shared_memory(nbytes: int) -> int:
+    """A descriptor of anonymous memory: no name to clean up, no share of /dev/shm, gone with its last holder."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("unidle")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, nbytes)
+    return descriptor
+
+
+def map_memory(descriptor: int) -> mmap.mmap:
+    """The memory behind a descriptor."""
+    return mmap.mmap(descriptor, os.fstat(descriptor).st_size)

@@ -1,0 +1,80 @@
+"""What an environment must keep to, each breach one sentence: the same from `unidle check-env` and from training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from unidle.errors import UsageError
+from unidle.spaces.observations import Path, describe_path
+
+
+def check_outcome(outcome: Any, size: int, method: str) -> Any:
+    """What `reset` or `step` returned, if it has the right number of parts."""
+    parts = {2: "(observation, info)", 5: "(observation, reward, terminated, truncated, info)"}[size]
+    if not isinstance(outcome, tuple) or len(outcome) != size:
+        given = f"{len(outcome)} values" if isinstance(outcome, tuple) else type(outcome).__name__
+        raise UsageError(f"{method}() must return {parts}, not {given}; see Gymnasium's Env.{method}.")
+    if not isinstance(outcome[-1], dict):
+        raise UsageError(f"{method}() must return info as a dict, not {type(outcome[-1]).__name__}.")
+    return outcome
+
+
+def check_observation(space: spaces.Space, observation: Any, method: str, reward: Any = 0.0) -> None:
+    """An observation must lie in its space, and a reward must be one finite number."""
+    _check(space, observation, (), method)
+    if np.ndim(reward) != 0 or isinstance(reward, str):
+        raise UsageError(f"step() must return the reward as one number, not {type(reward).__name__} {reward!r}.")
+    if not np.isfinite(float(reward)):
+        raise UsageError(f"step() returned the reward {reward}; rewards must be finite.")
+
+
+def _check(space: spaces.Space, value: Any, path: Path, method: str) -> None:
+    what = f"{describe_path('observation', path)} from {method}()"
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, dict) or set(value) != set(space.spaces):
+            given = sorted(value) if isinstance(value, dict) else type(value).__name__
+            raise UsageError(f"{what} must be a dict with keys {sorted(space.spaces)}, not {given}.")
+        for key, part in space.spaces.items():
+            _check(part, value[key], (*path, key), method)
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
+            raise UsageError(f"{what} must be a tuple of {len(space.spaces)} parts.")
+        for index, part in enumerate(space.spaces):
+            _check(part, value[index], (*path, index), method)
+    elif isinstance(space, spaces.Discrete):
+        if np.ndim(value) != 0 or not np.issubdtype(np.asarray(value).dtype, np.integer):
+            raise UsageError(f"{what} must be one whole number, as its space {space} says, not {value!r}.")
+        if not space.start <= int(value) < space.start + space.n:
+            raise UsageError(f"{what} is {value}, outside its space {space}.")
+    else:
+        _check_array(space, value, what)
+
+
+def _check_array(space: spaces.Space, value: Any, what: str) -> None:
+    if not isinstance(value, np.ndarray):
+        raise UsageError(f"{what} must be a NumPy array, not {type(value).__name__}; return np.asarray(…, {space.dtype}).")
+    if value.shape != space.shape:
+        raise UsageError(f"{what} has shape {value.shape}, but its space has {space.shape}; make them equal.")
+    if not np.can_cast(value.dtype, space.dtype, "same_kind"):
+        raise UsageError(f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype}).")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])
+        raise UsageError(f"{what} holds {value[at]} at index {at}; observations must be finite.")
+    if value.dtype.kind == "f" and value.dtype != space.dtype:
+        raise UsageError(f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype}).")
+    if not space.contains(value):
+        raise UsageError(f"{what} lies outside its space{_worst(space, value)}; widen the space or clip the observation.")
+
+
+def _worst(space: spaces.Space, value: np.ndarray) -> str:
+    """Where a value leaves its Box, for the sentence."""
+    if not isinstance(space, spaces.Box):
+        return f" {space}"
+    outside = np.argwhere((value < space.low) | (value > space.high))
+    if not len(outside):
+        return ""
+    at = tuple(int(i) for i in outside[0])
+    return f": {value[at]} at index {at}, where it goes from {space.low[at]} to {space.high[at]}"

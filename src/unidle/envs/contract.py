@@ -1,0 +1,78 @@
+"""What the trainer needs to know of an environment, found out by making one and stepping it a few times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from unidle.envs.check import check_observation, check_outcome
+from unidle.envs.make import EnvMaker
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import MASK, RowLayout
+
+_PROBE_STEPS = 32
+
+
+@dataclass(frozen=True)
+class Contract:
+    """How an environment's observations and actions are laid out, and what it costs to step."""
+
+    rows: RowLayout
+    actions: ActionLayout
+    step_seconds: float  # median of a few random steps
+
+
+def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Space) -> Any:
+    """The action mask an environment gave, in its Dict observation or in info; None if it gives none."""
+    if isinstance(rows_space, gymnasium.spaces.Dict) and MASK in rows_space.spaces:
+        return observation[MASK]
+    return info.get(MASK)
+
+
+def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Contract:
+    """Make an environment, check a few of its steps, time them, and close it again."""
+    env = maker()
+    try:
+        actions = ActionLayout.of(env.action_space, discretize)
+        RowLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
+        observation, info = check_outcome(env.reset(seed=seed), 2, "reset")
+        check_observation(env.observation_space, observation, "reset")
+        mask = mask_from(observation, info, env.observation_space)
+        rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
+        seconds = []
+        rng = np.random.default_rng(seed)
+        for _ in range(_PROBE_STEPS):
+            allowed = None if mask is None else actions.flatten_mask(mask)
+            action = random_action(actions, rng, allowed)
+            began = perf_counter()
+            outcome = env.step(action)
+            seconds.append(perf_counter() - began)
+            observation, reward, terminated, truncated, info = check_outcome(outcome, 5, "step")
+            check_observation(env.observation_space, observation, "step", reward)
+            if terminated or truncated:
+                observation, info = env.reset()
+            mask = mask_from(observation, info, env.observation_space) if rows.mask_width else None
+        return Contract(rows, actions, float(np.median(seconds)))
+    finally:
+        env.close()
+
+
+def random_action(actions: ActionLayout, rng: np.random.Generator, mask: np.ndarray | None = None) -> Any:
+    """An action drawn uniformly from what the space and the mask allow (normal where a dimension is unbounded)."""
+    row = np.zeros(actions.width, np.float32)
+    start = 0
+    for head, n in enumerate(actions.nvec):
+        allowed = np.arange(n) if mask is None else np.flatnonzero(mask[start : start + n])
+        row[head] = rng.choice(allowed)
+        start += n
+    if actions.reals:
+        bounded = np.isfinite(actions.low) & np.isfinite(actions.high)
+        low, high = np.where(bounded, actions.low, 0), np.where(bounded, actions.high, 0)
+        uniform = rng.uniform(low, high).astype(np.float32)
+        free = rng.standard_normal(actions.reals).astype(np.float32)
+        row[actions.heads :] = np.clip(np.where(bounded, uniform, free), actions.low, actions.high)
+    return actions.decode(row)

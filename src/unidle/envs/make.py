@@ -1,0 +1,101 @@
+"""From what the user named (an id, `module:callable`, a factory) to a function that makes one environment."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from unidle.errors import UsageError
+
+EnvFactory = Callable[..., gymnasium.Env]
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """Makes environments, here or (it travels by cloudpickle) in a worker process."""
+
+    name: str  # what config.yaml says; empty brackets around it if it cannot be made again from there
+    factory: EnvFactory
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, **extra: Any) -> gymnasium.Env:
+        """Make one environment; `extra` (render_mode) goes to the factory too."""
+        env = self.factory(**self.kwargs, **extra)
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(
+                f"{self.name} returned {type(env).__name__}, not a gymnasium.Env; "
+                "derive from gymnasium.Env, or wrap an old Gym environment with shimmy."
+            )
+        return env
+
+
+def is_reproducible(name: str) -> bool:
+    """Whether the name in a config.yaml is enough to make the environment again."""
+    return not name.startswith("<")
+
+
+def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> EnvMaker:
+    """Resolve what the user gave; UsageError if there is no such environment."""
+    kwargs = kwargs or {}
+    if callable(env):
+        return EnvMaker(callable_name(env), env, kwargs)
+    if not is_reproducible(env):
+        raise UsageError(f"This run's environment was the Python object {env}; pass it again, as env=…")
+    module, _, attribute = env.partition(":")
+    if attribute:
+        found = getattr(import_module(module), attribute, None)
+        if callable(found):
+            return EnvMaker(env, found, kwargs)
+    return EnvMaker(env, _from_registry(env), kwargs)
+
+
+def _from_registry(env_id: str) -> EnvFactory:
+    try:
+        spec = gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        raise UsageError(f"There is no environment `{env_id}`: {_one_line(error)}") from None
+    except ModuleNotFoundError as error:
+        raise UsageError(f"`{env_id}` names module `{error.name}`, which cannot be imported; check the name.") from None
+
+    # The spec travels to workers, so an id that the user's own script registered is known there too.
+    def make(**kwargs: Any) -> gymnasium.Env:
+        try:
+            return gymnasium.make(spec, **kwargs)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UsageError(f"`{env_id}` needs a package that is not installed: {_one_line(error)}") from None
+        except TypeError as error:
+            if "unexpected keyword" in str(error):
+                raise UsageError(f"`{env_id}` does not take these env_kwargs: {_one_line(error)}") from None
+            raise
+
+    return make
+
+
+def import_module(name: str) -> Any:
+    """A user's module, looked for in the current folder too, as `python -m` would."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and not name.startswith(error.name):
+            raise  # their module exists and lacks something itself: their traceback says it best
+        raise UsageError(f"Module `{name}` cannot be found; run from the folder it is in, or check the name.") from None
+
+
+def callable_name(function: Callable[..., Any]) -> str:
+    """`module:name` if that leads back to the same object from a new process, else `<name>`."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
+    if module and module != "__main__" and getattr(sys.modules.get(module), name, None) is function:
+        return f"{module}:{name}"
+    return f"<{name}>"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

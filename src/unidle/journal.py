@@ -1,0 +1,84 @@
+"""The sink for metrics: `metrics.jsonl` always, TensorBoard and W&B when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from unidle.errors import UsageError
+
+
+class Journal:
+    """Appends one record per iteration (or evaluation) and passes it on to TensorBoard and W&B."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step: int = 0,
+        tensorboard: bool = True,
+        wandb: bool = False,
+        name: str = "",
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        """Open the journal of a run folder at `step`: what was written past it is dropped (a resumed run writes it anew)."""
+        self._file = _reopen(folder / "metrics.jsonl", step)
+        self._board: Any = None
+        self._wandb: Any = None
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if wandb:
+            self._wandb = _wandb_run(folder, name, config or {})
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append `record`; it must hold `step`, and numbers under names such as `train/loss`."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in ("step", "kind")}
+        if self._board is not None:
+            for key, value in numbers.items():
+                self._board.add_scalar(key, value, record["step"])
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=record["step"])
+
+    def close(self) -> None:
+        """Flush and close every sink."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish(quiet=True)
+
+
+def _reopen(path: Path, step: int) -> Any:
+    """Open for appending after dropping records past `step` and a line cut short by a kill."""
+    if path.exists():
+        kept = [r for r in read_records(path) if r["step"] <= step] if step else []
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        os.replace(fresh, path)
+    return path.open("a", encoding="utf-8")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a metrics file, oldest first."""
+    records = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue  # the last line of a run that was killed while writing it
+    return records
+
+
+def _wandb_run(folder: Path, name: str, config: dict[str, Any]) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.") from None
+    return wandb.init(project="unidle", name=name, id=name, config=config, dir=str(folder), resume="allow")

@@ -1,0 +1,1 @@
+"""What was experienced: static tensors on one device."""

@@ -1,0 +1,1 @@
+"""Networks: from rows of observations to action parameters and values."""

@@ -1,0 +1,40 @@
+"""All parameters of a module in one tensor, so that clipping, Adam and finiteness are one kernel each, not one per layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_ALIGN = 64  # floats: every parameter starts at a multiple of 256 bytes, as cuBLAS's fast kernels want
+
+
+class FlatParameters:
+    """Rebinds a module's parameters to views of one flat tensor, and collects their gradients in one more."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Take over `module`'s parameters; move it to its device before, not after."""
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        starts, end = [], 0
+        for parameter in self._parameters:
+            starts.append(end)
+            end += -(-parameter.numel() // _ALIGN) * _ALIGN
+        self.flat = nn.Parameter(torch.zeros(end, device=self._parameters[0].device))
+        self.grad = torch.zeros_like(self.flat)
+        self.flat.grad = self.grad
+        self._grads: list[Tensor] = []
+        for parameter, start in zip(self._parameters, starts):
+            span = slice(start, start + parameter.numel())
+            self.flat.data[span] = parameter.detach().reshape(-1)
+            parameter.data = self.flat.data[span].view_as(parameter)
+            self._grads.append(self.grad[span].view_as(parameter))
+
+    def backward(self, loss: Tensor) -> None:
+        """Put the gradient of `loss` in `grad`; a parameter the loss does not reach gets 0."""
+        grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        torch._foreach_copy_(self._grads, grads)
+
+    def clip_(self, max_norm: float) -> Tensor:
+        """Scale `grad` down to `max_norm` if it is longer; returns its length before."""
+        norm = torch.linalg.vector_norm(self.grad)
+        self.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm

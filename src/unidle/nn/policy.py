@@ -1,0 +1,100 @@
+"""Actor and critic over one encoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from unidle.config import Recipe
+from unidle.nn.encoder import CustomEncoder, Encoder
+from unidle.nn.trunks import RecurrentCore, mlp, orthogonal
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.distribution import ActionDistribution, Params
+from unidle.spaces.observations import RowLayout
+
+NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
+
+
+class Policy(nn.Module):
+    """Rows of observations → what to do (`Params`) and what it is worth (value)."""
+
+    def __init__(
+        self, rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+    ) -> None:
+        super().__init__()
+        self._rows = rows
+        self.distribution = ActionDistribution(actions)
+        if network is None:
+            self.encoder = Encoder(rows, recipe.normalize_obs)
+        else:
+            self.encoder = CustomEncoder(rows, recipe.normalize_obs, network(rows.space, actions.space))
+        n_features = self.encoder.n_features
+        self.core: RecurrentCore | None = None
+        if recipe.recurrent != "none":
+            self.core = RecurrentCore(recipe.recurrent, n_features, recipe.recurrent_size)
+            n_features = self.core.size
+        arch, activation = recipe.network_arch, recipe.activation
+        self.actor_trunk = mlp(n_features, arch, activation)
+        self.critic_trunk = None if recipe.share_trunk else mlp(n_features, arch, activation)
+        n_latent = arch[-1] if arch else n_features
+        # A small gain: the first policy is nearly uniform, whatever the observation.
+        self.actor_head = orthogonal(nn.Linear(n_latent, self.distribution.n_logits + self.distribution.reals), 0.01)
+        self.critic_head = orthogonal(nn.Linear(n_latent, 1), 1.0)
+        self.log_std = nn.Parameter(torch.full((self.distribution.reals,), recipe.log_std_init))
+
+    @property
+    def state_size(self) -> int:
+        """Entries of the recurrent state per environment; 0 without recurrence."""
+        return self.core.state_size if self.core else 0
+
+    def _params(self, latent: Tensor, rows: Tensor) -> Params:
+        out = self.actor_head(latent)
+        logits, mean = out.split((self.distribution.n_logits, self.distribution.reals), -1)
+        if self._rows.mask_width:
+            start = self._rows.mask_offset
+            logits = self.distribution.masked(logits, rows[..., start : start + self._rows.mask_width])
+        return Params(logits, mean, self.log_std)
+
+    def _value(self, features: Tensor, actor_latent: Tensor | None = None) -> Tensor:
+        if self.critic_trunk is not None:
+            latent = self.critic_trunk(features)
+        else:
+            latent = actor_latent if actor_latent is not None else self.actor_trunk(features)
+        value: Tensor = self.critic_head(latent).squeeze(-1)
+        return value
+
+    def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
+        """The actor alone, one step: rows [n, row_bytes], recurrent state [n, S] → params, state after."""
+        features = self.encoder(rows)
+        if self.core is not None:
+            assert state is not None
+            state = self.core.step(features, state)
+            features = state[:, : self.core.size]
+        return self._params(self.actor_trunk(features), rows), state
+
+    def value(self, rows: Tensor, state: Tensor | None = None) -> Tensor:
+        """The critic alone: rows [n, row_bytes] (seen in recurrent state [n, S]) → [n]."""
+        features = self.encoder(rows)
+        if self.core is not None:
+            assert state is not None
+            features = self.core.step(features, state)[:, : self.core.size]
+        return self._value(features)
+
+    def forward(self, rows: Tensor, starts: Tensor | None = None, state: Tensor | None = None) -> tuple[Params, Tensor]:
+        """Actor and critic over sequences: rows [n, L, row_bytes], episode starts [n, L], state [n, S] → params, value [n, L]."""
+        features = self.encoder(rows)
+        if self.core is not None:
+            assert starts is not None
+            assert state is not None
+            features = self.core(features, starts, state)
+        latent = self.actor_trunk(features)
+        return self._params(latent, rows), self._value(features, latent)
+
+
+def n_parameters(module: nn.Module) -> int:
+    """How many numbers are learned."""
+    return sum(math.prod(p.shape) for p in module.parameters())

@@ -1,0 +1,1 @@
+"""What a run tells people: live progress, closing summary, report page."""

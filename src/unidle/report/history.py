@@ -1,0 +1,132 @@
+"""What a run folder tells about its run: the settings, the records, and the figures drawn from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unidle.config.schema import read_yaml
+from unidle.journal import read_records
+
+Record = dict[str, Any]
+
+SECTIONS = ("recipe", "engine", "run")
+TIME_PARTS = ("environment", "inference", "learn", "evaluate", "checkpoint", "other")
+
+
+@dataclass(frozen=True)
+class History:
+    """A run so far. Only what is in its files; a figure that they do not hold is None."""
+
+    folder: Path
+    config: dict[str, dict[str, Any]]  # section → setting → value
+    iterations: list[Record]
+    evaluations: list[Record]
+
+    @property
+    def name(self) -> str:
+        """The name the user gave the run, else that of its folder."""
+        return str(self.setting("run", "run_name") or self.folder.resolve().name)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return max((int(r["step"]) for r in (*self.iterations, *self.evaluations)), default=0)
+
+    @property
+    def wall(self) -> float:
+        """Seconds of training so far."""
+        return max(
+            (number(r, "wall") or 0.0 for r in (*self.iterations, *self.evaluations)), default=0.0
+        )
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Mean over all training time, evaluations and checkpoints included."""
+        if not self.iterations:
+            return None
+        wall = number(self.iterations[-1], "wall")
+        return int(self.iterations[-1]["step"]) / wall if wall else None
+
+    @property
+    def training_return(self) -> float | None:
+        """Mean return of the latest 100 training episodes."""
+        found = (number(r, "rollout/return_mean") for r in reversed(self.iterations))
+        return next((value for value in found if value is not None), None)
+
+    @property
+    def final_evaluation(self) -> Record | None:
+        """The latest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    @property
+    def best_evaluation(self) -> Record | None:
+        """The evaluation with the highest mean return, the earlier one of equals."""
+        return max(self.evaluations, key=lambda r: float(r["eval/return_mean"]), default=None)
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Which share of the time so far each part took; sums to 1, or is empty."""
+        return time_shares(self.iterations[-1]) if self.iterations else {}
+
+    def setting(self, section: str, name: str) -> Any:
+        """A value of `config.yaml`, or None."""
+        return self.config[section].get(name)
+
+
+def read_history(folder: Path) -> History:
+    """The history of a run folder; a UsageError if there is no `config.yaml` in it."""
+    tree = read_yaml(folder / "config.yaml")
+    sections = {name: tree.get(name) for name in SECTIONS}
+    records = [r for r in read_records(folder / "metrics.jsonl") if number(r, "step") is not None]
+    return History(
+        folder=folder,
+        config={name: part if isinstance(part, dict) else {} for name, part in sections.items()},
+        iterations=[r for r in records if r.get("kind") == "iteration"],
+        evaluations=[
+            r
+            for r in records
+            if r.get("kind") == "evaluation" and number(r, "eval/return_mean") is not None
+        ],
+    )
+
+
+def number(record: Record, key: str) -> float | None:
+    """The finite number under `key`, or None."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def time_shares(record: Record, since: Record | None = None) -> dict[str, float]:
+    """Share of each part in the time up to `record`, or between `since` and it.
+
+    Time that no part accounts for is shown as such, not spread over the others.
+    """
+    before = since or {}
+    seconds = {
+        part: max(0.0, now - (number(before, f"time/{part}") or 0.0))
+        for part in TIME_PARTS
+        if (now := number(record, f"time/{part}")) is not None
+    }
+    known = sum(seconds.values())
+    wall = (number(record, "wall") or 0.0) - (number(before, "wall") or 0.0)
+    if known and wall > 1.01 * known:  # the parts are read a moment before the wall clock
+        seconds["unattributed"] = wall - known
+    total = sum(seconds.values())
+    return {part: value / total for part, value in seconds.items()} if total else {}
+
+
+def time_shares_over(
+    iterations: list[Record], windows: int = 60
+) -> list[tuple[Record, dict[str, float]]]:
+    """`time_shares` of at most `windows` stretches of the run, each with the record that ends it."""
+    stride = max(1, math.ceil(len(iterations) / windows))
+    ends = iterations[::-1][::stride][::-1]  # counted from the end, so that the latest record is in
+    befores = [None, *ends[:-1]]
+    return [
+        (end, shares) for before, end in zip(befores, ends) if (shares := time_shares(end, before))
+    ]

@@ -1,0 +1,277 @@
+"""The report page of a run: one file, no scripts, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
+from unidle.report.style import CSS
+from unidle.report.svg import Reference, Series, line_chart, stacked_bar
+from unidle.report.wording import duration, percent, score, score_with_spread, short_number
+
+_SMALL = (380, 270)
+_TIME_UNITS = (
+    (2 * 3600.0, 3600.0, "h"),
+    (120.0, 60.0, "min"),
+    (0.0, 1.0, "s"),
+)  # from, seconds, name
+_LEARNING = {  # metric → title, meaning
+    "train/policy_loss": ("Policy loss", "clipped surrogate"),
+    "train/value_loss": ("Value loss", "squared error of the returns"),
+    "train/entropy": ("Entropy", "nats per action"),
+    "train/approx_kl": ("Approximate KL", "nats from the policy that collected"),
+    "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
+    "train/explained_variance": ("Explained variance", "of the returns, by the values; 1 is best"),
+}
+_MEANING = {
+    "recipe": "what changes learning",
+    "engine": "what changes only speed",
+    "run": "what, how long, where",
+}
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder, from its `config.yaml` and `metrics.jsonl` alone."""
+    page = _page(read_history(folder))
+    path = folder / "report.html"
+    fresh = folder / "report.html.tmp"
+    fresh.write_text(page, encoding="utf-8")
+    os.replace(fresh, path)  # a browser that reloads meanwhile never sees half a page
+    return path
+
+
+def _page(history: History) -> str:
+    sections = [_heading(history), _figures(history)]
+    if history.iterations or history.evaluations:
+        sections += [_returns(history), _speed(history), _learning(history)]
+    else:
+        sections.append('<p class="note">No iteration has been recorded yet.</p>')
+    sections.append(_config(history))
+    source = escape(str(history.folder.resolve()))
+    body = "\n".join(filter(None, sections))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(history.name)} · unidle</title>
+<style>{CSS}</style>
+</head>
+<body>
+<main>
+{body}
+<footer>Drawn from config.yaml and metrics.jsonl in {source}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _heading(history: History) -> str:
+    facts = {
+        "environment": history.setting("run", "env"),
+        "algorithm": history.setting("recipe", "algo"),
+        "preset": history.setting("run", "preset"),
+        "seed": history.setting("run", "seed"),
+        "device": history.setting("engine", "device"),
+    }
+    shown = "".join(
+        f"<span>{name} <b>{escape(str(value))}</b></span>"
+        for name, value in facts.items()
+        if value is not None
+    )
+    return (
+        f'<header><div class="brand">unidle run report</div><h1>{escape(history.name)}</h1>'
+        f'<p class="facts">{shown}</p></header>'
+    )
+
+
+def _figures(history: History) -> str:
+    final, best = history.final_evaluation, history.best_evaluation
+    total = history.setting("run", "timesteps")
+    progress = ""
+    if isinstance(total, int) and total > 0:
+        progress = f"{percent(history.steps / total)} of {short_number(total)}"
+    speed, training = history.steps_per_second, history.training_return
+    figures = [
+        ("Steps", f"{history.steps:,}", progress),
+        ("Wall time", duration(history.wall), ""),
+        (
+            "Steps per second",
+            "–" if speed is None else short_number(speed),
+            "mean of the whole run",
+        ),
+        ("Best evaluation", *_evaluation_figure(best)),
+        ("Final evaluation", *_evaluation_figure(final)),
+        ("Training return", "–" if training is None else score(training), "last 100 episodes"),
+    ]
+    cells = "".join(
+        f'<div><dt>{name}</dt><dd class="value">{escape(value)}</dd><dd class="detail">{escape(detail)}</dd></div>'
+        for name, value, detail in figures
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _evaluation_figure(record: Record | None) -> tuple[str, str]:
+    if record is None:
+        return "–", "none yet"
+    std = number(record, "eval/return_std")
+    spread = "" if std is None else f"± {score(std)} "
+    return score(
+        float(record["eval/return_mean"])
+    ), f"{spread}at step {short_number(record['step'])}"
+
+
+def _returns(history: History) -> str:
+    target = history.setting("run", "target_return")
+    reference = Reference(float(target), "target") if isinstance(target, (int, float)) else None
+    seconds, unit = _time_unit(history.wall)
+    charts = [
+        line_chart(
+            title,
+            _return_series(history, key, scale),
+            label,
+            "return per episode",
+            reference=reference,
+        )
+        for title, key, scale, label in (
+            ("Return against steps", "step", 1.0, "environment steps"),
+            ("Return against wall time", "wall", seconds, f"wall time ({unit})"),
+        )
+    ]
+    return _section("Return", "evaluations are shaded by one standard deviation", "two", charts)
+
+
+def _return_series(history: History, key: str, scale: float) -> list[Series]:
+    evaluations = [r for r in history.evaluations if number(r, key) is not None]
+    means = [number(r, "eval/return_mean") or 0.0 for r in evaluations]
+    spreads = [number(r, "eval/return_std") or 0.0 for r in evaluations]
+    return [
+        _series(
+            "training, last 100 episodes", history.iterations, "rollout/return_mean", key, scale
+        ),
+        Series(
+            "evaluation",
+            [r[key] / scale for r in evaluations],
+            means,
+            low=[mean - std for mean, std in zip(means, spreads)],
+            high=[mean + std for mean, std in zip(means, spreads)],
+        ),
+    ]
+
+
+def _speed(history: History) -> str:
+    windows = time_shares_over(history.iterations)
+    parts = list(dict.fromkeys(part for _, shares in windows for part in shares))
+    steps = [float(record["step"]) for record, _ in windows]
+    layers = [
+        Series(part, steps, [shares.get(part, 0.0) for _, shares in windows]) for part in parts
+    ]
+    rate = _series("steps per second", history.iterations, "rollout/steps_per_second")
+    charts = [
+        line_chart(
+            "Steps per second",
+            [rate],
+            "environment steps",
+            "steps/s",
+            size=_SMALL,
+            from_zero=True,
+            smooth=True,
+        ),
+        stacked_bar("Where the time went", history.time_shares, size=_SMALL),
+        line_chart(
+            "Where it went over time",
+            layers,
+            "environment steps",
+            "share of wall time",
+            size=_SMALL,
+            stacked=True,
+            as_percent=True,
+        ),
+    ]
+    return _section("Speed", "", "three", charts)
+
+
+def _learning(history: History) -> str:
+    limit = history.setting("recipe", "target_kl")
+    references = (
+        {"train/approx_kl": Reference(float(limit), "target_kl")}
+        if isinstance(limit, (int, float))
+        else {}
+    )
+    charts = [
+        line_chart(
+            title,
+            [_series(title, history.iterations, key)],
+            "environment steps",
+            meaning,
+            size=_SMALL,
+            reference=references.get(key),
+            smooth=True,
+        )
+        for key, (title, meaning) in _LEARNING.items()
+        if any(key in record for record in history.iterations)
+    ]
+    return (
+        _section("Learning", "faint: each iteration; bold: their running mean", "three", charts)
+        if charts
+        else ""
+    )
+
+
+def _config(history: History) -> str:
+    recipe, engine, run = (_settings(section, history.config[section]) for section in SECTIONS)
+    return (
+        '<section><h2>Config<small>config.yaml of this run</small></h2><div class="grid config">'
+        f'{recipe}<div class="grid">{engine}{run}</div></div></section>'
+    )
+
+
+def _settings(section: str, settings: dict[str, Any]) -> str:
+    """A card of settings. The recipe is long and wide, so its table comes in two halves."""
+    rows = [
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_setting(value))}</td></tr>'
+        for name, value in settings.items()
+    ]
+    half = (len(rows) + 1) // 2 if section == "recipe" else len(rows)
+    tables = "".join(
+        f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]) if part
+    )
+    layout = "halves" if section == "recipe" else ""
+    heading = f"<h3>{section}<small>{_MEANING[section]}</small></h3>"
+    return f'<div class="card">{heading}<div class="{layout}">{tables}</div></div>'
+
+
+def _setting(value: Any) -> str:
+    """A value as YAML writes it on one line."""
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+        .removesuffix("...\n")
+        .strip()
+    )
+
+
+def _series(
+    name: str, records: list[Record], key: str, x_key: str = "step", x_scale: float = 1.0
+) -> Series:
+    placed = [(x / x_scale, number(r, key)) for r in records if (x := number(r, x_key)) is not None]
+    return Series(name, [x for x, _ in placed], [y for _, y in placed])
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    """The unit in which a time axis up to `longest` seconds reads best: its seconds and its name."""
+    return next((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start)
+
+
+def _section(title: str, remark: str, columns: str, cards: list[str]) -> str:
+    note = f"<small>{escape(remark)}</small>" if remark else ""
+    inner = "\n".join(f'<div class="card">{card}</div>' for card in cards)
+    return (
+        f'<section><h2>{title}{note}</h2>\n<div class="grid {columns}">\n{inner}\n</div></section>'
+    )

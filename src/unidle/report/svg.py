@@ -1,0 +1,313 @@
+"""Charts as inline SVG, with nothing but the standard library; colours come from the CSS of `style.py`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from unidle.report.axis import Axis, fit_axis, plottable, running_mean, thin
+from unidle.report.wording import percent, short_number
+
+Values = Sequence[float | None]
+
+COLOURS = 7  # of the palette in `style.py`; a chart with more series repeats them
+_DRAWN_POINTS = 1000  # per line; more cannot be told apart on a screen
+_HOVER_STRIPS = 100  # per chart; each costs a few hundred bytes
+_SMOOTH_FROM = 100  # points; a shorter series is legible as it is
+_DOTTED_BELOW = 80  # a series of fewer points shows them as dots
+_CHARACTER = 6.3  # mean width of one in the labels' font; SVG cannot measure text
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: None, NaN and infinity in `y` are gaps. `low` and `high` bound a shaded band."""
+
+    name: str
+    x: Sequence[float]
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(plottable(value) for value in self.y)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A horizontal line to compare with, such as a target."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where the plot lies in the picture, and the axes that map values into it."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_axis: Axis
+    y_axis: Axis
+
+    def x(self, value: float) -> float:
+        return self.left + self.x_axis.fraction(value) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        return self.bottom - self.y_axis.fraction(value) * (self.bottom - self.top)
+
+
+def line_chart(
+    title: str,
+    series: list[Series],
+    x_label: str,
+    y_label: str,
+    *,
+    size: tuple[int, int] = (500, 300),
+    reference: Reference | None = None,
+    from_zero: bool = False,
+    stacked: bool = False,
+    as_percent: bool = False,
+    smooth: bool = False,
+) -> str:
+    """An `<svg>` of `series` over x from 0.
+
+    `from_zero` shows y = 0, `stacked` fills the series one on another, and `smooth` draws long ones faintly
+    under their running mean over a fiftieth of the points.
+    """
+    width, height = size
+    drawn = _stack(series) if stacked else series
+    named = [(i, s.name) for i, s in enumerate(series) if not s.is_empty]
+    legend, legend_height = _legend(named, width) if len(series) > 1 else ("", 0)
+    head = _text(2, 17, title, "chart-title") + legend
+    if not named:
+        empty = _text(width / 2, height / 2 + 10, "no data yet", "chart-empty", anchor="middle")
+        return _svg(title, size, head + empty)
+
+    bounds: list[float | None] = [reference.y] if reference else []
+    for line in drawn:
+        bounds += [*line.y, *(line.low or ()), *(line.high or ())]
+    y_axis = fit_axis(
+        bounds, count=5, from_zero=from_zero or stacked, margin=0.0 if stacked else 0.06
+    )
+    labels = [percent(tick) if as_percent else y_axis.label(tick) for tick in y_axis.ticks]
+    frame = _Frame(
+        left=max(28.0, 10 + _CHARACTER * max(map(len, labels))),
+        right=width - 12,
+        top=54 + legend_height,
+        bottom=height - 40,
+        x_axis=fit_axis((x for s in series for x in s.x), count=width // 75, from_zero=True),
+        y_axis=y_axis,
+    )
+    body = [head, _text(2, frame.top - 15, y_label, "chart-label"), _axes(frame, labels, x_label)]
+    body += [_band(frame, line, i, "area" if stacked else "band") for i, line in enumerate(drawn)]
+    body += [_line(frame, line, i, smooth) for i, line in enumerate(drawn)]
+    if reference:
+        body.append(_reference(frame, reference))
+    body.append(_hover(frame, series, drawn, x_label, as_percent))
+    return _svg(title, size, "".join(body))
+
+
+def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] = (380, 270)) -> str:
+    """An `<svg>` of one bar cut in `shares` (they sum to 1), with a line for each below it."""
+    width, height = size
+    body = [_text(2, 17, title, "chart-title")]
+    if not shares:
+        body.append(
+            _text(width / 2, height / 2 + 10, "no data yet", "chart-empty", anchor="middle")
+        )
+    left, top, bar = 2.0, 36, 26
+    row = min(26.0, (height - top - bar - 14) / max(1, len(shares)))
+    for i, (name, share) in enumerate(shares.items()):
+        part = share * (width - 4)
+        hint = f"<title>{escape(name)}: {percent(share)}</title>"
+        # A hairline of background parts neighbours, for eyes that cannot tell their colours.
+        body.append(
+            f'<rect class="fill c{i % COLOURS}" x="{left:.1f}" y="{top}" '
+            f'width="{max(0.0, part - 1.5):.1f}" height="{bar}" rx="2">{hint}</rect>'
+        )
+        left += part
+        y = top + bar + 12 + (i + 0.5) * row
+        body.append(
+            f'<rect class="fill c{i % COLOURS}" x="2" y="{y - 5:.1f}" width="10" height="10" rx="2"/>'
+        )
+        body.append(_text(20, y + 4, name, "chart-name"))
+        body.append(_text(width - 2, y + 4, percent(share), "chart-figure", anchor="end"))
+    return _svg(title, size, "".join(body))
+
+
+def _stack(series: list[Series]) -> list[Series]:
+    """Each series on top of the one before it, as a band. All must share their x."""
+    floor = [0.0] * len(series[0].x) if series else []
+    layers = []
+    for line in series:
+        top = [below + (y if plottable(y) else 0.0) for below, y in zip(floor, line.y)]
+        layers.append(Series(line.name, line.x, top, low=floor, high=top))
+        floor = top
+    return layers
+
+
+def _legend(named: list[tuple[int, str]], width: int) -> tuple[str, int]:
+    """Swatches and names in rows, and the height they take."""
+    parts, x, y = [], 2.0, 40
+    for i, name in named:
+        needed = 18 + _CHARACTER * len(name) + 12
+        if x > 2 and x + needed > width:
+            x, y = 2.0, y + 18
+        parts.append(
+            f'<rect class="fill c{i % COLOURS}" x="{x:.1f}" y="{y - 9}" width="10" height="10" rx="2"/>'
+        )
+        parts.append(_text(x + 15, y, name, "chart-name"))
+        x += needed
+    return "".join(parts), y - 16 if named else 0
+
+
+def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
+    parts = [_rule(frame.left, frame.bottom, frame.right, frame.bottom, "chart-zero")]
+    for tick, label in zip(frame.y_axis.ticks, y_labels):
+        y = frame.y(tick)
+        kind = "chart-zero" if tick == 0 else "chart-grid"
+        parts.append(_rule(frame.left, y, frame.right, y, kind))
+        parts.append(_text(frame.left - 7, y + 4, label, "chart-tick", anchor="end"))
+    for tick in frame.x_axis.ticks:
+        x = frame.x(tick)
+        parts.append(_rule(x, frame.bottom, x, frame.bottom + 4, "chart-zero"))
+        label = frame.x_axis.label(tick)
+        # A label at the right end would stick out of the picture.
+        overhang = x + _CHARACTER * len(label) / 2 - frame.right - 10
+        parts.append(
+            _text(x - max(0.0, overhang), frame.bottom + 17, label, "chart-tick", anchor="middle")
+        )
+    middle = (frame.left + frame.right) / 2
+    parts.append(_text(middle, frame.bottom + 35, x_label, "chart-label", anchor="middle"))
+    return "".join(parts)
+
+
+def _line(frame: _Frame, line: Series, index: int, smooth: bool) -> str:
+    colour = f"c{index % COLOURS}"
+    if not smooth or len(line.y) < _SMOOTH_FROM:
+        return _path(frame, line.x, line.y, f"line {colour}")
+    mean = running_mean(line.y, len(line.y) // 50)
+    return _path(frame, line.x, line.y, f"line faint {colour}") + _path(
+        frame, line.x, mean, f"line {colour}"
+    )
+
+
+def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
+    path, pen = [], "M"
+    for i in thin(ys, _DRAWN_POINTS):
+        y = ys[i]
+        if not plottable(y):
+            pen = "M"
+            continue
+        at = f"{frame.x(xs[i]):.1f},{frame.y(y):.1f}"
+        # A point alone between two gaps is a line to itself: round caps make it a dot.
+        path.append(f"M{at}L{at}" if pen == "M" else f"L{at}")
+        pen = "L"
+    return f'<path class="{kind}" d="{"".join(path)}"/>' if path else ""
+
+
+def _band(frame: _Frame, line: Series, index: int, kind: str) -> str:
+    if line.low is None or line.high is None:
+        return ""
+    outlines: list[list[tuple[float, float, float]]] = [
+        []
+    ]  # one per stretch without gaps: x, low, high
+    for i in thin(line.y, _DRAWN_POINTS):
+        low, high = line.low[i], line.high[i]
+        if plottable(low) and plottable(high) and plottable(line.y[i]):
+            outlines[-1].append((frame.x(line.x[i]), frame.y(low), frame.y(high)))
+        elif outlines[-1]:
+            outlines.append([])
+    path = ""
+    for outline in filter(None, outlines):
+        around = [(x, high) for x, _, high in outline] + [
+            (x, low) for x, low, _ in reversed(outline)
+        ]
+        path += "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in around) + "Z"
+    return f'<path class="{kind} c{index % COLOURS}" d="{path}"/>' if path else ""
+
+
+def _reference(frame: _Frame, reference: Reference) -> str:
+    y = frame.y(reference.y)
+    above = y - 5 if y - 18 > frame.top else y + 14
+    return _rule(frame.left, y, frame.right, y, "chart-reference") + _text(
+        frame.left + 4, above, reference.label, "chart-reference-label"
+    )
+
+
+def _hover(
+    frame: _Frame, series: list[Series], drawn: list[Series], x_label: str, as_percent: bool
+) -> str:
+    """What the mouse finds: strips over the long series, then a dot on each point of the short ones."""
+    word = percent if as_percent else _value
+    strips, dots = [], []
+    long = [i for i, s in enumerate(series) if len(s.x) >= _DOTTED_BELOW]
+    if long:
+        x = series[long[0]].x
+        stride = -(-len(x) // _HOVER_STRIPS)
+        at = [frame.x(x[j]) for j in range(0, len(x), stride)]
+        edges = [frame.left, *((a + b) / 2 for a, b in zip(at, at[1:])), frame.right]
+        for k, j in enumerate(range(0, len(x), stride)):
+            near = [(i, min(bisect_left(series[i].x, x[j]), len(series[i].x) - 1)) for i in long]
+            texts = [
+                f"{series[i].name}: {word(y)}" for i, n in near if plottable(y := series[i].y[n])
+            ]
+            if not texts:
+                continue
+            marks = "".join(
+                _dot(at[k], frame.y(y), i) for i, n in near if plottable(y := drawn[i].y[n])
+            )
+            strips.append(
+                f'<g class="hover"><rect x="{edges[k]:.1f}" y="{frame.top:.1f}" '
+                f'width="{max(0.0, edges[k + 1] - edges[k]):.1f}" height="{frame.bottom - frame.top:.1f}"/>'
+                f'<g class="cue">{_rule(at[k], frame.top, at[k], frame.bottom, "chart-zero")}{marks}</g>'
+                f"<title>{_tooltip(x[j], x_label, texts)}</title></g>"
+            )
+    for i, line in enumerate(drawn):
+        if i in long:
+            continue
+        for x_value, y, own in zip(line.x, line.y, series[i].y):
+            if plottable(y) and plottable(own):
+                tip = _tooltip(x_value, x_label, [f"{line.name}: {word(own)}"])
+                spot = _dot(frame.x(x_value), frame.y(y), i)
+                dots.append(f'<g class="spot">{spot}<title>{tip}</title></g>')
+    return "".join(strips + dots)
+
+
+def _tooltip(x: float, x_label: str, lines: list[str]) -> str:
+    return escape("\n".join([f"{x_label}: {_value(x)}", *lines]))
+
+
+def _value(value: float) -> str:
+    return (
+        f"{value:,.0f}"
+        if float(value).is_integer() and abs(value) < 1e15
+        else short_number(value, 5)
+    )
+
+
+def _dot(x: float, y: float, index: int) -> str:
+    return f'<circle class="dot c{index % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    )
+
+
+def _svg(title: str, size: tuple[int, int], body: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" aria-label="{escape(title)}" '
+        f'viewBox="0 0 {size[0]} {size[1]}">{body}</svg>'
+    )

@@ -1,0 +1,49 @@
+"""The closing summary of a run, for the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from unidle.report.history import Record, number, read_history
+from unidle.report.wording import duration, percent, score, score_with_spread, short_number
+
+
+def print_summary(
+    console: Console, folder: Path, *, report: Path | None = None, checkpoint: Path | None = None
+) -> None:
+    """Print what the files of a run folder say about the run, and where its results lie."""
+    history = read_history(folder)
+    training, speed = history.training_return, history.steps_per_second
+    shares = "  ".join(f"{part} {percent(share)}" for part, share in history.time_shares.items())
+    facts = {
+        "steps": f"{history.steps:,} in {duration(history.wall)}",
+        "speed": f"{short_number(speed)} steps/s, mean of the whole run" if speed else None,
+        "training return": f"{score(training)}, last 100 episodes"
+        if training is not None
+        else None,
+        "best evaluation": _evaluation(history.best_evaluation),
+        "final evaluation": _evaluation(history.final_evaluation),
+        "time": shares or None,
+        "report": str(report) if report else None,
+        "checkpoint": str(checkpoint) if checkpoint else None,
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")  # a path must stay whole to be copied
+    for name, value in facts.items():
+        if value is not None:
+            table.add_row(name, Text(value))
+    console.print()
+    console.print(Text(history.name, style="bold"))
+    console.print(table)
+
+
+def _evaluation(record: Record | None) -> str | None:
+    if record is None:
+        return None
+    mean = score_with_spread(float(record["eval/return_mean"]), number(record, "eval/return_std"))
+    return f"{mean} at step {short_number(record['step'])}"

@@ -1,0 +1,227 @@
+"""Any action space as categorical heads and real dimensions.
+
+Every supported action space is a product of two kinds of choice:
+
+    Discrete(n)            one head of n categories
+    MultiDiscrete(nvec)    one head per entry of nvec, whatever its shape
+    MultiBinary(n)         n heads of 2 categories
+    Box                    one real dimension per entry (or, with `--discretize K`, one head of K bins)
+    Dict, Tuple            their parts, one after the other
+
+so a flat action is one row of float32, the heads' categories first, then the reals. Only NumPy here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from unidle.errors import UsageError
+from unidle.spaces.observations import MASK, Path, describe_path
+
+
+@dataclass(frozen=True)
+class Part:
+    """One leaf of the action space and the columns of the flat row that are its own."""
+
+    path: Path
+    space: spaces.Space
+    columns: slice
+    bins: np.ndarray | None  # [bins, *shape] the value of each bin, when a Box is discretised
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """How a flat action row [heads + reals] becomes an action of the space and back."""
+
+    space: spaces.Space
+    parts: tuple[Part, ...]
+    nvec: tuple[int, ...]  # categories of each head
+    low: np.ndarray  # [reals] float32, rounded inwards so that a clipped action is inside the space
+    high: np.ndarray
+
+    @staticmethod
+    def of(space: spaces.Space, discretize: int | None = None) -> ActionLayout:
+        """Lay out `space`; UsageError names the part that is not supported."""
+        leaves = _walk(space, ())
+        heads = [(path, leaf) for path, leaf in leaves if discretize or not isinstance(leaf, spaces.Box)]
+        reals = [(path, leaf) for path, leaf in leaves if not discretize and isinstance(leaf, spaces.Box)]
+        parts: list[Part] = []
+        nvec: list[int] = []
+        for path, leaf in heads:
+            sizes, bins = _categories(leaf, path, discretize)
+            parts.append(Part(path, leaf, slice(len(nvec), len(nvec) + len(sizes)), bins))
+            nvec += sizes
+        lows, highs, start = [np.zeros(0)], [np.zeros(0)], len(nvec)
+        for path, leaf in reals:
+            size = int(np.prod(leaf.shape, dtype=np.int64))
+            parts.append(Part(path, leaf, slice(start, start + size), None))
+            lows.append(np.asarray(leaf.low, np.float64).ravel())
+            highs.append(np.asarray(leaf.high, np.float64).ravel())
+            start += size
+        if start == 0:
+            raise UsageError("The action space is empty: there is nothing to learn; give it at least one action.")
+        low, high = np.concatenate(lows), np.concatenate(highs)
+        return ActionLayout(space, tuple(parts), tuple(nvec), _round_up(low), -_round_up(-high))
+
+    @property
+    def heads(self) -> int:
+        """Number of categorical choices."""
+        return len(self.nvec)
+
+    @property
+    def reals(self) -> int:
+        """Number of real dimensions."""
+        return len(self.low)
+
+    @property
+    def width(self) -> int:
+        """Columns of a flat action."""
+        return self.heads + self.reals
+
+    @property
+    def mask_width(self) -> int:
+        """Entries of a full action mask."""
+        return sum(self.nvec)
+
+    def decode(self, row: np.ndarray) -> Any:
+        """The action of the space that a flat row (categories, and reals inside the bounds) stands for."""
+        if not self.parts[0].path:
+            return _decode_part(self.parts[0], row)
+        return _rebuild(self.space, (), {part.path: _decode_part(part, row) for part in self.parts})
+
+    def encode(self, action: Any) -> np.ndarray:
+        """The flat row of an action of the space."""
+        row = np.zeros(self.width, np.float32)
+        for part in self.parts:
+            value = action
+            for key in part.path:
+                value = value[key]
+            row[part.columns] = _encode_part(part, value)
+        return row
+
+    def flatten_mask(self, mask: Any) -> np.ndarray:
+        """A user's action mask as [mask_width] uint8, heads one after the other.
+
+        Taken as: one array of all entries in order; an array or tuple per head; for MultiBinary, one entry per bit that
+        says whether it may be set; for Dict and Tuple spaces, the same structure with masks as leaves.
+        """
+        if isinstance(mask, (dict, tuple, list)) and self.parts[0].path:
+            flat = [_mask_of_part(part, self._nvec_of(part), _follow(mask, part.path)) for part in self.parts]
+            flat = [entry for entry in flat if entry.size]
+            return np.concatenate(flat)
+        if len(self.parts) == 1:
+            return _mask_of_part(self.parts[0], self.nvec, mask)
+        return _mask_entries(mask, self.mask_width)
+
+    def _nvec_of(self, part: Part) -> tuple[int, ...]:
+        return self.nvec[part.columns]
+
+    def empty_head(self, mask: np.ndarray) -> int | None:
+        """The first head for which a flat mask allows nothing, or None."""
+        allowed = np.add.reduceat(mask, self._head_starts()) if self.nvec else np.ones(1)
+        empty = np.flatnonzero(allowed == 0)
+        return int(empty[0]) if empty.size else None
+
+    def _head_starts(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.nvec)[:-1]]).astype(np.int64)
+
+
+def _walk(space: spaces.Space, path: Path) -> list[tuple[Path, Any]]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in _walk(part, (*path, key))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for index, part in enumerate(space.spaces) for leaf in _walk(part, (*path, index))]
+    supported = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
+    if not isinstance(space, supported):
+        raise UsageError(
+            f"{describe_path('action', path)} is a {type(space).__name__} space, for which there is no policy; "
+            "wrap the environment so that it becomes Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple."
+        )
+    return [(path, space)]
+
+
+def _categories(space: Any, path: Path, discretize: int | None) -> tuple[list[int], np.ndarray | None]:
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)], None
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.ravel()], None
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * int(np.prod(space.shape)), None
+    assert discretize is not None
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UsageError(
+            f"{describe_path('action', path)} has no finite bounds, so it cannot be cut into {discretize} bins; "
+            "leave out --discretize or bound the action space."
+        )
+    share = np.linspace(0, 1, discretize).reshape(-1, *[1] * len(space.shape))
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    values = np.clip((low * (1 - share) + high * share).astype(space.dtype), space.low, space.high)
+    return [discretize] * int(np.prod(space.shape, dtype=np.int64)), values
+
+
+def _round_up(bound: np.ndarray) -> np.ndarray:
+    """The smallest float32 that is not below `bound`."""
+    rounded = bound.astype(np.float32)
+    return np.where(rounded < bound, np.nextafter(rounded, np.float32(np.inf)), rounded).astype(np.float32)
+
+
+def _decode_part(part: Part, row: np.ndarray) -> Any:
+    space, values = part.space, row[part.columns]
+    if isinstance(space, spaces.Discrete):
+        return space.start + space.dtype.type(values[0])  # type: ignore[union-attr]
+    if isinstance(space, spaces.MultiDiscrete):
+        return values.astype(space.dtype).reshape(space.nvec.shape) + space.start
+    if part.bins is not None:
+        return np.take_along_axis(part.bins, values.astype(np.int64).reshape(1, *space.shape), 0)[0]  # type: ignore[misc]
+    if space.dtype.kind in "iu":  # type: ignore[union-attr]
+        values = np.rint(values)
+    return values.astype(space.dtype).reshape(space.shape)
+
+
+def _encode_part(part: Part, value: Any) -> np.ndarray:
+    space = part.space
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return np.ravel(np.asarray(value) - space.start)
+    if part.bins is not None:
+        return np.abs(part.bins.astype(np.float64) - np.asarray(value)).argmin(0).ravel()
+    return np.ravel(value)
+
+
+def _rebuild(space: spaces.Space, path: Path, values: dict[Path, Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _rebuild(part, (*path, key), values) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_rebuild(part, (*path, index), values) for index, part in enumerate(space.spaces))
+    return values[path]
+
+
+def _follow(mask: Any, path: Path) -> Any:
+    for key in path:
+        mask = None if mask is None else mask.get(key) if isinstance(mask, dict) else mask[key]
+    return mask
+
+
+def _mask_of_part(part: Part, nvec: tuple[int, ...], mask: Any) -> np.ndarray:
+    """A mask of one leaf as a flat array; None allows everything."""
+    width = sum(nvec)
+    if mask is None or not nvec:
+        return np.ones(width, np.uint8)
+    if isinstance(part.space, spaces.MultiBinary) and np.size(mask) == len(nvec):
+        bits = np.ravel(mask) != 0
+        return np.stack([np.ones_like(bits), bits], 1).ravel().astype(np.uint8)
+    if isinstance(mask, (tuple, list)):
+        mask = np.concatenate([_mask_of_part(part, nvec, None)[:0], *(np.ravel(entry) for entry in mask)])
+    return _mask_entries(mask, width)
+
+
+def _mask_entries(mask: Any, width: int) -> np.ndarray:
+    flat = (np.ravel(mask) != 0).astype(np.uint8)
+    if flat.size != width:
+        raise UsageError(
+            f"{MASK} has {flat.size} entries where the action space has {width} (all heads one after the other); mend the mask."
+        )
+    return flat

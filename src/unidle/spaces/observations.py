@@ -1,0 +1,186 @@
+"""Any observation space as one row of bytes.
+
+An observation, whatever its structure, is packed into a row of fixed length: each leaf of the space (Box, Discrete,
+MultiDiscrete, MultiBinary) has its own field, and an action mask is one more field. So a batch of observations of any
+space is one tensor, [.., row_bytes] uint8, that is copied to the device once and indexed once per minibatch.
+
+    {"camera": Box(uint8, 84×84×3), "speed": Box(float32, 2), "gear": Discrete(5)}
+    row: | camera 21168 B | gear 4 B + pad | speed 8 B |        every field starts at a multiple of 8
+
+Only NumPy here: worker processes use it without loading torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from unidle.errors import UsageError
+
+Path = tuple[str | int, ...]
+MASK = "action_mask"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One field of the row."""
+
+    path: Path  # where it stands in the observation: ("sensors", 0)
+    space: spaces.Space
+    dtype: np.dtype  # as stored: float64 is kept as float32, Discrete as int32
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the row
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the field without padding."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def is_image(self) -> bool:
+        """Whether a CNN should look at it."""
+        space = self.space
+        return isinstance(space, spaces.Box) and space.dtype == np.uint8 and image_axes(space.shape) is not None
+
+
+def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """(channels, height, width) of a picture of this shape, channels first or last, or none; None if it is no picture."""
+    if len(shape) == 2 and min(shape) >= 8:
+        return 1, *shape
+    if len(shape) != 3:
+        return None
+    first, last = shape[0], shape[2]
+    channels, height, width = (first, *shape[1:]) if first < last else (last, *shape[:2])
+    return (channels, height, width) if min(height, width) >= 8 else None
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where each leaf of an observation space lies in a row, and how to get it in and out."""
+
+    space: spaces.Space
+    leaves: tuple[Leaf, ...]
+    mask_offset: int  # where the action mask starts; == its end when there is none
+    mask_width: int
+    mask_key: str | None  # the mask is a key of the Dict observation rather than of info
+    row_bytes: int
+
+    @staticmethod
+    def of(space: spaces.Space, mask_width: int = 0) -> RowLayout:
+        """Lay out `space` with a mask of `mask_width` entries; UsageError if a part of the space has no tensor form."""
+        mask_key = MASK if mask_width and isinstance(space, spaces.Dict) and MASK in space.spaces else None
+        leaves, offset = [], 0
+        for path, leaf in _walk(space, ()):
+            if mask_key is not None and path == (mask_key,):
+                continue
+            dtype, shape = _storage(leaf, path)
+            leaves.append(Leaf(path, leaf, dtype, shape, offset))
+            offset = _aligned(offset + leaves[-1].nbytes)
+        return RowLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """The row as a NumPy record with one named field per leaf."""
+        fields: dict[str, list[Any]] = {"names": [], "formats": [], "offsets": []}
+        for index, leaf in enumerate(self.leaves):
+            fields["names"].append(str(index))
+            fields["formats"].append((leaf.dtype, leaf.shape))
+            fields["offsets"].append(leaf.offset)
+        if self.mask_width:
+            fields["names"].append(MASK)
+            fields["formats"].append((np.uint8, (self.mask_width,)))
+            fields["offsets"].append(self.mask_offset)
+        return np.dtype({**fields, "itemsize": self.row_bytes})  # type: ignore[call-overload,no-any-return]
+
+    def writer(self, rows: np.ndarray) -> Callable[[int, Any], None]:
+        """A function that packs an observation into row i of `rows` ([n, row_bytes] uint8), casting as it copies."""
+        records = rows.view(self.dtype).reshape(len(rows))
+        fields = [records[str(index)] for index in range(len(self.leaves))]
+        if len(fields) == 1 and not self.leaves[0].path:
+            only = fields[0]
+
+            def write_only(index: int, observation: Any) -> None:
+                only[index] = observation
+
+            return write_only
+
+        def write(index: int, observation: Any) -> None:
+            for leaf, view in zip(self.leaves, fields):
+                part = observation
+                for key in leaf.path:
+                    part = part[key]
+                view[index] = part
+
+        return write
+
+    def mask_view(self, rows: np.ndarray) -> np.ndarray:
+        """The masks of `rows` ([n, row_bytes] uint8), as [n, mask_width] uint8."""
+        return rows[:, self.mask_offset : self.mask_offset + self.mask_width]
+
+    def pack(self, observation: Any) -> np.ndarray:
+        """One observation as a new row [row_bytes]."""
+        rows = np.zeros((1, self.row_bytes), np.uint8)
+        self.writer(rows)(0, observation)
+        return rows[0]
+
+    def unpack(self, row: np.ndarray) -> Any:
+        """The observation in a row, in the structure and dtypes of the space."""
+        record = row.view(self.dtype)[0]
+        values = {leaf.path: record[str(i)] for i, leaf in enumerate(self.leaves)}
+        return _rebuild(self.space, (), values)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // 8) * 8
+
+
+def _walk(space: spaces.Space, path: Path) -> list[tuple[Path, spaces.Space]]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in _walk(part, (*path, key))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for index, part in enumerate(space.spaces) for leaf in _walk(part, (*path, index))]
+    return [(path, space)]
+
+
+def describe_path(what: str, path: Path) -> str:
+    """observation, ("sensors", 0) → observation['sensors'][0]"""
+    return what + "".join(f"[{key!r}]" for key in path)
+
+
+def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]]:
+    """How a leaf is stored: the smallest dtype the learner wants that holds every value."""
+    if isinstance(space, spaces.Box):
+        if space.dtype.kind == "f":
+            return np.dtype(np.float32), space.shape
+        if space.dtype.itemsize == 1:
+            return np.dtype(np.uint8 if space.dtype == np.bool_ else space.dtype), space.shape
+        return np.dtype(np.int32 if space.dtype.itemsize <= 4 and space.dtype != np.uint32 else np.int64), space.shape
+    if isinstance(space, spaces.Discrete):
+        return np.dtype(np.int64 if abs(int(space.start)) + int(space.n) > 2**31 - 1 else np.int32), ()
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.dtype(np.int64 if int(np.max(space.nvec)) > 2**31 - 1 else np.int32), space.nvec.shape
+    if isinstance(space, spaces.MultiBinary):
+        return np.dtype(np.uint8), space.shape
+    raise UsageError(
+        f"{describe_path('observation', path)} is a {type(space).__name__} space, which has no fixed-size tensor form; "
+        "wrap the environment so that it becomes Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
+    )
+
+
+def _rebuild(space: spaces.Space, path: Path, values: dict[Path, Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {k: _rebuild(part, (*path, k), values) for k, part in space.spaces.items() if _has(values, (*path, k))}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_rebuild(part, (*path, i), values) for i, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(values[path])  # type: ignore[union-attr]
+    return np.asarray(values[path]).astype(space.dtype)
+
+
+def _has(values: dict[Path, Any], path: Path) -> bool:
+    return any(key[: len(path)] == path for key in values)
