@@ -23,7 +23,7 @@ class Journal:
         name: str = "",
         config: dict[str, Any] | None = None,
     ) -> None:
-        """Open the journal of a run folder at `step`: what was written past it is dropped (a resumed run writes it anew)."""
+        """Open a run folder's journal at `step`: what was written past it is dropped, for it will be written anew."""
         self._file = _reopen(folder / "metrics.jsonl", step)
         self._board: Any = None
         self._wandb: Any = None

@@ -90,7 +90,7 @@ class PPO:
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> dict[str, Tensor]:
-        """Learn from `rollout` at `progress` (0 to 1 of the run); returns metrics as tensors, read by whoever wants them."""
+        """Learn from `rollout` at `progress` (0 to 1 of the run); returns metrics as tensors that nobody waited for."""
         recipe = self.recipe
         remaining = 1.0 - progress
         self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))

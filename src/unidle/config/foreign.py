@@ -158,8 +158,7 @@ class _Draft:
         value = coerce(name, value, self.source)
         if self.values.setdefault(name, value) != value:
             raise UsageError(
-                f"{self.source}: `{word}` makes `{name}` {value}, another line makes it "
-                f"{self.values[name]}; keep one."
+                f"{self.source}: `{word}` makes `{name}` {value}, another line makes it {self.values[name]}; keep one."
             )
 
     def _count(self, word: str, value: Any) -> int:
@@ -168,9 +167,7 @@ class _Draft:
         except UsageError:
             count = 0
         if count < 1:
-            raise UsageError(
-                f"{self.source}: `{word}` must be a whole number above 0, not {value!r}."
-            )
+            raise UsageError(f"{self.source}: `{word}` must be a whole number above 0, not {value!r}.")
         return count
 
     def _settle_target_step(self, target_step: int, n_envs: int | None) -> None:
@@ -178,16 +175,13 @@ class _Draft:
             self.notes.append("`target_step` is ignored, because `n_steps` is in the file too.")
         elif n_envs is None:
             self.notes.append(
-                "`target_step` is ignored: it is n_envs × n_steps, and `n_envs` is not known; "
-                "give --n-envs."
+                "`target_step` is ignored: it is n_envs × n_steps, and `n_envs` is not known; give --n-envs."
             )
         else:
             self.values["n_steps"] = max(1, target_step // n_envs)
             total = self.values["n_steps"] * n_envs
             if total != target_step:
-                self.notes.append(
-                    f"`target_step` {target_step} becomes {total}, a multiple of n_envs {n_envs}."
-                )
+                self.notes.append(f"`target_step` {target_step} becomes {total}, a multiple of n_envs {n_envs}.")
 
     def _settle_minibatches(self, n_minibatches: int, n_envs: int | None) -> None:
         if n_envs is None:
@@ -221,8 +215,7 @@ def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
 def _refuse(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     line = node.start_mark.line + 1
     raise UsageError(
-        f"{loader.name}: line {line} has the tag {node.tag}, which unidle does not read; "
-        "write a plain value."
+        f"{loader.name}: line {line} has the tag {node.tag}, which unidle does not read; write a plain value."
     )
 
 

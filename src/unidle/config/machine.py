@@ -10,9 +10,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def available_cores() -> int:
     """Cores this process may use: the least of affinity mask, cgroup quota and SLURM's grant."""
-    limits = [
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ]
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     quota = _cgroup_quota(_CGROUP)
     if quota:
         limits.append(quota)

@@ -21,6 +21,7 @@ class Preset:
     description: str
     cores: int  # below this many, collecting is what the run waits for
     values: dict[str, Any]  # flat setting → value
+    measured: str | None  # steps/s and GPU share, with machine and date, where they were measured
 
     def apply(self, config: Config) -> Config:
         """`config` with this preset's values laid over it."""
@@ -49,8 +50,8 @@ def load_preset(name: str) -> Preset:
     if name not in preset_names():
         raise UsageError(f"There is no preset `{name}`; choose one of {', '.join(preset_names())}.")
     tree = read_yaml(_FOLDER / f"{name}.yaml")
-    description, cores = tree.pop("description"), tree.pop("cores")
-    return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"))
+    description, cores, measured = tree.pop("description"), tree.pop("cores"), tree.pop("measured", None)
+    return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"), measured)
 
 
 def default_preset(has_gpu: bool) -> str:

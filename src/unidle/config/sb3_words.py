@@ -84,9 +84,7 @@ def _device(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
         notes.append(f"`device: {value}` is not known and is ignored.")
         return {}
     if index not in ("", "0"):
-        notes.append(
-            f"`device: {value}` becomes {kind}; choose the GPU with CUDA_VISIBLE_DEVICES={index}."
-        )
+        notes.append(f"`device: {value}` becomes {kind}; choose the GPU with CUDA_VISIBLE_DEVICES={index}.")
     return {"device": kind}
 
 
@@ -97,8 +95,7 @@ def _normalize(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
         options = {"norm_obs": options, "norm_reward": options}
     if not isinstance(options, dict):
         raise UsageError(
-            f"{source}: `normalize` must be true, false or dict(norm_obs=…, norm_reward=…), "
-            f"not {value!r}."
+            f"{source}: `normalize` must be true, false or dict(norm_obs=…, norm_reward=…), not {value!r}."
         )
     for name in options.keys() - {"norm_obs", "norm_reward"}:
         leave_out(str(name), options[name], notes, "normalize.")
@@ -145,9 +142,7 @@ def _net_arch(value: Any, notes: list[str]) -> Any:
     shared, heads = layers[:-1], layers[-1]
     actor, critic = heads.get("pi", []), heads.get("vf", [])
     if actor != critic:
-        notes.append(
-            f"`net_arch` gives the actor {actor} and the critic {critic}; both get the actor's."
-        )
+        notes.append(f"`net_arch` gives the actor {actor} and the critic {critic}; both get the actor's.")
     for name in heads.keys() - {"pi", "vf"}:
         leave_out(str(name), heads[name], notes, "net_arch.")
     if not shared:
@@ -202,9 +197,7 @@ def _value_of(node: ast.expr | None) -> Any:
             return [_value_of(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             return {_value_of(key): _value_of(value) for key, value in zip(keys, values)}
-        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=pairs) if all(
-            pair.arg for pair in pairs
-        ):
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=pairs) if all(pair.arg for pair in pairs):
             return {pair.arg: _value_of(pair.value) for pair in pairs}
         case ast.Name() | ast.Attribute(value=ast.Name() | ast.Attribute()):
             return ast.unparse(node)  # nn.ReLU

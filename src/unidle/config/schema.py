@@ -157,19 +157,12 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """All settings by their flat names."""
-        return {
-            f.name: getattr(part, f.name)
-            for part in self._parts()
-            for f in dataclasses.fields(part)
-        }
+        return {f.name: getattr(part, f.name) for part in self._parts() for f in dataclasses.fields(part)}
 
     def to_yaml(self) -> str:
         """The text of a config file that `load_yaml` reads back as it was."""
         tree = {
-            name: {
-                k: list(v) if isinstance(v, tuple) else v
-                for k, v in dataclasses.asdict(part).items()
-            }
+            name: {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(part).items()}
             for name, part in zip(("recipe", "engine", "run"), self._parts())
         }
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
@@ -294,9 +287,7 @@ def flatten_sections(tree: dict[str, Any], source: str) -> dict[str, Any]:
         for name, inner in value.items():
             section = section_of(name)
             if section is not None and section != key:
-                raise UsageError(
-                    f"{source}: `{name}` belongs in section `{section}`, not `{key}`; move it."
-                )
+                raise UsageError(f"{source}: `{name}` belongs in section `{section}`, not `{key}`; move it.")
             flat[name] = inner
     return flat
 

@@ -45,16 +45,11 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
     if recipe.discretize is not None and recipe.discretize < 2:
         raise UsageError(f"`discretize` is {recipe.discretize}; each action needs at least 2 bins.")
     if any(width < 1 for width in recipe.network_arch):
-        raise UsageError(
-            f"`network_arch` is {recipe.network_arch}; every layer needs at least 1 unit."
-        )
+        raise UsageError(f"`network_arch` is {recipe.network_arch}; every layer needs at least 1 unit.")
     if config.run.eval_every is not None and config.run.eval_every < 0:
         raise UsageError("`eval_every` must not be negative; 0 turns evaluation off.")
     if config.run.target_return is not None and config.run.eval_every == 0:
-        raise UsageError(
-            "`target_return` is judged by evaluations, and `eval_every` is 0; "
-            "give it a number of steps."
-        )
+        raise UsageError("`target_return` is judged by evaluations, and `eval_every` is 0; give it a number of steps.")
     if not config.run.env:
         raise UsageError("No environment was given; add --env, for example --env CartPole-v1.")
     return dataclasses.replace(config, recipe=_with_batch_size(recipe, preset_batch_size))
@@ -75,8 +70,7 @@ def _with_batch_size(recipe: Recipe, preset_batch_size: int | None) -> Recipe:
             )
     if size == 1 and recipe.normalize_advantage:
         raise UsageError(
-            "A batch of 1 has no deviation to normalise by; "
-            "use a larger batch or --no-normalize-advantage."
+            "A batch of 1 has no deviation to normalise by; use a larger batch or --no-normalize-advantage."
         )
     if recipe.recurrent != "none" and math.gcd(recipe.n_steps, size) == 1 and recipe.n_steps > 1:
         raise UsageError(

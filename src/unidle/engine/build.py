@@ -55,11 +55,13 @@ def too_many_workers(engine: Engine) -> str | None:
     """What to say if there are more processes than cores."""
     cores = available_cores()
     if engine.workers is not None and engine.workers > cores:
-        return f"{engine.workers} worker processes share {cores} cores and will get in each other's way; use --workers {cores}."
+        return f"{engine.workers} worker processes share {cores} cores and slow each other down; use --workers {cores}."
     return None
 
 
-def make_envs(maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0) -> HostEnvs:
+def make_envs(
+    maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0
+) -> HostEnvs:
     """Environments in this process, or in `workers` worker processes."""
     if workers == 0:
         return SerialEnvs(maker, contract, n_envs, seed, first_index)
@@ -91,7 +93,9 @@ def spaces_to_plain(contract: Contract) -> dict[str, Any]:
     }
 
 
-def policy_from(plain: dict[str, Any], config: Config, network: NetworkFactory | None) -> tuple[Policy, RowLayout, ActionLayout]:
+def policy_from(
+    plain: dict[str, Any], config: Config, network: NetworkFactory | None
+) -> tuple[Policy, RowLayout, ActionLayout]:
     """An untrained policy for the spaces in a checkpoint, without making the environment."""
     actions = ActionLayout.of(space_from_plain(plain["action"]), config.recipe.discretize)
     rows = RowLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])

@@ -47,7 +47,9 @@ class RunFolder:
     def open(path: Path) -> RunFolder:
         """The folder of an earlier run; UsageError if it is none."""
         if not (path / "config.yaml").exists():
-            raise UsageError(f"{path} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run.")
+            raise UsageError(
+                f"{path} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run."
+            )
         folder = RunFolder(path)
         folder.checkpoints.mkdir(exist_ok=True)
         return folder

@@ -44,7 +44,7 @@ class HostEnvs(Protocol):
 
 
 def keyed_generator(device: torch.device, *key: int) -> torch.Generator:
-    """A random stream that depends on nothing but its key (run seed, purpose, iteration): resuming needs no stream state."""
+    """A random stream that depends on its key alone (run seed, purpose, iteration), so that resuming is easy."""
     seed = int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0])
     return torch.Generator(device).manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
@@ -189,7 +189,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Bring every environment back to where it stood; returns those that could not be, whose episode starts anew."""
+        """Bring every environment back to where it stood; returns those whose episode had to start anew."""
         rows = state["rows"].numpy()
         actions = [piece.numpy() for piece in state["actions"]]
         env_states = [_as_arrays(part) for part in state["env_states"]]

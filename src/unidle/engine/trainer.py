@@ -76,7 +76,6 @@ class Trainer:
         self,
         config: Config,
         maker: EnvMaker,
-        folder: RunFolder,
         listener: Listener,
         *,
         network: NetworkFactory | None = None,
@@ -84,7 +83,7 @@ class Trainer:
         after_evaluation: Sequence[Callback] = (),
     ) -> None:
         recipe, run = config.recipe, config.run
-        self.config, self._folder, self._listener = config, folder, listener
+        self.config, self._listener = config, listener
         self._after_iteration, self._after_evaluation = after_iteration, after_evaluation
         self._maker = maker
         device = choose_device(config.engine.device)
@@ -99,7 +98,12 @@ class Trainer:
         self._timeline = Timeline()
         self._workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds)
         rollout = Rollout(
-            recipe.n_steps, recipe.n_envs, self.contract.rows.row_bytes, self.contract.actions.width, policy.state_size, device
+            recipe.n_steps,
+            recipe.n_envs,
+            self.contract.rows.row_bytes,
+            self.contract.actions.width,
+            policy.state_size,
+            device,
         )
         envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, self._workers)
         self.collector = Collector(envs, policy, rollout, run.seed, self._timeline)
@@ -113,10 +117,11 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def train(self) -> None:
+    def train(self, folder: RunFolder) -> None:
         """Run to the end of the run, a reached target, or Ctrl-C; leaves a checkpoint in every case but a failure."""
         run = self.config.run
-        checkpoint = self._folder.latest()
+        self._folder = folder
+        checkpoint = folder.latest()
         if checkpoint is None:
             self.collector.start()
         else:
@@ -146,7 +151,7 @@ class Trainer:
         finally:
             self._journal.close()
             self._listener.on_end()
-            self.close()
+            folder.unlock()
 
     def _iterate(self) -> None:
         recipe, run, timeline = self.config.recipe, self.config.run, self._timeline
@@ -271,13 +276,15 @@ class Trainer:
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state["spaces"] != spaces_to_plain(self.contract):
-            raise UsageError("The environment's spaces are not those of the checkpoint; resume with the environment it was trained on.")
+            raise UsageError(
+                "The environment has other spaces than the checkpoint; resume with the one it was trained on."
+            )
         self.algo.load_state_dict(state["algo"])
         lost = self.collector.load_state_dict(state["collector"])
         if lost:
             self._listener.on_message(
-                f"{len(lost)} of {self.collector.envs.n_envs} environments did not repeat their open episode (they are not "
-                "deterministic); it was started anew, so this run will differ from one that was never stopped."
+                f"{len(lost)} of {self.collector.envs.n_envs} environments are not deterministic: their open episode "
+                "could not be replayed and starts anew, so this run will differ from one that was never stopped."
             )
         self.step, self.iteration = state["step"], state["iteration"]
         self.best_return, self._last_evaluated = state["best_return"], state["last_evaluated"]
@@ -285,15 +292,16 @@ class Trainer:
         restore_random_state(state["random"])
 
     def close(self) -> None:
-        """End all environments and their processes, and let others use the folder."""
+        """End all environments and their processes."""
         self.collector.envs.close()
         if self._evaluation_envs is not None:
             self._evaluation_envs.close()
-        self._folder.unlock()
 
-    # -- what is said ----------------------------------------------------------------------------------------------------
+    # -- what is said --------------------------------------------------------------------------------------------------
 
     _began: float = 0.0
+    _folder: RunFolder
+    _journal: Journal
 
     def _wall(self) -> float:
         return self._wall_before + (perf_counter() - self._began if self._began else 0.0)
@@ -310,13 +318,13 @@ class Trainer:
         layers = ",".join(map(str, recipe.network_arch)) or "linear"
         core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
         device = next(policy.parameters()).device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} thread"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         return {
             "run": str(self._folder.path),
             "environment": f"{run.env}, {backend}",
             "preset": run.preset or "none",
-            "total batch": f"{recipe.n_envs} envs × {recipe.n_steps} steps = {recipe.total_batch:,}, batch size {recipe.batch_size:,}, "
-            f"{recipe.n_epochs} epochs",
+            "total batch": f"{recipe.n_envs} envs × {recipe.n_steps} steps = {recipe.total_batch:,}",
+            "batch size": f"{recipe.batch_size:,}, {recipe.n_epochs} epochs",
             "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
             "device": f"{name}, {self._precision}",
         }

@@ -11,7 +11,7 @@ import numpy as np
 
 from unidle.envs.contract import Contract
 
-# What a step leaves behind, beside the observation rows. All of it is plain numbers in shared memory: nothing is pickled.
+# What a step leaves behind, beside the observation rows: plain numbers in shared memory, nothing is pickled.
 _FIELDS: tuple[tuple[str, Any], ...] = (
     ("reward", np.float32),
     ("terminated", np.bool_),
@@ -52,7 +52,9 @@ class Block:
     @staticmethod
     def nbytes(contract: Contract, n_envs: int) -> int:
         """Bytes a block of this shape takes, paddings included."""
-        per_env = 2 * contract.rows.row_bytes + 4 * contract.actions.width + sum(np.dtype(d).itemsize for _, d in _FIELDS)
+        per_env = (
+            2 * contract.rows.row_bytes + 4 * contract.actions.width + sum(np.dtype(d).itemsize for _, d in _FIELDS)
+        )
         return n_envs * per_env + 64 * (len(_FIELDS) + 3)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from gymnasium import spaces
 
 from unidle.errors import UsageError
-from unidle.spaces.observations import Path, describe_path
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import MASK, Path, describe_path
 
 
 def check_outcome(outcome: Any, size: int, method: str) -> Any:
@@ -25,10 +26,21 @@ def check_outcome(outcome: Any, size: int, method: str) -> Any:
 def check_observation(space: spaces.Space, observation: Any, method: str, reward: Any = 0.0) -> None:
     """An observation must lie in its space, and a reward must be one finite number."""
     _check(space, observation, (), method)
-    if np.ndim(reward) != 0 or isinstance(reward, str):
+    if np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "fiub":
         raise UsageError(f"step() must return the reward as one number, not {type(reward).__name__} {reward!r}.")
     if not np.isfinite(float(reward)):
         raise UsageError(f"step() returned the reward {reward}; rewards must be finite.")
+
+
+def check_mask(actions: ActionLayout, mask: Any) -> np.ndarray:
+    """The flat form of an environment's action mask, which must be there and allow something."""
+    if mask is None:
+        raise UsageError(f"info['{MASK}'] is there after some steps and missing after others; always give it.")
+    flat = actions.flatten_mask(mask)
+    head = actions.empty_head(flat)
+    if head is not None:
+        raise UsageError(f"{MASK} allows no action at all for head {head}; allow at least one.")
+    return flat
 
 
 def _check(space: spaces.Space, value: Any, path: Path, method: str) -> None:
@@ -53,20 +65,26 @@ def _check(space: spaces.Space, value: Any, path: Path, method: str) -> None:
         _check_array(space, value, what)
 
 
-def _check_array(space: spaces.Space, value: Any, what: str) -> None:
+def _check_array(space: Any, value: Any, what: str) -> None:
     if not isinstance(value, np.ndarray):
-        raise UsageError(f"{what} must be a NumPy array, not {type(value).__name__}; return np.asarray(…, {space.dtype}).")
+        raise UsageError(
+            f"{what} must be a NumPy array, not {type(value).__name__}; return np.asarray(…, {space.dtype})."
+        )
     if value.shape != space.shape:
         raise UsageError(f"{what} has shape {value.shape}, but its space has {space.shape}; make them equal.")
-    if not np.can_cast(value.dtype, space.dtype, "same_kind"):
-        raise UsageError(f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype}).")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])
         raise UsageError(f"{what} holds {value[at]} at index {at}; observations must be finite.")
-    if value.dtype.kind == "f" and value.dtype != space.dtype:
-        raise UsageError(f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype}).")
+    # What Gymnasium takes: in a Box, any dtype that its own can hold; elsewhere, any whole number.
+    casting: Any = "safe" if isinstance(space, spaces.Box) else "same_kind"
+    if not np.can_cast(value.dtype, space.dtype, casting):
+        raise UsageError(
+            f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype})."
+        )
     if not space.contains(value):
-        raise UsageError(f"{what} lies outside its space{_worst(space, value)}; widen the space or clip the observation.")
+        raise UsageError(
+            f"{what} lies outside its space{_worst(space, value)}; widen the space or clip the observation."
+        )
 
 
 def _worst(space: spaces.Space, value: np.ndarray) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from unidle.envs.check import check_observation, check_outcome
+from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.make import EnvMaker
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
@@ -43,10 +43,11 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
         check_observation(env.observation_space, observation, "reset")
         mask = mask_from(observation, info, env.observation_space)
         rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
+        mask = mask if rows.mask_width else None  # nothing to mask where every action is a real number
         seconds = []
         rng = np.random.default_rng(seed)
         for _ in range(_PROBE_STEPS):
-            allowed = None if mask is None else actions.flatten_mask(mask)
+            allowed = check_mask(actions, mask) if rows.mask_width else None
             action = random_action(actions, rng, allowed)
             began = perf_counter()
             outcome = env.step(action)
@@ -70,7 +71,7 @@ def random_action(actions: ActionLayout, rng: np.random.Generator, mask: np.ndar
         row[head] = rng.choice(allowed)
         start += n
     if actions.reals:
-        bounded = np.isfinite(actions.low) & np.isfinite(actions.high)
+        bounded = actions.bounded
         low, high = np.where(bounded, actions.low, 0), np.where(bounded, actions.high, 0)
         uniform = rng.uniform(low, high).astype(np.float32)
         free = rng.standard_normal(actions.reals).astype(np.float32)

@@ -26,7 +26,9 @@ from unidle.errors import TrainingError, UsageError
 class ProcessPool:
     """N environments behind one block, shared out among worker processes."""
 
-    def __init__(self, maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0) -> None:
+    def __init__(
+        self, maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0
+    ) -> None:
         self.contract, self.n_envs = contract, n_envs
         self.workers = min(workers, n_envs)
         try:
@@ -45,10 +47,11 @@ class ProcessPool:
             for lines in self._lines:
                 job = {
                     "path": sys.path,
-                    "maker": cargo,
+                    "cargo": cargo,
                     "memory": memory,
-                    "n_envs": n_envs,
-                    "lines": lines.tolist(),
+                    "block_envs": n_envs,
+                    "n_envs": len(lines),
+                    "first_line": int(lines[0]),
                     "seed": seed,
                     "first_index": first_index,
                 }
@@ -64,9 +67,11 @@ class ProcessPool:
         ours, theirs = socket.socketpair()
         with theirs:
             package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
+            paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
             process = subprocess.Popen(
-                [sys.executable, "-m", "unidle.envs.worker", str(theirs.fileno())],
+                # -P: the current folder is not searched, so that a queue.py there does not stand in for Python's own.
+                [sys.executable, "-P", "-m", "unidle.envs.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.DEVNULL,
                 env=environment,
@@ -77,7 +82,7 @@ class ProcessPool:
 
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""
-        self._ask("start", [episodes[lines] for lines in self._lines])
+        self._ask("start", [(episodes[lines],) for lines in self._lines])
 
     def send(self) -> None:
         """Set every worker going on the actions in the block."""
@@ -91,11 +96,11 @@ class ProcessPool:
 
     def states(self) -> list[dict[str, Any] | None]:
         """Each environment's own state, where it offers one."""
-        return [state for part in self._ask("states", [None] * self.workers) for state in part]
+        return [state for part in self._ask("states", [()] * self.workers) for state in part]
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
-        parts = [[points[line] for line in lines] for lines in self._lines]
+        parts = [([points[line] for line in lines],) for lines in self._lines]
         return [same for part in self._ask("resume", parts) for same in part]
 
     def close(self) -> None:

@@ -17,10 +17,22 @@ class SerialEnvs:
 
     workers = 0
 
-    def __init__(self, maker: EnvMaker, contract: Contract, n_envs: int, seed: int, first_index: int = 0) -> None:
+    def __init__(
+        self,
+        maker: EnvMaker,
+        contract: Contract,
+        n_envs: int,
+        seed: int,
+        first_index: int = 0,
+        block: Block | None = None,
+        first_line: int = 0,
+    ) -> None:
+        """Environments `first_index`, …, in a block of their own or (in a worker) in some lines of a larger one."""
         self.contract, self.n_envs = contract, n_envs
-        self.block = Block(contract, n_envs)
-        self._slots = [EnvSlot(maker, first_index + i, i, seed, contract, self.block) for i in range(n_envs)]
+        self.block = block or Block(contract, n_envs)
+        self._slots = [
+            EnvSlot(maker, first_index + i, first_line + i, seed, contract, self.block) for i in range(n_envs)
+        ]
 
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from unidle.envs.block import Block
-from unidle.envs.check import check_observation, check_outcome
+from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.contract import Contract, mask_from
 from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError, UsageError
@@ -58,13 +58,14 @@ class EnvSlot:
         self._block.episode[self.line] = episode
 
     def step(self) -> None:
-        """Take the action in the block; an episode that ends is followed at once by the next one's first observation."""
+        """Take the action in the block; where an episode ends, the next one's first observation follows at once."""
         block, line = self._block, self.line
         try:
             outcome = self.env.step(self._decode(block.actions[line]))
-            observation, reward, terminated, truncated, info = outcome
             if self._unchecked:
                 check_outcome(outcome, 5, "step")
+            observation, reward, terminated, truncated, info = outcome
+            if self._unchecked:
                 check_observation(self.env.observation_space, observation, "step", reward)
                 self._unchecked -= 1
         except Exception as error:
@@ -89,11 +90,7 @@ class EnvSlot:
             self._write(self.line, observation)
             if self._masks is not None:
                 mask = mask_from(observation, info, self._contract.rows.space)
-                flat = self._contract.actions.flatten_mask(mask)
-                head = self._contract.actions.empty_head(flat)
-                if head is not None:
-                    raise UsageError(f"action_mask allows no action at all for head {head}; allow at least one.")
-                self._masks[self.line] = flat
+                self._masks[self.line] = check_mask(self._contract.actions, mask)
         except Exception as error:
             raise self._failure(error) from error
 
@@ -144,7 +141,7 @@ class EnvSlot:
         env.load_state_dict(state["env"])
         self._length, self._return, self.episode = state["length"], state["return"], state["episode"]
 
-    # -- errors ----------------------------------------------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[[], _Result]) -> _Result:
         try:

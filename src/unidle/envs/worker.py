@@ -7,6 +7,7 @@ trainer goes, however it goes, the socket closes and the worker ends.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -15,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from unidle.envs.block import Block, map_memory
-from unidle.envs.slot import EnvSlot
+from unidle.envs.serial import SerialEnvs
 from unidle.errors import UsageError
 
 STEP, DONE, FAILED = b"s", b"d", b"f"
@@ -26,42 +27,33 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides what it means
     pipe = Connection(int(sys.argv[1]))
     try:
-        slots = _set_up(cloudpickle.loads(pipe.recv_bytes()))
-        _answer(pipe, lambda: None)
-        _serve(pipe, slots)
-    except (EOFError, ConnectionError, BrokenPipeError):
+        envs = _make_envs(cloudpickle.loads(pipe.recv_bytes()))
+        with contextlib.closing(envs):
+            _serve(pipe, envs)
+    except (EOFError, ConnectionError):
         pass  # the trainer is gone
     except Exception as error:
         _fail(pipe, error)
 
 
-def _set_up(job: dict[str, Any]) -> list[EnvSlot]:
+def _make_envs(job: dict[str, Any]) -> SerialEnvs:
     sys.path[:] = job["path"]
-    maker, contract = cloudpickle.loads(job["maker"])
-    block = Block(contract, job["n_envs"], map_memory(job["memory"]))
-    first = job["first_index"]
-    return [EnvSlot(maker, first + line, line, job["seed"], contract, block) for line in job["lines"]]
+    maker, contract = cloudpickle.loads(job["cargo"])
+    block = Block(contract, job["block_envs"], map_memory(job["memory"]))
+    first = job["first_line"]
+    return SerialEnvs(maker, contract, job["n_envs"], job["seed"], job["first_index"] + first, block, first)
 
 
-def _serve(pipe: Connection, slots: list[EnvSlot]) -> None:
+def _serve(pipe: Connection, envs: SerialEnvs) -> None:
+    pipe.send_bytes(DONE + cloudpickle.dumps(None))
     while True:
         message = pipe.recv_bytes()
         if message == STEP:
-            for slot in slots:
-                slot.step()
+            envs.recv()
             pipe.send_bytes(DONE)
-            continue
-        name, arguments = cloudpickle.loads(message)
-        if name == "start":
-            _answer(pipe, lambda: [slot.start_episode(int(e)) for slot, e in zip(slots, arguments)])  # noqa: B023
-        elif name == "states":
-            _answer(pipe, lambda: [slot.state() for slot in slots])
-        elif name == "resume":
-            _answer(pipe, lambda: [slot.resume(*point) for slot, point in zip(slots, arguments)])  # noqa: B023
-
-
-def _answer(pipe: Connection, call: Any) -> None:
-    pipe.send_bytes(DONE + cloudpickle.dumps(call()))
+        else:  # start, states or resume: rare, so plainly pickled
+            method, arguments = cloudpickle.loads(message)
+            pipe.send_bytes(DONE + cloudpickle.dumps(getattr(envs, method)(*arguments)))
 
 
 def _fail(pipe: Connection, error: Exception) -> None:
@@ -70,10 +62,8 @@ def _fail(pipe: Connection, error: Exception) -> None:
 
     kind = "usage" if isinstance(error, UsageError) else "failure"
     text = str(error) if kind == "usage" else str(error) or "".join(traceback.format_exception(error))
-    try:
+    with contextlib.suppress(OSError):
         pipe.send_bytes(FAILED + cloudpickle.dumps((kind, text)))
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

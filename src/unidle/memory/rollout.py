@@ -7,9 +7,11 @@ from torch import Tensor
 
 
 class Rollout:
-    """T steps of N environments. Same-step reset: where an episode ends at t, rows[t + 1] already starts the next one."""
+    """T steps of N environments. Where an episode ends at t, rows[t + 1] already starts the next one."""
 
-    def __init__(self, n_steps: int, n_envs: int, row_bytes: int, width: int, state_size: int, device: torch.device) -> None:
+    def __init__(
+        self, n_steps: int, n_envs: int, row_bytes: int, width: int, state_size: int, device: torch.device
+    ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -40,7 +42,7 @@ class Rollout:
 def reverse_scan(gain: Tensor, value: Tensor) -> Tensor:
     """y[t] = value[t] + gain[t] · y[t + 1] along dimension 0, y = 0 past the end.
 
-    By doubling: after k rounds every y[t] holds 2^k terms, so 2,048 steps take 11 rounds of two kernels instead of 2,048.
+    By doubling: after k rounds every y[t] holds 2^k terms, so 2,048 steps take 11 rounds instead of 2,048.
     """
     y, gain = value.clone(), gain.clone()
     shift, length = 1, len(value)
@@ -78,7 +80,9 @@ def discounted_returns(rewards: Tensor, ended: Tensor, carry: Tensor, gamma: flo
 
     `carry` [N] is what is left of the last rollout; returns the sums and the carry for the next.
     """
-    follows = torch.cat([torch.ones_like(ended[:1]), ~ended[:-1]]).to(rewards.dtype)  # step t goes on with t - 1's episode
+    follows = torch.cat([torch.ones_like(ended[:1]), ~ended[:-1]]).to(
+        rewards.dtype
+    )  # step t goes on with t - 1's episode
     first = rewards[0] + gamma * carry
     start = torch.cat([first.unsqueeze(0), rewards[1:]])
     gain = gamma * follows

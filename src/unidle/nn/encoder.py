@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,24 @@ from torch import Tensor, nn
 from unidle.errors import UsageError
 from unidle.nn.normalise import RunningNorm
 from unidle.nn.trunks import PictureEncoder
-from unidle.spaces.observations import Leaf, RowLayout, image_axes
+from unidle.spaces.observations import Leaf, Path, RowLayout, image_axes
+
+Observation = dict[Path, Tensor]  # a tensor [.., *shape] for each leaf, by its path
 
 _CLIP = 10.0  # a normalised observation is cut off at so many deviations
+_TORCH_DTYPE = {np.dtype(name): getattr(torch, name) for name in ("float32", "uint8", "int8", "int32", "int64")}
 
 
 def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
     """One field of rows [.., row_bytes] as a tensor [.., *shape] of its dtype; a view, nothing is copied."""
-    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-    field = rows[..., leaf.offset : leaf.offset + leaf.nbytes].view(dtype)
-    return field.reshape(*rows.shape[:-1], *leaf.shape)
+    field = rows if leaf.nbytes == rows.shape[-1] else rows[..., leaf.offset : leaf.offset + leaf.nbytes]
+    field = field.view(_TORCH_DTYPE[leaf.dtype])
+    return field if len(leaf.shape) == 1 else field.reshape(*rows.shape[:-1], *leaf.shape)
+
+
+def _flat(value: Tensor, leaf: Leaf) -> Tensor:
+    """[.., *shape] → [.., size]"""
+    return value if len(leaf.shape) == 1 else value.reshape(*value.shape[: value.dim() - len(leaf.shape)], -1)
 
 
 class Encoder(nn.Module):
@@ -29,54 +38,63 @@ class Encoder(nn.Module):
 
     def __init__(self, layout: RowLayout, normalize: bool) -> None:
         super().__init__()
+        self._leaves = layout.leaves
         self._numbers = [leaf for leaf in layout.leaves if not leaf.is_image and isinstance(leaf.space, spaces.Box)]
         self._bits = [leaf for leaf in layout.leaves if isinstance(leaf.space, spaces.MultiBinary)]
-        self._classes = [leaf for leaf in layout.leaves if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))]
+        self._classes = [
+            leaf for leaf in layout.leaves if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))
+        ]
         self._pictures = [leaf for leaf in layout.leaves if leaf.is_image]
-        self.n_numbers = sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in self._numbers)
+        self.n_numbers = sum(math.prod(leaf.shape) for leaf in self._numbers)
         self.norm = RunningNorm(self.n_numbers) if normalize and self.n_numbers else None
         self.cnns = nn.ModuleList(PictureEncoder(leaf.shape, *_axes(leaf)) for leaf in self._pictures)
         # Feature j of the one-hot part says whether component[j] of the classes has value[j].
         component, value = _one_hot_table(self._classes)
         self.register_buffer("_component", component, persistent=False)
         self.register_buffer("_value", value, persistent=False)
-        n_bits = sum(int(np.prod(leaf.shape)) for leaf in self._bits)
-        self.n_features = self.n_numbers + n_bits + len(value) + sum(cnn.n_features for cnn in self.cnns)  # type: ignore[misc]
+        n_bits = sum(math.prod(leaf.shape) for leaf in self._bits)
+        self.n_features = self.n_numbers + n_bits + len(value) + PictureEncoder.n_features * len(self.cnns)
 
     _component: Tensor
     _value: Tensor
 
-    def numbers(self, rows: Tensor) -> Tensor:
-        """All Box entries that are no pictures, as float32 [.., n_numbers], not yet normalised."""
-        lead = rows.shape[:-1]
-        parts = [leaf_tensor(rows, leaf).reshape(*lead, -1).float() for leaf in self._numbers]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
     def forward(self, rows: Tensor) -> Tensor:
         """Encode rows with any leading dimensions."""
-        lead = rows.shape[:-1]
+        return self.encode({leaf.path: leaf_tensor(rows, leaf) for leaf in self._leaves})
+
+    def encode(self, observation: Observation) -> Tensor:
+        """Encode an observation that is already apart."""
         parts: list[Tensor] = []
         if self._numbers:
-            numbers = self.numbers(rows)
+            numbers = self._concatenated(observation, self._numbers).float()
             parts.append(numbers if self.norm is None else self.norm(numbers).clamp(-_CLIP, _CLIP))
         if self._bits:
-            parts += [leaf_tensor(rows, leaf).reshape(*lead, -1).float() for leaf in self._bits]
+            parts.append(self._concatenated(observation, self._bits).float())
         if self._classes:
-            classes = torch.cat([leaf_tensor(rows, leaf).reshape(*lead, -1).long() for leaf in self._classes], -1)
+            classes = self._concatenated(observation, self._classes)
             parts.append((classes[..., self._component] == self._value).float())
-        parts += [cnn(leaf_tensor(rows, leaf)) for leaf, cnn in zip(self._pictures, self.cnns)]
+        parts += [cnn(observation[leaf.path]) for leaf, cnn in zip(self._pictures, self.cnns)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    @staticmethod
+    def _concatenated(observation: Observation, leaves: list[Leaf]) -> Tensor:
+        if len(leaves) == 1:
+            return _flat(observation[leaves[0].path], leaves[0])
+        return torch.cat([_flat(observation[leaf.path], leaf) for leaf in leaves], -1)
+
+    def _raw_numbers(self, rows: Tensor) -> Tensor:
+        return self._concatenated({leaf.path: leaf_tensor(rows, leaf) for leaf in self._numbers}, self._numbers)
 
     def update_norm(self, rows: Tensor) -> None:
         """Take the observations of one iteration into the running statistics."""
         if self.norm is not None:
-            self.norm.update(self.numbers(rows).reshape(-1, self.n_numbers))
+            self.norm.update(self._raw_numbers(rows).reshape(-1, self.n_numbers))
 
     def all_finite(self, rows: Tensor) -> Tensor:
         """[..] whether every real number of each row is finite."""
         if not self._numbers:
             return torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
-        return torch.isfinite(self.numbers(rows)).all(-1)
+        return torch.isfinite(self._raw_numbers(rows)).all(-1)
 
 
 class CustomEncoder(Encoder):
@@ -85,22 +103,25 @@ class CustomEncoder(Encoder):
     def __init__(self, layout: RowLayout, normalize: bool, module: nn.Module) -> None:
         super().__init__(layout, normalize=False)
         if normalize:
-            raise UsageError("normalize_obs does not apply to a network of your own; normalise inside it, or leave it off.")
-        self._layout = layout
+            raise UsageError(
+                "normalize_obs does not apply to a network of your own; normalise inside it, or leave it off."
+            )
+        self._space = layout.space
         self.cnns = nn.ModuleList()
         self.module = module
         with torch.no_grad():
-            features = self(torch.zeros(2, layout.row_bytes, dtype=torch.uint8))
+            batch = {leaf.path: torch.zeros(2, *leaf.shape, dtype=_TORCH_DTYPE[leaf.dtype]) for leaf in layout.leaves}
+            features = self.module(_structured(layout.space, (), batch))
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
             raise UsageError("Your network must map a batch of observations to a [batch, features] tensor.")
         self.n_features = features.shape[1]
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Unpack rows [.., row_bytes] to one batch for the user's module, and give its features the shape back."""
-        lead = rows.shape[:-1]
-        flat = rows.reshape(-1, rows.shape[-1])
-        values = {leaf.path: leaf_tensor(flat, leaf) for leaf in self._layout.leaves}
-        features: Tensor = self.module(_structured(self._layout.space, (), values))
+    def encode(self, observation: Observation) -> Tensor:
+        """Give the user's module one batch, and its features the leading dimensions back."""
+        first = self._leaves[0]
+        lead = observation[first.path].shape[: observation[first.path].dim() - len(first.shape)]
+        batch = {leaf.path: observation[leaf.path].reshape(-1, *leaf.shape) for leaf in self._leaves}
+        features: Tensor = self.module(_structured(self._space, (), batch))
         return features.reshape(*lead, -1) if isinstance(features, Tensor) else features
 
 

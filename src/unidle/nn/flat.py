@@ -1,4 +1,4 @@
-"""All parameters of a module in one tensor, so that clipping, Adam and finiteness are one kernel each, not one per layer."""
+"""All parameters of a module in one tensor, so that clipping and Adam are one kernel each, not one per layer."""
 
 from __future__ import annotations
 

@@ -51,12 +51,15 @@ class Policy(nn.Module):
         """Entries of the recurrent state per environment; 0 without recurrence."""
         return self.core.state_size if self.core else 0
 
-    def _params(self, latent: Tensor, rows: Tensor) -> Params:
+    def _mask(self, rows: Tensor) -> Tensor | None:
+        start, width = self._rows.mask_offset, self._rows.mask_width
+        return rows[..., start : start + width] if width else None
+
+    def _params(self, latent: Tensor, mask: Tensor | None) -> Params:
         out = self.actor_head(latent)
         logits, mean = out.split((self.distribution.n_logits, self.distribution.reals), -1)
-        if self._rows.mask_width:
-            start = self._rows.mask_offset
-            logits = self.distribution.masked(logits, rows[..., start : start + self._rows.mask_width])
+        if mask is not None:
+            logits = self.distribution.masked(logits, mask)
         return Params(logits, mean, self.log_std)
 
     def _value(self, features: Tensor, actor_latent: Tensor | None = None) -> Tensor:
@@ -69,12 +72,15 @@ class Policy(nn.Module):
 
     def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """The actor alone, one step: rows [n, row_bytes], recurrent state [n, S] → params, state after."""
-        features = self.encoder(rows)
+        return self.act_on(self.encoder(rows), self._mask(rows), state)
+
+    def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
+        """The actor alone, one step, on features that are already encoded."""
         if self.core is not None:
             assert state is not None
             state = self.core.step(features, state)
             features = state[:, : self.core.size]
-        return self._params(self.actor_trunk(features), rows), state
+        return self._params(self.actor_trunk(features), mask), state
 
     def value(self, rows: Tensor, state: Tensor | None = None) -> Tensor:
         """The critic alone: rows [n, row_bytes] (seen in recurrent state [n, S]) → [n]."""
@@ -85,14 +91,14 @@ class Policy(nn.Module):
         return self._value(features)
 
     def forward(self, rows: Tensor, starts: Tensor | None = None, state: Tensor | None = None) -> tuple[Params, Tensor]:
-        """Actor and critic over sequences: rows [n, L, row_bytes], episode starts [n, L], state [n, S] → params, value [n, L]."""
+        """Actor and critic over sequences: rows [n, L, ..], starts [n, L], state [n, S] → params, value [n, L]."""
         features = self.encoder(rows)
         if self.core is not None:
             assert starts is not None
             assert state is not None
             features = self.core(features, starts, state)
         latent = self.actor_trunk(features)
-        return self._params(latent, rows), self._value(features, latent)
+        return self._params(latent, self._mask(rows)), self._value(features, latent)
 
 
 def n_parameters(module: nn.Module) -> int:

@@ -81,7 +81,7 @@ class RecurrentCore(nn.Module):
             nn.init.orthogonal_(weight) if "weight" in name else nn.init.zeros_(weight)
 
     def step(self, features: Tensor, state: Tensor) -> Tensor:
-        """features [n, F], state [n, S] → state [n, S] after them; its first `size` entries are the output."""
+        """Features [n, F], state [n, S] → state [n, S] after them; its first `size` entries are the output."""
         if self.is_lstm:
             return torch.cat(self.cell(features, tuple(state.split(self.size, -1))), -1)
         after: Tensor = self.cell(features, state)

@@ -1,4 +1,4 @@
-"""Axes of a chart: round ticks, their labels, and where a value falls; and thinning of long series."""
+"""Axes with round ticks, and what makes a long series legible: thinning and a running mean."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def label(self, tick: float) -> str:
-        """The text of a tick: 0, 0.25, 500, 1.5k, 2M, 2e-5; precise enough to tell it from the next."""
+        """The text of a tick: 0.25, 500, 1.5k, 2e-5; precise enough to tell it from the next."""
         size = max(abs(self.low), abs(self.high))
         if size >= 1e15 or size < 1e-3:
             mantissa, mark, power = f"{tick:.6g}".partition("e")
@@ -47,10 +47,8 @@ def plottable(value: float | None) -> TypeGuard[float]:
     return value is not None and abs(value) < _LARGEST  # false for NaN too
 
 
-def fit_axis(
-    values: Iterable[float | None], *, count: int, from_zero: bool = False, margin: float = 0.0
-) -> Axis:
-    """An axis over `values` with at most `count` ticks or so, and a `margin` (share of the span) at its ends."""
+def fit_axis(values: Iterable[float | None], *, count: int, from_zero: bool = False, margin: float = 0.0) -> Axis:
+    """An axis over `values` in at most `count` parts, with a `margin` (of its span) at the ends."""
     drawn = [value for value in values if plottable(value)]
     if from_zero or not drawn:
         drawn.append(0.0)
@@ -87,16 +85,12 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float | No
     means: list[float | None] = []
     for i, value in enumerate(values):
         start, stop = max(0, i - window // 2), min(len(values), i + window // 2 + 1)
-        means.append(
-            (sums[stop] - sums[start]) / (counts[stop] - counts[start])
-            if plottable(value)
-            else None
-        )
+        means.append((sums[stop] - sums[start]) / (counts[stop] - counts[start]) if plottable(value) else None)
     return means
 
 
 def thin(values: Sequence[float | None], limit: int) -> list[int]:
-    """Indices to draw of a long series: at most `limit`, with every peak, trough and gap still visible."""
+    """At most `limit` indices to draw of a long series, with its peaks, troughs and gaps."""
     if len(values) <= limit:
         return list(range(len(values)))
     buckets = (limit - 2) // 3  # each keeps a lowest, a highest and a gap; then both ends

@@ -21,32 +21,30 @@ from rich.table import Table
 from rich.text import Text
 
 from unidle.report.history import Record, number, time_shares
+from unidle.report.terminal import print_facts
 from unidle.report.wording import duration, percent, score, score_with_spread, short_number
 
-_PANEL_EVERY = (
-    0.25  # seconds between two drawings of the panel, which take about a millisecond each
-)
+_PANEL_EVERY = 0.25  # seconds between two drawings of the panel, which take about a millisecond each
 _LINE_EVERY = 10.0  # seconds between two plain lines …
 _LINE_PROGRESS = 0.05  # … unless so much of the run was done sooner
 _RATE_WINDOW = 30.0  # seconds over which the speed is measured: steady, yet soon over the warm-up
-_BAR_CELLS = 24
+_BAR_CELLS = 16
 _PARTS = {"environment": "blue", "inference": "magenta", "learn": "green"}
 
 
 class Display:
-    """Shows the progress of one run. Use it as a context manager: the terminal is then left in order whatever happens.
+    """Shows the progress of one run; as a context manager it leaves the terminal in order.
 
-    There is no thread behind it: it draws when it is told of an iteration, and at most a few times a second.
+    No thread is behind it: it draws when told of an iteration, and at most a few times a second.
     """
 
-    def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(stderr=True, highlight=False)
-        # A forced colour (FORCE_COLOR in CI) makes rich believe in a terminal, so ask the file itself.
+        # FORCE_COLOR, often set in CI, makes rich believe in a terminal; so ask the file itself.
         self._is_live = self._console.is_interactive and self._console.file.isatty()
         self._clock = clock
         self._live: Live | None = None
+        self._is_over = False
         self._next_draw = 0.0
         self._total = 1
         self._drawn_step = 0
@@ -66,13 +64,9 @@ class Display:
     ) -> None:
         self.on_end()
 
-    def on_start(
-        self, facts: dict[str, str], total_steps: int, step: int, best: Record | None = None
-    ) -> None:
-        """Print `facts` and begin at `step`; a resumed run passes the `best` evaluation it had so far."""
-        width = max(map(len, facts), default=0)
-        for name, value in facts.items():
-            self._print(Text.assemble((name.ljust(width), "dim"), "  ", value))
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: Record | None = None) -> None:
+        """Print `facts` and begin at `step`; a resumed run passes the `best` evaluation so far."""
+        print_facts(self._console, facts)
         self._total, self._best = max(1, total_steps), best
         self._record, self._drawn_step = {"step": step}, step
         now = self._clock()
@@ -82,22 +76,18 @@ class Display:
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
-                redirect_stdout=sys.stdout.isatty(),  # to a terminal only: a pipe must get what is printed
+                redirect_stdout=sys.stdout.isatty(),  # a pipe must get what is printed to it
                 vertical_overflow="crop",
             )
             self._live.start()
-            self._console.show_cursor(
-                True
-            )  # so that not even a SIGKILL leaves the terminal without one
+            self._console.show_cursor(True)  # so that not even a SIGKILL leaves the terminal without one
             self._draw(now)
 
     def on_iteration(self, record: Record) -> None:
         """Take note of an iteration; draw only if it is time to."""
         self._record = record
         now = self._clock()
-        soon = (
-            not self._is_live and record["step"] - self._drawn_step >= _LINE_PROGRESS * self._total
-        )
+        soon = not self._is_live and record["step"] - self._drawn_step >= _LINE_PROGRESS * self._total
         if now >= self._next_draw or soon:
             self._draw(now)
 
@@ -113,11 +103,9 @@ class Display:
         if self._is_live:
             self._draw(self._clock())
         else:
-            episodes = (
-                f" over {record['eval/episodes']} episodes" if "eval/episodes" in record else ""
-            )
+            episodes = f" over {record['eval/episodes']} episodes" if "eval/episodes" in record else ""
             mark = ", the best so far" if is_best else ""
-            self._print(Text(f"evaluation at {_at(record)}{episodes}{mark}"))
+            self._print(Text(f"evaluation {_at(record)}{episodes}{mark}"))
 
     def on_message(self, text: str) -> None:
         """Print a line that stays, above the panel."""
@@ -125,6 +113,7 @@ class Display:
 
     def on_end(self) -> None:
         """Show the last state and give the terminal back; a second call does nothing."""
+        self._is_over = True
         if self._live is not None:
             try:
                 self._draw(self._clock())
@@ -158,9 +147,14 @@ class Display:
         return (last - first) / (end - start) if end > start and last > first else None
 
     @property
+    def _progress(self) -> str:
+        """Whole percents, rounded down: 100 % means done."""
+        return f"{min(100, 100 * self._record['step'] // self._total)} %"
+
+    @property
     def _left(self) -> str | None:
         rate, step = self._rate, self._record["step"]
-        if rate is None or step >= self._total:
+        if rate is None or step >= self._total or self._is_over:
             return None
         seconds = (self._total - step) / rate
         # Tenths of a second would feign a precision that a forecast does not have.
@@ -169,11 +163,9 @@ class Display:
     def _line(self) -> Text:
         step, rate = self._record["step"], self._rate
         parts = [
-            f"{percent(step / self._total):>5}",
+            f"{self._progress:>5}",
             f"step {short_number(step, 4)} of {short_number(self._total)}",
-            f"return {score(value)}"
-            if (value := number(self._record, "rollout/return_mean")) is not None
-            else None,
+            f"return {score(value)}" if (value := number(self._record, "rollout/return_mean")) is not None else None,
             f"best evaluation {score(self._best['eval/return_mean'])}" if self._best else None,
             f"{short_number(rate)} steps/s" if rate else None,
             " ".join(f"{part} {percent(share)}" for part, share in self._shares.items()) or None,
@@ -189,23 +181,19 @@ class Display:
     def _panel(self) -> Padding:
         step, rate = self._record["step"], self._rate
         table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True)
+        table.add_column(style="dim", no_wrap=True, min_width=len("evaluation"))
         table.add_column(no_wrap=True, overflow="ellipsis")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
-            ProgressBar(
-                self._total, min(step, self._total), width=min(60, self._console.width - 14)
-            ),
-            Text(percent(step / self._total), "bold"),
+            ProgressBar(self._total, min(step, self._total), width=min(60, self._console.width - 14)),
+            Text(self._progress, "bold"),
         )
         speed = [f"{short_number(rate)} steps/s" if rate else None, self._left]
         steps = f"{short_number(step, 4)} of {short_number(self._total)}"
         table.add_row("steps", Text("   ".join([steps, *filter(None, speed)])))
         mean = number(self._record, "rollout/return_mean")
         episodes = ("   last 100 episodes", "dim")
-        table.add_row(
-            "return", Text.assemble((score(mean), "bold"), episodes) if mean is not None else "–"
-        )
+        table.add_row("return", Text.assemble((score(mean), "bold"), episodes) if mean is not None else "–")
         table.add_row("evaluation", self._evaluations())
         table.add_row("time", self._time())
         return Padding(Group(bar, table), (1, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""What a run folder tells about its run: the settings, the records, and the figures drawn from them."""
+"""What a run folder tells about its run: settings, records, and the figures drawn from them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ class History:
     @property
     def wall(self) -> float:
         """Seconds of training so far."""
-        return max(
-            (number(r, "wall") or 0.0 for r in (*self.iterations, *self.evaluations)), default=0.0
-        )
+        return max((number(r, "wall") or 0.0 for r in (*self.iterations, *self.evaluations)), default=0.0)
 
     @property
     def steps_per_second(self) -> float | None:
@@ -85,11 +83,7 @@ def read_history(folder: Path) -> History:
         folder=folder,
         config={name: part if isinstance(part, dict) else {} for name, part in sections.items()},
         iterations=[r for r in records if r.get("kind") == "iteration"],
-        evaluations=[
-            r
-            for r in records
-            if r.get("kind") == "evaluation" and number(r, "eval/return_mean") is not None
-        ],
+        evaluations=[r for r in records if r.get("kind") == "evaluation" and number(r, "eval/return_mean") is not None],
     )
 
 
@@ -120,13 +114,9 @@ def time_shares(record: Record, since: Record | None = None) -> dict[str, float]
     return {part: value / total for part, value in seconds.items()} if total else {}
 
 
-def time_shares_over(
-    iterations: list[Record], windows: int = 60
-) -> list[tuple[Record, dict[str, float]]]:
-    """`time_shares` of at most `windows` stretches of the run, each with the record that ends it."""
+def time_shares_over(iterations: list[Record], windows: int = 60) -> list[tuple[Record, dict[str, float]]]:
+    """`time_shares` of at most `windows` stretches of the run, each with its last record."""
     stride = max(1, math.ceil(len(iterations) / windows))
     ends = iterations[::-1][::stride][::-1]  # counted from the end, so that the latest record is in
     befores = [None, *ends[:-1]]
-    return [
-        (end, shares) for before, end in zip(befores, ends) if (shares := time_shares(end, before))
-    ]
+    return [(end, shares) for before, end in zip(befores, ends) if (shares := time_shares(end, before))]

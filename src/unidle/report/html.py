@@ -12,7 +12,7 @@ import yaml
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
 from unidle.report.style import CSS
 from unidle.report.svg import Reference, Series, line_chart, stacked_bar
-from unidle.report.wording import duration, percent, score, score_with_spread, short_number
+from unidle.report.wording import duration, percent, score, short_number
 
 _SMALL = (380, 270)
 _TIME_UNITS = (
@@ -82,9 +82,7 @@ def _heading(history: History) -> str:
         "device": history.setting("engine", "device"),
     }
     shown = "".join(
-        f"<span>{name} <b>{escape(str(value))}</b></span>"
-        for name, value in facts.items()
-        if value is not None
+        f"<span>{name} <b>{escape(str(value))}</b></span>" for name, value in facts.items() if value is not None
     )
     return (
         f'<header><div class="brand">unidle run report</div><h1>{escape(history.name)}</h1>'
@@ -123,9 +121,7 @@ def _evaluation_figure(record: Record | None) -> tuple[str, str]:
         return "–", "none yet"
     std = number(record, "eval/return_std")
     spread = "" if std is None else f"± {score(std)} "
-    return score(
-        float(record["eval/return_mean"])
-    ), f"{spread}at step {short_number(record['step'])}"
+    return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}"
 
 
 def _returns(history: History) -> str:
@@ -153,9 +149,7 @@ def _return_series(history: History, key: str, scale: float) -> list[Series]:
     means = [number(r, "eval/return_mean") or 0.0 for r in evaluations]
     spreads = [number(r, "eval/return_std") or 0.0 for r in evaluations]
     return [
-        _series(
-            "training, last 100 episodes", history.iterations, "rollout/return_mean", key, scale
-        ),
+        _series("training, last 100 episodes", history.iterations, "rollout/return_mean", key, scale),
         Series(
             "evaluation",
             [r[key] / scale for r in evaluations],
@@ -169,10 +163,10 @@ def _return_series(history: History, key: str, scale: float) -> list[Series]:
 def _speed(history: History) -> str:
     windows = time_shares_over(history.iterations)
     parts = list(dict.fromkeys(part for _, shares in windows for part in shares))
-    steps = [float(record["step"]) for record, _ in windows]
-    layers = [
-        Series(part, steps, [shares.get(part, 0.0) for _, shares in windows]) for part in parts
-    ]
+    # A window reaches back to the one before it, and so the first to the start of the run.
+    steps = [0.0, *(float(record["step"]) for record, _ in windows)]
+    spans = [shares for _, shares in (*windows[:1], *windows)]
+    layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans]) for part in parts]
     rate = _series("steps per second", history.iterations, "rollout/steps_per_second")
     charts = [
         line_chart(
@@ -195,16 +189,12 @@ def _speed(history: History) -> str:
             as_percent=True,
         ),
     ]
-    return _section("Speed", "", "three", charts)
+    return _section("Speed", "faint: each iteration; bold: their running mean", "three", charts)
 
 
 def _learning(history: History) -> str:
     limit = history.setting("recipe", "target_kl")
-    references = (
-        {"train/approx_kl": Reference(float(limit), "target_kl")}
-        if isinstance(limit, (int, float))
-        else {}
-    )
+    references = {"train/approx_kl": Reference(float(limit), "target_kl")} if isinstance(limit, (int, float)) else {}
     charts = [
         line_chart(
             title,
@@ -218,11 +208,7 @@ def _learning(history: History) -> str:
         for key, (title, meaning) in _LEARNING.items()
         if any(key in record for record in history.iterations)
     ]
-    return (
-        _section("Learning", "faint: each iteration; bold: their running mean", "three", charts)
-        if charts
-        else ""
-    )
+    return _section("Learning", "faint: each iteration; bold: their running mean", "three", charts) if charts else ""
 
 
 def _config(history: History) -> str:
@@ -240,9 +226,7 @@ def _settings(section: str, settings: dict[str, Any]) -> str:
         for name, value in settings.items()
     ]
     half = (len(rows) + 1) // 2 if section == "recipe" else len(rows)
-    tables = "".join(
-        f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]) if part
-    )
+    tables = "".join(f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]) if part)
     layout = "halves" if section == "recipe" else ""
     heading = f"<h3>{section}<small>{_MEANING[section]}</small></h3>"
     return f'<div class="card">{heading}<div class="{layout}">{tables}</div></div>'
@@ -250,28 +234,20 @@ def _settings(section: str, settings: dict[str, Any]) -> str:
 
 def _setting(value: Any) -> str:
     """A value as YAML writes it on one line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
-        .removesuffix("...\n")
-        .strip()
-    )
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 
-def _series(
-    name: str, records: list[Record], key: str, x_key: str = "step", x_scale: float = 1.0
-) -> Series:
+def _series(name: str, records: list[Record], key: str, x_key: str = "step", x_scale: float = 1.0) -> Series:
     placed = [(x / x_scale, number(r, key)) for r in records if (x := number(r, x_key)) is not None]
     return Series(name, [x for x, _ in placed], [y for _, y in placed])
 
 
 def _time_unit(longest: float) -> tuple[float, str]:
-    """The unit in which a time axis up to `longest` seconds reads best: its seconds and its name."""
+    """Seconds and name of the unit in which a time axis up to `longest` seconds reads best."""
     return next((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start)
 
 
 def _section(title: str, remark: str, columns: str, cards: list[str]) -> str:
     note = f"<small>{escape(remark)}</small>" if remark else ""
     inner = "\n".join(f'<div class="card">{card}</div>' for card in cards)
-    return (
-        f'<section><h2>{title}{note}</h2>\n<div class="grid {columns}">\n{inner}\n</div></section>'
-    )
+    return f'<section><h2>{title}{note}</h2>\n<div class="grid {columns}">\n{inner}\n</div></section>'

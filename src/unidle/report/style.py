@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-# Series colours: Okabe and Ito's, which all kinds of colour vision tell apart, made a little darker on white
-# and lighter on black until each stands out from the background by 3:1.
+# Series colours: Okabe and Ito's, which all kinds of colour vision tell apart, a little darker on
+# white and lighter on black, so that each stands out from the background by at least 3:1.
 CSS = """
 :root {
   color-scheme: light dark;
   --page: #f6f6f4; --card: #ffffff; --edge: #e4e3df; --ink: #1b1c1f; --soft: #65676e;
   --grid: #ecebe7; --axis: #c4c3be; --accent: #0068a8;
-  --c0: #0072b2; --c1: #d55e00; --c2: #008f68; --c3: #b8559a; --c4: #b98000; --c5: #85888f; --c6: #3f4249;
+  --c0: #0072b2; --c1: #d55e00; --c2: #008f68; --c3: #b8559a; --c4: #b98000; --c5: #85888f;
+  --c6: #3f4249;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #101216; --card: #181b21; --edge: #292d36; --ink: #eceef2; --soft: #9aa1ad;
     --grid: #252932; --axis: #464c58; --accent: #6cbcf2;
-    --c0: #56b4e9; --c1: #ff8c42; --c2: #2fc79a; --c3: #e58fc4; --c4: #f0c04a; --c5: #8a909b; --c6: #d5d8de;
+    --c0: #56b4e9; --c1: #ff8c42; --c2: #2fc79a; --c3: #e58fc4; --c4: #f0c04a; --c5: #8a909b;
+    --c6: #d5d8de;
   }
 }
 * { box-sizing: border-box; }
@@ -25,26 +27,44 @@ body {
 }
 main { max-width: 1200px; margin: 0 auto; padding: 44px 24px 56px; }
 header { margin-bottom: 26px; }
-.brand { color: var(--accent); font-size: 12px; font-weight: 650; letter-spacing: .09em; text-transform: uppercase; }
-h1 { margin: 4px 0 10px; font-size: 30px; line-height: 1.2; letter-spacing: -.015em; overflow-wrap: anywhere; }
+.brand {
+  color: var(--accent); font-size: 12px; font-weight: 650; letter-spacing: .09em;
+  text-transform: uppercase;
+}
+h1 {
+  margin: 4px 0 10px; font-size: 30px; line-height: 1.2; letter-spacing: -.015em;
+  overflow-wrap: anywhere;
+}
 h2 { margin: 38px 0 14px; font-size: 18px; letter-spacing: -.005em; }
-h2 small { margin-left: 10px; color: var(--soft); font-size: 13px; font-weight: 400; letter-spacing: 0; }
+h2 small {
+  margin-left: 10px; color: var(--soft); font-size: 13px; font-weight: 400; letter-spacing: 0;
+}
 .facts { display: flex; flex-wrap: wrap; gap: 6px 22px; margin: 0; color: var(--soft); }
 .facts b { color: var(--ink); font-weight: 600; }
-.note { padding: 14px 18px; border-left: 3px solid var(--accent); border-radius: 4px; background: var(--card); }
+.note {
+  padding: 14px 18px; border-left: 3px solid var(--accent); border-radius: 4px;
+  background: var(--card);
+}
 .figures {
-  display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 1px; overflow: hidden;
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 1px;
+  overflow: hidden;
   margin: 0; border: 1px solid var(--edge); border-radius: 12px; background: var(--edge);
 }
 .figures div { padding: 16px 18px 14px; background: var(--card); }
 .figures dt { color: var(--soft); font-size: 13px; }
 .figures dd { margin: 0; }
-.figures .value { font-size: 25px; font-weight: 620; line-height: 1.35; letter-spacing: -.02em; white-space: nowrap; }
+.figures .value {
+  font-size: 25px; font-weight: 620; line-height: 1.35; letter-spacing: -.02em;
+  white-space: nowrap;
+}
 .figures .detail { color: var(--soft); font-size: 13px; min-height: 1.5em; }
 .grid { display: grid; gap: 16px; }
 .two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 .three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 310px), 1fr)); }
-.card { padding: 16px 18px 12px; border: 1px solid var(--edge); border-radius: 12px; background: var(--card); }
+.card {
+  padding: 16px 18px 12px; border: 1px solid var(--edge); border-radius: 12px;
+  background: var(--card);
+}
 .config { align-items: start; grid-template-columns: 2fr 1fr; }
 .halves { display: grid; grid-template-columns: 1fr 1fr; gap: 0 36px; }
 @media (max-width: 800px) { .config, .halves { grid-template-columns: 1fr; } }
@@ -53,7 +73,10 @@ h2 small { margin-left: 10px; color: var(--soft); font-size: 13px; font-weight: 
 table { width: 100%; border-collapse: collapse; font-size: 13px; }
 th, td { padding: 5px 0; border-top: 1px solid var(--grid); text-align: left; vertical-align: top; }
 th { padding-right: 14px; color: var(--soft); font-weight: 400; white-space: nowrap; }
-td { text-align: right; overflow-wrap: anywhere; font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+td {
+  text-align: right; overflow-wrap: anywhere;
+  font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+}
 footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 .figures, table, .chart { font-variant-numeric: tabular-nums; }
 
@@ -65,18 +88,23 @@ footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: a
 .chart .chart-empty { font-style: italic; }
 .chart-grid { stroke: var(--grid); }
 .chart-zero { stroke: var(--axis); }
-.chart .chart-reference-label { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
+.chart .chart-reference-label {
+  paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round;
+}
 .chart-reference { stroke: var(--soft); stroke-dasharray: 5 4; }
 .c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
 .c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); }
 .fill { fill: var(--c); }
-.line { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+.line {
+  fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round;
+  stroke-linecap: round;
+}
 .faint { stroke-width: 1; stroke-opacity: .32; }
 .band { fill: var(--c); fill-opacity: .15; }
 .area { fill: var(--c); fill-opacity: .8; }
 .area ~ .line { stroke: var(--card); stroke-width: 1; }
 .dot { fill: var(--c); stroke: var(--card); stroke-width: 1.3; }
-.hover rect { fill: none; pointer-events: all; }
+.strip { fill: none; pointer-events: all; }
 .hover .cue { opacity: 0; pointer-events: none; }
 .hover:hover .cue { opacity: 1; }
 .spot:hover .dot { stroke: var(--ink); }

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, with nothing but the standard library; colours come from the CSS of `style.py`."""
+"""Charts as inline SVG, by the standard library alone; `style.py` gives them their colours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from unidle.report.axis import Axis, fit_axis, plottable, running_mean, thin
 from unidle.report.wording import percent, short_number
@@ -77,8 +78,8 @@ def line_chart(
 ) -> str:
     """An `<svg>` of `series` over x from 0.
 
-    `from_zero` shows y = 0, `stacked` fills the series one on another, and `smooth` draws long ones faintly
-    under their running mean over a fiftieth of the points.
+    `from_zero` shows y = 0, `stacked` fills the series one on another, and `smooth` draws long
+    ones faintly under their running mean over a fiftieth of the points.
     """
     width, height = size
     drawn = _stack(series) if stacked else series
@@ -92,9 +93,7 @@ def line_chart(
     bounds: list[float | None] = [reference.y] if reference else []
     for line in drawn:
         bounds += [*line.y, *(line.low or ()), *(line.high or ())]
-    y_axis = fit_axis(
-        bounds, count=5, from_zero=from_zero or stacked, margin=0.0 if stacked else 0.06
-    )
+    y_axis = fit_axis(bounds, count=6, from_zero=from_zero or stacked, margin=0.0 if stacked else 0.06)
     labels = [percent(tick) if as_percent else y_axis.label(tick) for tick in y_axis.ticks]
     frame = _Frame(
         left=max(28.0, 10 + _CHARACTER * max(map(len, labels))),
@@ -118,25 +117,17 @@ def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] =
     width, height = size
     body = [_text(2, 17, title, "chart-title")]
     if not shares:
-        body.append(
-            _text(width / 2, height / 2 + 10, "no data yet", "chart-empty", anchor="middle")
-        )
+        body.append(_text(width / 2, height / 2 + 10, "no data yet", "chart-empty", anchor="middle"))
     left, top, bar = 2.0, 36, 26
     row = min(26.0, (height - top - bar - 14) / max(1, len(shares)))
     for i, (name, share) in enumerate(shares.items()):
         part = share * (width - 4)
         hint = f"<title>{escape(name)}: {percent(share)}</title>"
         # A hairline of background parts neighbours, for eyes that cannot tell their colours.
-        body.append(
-            f'<rect class="fill c{i % COLOURS}" x="{left:.1f}" y="{top}" '
-            f'width="{max(0.0, part - 1.5):.1f}" height="{bar}" rx="2">{hint}</rect>'
-        )
+        body.append(_box(left, top, part - 1.5, bar, f"fill c{i % COLOURS}", hint))
         left += part
         y = top + bar + 12 + (i + 0.5) * row
-        body.append(
-            f'<rect class="fill c{i % COLOURS}" x="2" y="{y - 5:.1f}" width="10" height="10" rx="2"/>'
-        )
-        body.append(_text(20, y + 4, name, "chart-name"))
+        body.append(_swatch(2, y - 5, i) + _text(20, y + 4, name, "chart-name"))
         body.append(_text(width - 2, y + 4, percent(share), "chart-figure", anchor="end"))
     return _svg(title, size, "".join(body))
 
@@ -159,10 +150,7 @@ def _legend(named: list[tuple[int, str]], width: int) -> tuple[str, int]:
         needed = 18 + _CHARACTER * len(name) + 12
         if x > 2 and x + needed > width:
             x, y = 2.0, y + 18
-        parts.append(
-            f'<rect class="fill c{i % COLOURS}" x="{x:.1f}" y="{y - 9}" width="10" height="10" rx="2"/>'
-        )
-        parts.append(_text(x + 15, y, name, "chart-name"))
+        parts.append(_swatch(x, y - 9, i) + _text(x + 15, y, name, "chart-name"))
         x += needed
     return "".join(parts), y - 16 if named else 0
 
@@ -180,9 +168,7 @@ def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
         label = frame.x_axis.label(tick)
         # A label at the right end would stick out of the picture.
         overhang = x + _CHARACTER * len(label) / 2 - frame.right - 10
-        parts.append(
-            _text(x - max(0.0, overhang), frame.bottom + 17, label, "chart-tick", anchor="middle")
-        )
+        parts.append(_text(x - max(0.0, overhang), frame.bottom + 17, label, "chart-tick", anchor="middle"))
     middle = (frame.left + frame.right) / 2
     parts.append(_text(middle, frame.bottom + 35, x_label, "chart-label", anchor="middle"))
     return "".join(parts)
@@ -193,9 +179,7 @@ def _line(frame: _Frame, line: Series, index: int, smooth: bool) -> str:
     if not smooth or len(line.y) < _SMOOTH_FROM:
         return _path(frame, line.x, line.y, f"line {colour}")
     mean = running_mean(line.y, len(line.y) // 50)
-    return _path(frame, line.x, line.y, f"line faint {colour}") + _path(
-        frame, line.x, mean, f"line {colour}"
-    )
+    return _path(frame, line.x, line.y, f"line faint {colour}") + _path(frame, line.x, mean, f"line {colour}")
 
 
 def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
@@ -215,9 +199,7 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
 def _band(frame: _Frame, line: Series, index: int, kind: str) -> str:
     if line.low is None or line.high is None:
         return ""
-    outlines: list[list[tuple[float, float, float]]] = [
-        []
-    ]  # one per stretch without gaps: x, low, high
+    outlines: list[list[tuple[float, float, float]]] = [[]]  # one per stretch without gaps: x, low, high
     for i in thin(line.y, _DRAWN_POINTS):
         low, high = line.low[i], line.high[i]
         if plottable(low) and plottable(high) and plottable(line.y[i]):
@@ -226,9 +208,7 @@ def _band(frame: _Frame, line: Series, index: int, kind: str) -> str:
             outlines.append([])
     path = ""
     for outline in filter(None, outlines):
-        around = [(x, high) for x, _, high in outline] + [
-            (x, low) for x, low, _ in reversed(outline)
-        ]
+        around = [(x, high) for x, _, high in outline] + [(x, low) for x, low, _ in reversed(outline)]
         path += "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in around) + "Z"
     return f'<path class="{kind} c{index % COLOURS}" d="{path}"/>' if path else ""
 
@@ -241,59 +221,58 @@ def _reference(frame: _Frame, reference: Reference) -> str:
     )
 
 
-def _hover(
-    frame: _Frame, series: list[Series], drawn: list[Series], x_label: str, as_percent: bool
-) -> str:
-    """What the mouse finds: strips over the long series, then a dot on each point of the short ones."""
+def _hover(frame: _Frame, series: list[Series], drawn: list[Series], x_label: str, as_percent: bool) -> str:
+    """What the mouse finds: strips over long series, and a dot on each point of the short ones."""
     word = percent if as_percent else _value
-    strips, dots = [], []
-    long = [i for i, s in enumerate(series) if len(s.x) >= _DOTTED_BELOW]
-    if long:
-        x = series[long[0]].x
-        stride = -(-len(x) // _HOVER_STRIPS)
-        at = [frame.x(x[j]) for j in range(0, len(x), stride)]
-        edges = [frame.left, *((a + b) / 2 for a, b in zip(at, at[1:])), frame.right]
-        for k, j in enumerate(range(0, len(x), stride)):
-            near = [(i, min(bisect_left(series[i].x, x[j]), len(series[i].x) - 1)) for i in long]
-            texts = [
-                f"{series[i].name}: {word(y)}" for i, n in near if plottable(y := series[i].y[n])
-            ]
-            if not texts:
-                continue
-            marks = "".join(
-                _dot(at[k], frame.y(y), i) for i, n in near if plottable(y := drawn[i].y[n])
-            )
-            strips.append(
-                f'<g class="hover"><rect x="{edges[k]:.1f}" y="{frame.top:.1f}" '
-                f'width="{max(0.0, edges[k + 1] - edges[k]):.1f}" height="{frame.bottom - frame.top:.1f}"/>'
-                f'<g class="cue">{_rule(at[k], frame.top, at[k], frame.bottom, "chart-zero")}{marks}</g>'
-                f"<title>{_tooltip(x[j], x_label, texts)}</title></g>"
-            )
-    for i, line in enumerate(drawn):
-        if i in long:
-            continue
-        for x_value, y, own in zip(line.x, line.y, series[i].y):
-            if plottable(y) and plottable(own):
-                tip = _tooltip(x_value, x_label, [f"{line.name}: {word(own)}"])
-                spot = _dot(frame.x(x_value), frame.y(y), i)
-                dots.append(f'<g class="spot">{spot}<title>{tip}</title></g>')
-    return "".join(strips + dots)
+    is_stacked = drawn is not series
+    long = [i for i, s in enumerate(series) if s.x and (is_stacked or len(s.x) >= _DOTTED_BELOW)]
+    parts = []
+    for x_value, left, right in _strips(frame, series[long[0]].x) if long else ():
+        near = [(i, min(bisect_left(series[i].x, x_value), len(series[i].x) - 1)) for i in long]
+        lines = [f"{series[i].name}: {word(y)}" for i, n in near if plottable(y := series[i].y[n])]
+        x = frame.x(x_value)
+        cue = _rule(x, frame.top, x, frame.bottom, "chart-zero") + "".join(
+            _dot(x, frame.y(y), i) for i, n in near if plottable(y := drawn[i].y[n])
+        )
+        strip = _box(left, frame.top, right - left, frame.bottom - frame.top, "strip")
+        tip = _tooltip(x_value, x_label, lines)
+        parts.append(f'<g class="hover">{strip}<g class="cue">{cue}</g>{tip}</g>')
+    for i, line in enumerate(series):
+        points = zip(line.x, line.y) if i not in long else ()
+        for x_value, y_value in points:
+            if plottable(y_value):
+                dot = _dot(frame.x(x_value), frame.y(y_value), i)
+                tip = _tooltip(x_value, x_label, [f"{line.name}: {word(y_value)}"])
+                parts.append(f'<g class="spot">{dot}{tip}</g>')
+    return "".join(parts)
+
+
+def _strips(frame: _Frame, xs: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Values of x to tell about, each with the left and right edge of the strip that tells it."""
+    told = xs[:: -(-len(xs) // _HOVER_STRIPS)]
+    edges = [frame.left, *((frame.x(a) + frame.x(b)) / 2 for a, b in pairwise(told)), frame.right]
+    return [(x, left, right) for x, (left, right) in zip(told, pairwise(edges))]
 
 
 def _tooltip(x: float, x_label: str, lines: list[str]) -> str:
-    return escape("\n".join([f"{x_label}: {_value(x)}", *lines]))
+    return f"<title>{escape(chr(10).join([f'{x_label}: {_value(x)}', *lines]))}</title>"
 
 
 def _value(value: float) -> str:
-    return (
-        f"{value:,.0f}"
-        if float(value).is_integer() and abs(value) < 1e15
-        else short_number(value, 5)
-    )
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else short_number(value, 5)
 
 
 def _dot(x: float, y: float, index: int) -> str:
     return f'<circle class="dot c{index % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+
+
+def _swatch(x: float, y: float, index: int) -> str:
+    return _box(x, y, 10, 10, f"fill c{index % COLOURS}")
+
+
+def _box(x: float, y: float, width: float, height: float, kind: str, inner: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}"'
+    return f'<rect class="{kind}" {place} rx="2">{inner}</rect>'
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
@@ -301,13 +280,11 @@ def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _svg(title: str, size: tuple[int, int], body: str) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" aria-label="{escape(title)}" '
-        f'viewBox="0 0 {size[0]} {size[1]}">{body}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {size[0]} {size[1]}" '
+        f'role="img" aria-label="{escape(title)}">{body}</svg>'
     )

@@ -1,15 +1,21 @@
-"""The closing summary of a run, for the terminal."""
+"""Facts for the terminal, one to a line, and the closing summary of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from unidle.report.history import Record, number, read_history
 from unidle.report.wording import duration, percent, score, score_with_spread, short_number
+
+
+def print_facts(console: Console, facts: dict[str, str]) -> None:
+    """Print `facts` in two columns. Lines are never folded, so that a path can be copied whole."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        console.print(Text.assemble((name.ljust(width), "dim"), "  ", value), soft_wrap=True)
 
 
 def print_summary(
@@ -22,24 +28,16 @@ def print_summary(
     facts = {
         "steps": f"{history.steps:,} in {duration(history.wall)}",
         "speed": f"{short_number(speed)} steps/s, mean of the whole run" if speed else None,
-        "training return": f"{score(training)}, last 100 episodes"
-        if training is not None
-        else None,
+        "training return": f"{score(training)}, last 100 episodes" if training is not None else None,
         "best evaluation": _evaluation(history.best_evaluation),
         "final evaluation": _evaluation(history.final_evaluation),
         "time": shares or None,
         "report": str(report) if report else None,
         "checkpoint": str(checkpoint) if checkpoint else None,
     }
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")  # a path must stay whole to be copied
-    for name, value in facts.items():
-        if value is not None:
-            table.add_row(name, Text(value))
     console.print()
-    console.print(Text(history.name, style="bold"))
-    console.print(table)
+    console.print(Text(history.name, style="bold"), soft_wrap=True)
+    print_facts(console, {name: value for name, value in facts.items() if value is not None})
 
 
 def _evaluation(record: Record | None) -> str | None:

@@ -42,6 +42,7 @@ class ActionLayout:
     nvec: tuple[int, ...]  # categories of each head
     low: np.ndarray  # [reals] float32, rounded inwards so that a clipped action is inside the space
     high: np.ndarray
+    bounded: np.ndarray  # [reals] whether the space names both ends; an integer Box without them still has its dtype's
 
     @staticmethod
     def of(space: spaces.Space, discretize: int | None = None) -> ActionLayout:
@@ -55,17 +56,22 @@ class ActionLayout:
             sizes, bins = _categories(leaf, path, discretize)
             parts.append(Part(path, leaf, slice(len(nvec), len(nvec) + len(sizes)), bins))
             nvec += sizes
-        lows, highs, start = [np.zeros(0)], [np.zeros(0)], len(nvec)
+        # longdouble holds int64 exactly, so that 2**63 - 1 is not rounded up out of its space.
+        lows, highs = [np.zeros(0, np.longdouble)], [np.zeros(0, np.longdouble)]
+        bounded, start = [np.zeros(0, np.bool_)], len(nvec)
         for path, leaf in reals:
             size = int(np.prod(leaf.shape, dtype=np.int64))
             parts.append(Part(path, leaf, slice(start, start + size), None))
-            lows.append(np.asarray(leaf.low, np.float64).ravel())
-            highs.append(np.asarray(leaf.high, np.float64).ravel())
+            lows.append(leaf.low.astype(np.longdouble).ravel())
+            highs.append(leaf.high.astype(np.longdouble).ravel())
+            bounded.append((leaf.bounded_below & leaf.bounded_above).ravel())
             start += size
         if start == 0:
             raise UsageError("The action space is empty: there is nothing to learn; give it at least one action.")
         low, high = np.concatenate(lows), np.concatenate(highs)
-        return ActionLayout(space, tuple(parts), tuple(nvec), _round_up(low), -_round_up(-high))
+        return ActionLayout(
+            space, tuple(parts), tuple(nvec), _round_up(low), -_round_up(-high), np.concatenate(bounded)
+        )
 
     @property
     def heads(self) -> int:
@@ -111,7 +117,6 @@ class ActionLayout:
         """
         if isinstance(mask, (dict, tuple, list)) and self.parts[0].path:
             flat = [_mask_of_part(part, self._nvec_of(part), _follow(mask, part.path)) for part in self.parts]
-            flat = [entry for entry in flat if entry.size]
             return np.concatenate(flat)
         if len(self.parts) == 1:
             return _mask_of_part(self.parts[0], self.nvec, mask)
@@ -152,33 +157,40 @@ def _categories(space: Any, path: Path, discretize: int | None) -> tuple[list[in
     if isinstance(space, spaces.MultiBinary):
         return [2] * int(np.prod(space.shape)), None
     assert discretize is not None
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+    if not space.is_bounded():
         raise UsageError(
             f"{describe_path('action', path)} has no finite bounds, so it cannot be cut into {discretize} bins; "
             "leave out --discretize or bound the action space."
         )
     share = np.linspace(0, 1, discretize).reshape(-1, *[1] * len(space.shape))
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    values = np.clip((low * (1 - share) + high * share).astype(space.dtype), space.low, space.high)
+    values = low * (1 - share) + high * share
+    if space.dtype.kind in "iub":
+        values = np.rint(values)  # 100 × 0.29 is 28.999…: a cast alone would lose the 29
+    values = np.clip(values.astype(space.dtype), space.low, space.high)
     return [discretize] * int(np.prod(space.shape, dtype=np.int64)), values
 
 
 def _round_up(bound: np.ndarray) -> np.ndarray:
     """The smallest float32 that is not below `bound`."""
-    rounded = bound.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded = bound.astype(np.float32)
     return np.where(rounded < bound, np.nextafter(rounded, np.float32(np.inf)), rounded).astype(np.float32)
 
 
 def _decode_part(part: Part, row: np.ndarray) -> Any:
     space, values = part.space, row[part.columns]
     if isinstance(space, spaces.Discrete):
-        return space.start + space.dtype.type(values[0])  # type: ignore[union-attr]
+        return space.start + space.dtype.type(values[0])
     if isinstance(space, spaces.MultiDiscrete):
         return values.astype(space.dtype).reshape(space.nvec.shape) + space.start
     if part.bins is not None:
         return np.take_along_axis(part.bins, values.astype(np.int64).reshape(1, *space.shape), 0)[0]  # type: ignore[misc]
-    if space.dtype.kind in "iu":  # type: ignore[union-attr]
+    if space.dtype.kind in "iub":  # type: ignore[union-attr]
         values = np.rint(values)
+    elif space.dtype == np.float64:
+        # Between close bounds there may be no float32 at all (a joint locked at 0.1).
+        values = np.minimum(np.maximum(values, space.low), space.high)  # type: ignore[attr-defined]
     return values.astype(space.dtype).reshape(space.shape)
 
 
@@ -200,8 +212,13 @@ def _rebuild(space: spaces.Space, path: Path, values: dict[Path, Any]) -> Any:
 
 
 def _follow(mask: Any, path: Path) -> Any:
-    for key in path:
-        mask = None if mask is None else mask.get(key) if isinstance(mask, dict) else mask[key]
+    try:
+        for key in path:
+            mask = None if mask is None else mask.get(key) if isinstance(mask, dict) else mask[key]
+    except (IndexError, TypeError):
+        raise UsageError(
+            f"{MASK} has nothing for {describe_path('action', path)}; give it the action's structure."
+        ) from None
     return mask
 
 
@@ -210,18 +227,29 @@ def _mask_of_part(part: Part, nvec: tuple[int, ...], mask: Any) -> np.ndarray:
     width = sum(nvec)
     if mask is None or not nvec:
         return np.ones(width, np.uint8)
-    if isinstance(part.space, spaces.MultiBinary) and np.size(mask) == len(nvec):
-        bits = np.ravel(mask) != 0
+    entries = _mask_arrays(mask)
+    flat = np.concatenate(entries)
+    if isinstance(part.space, spaces.MultiBinary) and flat.size == len(nvec):
+        bits = flat != 0
         return np.stack([np.ones_like(bits), bits], 1).ravel().astype(np.uint8)
-    if isinstance(mask, (tuple, list)):
-        mask = np.concatenate([_mask_of_part(part, nvec, None)[:0], *(np.ravel(entry) for entry in mask)])
-    return _mask_entries(mask, width)
+    if len(entries) == len(nvec):
+        for head, (entry, n) in enumerate(zip(entries, nvec)):
+            if entry.size != n:
+                raise UsageError(f"{MASK} has {entry.size} entries for head {head}, which has {n}; mend the mask.")
+    return _mask_entries(flat, width)
+
+
+def _mask_arrays(mask: Any) -> list[np.ndarray]:
+    """A mask as flat arrays: one, or one per head where it came as a (nested) tuple or list of them."""
+    if isinstance(mask, (tuple, list)) and any(isinstance(entry, (tuple, list, np.ndarray)) for entry in mask):
+        return [array for entry in mask for array in _mask_arrays(entry)]
+    return [np.ravel(mask)]
 
 
 def _mask_entries(mask: Any, width: int) -> np.ndarray:
     flat = (np.ravel(mask) != 0).astype(np.uint8)
     if flat.size != width:
         raise UsageError(
-            f"{MASK} has {flat.size} entries where the action space has {width} (all heads one after the other); mend the mask."
+            f"{MASK} has {flat.size} entries, but the action space has {width}, all heads one after the other; mend it."
         )
     return flat

@@ -43,7 +43,7 @@ class ActionDistribution(torch.nn.Module):
             start += n
         self.padded = bool((place == self.n_logits).any())
         low, high = torch.from_numpy(layout.low), torch.from_numpy(layout.high)
-        bounded = torch.isfinite(low) & torch.isfinite(high)
+        bounded = torch.from_numpy(layout.bounded)
         scale = torch.where(bounded, (high.double() - low.double()) / 2, 1.0).float()
         shift = torch.where(bounded, (high.double() + low.double()) / 2, 0.0).float()
         for name, value in (("_place", place), ("_low", low), ("_high", high), ("_scale", scale), ("_shift", shift)):
@@ -108,7 +108,7 @@ class ActionDistribution(torch.nn.Module):
         return log_prob, entropy
 
     def to_env(self, action: Tensor) -> Tensor:
-        """What the environment gets: reals scaled to their range and clipped to their bounds, categories as they are."""
+        """What the environment gets: reals scaled to their range and clipped to it, categories as they are."""
         if not self.reals:
             return action
         reals = action[..., self.heads :] * self._scale + self._shift

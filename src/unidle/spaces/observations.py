@@ -49,7 +49,7 @@ class Leaf:
 
 
 def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """(channels, height, width) of a picture of this shape, channels first or last, or none; None if it is no picture."""
+    """(channels, height, width) of a picture with channels first, last or none; None if the shape is no picture's."""
     if len(shape) == 2 and min(shape) >= 8:
         return 1, *shape
     if len(shape) != 3:
@@ -81,6 +81,8 @@ class RowLayout:
             dtype, shape = _storage(leaf, path)
             leaves.append(Leaf(path, leaf, dtype, shape, offset))
             offset = _aligned(offset + leaves[-1].nbytes)
+        if offset == 0:
+            raise UsageError("The observation space is empty: there is nothing to see; give it at least one number.")
         return RowLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
 
     @cached_property
@@ -95,7 +97,7 @@ class RowLayout:
             fields["names"].append(MASK)
             fields["formats"].append((np.uint8, (self.mask_width,)))
             fields["offsets"].append(self.mask_offset)
-        return np.dtype({**fields, "itemsize": self.row_bytes})  # type: ignore[call-overload,no-any-return]
+        return np.dtype({**fields, "itemsize": self.row_bytes})  # type: ignore[call-overload]
 
     def writer(self, rows: np.ndarray) -> Callable[[int, Any], None]:
         """A function that packs an observation into row i of `rows` ([n, row_bytes] uint8), casting as it copies."""
@@ -163,7 +165,8 @@ def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]
     if isinstance(space, spaces.Discrete):
         return np.dtype(np.int64 if abs(int(space.start)) + int(space.n) > 2**31 - 1 else np.int32), ()
     if isinstance(space, spaces.MultiDiscrete):
-        return np.dtype(np.int64 if int(np.max(space.nvec)) > 2**31 - 1 else np.int32), space.nvec.shape
+        most = int(np.max(np.abs(space.start) + space.nvec))
+        return np.dtype(np.int64 if most > 2**31 - 1 else np.int32), space.nvec.shape
     if isinstance(space, spaces.MultiBinary):
         return np.dtype(np.uint8), space.shape
     raise UsageError(
@@ -174,13 +177,15 @@ def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]
 
 def _rebuild(space: spaces.Space, path: Path, values: dict[Path, Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {k: _rebuild(part, (*path, k), values) for k, part in space.spaces.items() if _has(values, (*path, k))}
+        inside = {k: part for k, part in space.spaces.items() if not _is_mask(part, (*path, k), values)}
+        return {k: _rebuild(part, (*path, k), values) for k, part in inside.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_rebuild(part, (*path, i), values) for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Discrete):
-        return space.dtype.type(values[path])  # type: ignore[union-attr]
+        return space.dtype.type(values[path])
     return np.asarray(values[path]).astype(space.dtype)
 
 
-def _has(values: dict[Path, Any], path: Path) -> bool:
-    return any(key[: len(path)] == path for key in values)
+def _is_mask(space: spaces.Space, path: Path, values: dict[Path, Any]) -> bool:
+    """The mask is the one leaf that has no field of its own."""
+    return path not in values and not isinstance(space, (spaces.Dict, spaces.Tuple))

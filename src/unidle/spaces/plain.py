@@ -17,14 +17,19 @@ def space_to_plain(space: spaces.Space) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+        return {
+            "kind": "MultiDiscrete",
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+            "dtype": str(space.dtype),
+        }
     if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "shape": list(space.shape)}
+        return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
     assert isinstance(space, spaces.Box), space
     return {
         "kind": "Box",
-        "low": _bound(space.low),
-        "high": _bound(space.high),
+        "low": _bound(space.low, space.bounded_below, -np.inf),
+        "high": _bound(space.high, space.bounded_above, np.inf),
         "shape": list(space.shape),
         "dtype": str(space.dtype),
     }
@@ -38,17 +43,29 @@ def space_from_plain(plain: dict[str, Any]) -> spaces.Space:
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for part in plain["parts"]])
     if kind == "Discrete":
-        return spaces.Discrete(plain["n"], start=plain["start"], dtype=np.dtype(plain["dtype"]).type)
+        # Older Gymnasium takes no dtype here, and needs none: it is always int64.
+        dtype_too = {} if plain["dtype"] == "int64" else {"dtype": np.dtype(plain["dtype"]).type}
+        return spaces.Discrete(plain["n"], start=plain["start"], **dtype_too)
     if kind == "MultiDiscrete":
         dtype = np.dtype(plain["dtype"])
-        return spaces.MultiDiscrete(np.array(plain["nvec"], dtype), start=np.array(plain["start"], dtype), dtype=dtype.type)
+        return spaces.MultiDiscrete(
+            np.array(plain["nvec"], dtype), start=np.array(plain["start"], dtype), dtype=dtype.type
+        )
     if kind == "MultiBinary":
-        return spaces.MultiBinary(plain["shape"])
-    shape, dtype = tuple(plain["shape"]), np.dtype(plain["dtype"])
-    low, high = (np.broadcast_to(np.array(plain[end], dtype), shape) for end in ("low", "high"))
-    return spaces.Box(low, high, shape, dtype.type)
+        return spaces.MultiBinary(plain["n"])
+    low, high = (_bound_from_plain(plain[end], plain["dtype"]) for end in ("low", "high"))
+    return spaces.Box(low, high, tuple(plain["shape"]), np.dtype(plain["dtype"]).type)
 
 
-def _bound(bound: np.ndarray) -> Any:
-    """One number where all are equal (a picture's bounds), else all of them."""
+def _bound(bound: np.ndarray, given: np.ndarray, infinity: float) -> Any:
+    """One number where all are equal (a picture's bounds), else all; infinity where an integer Box has no bound."""
+    if not given.all():
+        bound = np.where(given, bound.astype(np.float64), infinity)
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.tolist()
+
+
+def _bound_from_plain(plain: Any, dtype: str) -> Any:
+    if not isinstance(plain, list):
+        return plain
+    flat = np.array(plain)
+    return flat if np.isinf(flat).any() else flat.astype(dtype)

@@ -1,0 +1,36 @@
+# make setup · make demo · make test; each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test lint format
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "unidle needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: RUN := demo-$(shell date +%Y%m%d-%H%M%S)
+demo: setup
+	$(BIN)/unidle train --env CartPole-v1 --preset classic --timesteps 150000 --seed 1 \
+	  --eval-every 10000 --eval-episodes 20 --target-return 490 --run-name $(RUN)
+	@echo
+	$(BIN)/unidle eval runs/$(RUN) --episodes 20
+	@echo "Now open runs/$(RUN)/report.html in a browser."
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .

@@ -1,0 +1,39 @@
+"""unidle: reinforcement learning that never lets the GPU wait."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unidle.api import TrainedRun as TrainedRun
+    from unidle.api import load as load
+    from unidle.api import resume as resume
+    from unidle.api import train as train
+    from unidle.engine.evaluate import Evaluation as Evaluation
+    from unidle.engine.trainer import Moment as Moment
+    from unidle.errors import TrainingError as TrainingError
+    from unidle.errors import UsageError as UsageError
+
+__version__ = "0.1.0"
+
+# Loaded on first use: `import unidle`, the command line's help and the worker processes do without torch.
+_WHERE = {
+    "train": "unidle.api",
+    "resume": "unidle.api",
+    "load": "unidle.api",
+    "TrainedRun": "unidle.api",
+    "Evaluation": "unidle.engine.evaluate",
+    "Moment": "unidle.engine.trainer",
+    "UsageError": "unidle.errors",
+    "TrainingError": "unidle.errors",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'unidle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

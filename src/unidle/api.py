@@ -1,0 +1,268 @@
+"""What a Python user calls: `train`, `load`, and the run that both return."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unidle.config import Config
+from unidle.config.layers import lay
+from unidle.config.machine import limit_threads
+from unidle.config.validate import validated
+from unidle.engine.agent import Agent
+from unidle.engine.build import choose_workers, make_envs, resolve_network
+from unidle.engine.checkpoint import RunFolder, write_atomically
+from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
+from unidle.engine.trainer import Callback, Trainer
+from unidle.envs.contract import probe
+from unidle.envs.make import EnvFactory, EnvMaker, env_maker
+from unidle.errors import UsageError
+from unidle.journal import read_records
+from unidle.nn.policy import NetworkFactory
+from unidle.report.display import Display
+from unidle.report.html import write_report
+
+# What may differ between a run and its continuation: how long, how fast, what is looked at; not what is learned.
+_MAY_CHANGE_ON_RESUME = {
+    *(f.name for f in dataclasses.fields(Config().engine)),
+    *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
+    *("tensorboard", "wandb", "runs_dir", "run_name"),
+}
+
+
+class TrainedRun:
+    """A run folder with something trained in it."""
+
+    def __init__(self, path: Path, env: EnvMaker | None = None, network: NetworkFactory | None = None) -> None:
+        self.folder = RunFolder.open(path)
+        self.path = path
+        self.config = self.folder.config()
+        self._maker = env
+        self._network = network or resolve_network(self.config.recipe.network)[0]
+        self._agent: Agent | None = None
+
+    @property
+    def agent(self) -> Agent:
+        """The best policy so far (the latest, if none was evaluated)."""
+        if self._agent is None:
+            self._agent = Agent(self.folder.for_use(), self.config, self._network)
+        return self._agent
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All metrics, oldest first."""
+        return read_records(self.path / "metrics.jsonl")
+
+    @property
+    def report(self) -> Path:
+        """The page with plots."""
+        return self.path / "report.html"
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run so far, as plain values."""
+        records = self.records
+        last: dict[str, Any] = next((r for r in reversed(records) if r["kind"] == "iteration"), {})
+        evaluations = [r for r in records if r["kind"] == "evaluation"]
+        step, wall = last.get("step", 0), last.get("wall", 0.0)
+        return {
+            "run": str(self.path),
+            "step": step,
+            "timesteps": self.config.run.timesteps,
+            "wall_seconds": wall,
+            "steps_per_second": step / wall if wall else None,
+            "training_return": last.get("rollout/return_mean"),
+            "final_evaluation": evaluations[-1]["eval/return_mean"] if evaluations else None,
+            "best_evaluation": max((r["eval/return_mean"] for r in evaluations), default=None),
+            "seconds": {k.removeprefix("time/"): v for k, v in last.items() if k.startswith("time/")},
+            "checkpoint": str(self.folder.for_use()),
+            "report": str(self.report),
+        }
+
+    def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
+        """The action for one observation."""
+        return self.agent.predict(observation, deterministic=deterministic, action_mask=action_mask)
+
+    def maker(self) -> EnvMaker:
+        """Makes the environments this run was trained on."""
+        return self._maker or env_maker(self.config.run.env, self.config.run.env_kwargs)
+
+    def evaluate(self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True) -> Evaluation:
+        """Play `episodes` episodes with the best policy, in new environments with seeds that training never used."""
+        if episodes < 1:
+            raise UsageError(f"{episodes} episodes are too few; play at least 1.")
+        recipe, engine = self.config.recipe, self.config.engine
+        maker = self.maker()
+        contract = probe(maker, recipe.discretize)
+        if contract.rows.space != self.agent.rows.space or contract.actions.space != self.agent.actions.space:
+            raise UsageError(f"{maker.name} has other spaces than the environment {self.path} was trained on.")
+        seed = self.config.run.seed + 1 if seed is None else seed
+        n_envs = min(episodes, 10)
+        workers = choose_workers(engine, n_envs, contract.step_seconds)
+        envs = make_envs(maker, contract, n_envs, seed, workers, FIRST_EVALUATION_ENV)
+        try:
+            return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed)
+        finally:
+            envs.close()
+
+
+def load(path: str | Path, *, env: EnvFactory | None = None, network: NetworkFactory | None = None) -> TrainedRun:
+    """An earlier run; `env` and `network` only where they were Python objects that cannot be imported by name."""
+    run = TrainedRun(Path(path), env_maker(env) if env else None, network)
+    run.folder.for_use()  # says now, not later, if there is nothing to load
+    return run
+
+
+def train(
+    env: str | EnvFactory,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    network: str | NetworkFactory | None = None,
+    after_iteration: Sequence[Callback] = (),
+    after_evaluation: Sequence[Callback] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> TrainedRun:
+    """Train a policy and return the run.
+
+    `env` is a Gymnasium id, "module:callable", or a factory. `settings` are the command line's flags with underscores
+    (timesteps=200_000, seed=1, n_envs=8, …); they override `config` (a YAML file), which overrides `preset`.
+    """
+    name = env if isinstance(env, str) else None
+    layers = lay(preset, Path(config) if config else None, torch.cuda.is_available(), name, settings.get("n_envs"))
+    maker = env_maker(env, settings.get("env_kwargs", layers.config.run.env_kwargs))
+    factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
+    flags = {**settings, "env": maker.name, "network": network_name}
+    settled = validated(layers.settled_with(flags), layers.preset_batch_size)
+    return start(settled, layers.notes, maker, factory, after_iteration, after_evaluation, quiet)
+
+
+def start(
+    config: Config,
+    notes: Sequence[str] = (),
+    maker: EnvMaker | None = None,
+    network: NetworkFactory | None = None,
+    after_iteration: Sequence[Callback] = (),
+    after_evaluation: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> TrainedRun:
+    """Train what a validated config says, in a new run folder."""
+    maker = maker or env_maker(config.run.env, config.run.env_kwargs)
+    network = network or resolve_network(config.recipe.network)[0]
+    path = _new_path(config)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
+    build = _Build(maker, network, after_iteration, after_evaluation, quiet)
+    return build.train(config, path, notes, is_new=True)
+
+
+def resume(
+    path: str | Path,
+    *,
+    env: EnvFactory | None = None,
+    network: NetworkFactory | None = None,
+    after_iteration: Sequence[Callback] = (),
+    after_evaluation: Sequence[Callback] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> TrainedRun:
+    """Go on with a run from its latest checkpoint, exactly as if it had never stopped.
+
+    `settings` may extend it (timesteps) or change how fast it runs, but not its recipe.
+    """
+    folder = RunFolder.open(Path(path))
+    before = folder.config()
+    config = validated(before.with_values(settings, "resume"))
+    old, new = before.flat(), config.flat()
+    changed = [name for name in new if new[name] != old[name] and name not in _MAY_CHANGE_ON_RESUME]
+    if changed:
+        raise UsageError(
+            f"A resumed run keeps its recipe, and {', '.join(changed)} would change it; leave it out, or start anew."
+        )
+    maker = env_maker(env or config.run.env, config.run.env_kwargs)
+    factory = network or resolve_network(config.recipe.network)[0]
+    build = _Build(maker, factory, after_iteration, after_evaluation, quiet)
+    return build.train(config, Path(path), (), is_new=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Build:
+    """What a new and a resumed run have in common: everything but the folder."""
+
+    maker: EnvMaker
+    network: NetworkFactory | None
+    after_iteration: Sequence[Callback]
+    after_evaluation: Sequence[Callback]
+    quiet: bool
+
+    def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
+        limit_threads()
+        with nullcontext(_Silent()) if self.quiet else Display() as listener:
+            for note in notes:
+                listener.on_message(note)
+            trainer = Trainer(
+                config,
+                self.maker,
+                listener,
+                network=self.network,
+                after_iteration=self.after_iteration,
+                after_evaluation=self.after_evaluation,
+            )
+            try:
+                if is_new:
+                    folder = RunFolder.create(path, config)
+                else:
+                    folder = RunFolder.open(path)
+                    folder.lock()
+                    write_atomically(path / "config.yaml", config.to_yaml().encode())
+                trainer.train(folder)
+            finally:
+                trainer.close()
+        write_report(path)
+        return TrainedRun(path, self.maker, self.network)
+
+
+class _Silent:
+    """A listener that shows nothing."""
+
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int) -> None:
+        pass
+
+    def on_iteration(self, record: dict[str, Any]) -> None:
+        pass
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        pass
+
+    def on_message(self, text: str) -> None:
+        pass
+
+    def on_end(self) -> None:
+        pass
+
+
+def _new_path(config: Config) -> Path:
+    """The folder for a new run: the user's name for it, or one that is still free."""
+    run = config.run
+    if run.run_name is not None:
+        if not run.run_name or "/" in run.run_name or run.run_name in (".", ".."):
+            raise UsageError(
+                f"`run_name` is {run.run_name!r}; give a plain folder name, and its place with --runs-dir."
+            )
+        path = Path(run.runs_dir) / run.run_name
+        if (path / "config.yaml").exists():
+            raise UsageError(
+                f"There is already a run in {path}; go on with --resume {path}, or choose another --run-name."
+            )
+        return path
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run.env}-{config.recipe.algo}-{run.preset}-seed{run.seed}").strip("-")
+    path, number = Path(run.runs_dir) / name, 1
+    while path.exists():
+        number += 1
+        path = Path(run.runs_dir) / f"{name}-{number}"
+    return path

@@ -1,0 +1,5 @@
+"""`python -m unidle.cli`"""
+
+from unidle.cli.main import main
+
+main()

@@ -1,0 +1,275 @@
+"""The commands: parse, call the library, say what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from unidle.cli.flags import parse, peek, print_json, wants_help
+from unidle.config import Config, Engine, Recipe, Run
+from unidle.config.layers import Layers, lay
+from unidle.config.machine import available_cores, available_memory
+from unidle.config.presets import load_preset, preset_names
+from unidle.config.schema import load_yaml
+from unidle.config.validate import validated
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _TrainFlags:
+    """Train a policy. Flags override --config, which overrides --preset."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    engine: Engine = field(default_factory=Engine)
+    run: Run = field(default_factory=Run)
+    config: Path | None = None
+    """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo or Isaac Lab."""
+    resume: Path | None = None
+    """Run folder to go on with, exactly where its latest checkpoint stands."""
+    quiet: bool = False
+    """Show no progress."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def train_command(argv: list[str]) -> None:
+    """`unidle train`"""
+    if peek(argv, "--resume") and not wants_help(argv):
+        _resume(argv)
+        return
+    file = peek(argv, "--config")
+    layers = _layers(argv, Path(file) if file else None)
+    given = layers.config
+    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run))
+    config = validated(Config(flags.recipe, flags.engine, flags.run), layers.preset_batch_size)
+
+    from unidle.api import start
+
+    trained = start(config, layers.notes, quiet=flags.quiet or flags.json)
+    _close(trained, flags.json, flags.quiet)
+
+
+def _layers(argv: list[str], file: Path | None) -> Layers:
+    """Preset and config file, which give the flags their defaults."""
+    n_envs = peek(argv, "--n-envs") or peek(argv, "--num-envs")
+    known = int(n_envs) if n_envs and n_envs.isdigit() else None
+    return lay(peek(argv, "--preset"), file, not wants_help(argv) and _has_gpu(), peek(argv, "--env"), known)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _resume(argv: list[str]) -> None:
+    path = Path(peek(argv, "--resume") or "")
+    if not (path / "config.yaml").exists():
+        raise UsageError(
+            f"{path} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run."
+        )
+    if peek(argv, "--config") or peek(argv, "--preset"):
+        raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
+    before = load_yaml(path / "config.yaml")
+    flags = parse(_TrainFlags, argv, "train", _TrainFlags(before.recipe, before.engine, before.run, resume=path))
+    old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
+    changes = {name: value for name, value in new.items() if value != old[name]}
+
+    from unidle.api import resume
+
+    _close(resume(path, quiet=flags.quiet or flags.json, **changes), flags.json, flags.quiet)
+
+
+def _close(trained: Any, as_json: bool, quiet: bool) -> None:
+    """The short report at the end of training."""
+    if as_json:
+        print_json(trained.summary())
+    elif not quiet:
+        from rich.console import Console
+
+        from unidle.report.terminal import print_summary
+
+        checkpoint = trained.folder.for_use()
+        print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
+
+
+@dataclass(frozen=True)
+class _EvalFlags:
+    """Play episodes with the best policy of a run, in new environments."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, as runs/my-run."""
+    episodes: int = 20
+    """Episodes to play."""
+    seed: int | None = None
+    """Seed of the episodes; none: one that training never used."""
+    stochastic: bool = False
+    """Sample actions instead of taking the most likely ones."""
+    video: bool = False
+    """Film the first episode as video.mp4 in the run folder (extra `video`)."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def eval_command(argv: list[str]) -> None:
+    """`unidle eval`"""
+    flags = parse(_EvalFlags, argv, "eval")
+
+    from unidle.api import load
+
+    run = load(flags.run)
+    result = run.evaluate(flags.episodes, seed=flags.seed, deterministic=not flags.stochastic)
+    film = None
+    if flags.video:
+        from unidle.report.video import film_episode
+
+        film = film_episode(run.agent, run.maker(), flags.run / "video.mp4", run.config.run.seed + 1)
+    if flags.json:
+        print_json(
+            {
+                "run": str(flags.run),
+                "step": run.agent.step,
+                "episodes": result.episodes,
+                "mean_return": result.mean_return,
+                "std_return": result.std_return,
+                "mean_length": result.mean_length,
+                "returns": result.returns,
+                "video": str(film) if film else None,
+            }
+        )
+        return
+    print(f"{result.episodes} episodes with the policy of step {run.agent.step:,}")
+    print(f"mean return {result.mean_return:.1f} ± {result.std_return:.1f}, mean length {result.mean_length:.0f}")
+    if film:
+        print(f"film        {film}")
+
+
+@dataclass(frozen=True)
+class _PresetsFlags:
+    """List the presets, what each needs, and which of them suit this machine."""
+
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def presets_command(argv: list[str]) -> None:
+    """`unidle presets`"""
+    flags = parse(_PresetsFlags, argv, "presets")
+    cores, memory = available_cores(), available_memory()
+    rows = []
+    for name in preset_names():
+        preset = load_preset(name)
+        recipe = preset.apply(Config()).recipe
+        fits = preset.cores <= cores and preset.memory() <= memory
+        rows.append(
+            {
+                "preset": name,
+                "n_envs": recipe.n_envs,
+                "n_steps": recipe.n_steps,
+                "total_batch": recipe.total_batch,
+                "batch_size": recipe.batch_size,
+                "n_epochs": recipe.n_epochs,
+                "network": list(recipe.network_arch),
+                "cores": preset.cores,
+                "memory_gb": round(preset.memory() / 2**30, 1),
+                "fits": fits,
+                "instead": None if fits else preset.smaller(cores),
+                "measured": preset.measured,
+                "description": preset.description,
+            }
+        )
+    if flags.json:
+        print_json({"cores": cores, "memory_gb": round(memory / 2**30, 1), "presets": rows})
+        return
+    from rich.console import Console
+
+    from unidle.report.presets import print_presets
+
+    print_presets(Console(), rows, cores, memory)
+
+
+@dataclass(frozen=True)
+class _CheckFlags:
+    """Check an environment for the mistakes that make training fail or learn nothing."""
+
+    env: Annotated[str, tyro.conf.Positional]
+    """Gymnasium id, or module:callable that returns an environment."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment, as YAML: '{continuous: true}'."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def check_env_command(argv: list[str]) -> None:
+    """`unidle check-env`"""
+    flags = parse(_CheckFlags, argv, "check-env")
+
+    from unidle.envs.examine import examine
+    from unidle.envs.make import env_maker
+
+    found = examine(env_maker(flags.env, flags.env_kwargs))
+    if flags.json:
+        print_json(dataclasses.asdict(found))
+        return
+    print(f"{flags.env} is sound: {found.steps} steps, {found.episodes} episodes checked.")
+    for name, value in found.facts.items():
+        print(f"  {name:<12} {value}")
+    for remark in found.remarks:
+        print(f"  note: {remark}")
+
+
+@dataclass(frozen=True)
+class _ExportFlags:
+    """Write the best policy of a run, its normalisers included, in a form that needs no unidle."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, as runs/my-run."""
+    onnx: bool = False
+    """Write policy.onnx into the run folder (extra `onnx`)."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def export_command(argv: list[str]) -> None:
+    """`unidle export`"""
+    flags = parse(_ExportFlags, argv, "export")
+    if not flags.onnx:
+        raise UsageError("Say which form to write: --onnx.")
+
+    from unidle.api import load
+    from unidle.engine.export import export_onnx
+
+    path = export_onnx(load(flags.run).agent, flags.run / "policy.onnx")
+    if flags.json:
+        print_json({"path": str(path)})
+    else:
+        print(path)
+
+
+@dataclass(frozen=True)
+class _ReportFlags:
+    """Write report.html of a run from its metrics, also while it is still training."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, as runs/my-run."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def report_command(argv: list[str]) -> None:
+    """`unidle report`"""
+    flags = parse(_ReportFlags, argv, "report")
+    if not (flags.run / "config.yaml").exists():
+        raise UsageError(f"{flags.run} is not a run folder (it has no config.yaml); give the folder of a run.")
+
+    from unidle.report.html import write_report
+
+    path = write_report(flags.run)
+    if flags.json:
+        print_json({"path": str(path)})
+    else:
+        print(path)

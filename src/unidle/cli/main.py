@@ -1,0 +1,77 @@
+"""Picks the command, and turns errors into a sentence and an exit code: 0 done, 2 the user's mistake, 1 the rest.
+
+Nothing heavy is imported until a command needs it: `unidle --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from unidle.config.machine import limit_threads
+from unidle.errors import TrainingError, UsageError
+
+_COMMANDS = {
+    "train": "train a policy, or go on with a run (--resume)",
+    "eval": "play episodes with a trained policy",
+    "presets": "list the presets, and which of them suit this machine",
+    "check-env": "check an environment for mistakes before training on it",
+    "export": "write the policy as ONNX",
+    "report": "write a run's report.html again",
+}
+
+_HELP = f"""usage: unidle COMMAND [OPTIONS]
+
+Reinforcement learning that never lets the GPU wait.
+
+commands:
+{chr(10).join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())}
+
+examples:
+  unidle train --env CartPole-v1 --timesteps 100000 --run-name my-run
+  unidle train --resume runs/my-run
+  unidle eval runs/my-run --episodes 20
+
+`unidle COMMAND --help` says what a command takes. Commands that print a result take --json."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command; returns its exit code."""
+    limit_threads()
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_HELP)
+        return 0
+    if argv[0] == "--version":
+        from unidle import __version__
+
+        print(__version__)
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in _COMMANDS:
+        return _complain(f"There is no command `{name}`; choose one of {', '.join(_COMMANDS)}.", rest, 2)
+    try:
+        command: Callable[[list[str]], None] = getattr(
+            import_module("unidle.cli.commands"), name.replace("-", "_") + "_command"
+        )
+        command(rest)
+    except UsageError as error:
+        return _complain(str(error), rest, 2)
+    except TrainingError as error:
+        return _complain(str(error), rest, 1)
+    except KeyboardInterrupt:
+        return _complain("Stopped at once; the last checkpoint is kept.", rest, 1)
+    return 0
+
+
+def _complain(sentence: str, argv: list[str], code: int) -> int:
+    print(f"unidle: {sentence}", file=sys.stderr)
+    if "--json" in argv:
+        print(json.dumps({"error": sentence}))
+    return code

@@ -1,0 +1,47 @@
+"""How a run's settings come together: defaults, then the preset, then a config file, then flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unidle.config.foreign import read_config
+from unidle.config.presets import default_preset, load_preset
+from unidle.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Settings before the user's flags, and what the user should be told about them."""
+
+    config: Config
+    notes: list[str]
+
+    def settled_with(self, flags: dict[str, Any]) -> Config:
+        """Lay the user's flags on top."""
+        return self.config.with_values(flags, "settings")
+
+    @property
+    def preset_batch_size(self) -> int:
+        """What `--batch-size auto` must not exceed."""
+        size = load_preset(self.config.run.preset or "classic").values["batch_size"]
+        assert isinstance(size, int)
+        return size
+
+
+def lay(
+    preset: str | None, file: Path | None, has_gpu: bool, env: str | None = None, n_envs: int | None = None
+) -> Layers:
+    """Lay preset and config file over the defaults; what a file means may depend on the flags `env` and `n_envs`."""
+    translated = read_config(file, env, n_envs) if file else None
+    notes = list(translated.notes) if translated else []
+    named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
+    if not named:
+        named = default_preset(has_gpu)
+        reason = "a GPU is there" if has_gpu else "there is no GPU here"
+        notes.append(f"No preset was named; taking `{named}` because {reason}. `unidle presets` lists them all.")
+    config = load_preset(named).apply(Config())
+    if translated:
+        config = config.with_values({**translated.values, "preset": named}, str(file))
+    return Layers(config, notes)

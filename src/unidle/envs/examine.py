@@ -1,0 +1,88 @@
+"""A longer look at an environment than training takes: what `unidle check-env` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from unidle.envs.check import check_mask, check_observation, check_outcome
+from unidle.envs.contract import mask_from, probe, random_action
+from unidle.envs.make import EnvMaker
+from unidle.errors import UsageError
+
+_STEPS = 1000
+
+
+@dataclass
+class Findings:
+    """What was checked, what the environment is, and what is allowed but worth knowing."""
+
+    env: str
+    steps: int = 0
+    episodes: int = 0
+    facts: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def examine(maker: EnvMaker, steps: int = _STEPS) -> Findings:
+    """Step an environment with random actions and check everything it returns; UsageError at the first breach."""
+    contract = probe(maker)
+    found = Findings(maker.name)
+    first, second = (_play(maker, contract, steps, seed=1, found=found if once else None) for once in (True, False))
+    if not all(np.array_equal(a, b) for a, b in zip(first, second)):
+        found.remarks.append(
+            "two episodes from the same seed differ, so runs cannot be repeated or resumed exactly; "
+            "draw everything random from self.np_random."
+        )
+    rows, actions = contract.rows, contract.actions
+    found.facts = {
+        "observation": str(rows.space).replace("\n", " "),
+        "action": str(actions.space).replace("\n", " "),
+        "action mask": "yes" if rows.mask_width else "no",
+        "step": f"{contract.step_seconds * 1e6:.0f} µs",
+    }
+    found.remarks += _remarks(rows.space, actions.space)
+    return found
+
+
+def _play(maker: EnvMaker, contract: Any, steps: int, seed: int, found: Findings | None) -> list[np.ndarray]:
+    """Every observation and reward of `steps` random steps, packed; all of them checked."""
+    env = maker()
+    rng = np.random.default_rng(seed)
+    seen = []
+    try:
+        observation, info = check_outcome(env.reset(seed=seed), 2, "reset")
+        for _ in range(steps):
+            mask = mask_from(observation, info, contract.rows.space) if contract.rows.mask_width else None
+            flat = check_mask(contract.actions, mask) if contract.rows.mask_width else None
+            outcome = check_outcome(env.step(random_action(contract.actions, rng, flat)), 5, "step")
+            observation, reward, terminated, truncated, info = outcome
+            check_observation(env.observation_space, observation, "step", reward)
+            if not all(isinstance(flag, (bool, np.bool_)) for flag in (terminated, truncated)):
+                raise UsageError("step() must return terminated and truncated as True or False.")
+            seen.append(
+                np.append(contract.rows.pack(observation), np.frombuffer(np.float64(reward).tobytes(), np.uint8))
+            )
+            if found:
+                found.steps += 1
+                found.episodes += bool(terminated or truncated)
+            if terminated or truncated:
+                observation, info = check_outcome(env.reset(seed=seed + len(seen)), 2, "reset")
+                check_observation(env.observation_space, observation, "reset")
+    finally:
+        env.close()
+    return seen
+
+
+def _remarks(observation: spaces.Space, action: spaces.Space) -> list[str]:
+    remarks = []
+    if isinstance(action, spaces.Box) and not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
+        remarks.append("the action space is unbounded, so actions are not scaled; bound it if the scale is known.")
+    if isinstance(observation, spaces.Box) and observation.dtype != np.uint8:
+        widest = np.abs(np.where(np.isfinite(observation.high), observation.high, 0)).max(initial=0)
+        if widest > 100:
+            remarks.append(f"observations reach {widest:g}; --normalize-obs is likely to help.")
+    return remarks

@@ -1,0 +1,44 @@
+"""The table of `unidle presets`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memory: int) -> None:
+    """Print one line per preset: its shape, what it needs, and what to take instead where this machine is too small."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in (
+        "preset",
+        "envs × steps",
+        "total batch",
+        "batch",
+        "epochs",
+        "network",
+        "cores",
+        "memory",
+        "this machine",
+    ):
+        table.add_column(name, no_wrap=name != "this machine")
+    for row in rows:
+        table.add_row(
+            row["preset"],
+            f"{row['n_envs']} × {row['n_steps']}",
+            f"{row['total_batch']:,}",
+            f"{row['batch_size']:,}",
+            str(row["n_epochs"]),
+            ",".join(map(str, row["network"])),
+            str(row["cores"]),
+            f"{row['memory_gb']} GB",
+            "fits" if row["fits"] else f"too small, take {row['instead']}",
+        )
+    console.print(table)
+    console.print()
+    for row in rows:
+        measured = f"; {row['measured']}" if row["measured"] else ""
+        console.print(f"{row['preset']:<10} {row['description']}{measured}", highlight=False)
+    console.print()
+    console.print(f"This machine: {cores} cores, {memory / 2**30:.0f} GB of memory. `heavy` is recommended with a GPU.")

@@ -1,0 +1,527 @@
+"""PPO's update on rollouts of real environments: against the policy that acted, against a slow and obvious re-implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_envs import Drift, short_cartpole
+from small_runs import SmallRun, as_sequences, floats, record_acting, small_run, twin
+from torch import Tensor
+from torch.testing import assert_close
+
+from unidle.config import Recipe
+from unidle.memory.rollout import Rollout
+
+ENVS = ["CartPole-v1", "Pendulum-v1"]
+
+
+# -- the policy that acted and the policy that learns are the same -------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [*ENVS, "Taxi-v4"])
+@pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
+def test_every_ratio_is_1_before_the_first_minibatch(env: str, recurrent: str) -> None:
+    run = small_run(
+        env, n_steps=32, batch_size=16, recurrent=recurrent, normalize_obs=True, normalize_reward=True, learning_rate=3e-3
+    )
+    notes = record_acting(run)
+    for _ in range(3):
+        notes.clear()
+        run.collect()
+        batch = twin(run).prepare(run.rollout)
+        acting = torch.stack([log_prob for log_prob, _ in notes])  # [T, N]
+        length = batch.rows.shape[1]
+        assert length == (1 if recurrent == "none" else 16)
+        assert_close(batch.log_probs, as_sequences(acting, length), atol=1e-5, rtol=0)
+        for index in torch.arange(len(batch.rows)).split(16 // length):
+            part = batch.at(index)
+            with torch.no_grad():
+                params, values = run.policy(part.rows, part.starts, part.states)
+                log_probs, _ = run.policy.distribution.score(params, part.actions)
+            assert_close((log_probs - part.log_probs).exp(), torch.ones_like(log_probs), atol=1e-5, rtol=0)
+            assert_close(values, part.values, atol=1e-5, rtol=1e-5)
+        before = run.algo.parameters.flat.detach().clone()
+        run.learn()
+        assert not torch.equal(before, run.algo.parameters.flat)  # the next round is with other weights
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_an_update_of_one_minibatch_reports_no_kl_and_nothing_clipped(env: str) -> None:
+    run = small_run(env, batch_size=32, n_epochs=1, normalize_obs=True, normalize_reward=True, learning_rate=1e-2)
+    for _ in range(3):
+        run.collect()
+        metrics = run.learn()
+        assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+        assert metrics["clip_fraction"] == 0.0
+        assert metrics["updates"] == 1.0
+
+
+def test_statistics_are_frozen_while_an_iteration_lasts_and_updated_once_from_its_batch() -> None:
+    run = small_run("Pendulum-v1", normalize_obs=True, normalize_reward=True)
+    norm, rewards = run.policy.encoder.norm, run.algo.reward_norm
+    assert norm is not None
+    assert rewards is not None
+    seen, sums, running = [], [], torch.zeros(2, dtype=torch.float64)
+    for iteration in range(1, 4):
+        before = {name: value.clone() for name, value in norm.state_dict().items()}
+        run.collect()
+        for name, value in norm.state_dict().items():
+            assert torch.equal(value, before[name]), name
+        assert rewards.count == 32 * (iteration - 1)
+        run.learn()
+        seen.append(floats(run.rollout.rows[:-1], 3).reshape(-1, 3).double())
+        for reward in run.rollout.rewards:  # episodes of Pendulum last 200 steps: none ends here
+            running = reward.double() + 0.99 * running
+            sums.append(running)
+        everything, returns = torch.cat(seen), torch.cat(sums)
+        assert norm.count == rewards.count == 32 * iteration
+        assert_close(norm.mean, everything.mean(0))
+        assert_close(norm.var, everything.var(0, unbiased=False))
+        assert rewards.var.item() == pytest.approx(returns.var(unbiased=False).item(), rel=1e-5)
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
+    # λ = 0 and γ = 0 leave the reward itself: return = A + V = r / σ, and with γ = 0 the discounted return is the reward.
+    run = small_run("Pendulum-v1", gamma=0.0, gae_lambda=0.0, normalize_reward=True)
+    run.collect()
+    batch = run.algo.prepare(run.rollout)
+    rewards = run.rollout.rewards
+    expected = (rewards / rewards.double().std(unbiased=False).float()).reshape(-1, 1)
+    assert_close(batch.returns, expected, atol=1e-4, rtol=1e-4)
+
+
+# -- one whole update --------------------------------------------------------------------------------------------------
+
+
+class SlowPPO:
+    """PPO as the paper tells it: plain loops in float64, parameters one by one, and a real break at target_kl."""
+
+    def __init__(self, run: SmallRun, length: int = 1) -> None:
+        """`length` is that of the sequences a recurrent policy learns from."""
+        self.recipe: Recipe = run.algo.recipe
+        self.length = length
+        self.discrete = run.policy.distribution.heads == 1
+        self.n_inputs = int(run.envs.contract.rows.space.shape[0])  # type: ignore[index]
+        self.weights = {n: p.detach().double().clone().requires_grad_() for n, p in run.policy.named_parameters()}
+        self.adam = torch.optim.Adam(self.weights.values(), lr=self.recipe.learning_rate, eps=1e-5, foreach=False)
+
+    def remember(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """What the recurrent layer makes of an observation, and its state after."""
+        if self.recipe.recurrent == "none":
+            return observation, state
+        w, size = self.weights, self.recipe.recurrent_size
+        hidden = state[:size]
+        from_input = w["core.cell.weight_ih"] @ observation + w["core.cell.bias_ih"]
+        from_hidden = w["core.cell.weight_hh"] @ hidden + w["core.cell.bias_hh"]
+        if self.recipe.recurrent == "gru":
+            (r_in, z_in, n_in), (r_hid, z_hid, n_hid) = from_input.split(size), from_hidden.split(size)
+            reset, keep = torch.sigmoid(r_in + r_hid), torch.sigmoid(z_in + z_hid)
+            hidden = (1 - keep) * torch.tanh(n_in + reset * n_hid) + keep * hidden
+            return hidden, hidden
+        enter, forget, candidate, out = (from_input + from_hidden).split(size)
+        cell = torch.sigmoid(forget) * state[size:] + torch.sigmoid(enter) * torch.tanh(candidate)
+        hidden = torch.sigmoid(out) * torch.tanh(cell)
+        return hidden, torch.cat([hidden, cell])
+
+    def layers(self, trunk: str, head: str, features: Tensor) -> Tensor:
+        w = self.weights
+        for layer in ("0", "2"):
+            features = torch.tanh(features @ w[f"{trunk}.{layer}.weight"].T + w[f"{trunk}.{layer}.bias"])
+        return features @ w[f"{head}.weight"].T + w[f"{head}.bias"]
+
+    def value(self, features: Tensor) -> Tensor:
+        trunk = "actor_trunk" if self.recipe.share_trunk else "critic_trunk"
+        return self.layers(trunk, "critic_head", features).squeeze(-1)
+
+    def log_prob_and_entropy(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.layers("actor_trunk", "actor_head", features)
+        if self.discrete:
+            categories = torch.distributions.Categorical(logits=out)
+            return categories.log_prob(action.squeeze(-1)), categories.entropy()
+        normal = torch.distributions.Normal(out, self.weights["log_std"].exp())
+        return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+
+    def observation(self, row: Tensor) -> Tensor:
+        return floats(row, self.n_inputs).double()
+
+    @torch.no_grad()
+    def transitions(self, rollout: Rollout, env: int) -> list[dict[str, Tensor]]:
+        """All that is known of one environment's steps, advantages included."""
+        recipe = self.recipe
+        steps, n_envs = rollout.shape
+        finals = {int(at): row for at, row in zip(rollout.final_at, rollout.final_rows)}
+        state = rollout.states[0, env].double()
+        records: list[dict[str, Tensor]] = []
+        values, afterwards = [], []
+        for t in range(steps + 1):
+            if rollout.starts[t, env]:
+                state = torch.zeros_like(state)
+            observation, before = self.observation(rollout.rows[t, env]), state
+            features, state = self.remember(observation, state)
+            values.append(self.value(features))
+            if t == steps:
+                break
+            action = rollout.actions[t, env].double()
+            log_prob, _ = self.log_prob_and_entropy(features, action)
+            records.append({"observation": observation, "action": action, "log_prob": log_prob, "state": before})
+            records[-1]["start"] = rollout.starts[t, env]
+            afterwards.append(state)
+        advantage = torch.zeros((), dtype=torch.float64)
+        for t in reversed(range(steps)):
+            following = values[t + 1]
+            if rollout.terminated[t, env]:
+                following = torch.zeros_like(following)
+            elif rollout.truncated[t, env]:
+                following = self.value(self.remember(self.observation(finals[t * n_envs + env]), afterwards[t])[0])
+            delta = rollout.rewards[t, env].double() + recipe.gamma * following - values[t]
+            goes_on = not (rollout.terminated[t, env] or rollout.truncated[t, env])
+            advantage = delta + recipe.gamma * recipe.gae_lambda * advantage * goes_on
+            records[t] |= {"value": values[t], "advantage": advantage, "return": advantage + values[t]}
+        return records
+
+    def features(self, sequence: list[dict[str, Tensor]]) -> list[Tensor]:
+        """What comes out of the recurrent layer, from the state the sequence begins with."""
+        state, features = sequence[0]["state"], []
+        for record in sequence:
+            if record["start"]:
+                state = torch.zeros_like(state)
+            output, state = self.remember(record["observation"], state)
+            features.append(output)
+        return features
+
+    def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> int:
+        """Learn from the rollout; returns how many minibatches changed the weights."""
+        recipe, length = self.recipe, self.length
+        steps, n_envs = rollout.shape
+        linear = 1.0 - progress
+        for group in self.adam.param_groups:
+            group["lr"] = recipe.learning_rate * (linear if recipe.lr_schedule == "linear" else 1.0)
+        clip = recipe.clip_range * (linear if recipe.clip_schedule == "linear" else 1.0)
+        per_env = [self.transitions(rollout, env) for env in range(n_envs)]
+        sequences = [per_env[env][t : t + length] for t in range(0, steps, length) for env in range(n_envs)]
+        updates = 0
+        for _ in range(recipe.n_epochs):
+            order = torch.randperm(len(sequences), generator=shuffle).tolist()
+            per_minibatch = recipe.batch_size // length
+            for start in range(0, len(order), per_minibatch):
+                chosen = [sequences[i] for i in order[start : start + per_minibatch]]
+                features = torch.stack([output for sequence in chosen for output in self.features(sequence)])
+                records = [record for sequence in chosen for record in sequence]
+                data = {name: torch.stack([record[name] for record in records]) for name in records[0]}
+                advantages = data["advantage"]
+                if recipe.normalize_advantage:
+                    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+                log_prob, entropy = self.log_prob_and_entropy(features, data["action"])
+                ratio = (log_prob - data["log_prob"]).exp()
+                surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+                values = self.value(features)
+                if recipe.clip_range_vf is not None:
+                    change = (values - data["value"]).clamp(-recipe.clip_range_vf, recipe.clip_range_vf)
+                    values = data["value"] + change
+                error = ((values - data["return"]) ** 2).mean()
+                kl = ((ratio - 1) - ratio.log()).mean()
+                if recipe.target_kl is not None and kl > 1.5 * recipe.target_kl:
+                    return updates
+                self.adam.zero_grad()
+                (-surrogate.mean() + recipe.vf_coef * error - recipe.ent_coef * entropy.mean()).backward()
+                torch.nn.utils.clip_grad_norm_(self.weights.values(), recipe.max_grad_norm)
+                self.adam.step()
+                updates += 1
+        return updates
+
+
+def assert_same_weights(run: SmallRun, slow: SlowPPO) -> None:
+    for name, parameter in run.policy.named_parameters():
+        assert_close(parameter.detach().double(), slow.weights[name].detach(), atol=2e-5, rtol=1e-4, msg=name)
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "value clip and entropy": {"clip_range_vf": 0.1, "ent_coef": 0.01, "vf_coef": 0.7},
+    "no advantage normalisation": {"normalize_advantage": False, "max_grad_norm": 0.05},
+    "shared trunk": {"share_trunk": True},
+    "schedules": {"lr_schedule": "linear", "clip_schedule": "linear"},
+}
+
+
+@pytest.mark.parametrize("env", [short_cartpole, Drift])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_two_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, recipe: dict[str, Any]) -> None:
+    run = small_run(env, learning_rate=1e-3, **recipe)
+    slow = SlowPPO(run)
+    before = run.algo.parameters.flat.detach().clone()
+    for progress in (0.0, 0.5):
+        run.collect()
+        updates = slow.update(run.rollout, progress, run.shuffle())
+        assert run.learn(progress)["updates"] == updates == 8
+        assert_same_weights(run, slow)
+    assert (run.algo.parameters.flat - before).abs().max() > 1e-3
+    assert run.rollout.truncated.any()
+
+
+@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
+@pytest.mark.parametrize("env", [short_cartpole, Drift])
+def test_recurrent_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, recurrent: str) -> None:
+    # 2 envs × 24 steps in sequences of 8 (the greatest common divisor of 24 and 16), two to a minibatch.
+    run = small_run(env, learning_rate=1e-3, n_steps=24, batch_size=16, recurrent=recurrent)
+    slow = SlowPPO(run, length=8)
+    before = run.algo.parameters.flat.detach().clone()
+    for _ in range(2):
+        run.collect()
+        updates = slow.update(run.rollout, 0.0, run.shuffle())
+        assert run.learn()["updates"] == updates == 6
+        assert_same_weights(run, slow)
+    assert (run.algo.parameters.flat - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("env", [short_cartpole, Drift])
+@pytest.mark.parametrize(("target_kl", "fewest", "most"), [(3e-3, 2, 15), (1e-7, 1, 1)])
+def test_target_kl_ends_an_iteration_as_if_it_had_been_left_there_and_then(
+    env: Any, target_kl: float, fewest: int, most: int
+) -> None:
+    # Of 16 minibatches; the second iteration must go on as if nothing had been skipped.
+    run = small_run(env, learning_rate=1e-2, target_kl=target_kl, n_epochs=4)
+    slow = SlowPPO(run)
+    for _ in range(2):
+        run.collect()
+        updates = slow.update(run.rollout, 0.0, run.shuffle())
+        assert fewest <= updates <= most
+        assert run.learn()["updates"] == updates
+        assert_same_weights(run, slow)
+
+
+def test_minibatches_after_target_kl_was_passed_change_nothing() -> None:
+    # The target is passed within the first epoch, so all further epochs make no difference at all.
+    runs = [small_run("CartPole-v1", learning_rate=1e-2, target_kl=1e-6, n_epochs=n) for n in (1, 5)]
+    for run in runs:
+        for _ in range(2):
+            run.collect()
+            assert run.learn()["updates"] < 4
+    assert torch.equal(runs[0].algo.parameters.flat, runs[1].algo.parameters.flat)
+
+
+# -- Stable-Baselines3 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [short_cartpole, Drift])
+@pytest.mark.parametrize("recipe", [{}, {"clip_range_vf": 0.2, "ent_coef": 0.02, "max_grad_norm": 0.1}], ids=["default", "clipped"])
+def test_an_iteration_equals_that_of_stable_baselines3(env: Any, recipe: dict[str, Any]) -> None:
+    # The whole batch is one minibatch, so that the order of transitions plays no part; three epochs move the ratios.
+    sb3 = pytest.importorskip("stable_baselines3")
+    run = small_run(env, batch_size=64, n_envs=4, n_epochs=3, learning_rate=2e-3, **recipe)
+    peer = sb3.PPO(
+        "MlpPolicy",
+        sb3.common.env_util.make_vec_env(run.maker, 4),
+        n_steps=16,
+        batch_size=64,
+        n_epochs=3,
+        learning_rate=2e-3,
+        ent_coef=recipe.get("ent_coef", 0.0),
+        clip_range_vf=recipe.get("clip_range_vf"),
+        max_grad_norm=recipe.get("max_grad_norm", 0.5),
+        policy_kwargs={"net_arch": [16, 16]},
+        device="cpu",
+    )
+    theirs, ours = peer_parameters(peer), dict(run.policy.named_parameters())
+    for name, parameter in theirs.items():
+        parameter.data.copy_(ours[name])
+    peer._logger = sb3.common.logger.configure(None, [])
+    for _ in range(2):
+        run.collect()
+        fill_peer_buffer(peer, run)
+        peer.train()
+        metrics = run.learn()
+        logged = peer.logger.name_to_value
+        for name, parameter in theirs.items():
+            assert_close(ours[name].detach(), parameter.detach(), atol=1e-5, rtol=1e-4, msg=name)
+        assert metrics["value_loss"] == pytest.approx(logged["train/value_loss"], rel=1e-4)
+        assert metrics["policy_loss"] == pytest.approx(logged["train/policy_gradient_loss"], abs=1e-5)
+        assert metrics["entropy"] == pytest.approx(-logged["train/entropy_loss"], rel=1e-4)
+        assert metrics["clip_fraction"] == pytest.approx(logged["train/clip_fraction"], abs=1e-6)
+        assert metrics["explained_variance"] == pytest.approx(logged["train/explained_variance"], rel=1e-3, abs=1e-3)
+        assert run.rollout.truncated.any()
+
+
+def peer_parameters(peer: Any) -> dict[str, torch.nn.Parameter]:
+    """Stable-Baselines3's parameters under our names."""
+    renamed = {
+        "mlp_extractor.policy_net": "actor_trunk",
+        "mlp_extractor.value_net": "critic_trunk",
+        "action_net": "actor_head",
+        "value_net": "critic_head",
+        "log_std": "log_std",
+    }
+    names = {}
+    for name, parameter in peer.policy.named_parameters():
+        prefix = next(old for old in renamed if name.startswith(old))
+        names[renamed[prefix] + name.removeprefix(prefix)] = parameter
+    return names
+
+
+@torch.no_grad()
+def fill_peer_buffer(peer: Any, run: SmallRun) -> None:
+    """Put our rollout through Stable-Baselines3's own buffer, values and log-probabilities by its own network."""
+    rollout = run.rollout
+    steps, n_envs = rollout.shape
+    n_inputs = peer.observation_space.shape[0]
+    observations = floats(rollout.rows, n_inputs)  # [T + 1, N, ..]
+    finals = {int(at): floats(row, n_inputs) for at, row in zip(rollout.final_at, rollout.final_rows)}
+    from stable_baselines3.common.buffers import RolloutBuffer
+
+    buffer = RolloutBuffer(
+        steps, peer.observation_space, peer.action_space, "cpu", gae_lambda=0.95, gamma=0.99, n_envs=n_envs
+    )
+    for t in range(steps):
+        actions = rollout.actions[t]
+        if hasattr(peer.action_space, "n"):
+            actions = actions.long()
+        values, log_probs, _ = peer.policy.evaluate_actions(observations[t], actions.squeeze(-1))
+        rewards = rollout.rewards[t].numpy().copy()
+        for env in range(n_envs):  # as its collect_rollouts does it
+            if rollout.truncated[t, env]:
+                rewards[env] += 0.99 * peer.policy.predict_values(finals[t * n_envs + env].unsqueeze(0)).item()
+        buffer.add(observations[t].numpy(), actions.numpy(), rewards, rollout.starts[t].numpy(), values.flatten(), log_probs)
+    last = peer.policy.predict_values(observations[-1]).flatten()
+    buffer.compute_returns_and_advantage(last, rollout.starts[-1].numpy())
+    peer.rollout_buffer = buffer
+
+
+# -- schedules and checkpoints -----------------------------------------------------------------------------------------
+
+
+def test_linear_schedules_fall_to_zero_at_the_end_of_the_run() -> None:
+    run = small_run("CartPole-v1", lr_schedule="linear", clip_schedule="linear", learning_rate=1e-3, clip_range=0.2)
+    run.collect()
+    for progress, share in ((0.0, 1.0), (0.25, 0.75), (1.0, 0.0)):
+        before = run.algo.parameters.flat.detach().clone()
+        metrics = run.learn(progress)
+        assert metrics["learning_rate"] == pytest.approx(1e-3 * share)
+        assert metrics["clip_range"] == pytest.approx(0.2 * share)
+        assert torch.equal(before, run.algo.parameters.flat) == (share == 0.0)
+
+
+def test_constant_schedules_stay_whatever_the_progress() -> None:
+    run = small_run("CartPole-v1", learning_rate=1e-3, clip_range=0.3)
+    run.collect()
+    metrics = run.learn(0.9)
+    assert metrics["learning_rate"] == pytest.approx(1e-3)
+    assert metrics["clip_range"] == pytest.approx(0.3)
+
+
+def test_a_tenth_of_the_learning_rate_moves_the_weights_a_tenth_as_far() -> None:
+    # Adam's first step is proportional to the learning rate, so the schedule's tensor must reach it.
+    moved = []
+    for progress in (0.0, 0.9):
+        run = small_run("CartPole-v1", lr_schedule="linear", batch_size=32, n_epochs=1)
+        run.collect()
+        before = run.algo.parameters.flat.detach().clone()
+        run.learn(progress)
+        moved.append(run.algo.parameters.flat.detach() - before)
+    assert_close(moved[1], moved[0] / 10, atol=1e-7, rtol=1e-2)
+    assert moved[0].abs().max() > 1e-4
+
+
+def test_the_learning_rate_still_drives_adam_after_loading_a_checkpoint() -> None:
+    run = small_run("CartPole-v1", lr_schedule="linear")
+    run.collect()
+    run.learn()
+    loaded = twin(run)
+    before = loaded.parameters.flat.detach().clone()
+    assert torch.equal(before, run.algo.parameters.flat)
+    loaded.update(run.rollout, 1.0, run.shuffle())
+    assert torch.equal(before, loaded.parameters.flat)
+    loaded.update(run.rollout, 0.0, run.shuffle())
+    assert not torch.equal(before, loaded.parameters.flat)
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+def test_a_loaded_learner_goes_on_bit_for_bit(recurrent: str) -> None:
+    run = small_run("CartPole-v1", normalize_obs=True, normalize_reward=True, recurrent=recurrent, target_kl=0.02)
+    run.collect()
+    run.learn()
+    loaded = twin(run)
+    run.collect()
+    ours = run.learn()
+    theirs = loaded.update(run.rollout, 0.0, run.shuffle())
+    assert torch.equal(run.algo.parameters.flat, loaded.parameters.flat)
+    assert {name: float(value) for name, value in theirs.items()} == ours
+    for name, value in run.policy.state_dict().items():
+        assert torch.equal(value, loaded.policy.state_dict()[name]), name
+    assert torch.equal(run.algo.return_carry, loaded.return_carry)
+
+
+def test_loading_keeps_the_flat_tensor_and_its_views() -> None:
+    run = small_run("CartPole-v1")
+    flat = run.algo.parameters.flat
+    place = flat.data_ptr()
+    run.algo.load_state_dict(twin(run).state_dict())  # type: ignore[arg-type]
+    assert run.algo.parameters.flat.data_ptr() == place
+    with torch.no_grad():
+        flat.zero_()
+    assert all((parameter == 0).all() for parameter in run.policy.parameters())
+
+
+def test_the_same_rollout_and_shuffle_give_the_same_weights_bit_for_bit() -> None:
+    first, second = (small_run("CartPole-v1", seed=5) for _ in range(2))
+    for run in (first, second):
+        for _ in range(2):
+            run.collect()
+            run.learn()
+    assert torch.equal(first.algo.parameters.flat, second.algo.parameters.flat)
+
+
+# -- recurrence ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
+def test_sequences_cut_from_the_rollout_repeat_what_was_said_when_acting(recurrent: str) -> None:
+    run = small_run("CartPole-v1", n_steps=64, batch_size=32, recurrent=recurrent, normalize_obs=True)
+    notes = record_acting(run)
+    for _ in range(2):
+        notes.clear()
+        run.collect()
+        batch = run.algo.prepare(run.rollout)
+        assert batch.starts is not None
+        assert batch.starts[:, 1:].any(), "no episode starts inside a sequence: the test shows nothing"
+        with torch.no_grad():
+            params, _ = run.policy(batch.rows, batch.starts, batch.states)
+            log_probs, _ = run.policy.distribution.score(params, batch.actions)
+        acting = as_sequences(torch.stack([log_prob for log_prob, _ in notes]), 32)
+        assert_close(log_probs, acting, atol=1e-5, rtol=0)
+        # The test would notice a lost state: from zeros in place of the carried ones, the answers differ.
+        if run.iteration == 2:
+            with torch.no_grad():
+                params, _ = run.policy(batch.rows, batch.starts, torch.zeros_like(batch.states))
+                forgetful, _ = run.policy.distribution.score(params, batch.actions)
+            assert (forgetful - acting).abs().max() > 1e-4
+        run.learn()
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
+def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_whole_episode(recurrent: str) -> None:
+    # λ = 0: A = r + γ V(final) − V(row), so V(final) can be read off the advantage.
+    run = small_run(Drift, recurrent=recurrent, gae_lambda=0.0, n_steps=16, batch_size=16)
+    with torch.no_grad():
+        run.policy.critic_head.weight.mul_(3)
+    run.collect()
+    batch = run.algo.prepare(run.rollout)
+    length = batch.rows.shape[1]
+    steps, n_envs = run.rollout.shape
+    finals = {int(at): row for at, row in zip(run.rollout.final_at, run.rollout.final_rows)}
+    rewards = as_sequences(run.rollout.rewards, length)
+    said = (batch.advantages - rewards + batch.values) / 0.99
+    cut = as_sequences(run.rollout.truncated, length)
+    place = as_sequences(torch.arange(steps * n_envs).view(steps, n_envs), length)
+    assert cut.sum() == len(finals) == 3 * n_envs
+    for value, at in zip(said[cut], place[cut]):
+        t, env = divmod(int(at), n_envs)
+        # Feed the five observations of the episode one by one, then its final one.
+        state = torch.zeros(1, run.policy.state_size)
+        with torch.no_grad():
+            for row in run.rollout.rows[t - 4 : t + 1, env]:
+                _, after = run.policy.act(row.unsqueeze(0), state)
+                state = state if after is None else after
+            expected = run.policy.value(finals[int(at)].unsqueeze(0), state)
+        assert value.item() == pytest.approx(expected.item(), abs=1e-4)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unidle.config import machine
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cgroup folder, eight cores by affinity, and no SLURM."""
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    return tmp_path
+
+
+def write_v1(cgroup: Path, quota: int, period: int) -> None:
+    (cgroup / "cpu").mkdir()
+    (cgroup / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (cgroup / "cpu/cpu.cfs_period_us").write_text(f"{period}\n")
+
+
+def test_without_limits_the_affinity_mask_counts(cgroup: Path) -> None:
+    assert machine.available_cores() == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "cores"),
+    [
+        ("300000 100000", 3),
+        ("250000 100000", 2),
+        ("50000 100000", 1),  # half a core is still one process
+        ("1600000 100000", 8),
+        ("max 100000", 8),
+        ("nonsense", 8),
+        ("", 8),
+    ],
+)
+def test_a_cgroup_v2_quota_limits_the_cores(cgroup: Path, line: str, cores: int) -> None:
+    (cgroup / "cpu.max").write_text(line + "\n")
+    assert machine.available_cores() == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(400_000, 4), (50_000, 1), (-1, 8)])
+def test_a_cgroup_v1_quota_limits_the_cores(cgroup: Path, quota: int, cores: int) -> None:
+    write_v1(cgroup, quota, 100_000)
+    assert machine.available_cores() == cores
+
+
+def test_cgroup_v2_is_believed_before_v1(cgroup: Path) -> None:
+    write_v1(cgroup, 200_000, 100_000)
+    (cgroup / "cpu.max").write_text("500000 100000\n")
+    assert machine.available_cores() == 5
+
+
+@pytest.mark.parametrize(("granted", "cores"), [("4", 4), ("64", 8), ("0", 8), ("x", 8), ("", 8)])
+def test_the_slurm_grant_limits_the_cores(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch, granted: str, cores: int
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", granted)
+    assert machine.available_cores() == cores
+
+
+def test_the_least_of_all_limits_counts(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cgroup / "cpu.max").write_text("600000 100000\n")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "5")
+    assert machine.available_cores() == 5
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3}, raising=False)
+    assert machine.available_cores() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_a_process_pinned_to_one_core_has_one() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from unidle.config.machine import available_cores; print(available_cores())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "1"
+
+
+def test_a_container_limit_bounds_the_memory(cgroup: Path) -> None:
+    total = machine.available_memory()
+    assert total > 2**20
+    (cgroup / "memory.max").write_text(f"{2**20}\n")
+    assert machine.available_memory() == 2**20
+    (cgroup / "memory.max").write_text("max\n")
+    assert machine.available_memory() == total
+    (cgroup / "memory.max").write_text(f"{total * 2}\n")
+    assert machine.available_memory() == total
+
+
+def test_threads_are_limited_to_one_unless_the_user_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environ = {"MKL_NUM_THREADS": "4"}
+    monkeypatch.setattr(os, "environ", environ)
+    machine.limit_threads()
+    assert environ == {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "4",
+        "OPENBLAS_NUM_THREADS": "1",
+    }

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from unidle.config.presets import default_preset, load_preset, preset_names
+from unidle.config.schema import Config, section_of
+from unidle.config.validate import validated
+from unidle.errors import UsageError
+
+# name: n_envs, n_steps, batch_size, n_epochs, network_arch
+SHAPES = {
+    "classic": (1, 2048, 64, 10, (64, 64)),
+    "fast": (16, 256, 2048, 15, (512, 512)),
+    "heavy": (32, 256, 4096, 20, (1024, 512, 256)),
+    "beast": (64, 512, 8192, 30, (1024, 512, 512, 256)),
+    "max-gpu": (32, 8192, 512, 30, (1024, 1024, 512, 256)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_preset_has_exactly_its_documented_shape(name: str) -> None:
+    recipe = load_preset(name).apply(Config()).recipe
+    shape = (recipe.n_envs, recipe.n_steps, recipe.batch_size, recipe.n_epochs, recipe.network_arch)
+    assert shape == SHAPES[name]
+
+
+def test_the_isaac_presets_have_their_documented_sizes() -> None:
+    isaac = load_preset("isaac").apply(Config()).recipe
+    assert (isaac.n_envs, isaac.batch_size) == (128, 2048)
+    largest = load_preset("isaac-max").apply(Config()).recipe
+    assert (largest.n_envs, largest.n_steps, largest.batch_size) == (256, 4096, 4096)
+
+
+def test_classic_is_what_stable_baselines3_does_by_default() -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    recipe = load_preset("classic").apply(Config()).recipe
+    parameters = inspect.signature(sb3.PPO.__init__).parameters
+    shared = [
+        *("learning_rate", "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda"),
+        *("clip_range", "clip_range_vf", "normalize_advantage", "ent_coef", "vf_coef"),
+        *("max_grad_norm", "target_kl"),
+    ]
+    theirs = {name: parameters[name].default for name in shared}
+    assert {name: getattr(recipe, name) for name in shared} == theirs
+    assert (recipe.lr_schedule, recipe.clip_schedule) == ("constant", "constant")
+
+    policy = sb3.PPO("MlpPolicy", "CartPole-v1", device="cpu").policy
+    assert policy.net_arch == {"pi": list(recipe.network_arch), "vf": list(recipe.network_arch)}
+    assert policy.activation_fn.__name__.lower() == recipe.activation
+    assert policy.log_std_init == recipe.log_std_init
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_a_valid_run_of_recipe_values_only(name: str) -> None:
+    preset = load_preset(name)
+    config = preset.apply(Config().with_values({"env": "CartPole-v1"}, "test"))
+    assert validated(config) == config
+    assert {section_of(key) for key in preset.values} == {"recipe"}
+    assert preset.description
+
+
+def test_applying_a_preset_keeps_the_rest_and_records_its_name() -> None:
+    config = load_preset("fast").apply(Config().with_values({"seed": 3, "gamma": 0.9}, "test"))
+    assert (config.run.seed, config.recipe.gamma, config.run.preset) == (3, 0.9, "fast")
+
+
+def test_names_are_listed_by_size_and_then_alphabetically() -> None:
+    expected = ["classic", "fast", "heavy", "beast", "isaac", "isaac-max", "max-gpu"]
+    assert preset_names() == expected
+    cores = [load_preset(name).cores for name in expected[:4]]
+    assert cores == sorted(cores)
+
+
+def test_an_unknown_preset_is_answered_with_the_names() -> None:
+    with pytest.raises(UsageError) as error:
+        load_preset("huge")
+    assert str(error.value) == (
+        "There is no preset `huge`; choose one of classic, fast, heavy, beast, isaac, isaac-max, max-gpu."
+    )
+
+
+@pytest.mark.parametrize("name", ["../presets/fast", "", "fast.yaml"])
+def test_a_preset_name_is_no_path(name: str) -> None:
+    with pytest.raises(UsageError, match="There is no preset"):
+        load_preset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "expected"),
+    [
+        ("heavy", 8, None),
+        ("heavy", 64, None),
+        ("heavy", 7, "fast"),
+        ("beast", 15, "heavy"),
+        ("isaac-max", 16, "beast"),
+        ("fast", 2, "classic"),
+        ("fast", 0, "classic"),
+    ],
+)
+def test_too_few_cores_suggest_the_largest_preset_they_can_feed(name: str, cores: int, expected: str | None) -> None:
+    assert load_preset(name).smaller(cores) == expected
+
+
+def test_memory_grows_with_the_cores_a_preset_wants() -> None:
+    assert load_preset("classic").memory() == 1_200 * 2**20
+    assert load_preset("beast").memory() == 4_200 * 2**20
+
+
+def test_the_default_follows_the_gpu() -> None:
+    assert default_preset(has_gpu=True) == "heavy"
+    assert default_preset(has_gpu=False) == "classic"

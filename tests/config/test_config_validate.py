@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unidle.config.schema import Config, Recipe
+from unidle.config.validate import (
+    divisors,
+    largest_divisor,
+    nearest_divisors,
+    sequence_length,
+    validated,
+)
+from unidle.errors import UsageError
+
+sizes = st.integers(1, 5_000)
+unhurried = settings(deadline=None)  # the machine is shared
+
+
+def config_with(**values: Any) -> Config:
+    return Config().with_values({"env": "CartPole-v1", **values}, "test")
+
+
+def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
+    assert validated(config_with()) == config_with()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        *(
+            ({name: 0}, f"`{name}` is 0; it must be at least 1.")
+            for name in (
+                *("n_envs", "n_steps", "n_epochs", "recurrent_size"),
+                *("timesteps", "eval_episodes", "keep_checkpoints", "threads"),
+            )
+        ),
+        *(
+            ({name: 0}, f"`{name}` is 0.0; it must be above 0.")
+            for name in ("learning_rate", "clip_range", "max_grad_norm")
+        ),
+        ({"ent_coef": -0.1}, "`ent_coef` is -0.1; it must not be negative."),
+        ({"vf_coef": -1}, "`vf_coef` is -1.0; it must not be negative."),
+        ({"seed": -1}, "`seed` is -1; it must not be negative."),
+        ({"clip_range_vf": 0}, "`clip_range_vf` is 0.0; it must be above 0, or none."),
+        ({"target_kl": -1}, "`target_kl` is -1.0; it must be above 0, or none."),
+        ({"workers": 0}, "`workers` is 0; it must be above 0, or none."),
+        ({"checkpoint_every": 0}, "`checkpoint_every` is 0; it must be above 0, or none."),
+        ({"gamma": 1.01}, "`gamma` is 1.01; it must lie between 0 and 1."),
+        ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must lie between 0 and 1."),
+        ({"discretize": 1}, "`discretize` is 1; each action needs at least 2 bins."),
+        (
+            {"network_arch": [64, 0]},
+            "`network_arch` is (64, 0); every layer needs at least 1 unit.",
+        ),
+        ({"eval_every": -1}, "`eval_every` must not be negative; 0 turns evaluation off."),
+        (
+            {"target_return": 100, "eval_every": 0},
+            "`target_return` is judged by evaluations, and `eval_every` is 0; give it a number of steps.",
+        ),
+        (
+            {"env": ""},
+            "No environment was given; add --env, for example --env CartPole-v1.",
+        ),
+        (
+            {"n_envs": 3, "n_steps": 100, "batch_size": 64},
+            "Batch size 64 does not divide n_envs × n_steps = 3 × 100 = 300; take 60 or 75, or --batch-size auto.",
+        ),
+        (
+            {"n_steps": 100, "batch_size": 128},
+            "Batch size 128 does not divide n_envs × n_steps = 1 × 100 = 100; take 100, or --batch-size auto.",
+        ),
+        (
+            {"n_steps": 100, "batch_size": 0},
+            "Batch size 0 does not divide n_envs × n_steps = 1 × 100 = 100; take 1, or --batch-size auto.",
+        ),
+        (
+            {"batch_size": 1},
+            "A batch of 1 has no deviation to normalise by; use a larger batch or --no-normalize-advantage.",
+        ),
+        (
+            {"recurrent": "gru", "n_envs": 9, "n_steps": 16, "batch_size": 9},
+            "A recurrent policy learns from whole sequences, and no length divides both "
+            "n_steps 16 and batch size 9; take a batch size that has a divisor in common "
+            "with n_steps.",
+        ),
+    ],
+)
+def test_an_impossible_setting_is_refused_with_its_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validated(config_with(**values))
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"ent_coef": 0, "vf_coef": 0, "seed": 0},
+        {"gamma": 0, "gae_lambda": 1},
+        {"clip_range_vf": None, "target_kl": None, "workers": None, "checkpoint_every": None},
+        {"network_arch": []},
+        {"discretize": 2},
+        {"eval_every": 0},
+        {"target_return": 100},
+        {"batch_size": 1, "normalize_advantage": False},
+        {"recurrent": "gru", "n_envs": 9, "n_steps": 1, "batch_size": 9},
+    ],
+)
+def test_the_edge_of_what_is_possible_is_accepted(values: dict[str, Any]) -> None:
+    assert validated(config_with(**values)) == config_with(**values)
+
+
+@unhurried
+@given(n_envs=st.integers(1, 64), n_steps=st.integers(1, 512), limit=st.integers(2, 4096))
+def test_auto_takes_the_largest_batch_the_preset_allows(n_envs: int, n_steps: int, limit: int) -> None:
+    config = config_with(n_envs=n_envs, n_steps=n_steps, batch_size="auto", normalize_advantage=False)
+    size = validated(config, limit).recipe.batch_size
+    assert isinstance(size, int)
+    total = n_envs * n_steps
+    assert total % size == 0
+    assert size <= limit
+    assert not any(total % larger == 0 for larger in range(size + 1, min(limit, total) + 1))
+
+
+def test_auto_without_a_preset_stays_within_the_default_batch_size() -> None:
+    config = config_with(n_envs=3, n_steps=100, batch_size="auto")
+    assert validated(config).recipe.batch_size == 60
+
+
+def test_auto_that_finds_only_a_batch_of_one_is_refused() -> None:
+    with pytest.raises(UsageError, match="A batch of 1"):
+        validated(config_with(n_steps=2053, batch_size="auto"))  # a prime
+
+
+@unhurried
+@given(n=st.integers(1, 3_000))
+def test_divisors_are_all_that_divide_in_order(n: int) -> None:
+    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+@unhurried
+@given(n=sizes, limit=st.integers(-5, 6_000))
+def test_the_largest_divisor_divides_and_nothing_larger_does(n: int, limit: int) -> None:
+    result = largest_divisor(n, limit)
+    assert n % result == 0
+    assert result <= max(1, limit)
+    assert not any(n % d == 0 for d in range(result + 1, min(limit, n) + 1))
+
+
+@unhurried
+@given(n=sizes, size=st.integers(1, 6_000))
+def test_the_nearest_divisors_enclose_the_size_with_none_between(n: int, size: int) -> None:
+    below, above = nearest_divisors(n, size)
+    assert n % below == 0
+    assert n % above == 0
+    assert below <= size
+    if size > n:
+        assert below == above == n
+    else:
+        assert above >= size
+        assert not any(n % d == 0 for d in range(below + 1, above))
+        assert (below == above) == (n % size == 0)
+
+
+@unhurried
+@given(n_envs=st.integers(1, 32), n_steps=st.integers(1, 512), size=st.integers(1, 4096))
+def test_a_suggested_batch_size_is_accepted_when_taken(n_envs: int, n_steps: int, size: int) -> None:
+    for suggestion in nearest_divisors(n_envs * n_steps, size):
+        config = config_with(n_envs=n_envs, n_steps=n_steps, batch_size=suggestion, normalize_advantage=False)
+        assert validated(config).recipe.batch_size == suggestion
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "batch_size", "expected"),
+    [(128, 256, 64), (128, 32, 32), (48, 96, 48), (100, 75, 25), (1, 8, 1)],
+)
+def test_a_training_sequence_is_the_longest_that_fits_both(n_steps: int, batch_size: int, expected: int) -> None:
+    recipe = Recipe(n_envs=24, n_steps=n_steps, batch_size=batch_size, recurrent="lstm")
+    assert sequence_length(recipe) == expected
+
+
+def test_without_recurrence_a_sequence_is_one_step() -> None:
+    assert sequence_length(Recipe(n_steps=128, batch_size=64)) == 1

@@ -1,0 +1,250 @@
+"""The report page is parsed as a browser would, and compared with the files it was drawn from."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from unidle.config import Config
+from unidle.errors import UsageError
+from unidle.report.html import write_report
+from unidle.report.terminal import print_summary
+
+_VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """The texts of a page by class and tag; fails on a tag that is not closed where it should be."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str, str]] = []  # tag, class, text
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in _VOID:
+            self.open.append((tag, dict(attrs).get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and data.strip():
+            self.texts.append((*self.open[-1], data))
+
+    def of(self, tag: str, kind: str = "") -> list[str]:
+        return [text for t, k, text in self.texts if t == tag and kind in k.split(" ")]
+
+    def figures(self) -> dict[str, tuple[str, str]]:
+        """Name → value and detail of each key figure."""
+        found: dict[str, list[str]] = {}
+        for tag, _, text in self.texts:
+            if tag == "dt":
+                found[text] = []
+            elif tag == "dd":
+                found[list(found)[-1]].append(text)
+        return {name: (rest[0], "".join(rest[1:])) for name, rest in found.items()}
+
+
+def run_folder(folder: Path, records: list[dict[str, Any]], **values: Any) -> Path:
+    config = Config().with_values({"env": "CartPole-v1", "timesteps": 4000, **values}, "test")
+    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def iteration(i: int, **extra: Any) -> dict[str, Any]:
+    return {
+        "kind": "iteration",
+        "step": 1000 * i,
+        "iteration": i,
+        "wall": 2.0 * i,
+        "rollout/return_mean": 20.5 + i,
+        "rollout/steps_per_second": 500.0,
+        "train/policy_loss": -0.01 / i,
+        "train/value_loss": 3.0 / i,
+        "time/environment": 1.2 * i,
+        "time/inference": 0.2 * i,
+        "time/learn": 0.5 * i,
+        "time/other": 0.1 * i,
+        **extra,
+    }
+
+
+def evaluation(step: int, mean: float, std: float) -> dict[str, Any]:
+    return {
+        "kind": "evaluation",
+        "step": step,
+        "wall": step / 500,
+        "eval/return_mean": mean,
+        "eval/return_std": std,
+        "eval/episodes": 10,
+    }
+
+
+RECORDS = [
+    iteration(1),
+    iteration(2),
+    evaluation(2000, 180.25, 12.5),
+    iteration(3),
+    iteration(4),
+    evaluation(4000, 150.75, 30.25),
+]
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_key_figures_are_those_of_the_records(tmp_path: Path) -> None:
+    figures = page_of(run_folder(tmp_path, RECORDS)).figures()
+    assert figures["Steps"] == ("4,000", "100 % of 4k")
+    assert figures["Wall time"][0] == "8.0 s"
+    assert figures["Steps per second"][0] == "500"
+    assert figures["Best evaluation"] == ("180.25", "± 12.50 at step 2k")
+    assert figures["Final evaluation"] == ("150.75", "± 30.25 at step 4k")
+    assert figures["Training return"][0] == "24.50"
+
+
+def test_return_is_plotted_against_steps_and_against_wall_time(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, RECORDS))
+    tips = page.of("title")
+    assert "environment steps: 3,000\ntraining, last 100 episodes: 23.5" in tips
+    assert "wall time (s): 6\ntraining, last 100 episodes: 23.5" in tips
+    assert "environment steps: 2,000\nevaluation: 180.25" in tips
+    assert "wall time (s): 4\nevaluation: 180.25" in tips
+
+
+def test_the_time_is_split_in_shares_of_the_whole(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, RECORDS))
+    tips = page.of("title")
+    shares = ["environment: 60 %", "inference: 10 %", "learn: 25 %", "other: 5.0 %"]
+    assert [tip for tip in tips if tip in shares] == shares
+    assert "environment steps: 3,000\n" + "\n".join(shares) in tips
+
+
+def test_time_that_no_part_accounts_for_is_shown(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [iteration(1, wall=2.5)]))
+    assert "unattributed: 20 %" in page.of("title")
+
+
+def test_shares_over_time_are_those_of_each_stretch_alone(tmp_path: Path) -> None:
+    parts = ("environment", "inference", "learn", "other")
+    spent = [(2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 2.0, 0.0)]  # first only stepping, then only learning
+    records = [
+        iteration(i + 1, **{f"time/{part}": seconds for part, seconds in zip(parts, row)})
+        for i, row in enumerate(spent)
+    ]
+    tips = page_of(run_folder(tmp_path, records)).of("title")
+    assert "environment steps: 1,000\nenvironment: 100 %\ninference: 0 %\nlearn: 0 %\nother: 0 %" in tips
+    assert "environment steps: 2,000\nenvironment: 0 %\ninference: 0 %\nlearn: 100 %\nother: 0 %" in tips
+
+
+def test_only_recorded_metrics_get_a_plot(tmp_path: Path) -> None:
+    records = [iteration(1, **{"train/entropy": 0.6}), iteration(2, **{"train/entropy": None})]
+    titles = page_of(run_folder(tmp_path, records)).of("text", "chart-title")
+    assert {"Policy loss", "Value loss", "Entropy"} <= set(titles)
+    assert "Clip fraction" not in titles
+
+
+def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [], env_kwargs={"gravity": -9.8}, network_arch=[128, 64])
+    page = page_of(folder)
+    shown = dict(zip(page.of("th"), page.of("td")))
+    assert list(shown) == list(Config().flat())
+    assert shown["network_arch"] == "[128, 64]"
+    assert shown["env_kwargs"] == "{gravity: -9.8}"
+    assert shown["target_kl"] == "null"
+    assert page.of("h3") == ["recipe", "engine", "run"]
+
+
+def test_a_run_without_records_gets_a_page_that_says_so(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [])
+    (folder / "metrics.jsonl").unlink()
+    page = page_of(folder)
+    assert page.of("p", "note") == ["No iteration has been recorded yet."]
+    assert page.figures()["Steps"] == ("0", "0 % of 4k")
+    assert page.figures()["Best evaluation"] == ("–", "none yet")
+
+
+def test_records_with_gaps_and_unknown_keys_are_tolerated(tmp_path: Path) -> None:
+    bare = {"kind": "iteration", "step": 1000}
+    odd = iteration(2, **{"train/value_loss": float("nan"), "train/new": "text", "extra": [1]})
+    void = {"kind": "evaluation", "step": 2000, "eval/return_mean": float("nan")}
+    folder = run_folder(tmp_path, [bare, odd, {"kind": "note", "step": 1}, void])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "iteration", "st')  # cut short by a kill
+    page = page_of(folder)
+    assert page.figures()["Training return"][0] == "22.50"
+    assert page.figures()["Final evaluation"][0] == "–"
+
+
+def test_text_from_the_files_is_never_markup(tmp_path: Path) -> None:
+    evil = '<script>alert("1")</script>&amp;'
+    folder = run_folder(tmp_path, RECORDS, env=evil, run_name=evil, env_kwargs={evil: evil})
+    text = write_report(folder).read_text(encoding="utf-8")
+    page = Page(text)
+    assert "<script" not in text
+    assert page.of("h1") == [evil]
+    assert evil in page.of("b")
+
+
+def test_the_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    text = write_report(run_folder(tmp_path, RECORDS)).read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {name for name, _ in page.attributes} & {"src", "href", "data", "srcset", "onload"}
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a format, not fetched
+    assert not re.search(r"@import|url\(", text)
+
+
+def test_the_page_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS[:1])
+    assert write_report(folder) == folder / "report.html"
+    before = (folder / "report.html").stat().st_ino
+    run_folder(folder, RECORDS)
+    assert page_of(folder).figures()["Steps"][0] == "4,000"
+    assert (folder / "report.html").stat().st_ino != before
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "report.html"}
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.yaml"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_terminal_summary_gives_the_same_figures_and_whole_paths(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS)
+    checkpoint = folder / ("long-" * 20) / "best.pt"
+    console = Console(width=60, record=True, file=(tmp_path / "out").open("w"))
+    print_summary(console, folder, report=folder / "report.html", checkpoint=checkpoint)
+    lines = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in console.export_text().splitlines()}
+    assert lines["steps"] == "4,000 in 8.0 s"
+    assert lines["speed"].startswith("500 steps/s")
+    assert lines["best evaluation"] == "180.25 ± 12.50 at step 2k"
+    assert lines["final evaluation"] == "150.75 ± 30.25 at step 4k"
+    assert lines["time"] == "environment 60 %  inference 10 %  learn 25 %  other 5.0 %"
+    assert lines["report"] == str(folder / "report.html")
+    assert lines["checkpoint"] == str(checkpoint)
+
+
+def test_the_terminal_summary_of_a_new_run_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [])
+    console = Console(width=60, record=True, file=(tmp_path / "out").open("w"))
+    print_summary(console, folder)
+    shown = [line.split("  ")[0] for line in console.export_text().splitlines()[2:]]
+    assert shown == ["steps"]

@@ -1,0 +1,133 @@
+"""Little environments whose every number can be worked out beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from unidle.envs.slot import episode_seed
+
+
+class Counting(gymnasium.Env):
+    """Says which episode it is in (by its seed, a hash of run, environment and episode) and how far it is.
+
+    Observation [seed, step], reward code(seed) + step / 4096: both are exact. Nothing depends on the action.
+    """
+
+    observation_space = spaces.Box(0, 2**31 - 1, (2,), np.int64)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, longest: int = 7) -> None:
+        self._longest = longest
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._seed, self._step = seed if seed is not None else 1, 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        ended = self._step >= counting_length(self._seed, self._longest)
+        terminated = ended and counting_terminates(self._seed)
+        return self._observation(), counting_reward(self._seed, self._step), terminated, ended and not terminated, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._seed, self._step], np.int64)
+
+
+def counting_length(seed: int, longest: int = 7) -> int:
+    """Steps of the episode with this seed."""
+    return 1 + seed % longest
+
+
+def counting_terminates(seed: int) -> bool:
+    """Whether that episode ends by termination rather than truncation."""
+    return seed // 7 % 2 == 0
+
+
+def counting_reward(seed: int, step: int) -> float:
+    """The reward of that step of that episode: 12 bits of the seed before the point, the step behind it."""
+    return seed % 4096 + step / 4096
+
+
+def counting_steps(run_seed: int, env: int, steps: int, longest: int = 7) -> list[dict[str, Any]]:
+    """What environment `env` of a run must show in its first `steps` steps, one plain record each."""
+    records: list[dict[str, Any]] = []
+    episode = 0
+    while len(records) < steps:
+        seed = episode_seed(run_seed, env, episode)
+        length = counting_length(seed, longest)
+        for step in range(1, length + 1):
+            last = step == length
+            records.append(
+                {
+                    "observation": (seed, step - 1),
+                    "start": step == 1,
+                    "reward": counting_reward(seed, step),
+                    "terminated": last and counting_terminates(seed),
+                    "truncated": last and not counting_terminates(seed),
+                    "next": (seed, step),
+                }
+            )
+        episode += 1
+    return records[:steps]
+
+
+class Drift(gymnasium.Env):
+    """A point pushed about by a Box action; episodes are cut off after `limit` steps and never terminate."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Box(-2.0, 4.0, (2,), np.float32)
+
+    def __init__(self, limit: int = 5) -> None:
+        self._limit = limit
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._place = self.np_random.normal(size=3).astype(np.float32)
+        self._steps = 0
+        return self._place.copy(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._place = self._place + 0.1 * np.array([*action, action.sum()], np.float32)
+        self._steps += 1
+        return self._place.copy(), float(-np.abs(self._place).sum()), False, self._steps >= self._limit, {}
+
+
+class Fickle(gymnasium.Env):
+    """Never the same twice, whatever the seed."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._random = np.random.default_rng()
+        return self._random.normal(size=1).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return self._random.normal(size=1).astype(np.float32), 1.0, False, False, {}
+
+
+class Luck(gymnasium.Env):
+    """An episode's seed alone decides how long it lasts: 2 to 41 steps, a reward of 1 for each."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(2, 42))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._left -= 1
+        return np.zeros(1, np.float32), 1.0, self._left == 0, False, {}
+
+
+def short_cartpole() -> gymnasium.Env:
+    """CartPole cut off after 12 steps, so that a short rollout sees episodes fall over and episodes cut off."""
+    return gymnasium.make("CartPole-v1", max_episode_steps=12)

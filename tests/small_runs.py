@@ -1,0 +1,129 @@
+"""The real parts of a run (environments, policy, rollout, collector, PPO), small enough for a test."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.algos.ppo import PPO
+from unidle.config import Recipe
+from unidle.engine.collector import Collector, HostEnvs, keyed_generator
+from unidle.envs.contract import probe
+from unidle.envs.make import EnvMaker, env_maker
+from unidle.envs.pool import ProcessPool
+from unidle.envs.serial import SerialEnvs
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import Policy
+from unidle.timeline import Timeline
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class SmallRun:
+    """A collector and a learner of one policy."""
+
+    maker: EnvMaker
+    envs: HostEnvs
+    rollout: Rollout
+    collector: Collector
+    algo: PPO
+    seed: int
+    iteration: int = 0
+
+    @property
+    def policy(self) -> Policy:
+        return self.algo.policy
+
+    def collect(self) -> Rollout:
+        """The next rollout, in place."""
+        self.collector.collect(self.iteration)
+        self.iteration += 1
+        return self.rollout
+
+    def learn(self, progress: float = 0.0) -> dict[str, float]:
+        """One update from the rollout as it stands."""
+        metrics = self.algo.update(self.rollout, progress, self.shuffle())
+        return {name: float(value) for name, value in metrics.items()}
+
+    def shuffle(self) -> torch.Generator:
+        """The stream that orders this iteration's minibatches; the same one each time it is asked for."""
+        return keyed_generator(CPU, self.seed, 3, self.iteration)
+
+
+def small_run(
+    env: str | Callable[..., Any], *, seed: int = 0, workers: int = 0, kwargs: dict[str, Any] | None = None, **recipe: Any
+) -> SmallRun:
+    """A started run; `recipe` holds the settings that are not the defaults below."""
+    settings = {"n_envs": 2, "n_steps": 16, "batch_size": 8, "n_epochs": 2, "network_arch": (16, 16), "recurrent_size": 8}
+    chosen = Recipe(**{**settings, **recipe})
+    maker = env_maker(env, kwargs)
+    contract = probe(maker, chosen.discretize)
+    torch.manual_seed(seed)
+    policy = Policy(contract.rows, contract.actions, chosen)
+    algo = PPO(policy, chosen)
+    rows, width = contract.rows.row_bytes, contract.actions.width
+    rollout = Rollout(chosen.n_steps, chosen.n_envs, rows, width, policy.state_size, CPU)
+    envs: HostEnvs
+    if workers:
+        envs = ProcessPool(maker, contract, chosen.n_envs, seed, workers)
+    else:
+        envs = SerialEnvs(maker, contract, chosen.n_envs, seed)
+    collector = Collector(envs, policy, rollout, seed, Timeline())
+    collector.start()
+    return SmallRun(maker, envs, rollout, collector, algo, seed)
+
+
+def frozen(state: Any) -> Any:
+    """A copy of `state` by way of a file, as a checkpoint makes it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def twin(run: SmallRun) -> PPO:
+    """A second learner that stands exactly where the first one does: what it prepares leaves the first alone."""
+    contract = run.envs.contract
+    other = PPO(Policy(contract.rows, contract.actions, run.algo.recipe), run.algo.recipe)
+    other.load_state_dict(frozen(run.algo.state_dict()))
+    return other
+
+
+def floats(rows: Tensor, n: int) -> Tensor:
+    """The observation of n floats that rows [.., row_bytes] of such a space begin with."""
+    return rows[..., : 4 * n].contiguous().view(torch.float32)
+
+
+def as_sequences(table: Tensor, length: int) -> Tensor:
+    """[T, N, ..] → [T / L · N, L, ..], one sequence at a time."""
+    steps, n_envs = table.shape[:2]
+    return torch.stack([table[t : t + length, env] for t in range(0, steps, length) for env in range(n_envs)])
+
+
+def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
+    """Log-probabilities and recurrent states from now on, as they are while acting: a list that collecting extends."""
+    notes: list[tuple[Tensor, Tensor | None]] = []
+    policy = run.policy
+    act, sample = policy.act, policy.distribution.sample
+    states: list[Tensor | None] = []
+
+    def noting_act(rows: Tensor, state: Tensor | None = None) -> Any:
+        params, after = act(rows, state)
+        states.append(None if after is None else after.clone())
+        return params, after
+
+    def noting_sample(params: Any, noise: Tensor) -> Tensor:
+        action = sample(params, noise)
+        log_prob, _ = policy.distribution.score(params, action)
+        notes.append((log_prob, states[-1]))
+        return action
+
+    policy.act = noting_act  # type: ignore[method-assign]
+    policy.distribution.sample = noting_sample  # type: ignore[method-assign]
+    return notes
