@@ -128,6 +128,28 @@ class Luck(gymnasium.Env):
         return np.zeros(1, np.float32), 1.0, self._left == 0, False, {}
 
 
+class Choosy(gymnasium.Env):
+    """Two choices of different size, of which a mask allows some: other ones after each step."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.MultiDiscrete([3, 5])
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self._outcome()
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if not (self._mask[action[0]] and self._mask[3 + action[1]]):
+            raise ValueError(f"action {action} was not allowed by {self._mask}")
+        observation, info = self._outcome()
+        return observation, float(action.sum()), bool(self.np_random.random() < 0.1), False, info
+
+    def _outcome(self) -> tuple[np.ndarray, dict]:
+        self._mask = self.np_random.integers(0, 2, 8).astype(np.int8)
+        self._mask[self.np_random.integers(3)] = self._mask[3 + self.np_random.integers(5)] = 1
+        return self.np_random.normal(size=2).astype(np.float32), {"action_mask": self._mask.copy()}
+
+
 def short_cartpole() -> gymnasium.Env:
     """CartPole cut off after 12 steps, so that a short rollout sees episodes fall over and episodes cut off."""
     return gymnasium.make("CartPole-v1", max_episode_steps=12)

@@ -57,10 +57,22 @@ class SmallRun:
 
 
 def small_run(
-    env: str | Callable[..., Any], *, seed: int = 0, workers: int = 0, kwargs: dict[str, Any] | None = None, **recipe: Any
+    env: str | Callable[..., Any],
+    *,
+    seed: int = 0,
+    workers: int = 0,
+    kwargs: dict[str, Any] | None = None,
+    **recipe: Any,
 ) -> SmallRun:
     """A started run; `recipe` holds the settings that are not the defaults below."""
-    settings = {"n_envs": 2, "n_steps": 16, "batch_size": 8, "n_epochs": 2, "network_arch": (16, 16), "recurrent_size": 8}
+    settings = {
+        "n_envs": 2,
+        "n_steps": 16,
+        "batch_size": 8,
+        "n_epochs": 2,
+        "network_arch": (16, 16),
+        "recurrent_size": 8,
+    }
     chosen = Recipe(**{**settings, **recipe})
     maker = env_maker(env, kwargs)
     contract = probe(maker, chosen.discretize)
@@ -124,6 +136,6 @@ def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
         notes.append((log_prob, states[-1]))
         return action
 
-    policy.act = noting_act  # type: ignore[method-assign]
-    policy.distribution.sample = noting_sample  # type: ignore[method-assign]
+    policy.act = noting_act
+    policy.distribution.sample = noting_sample
     return notes

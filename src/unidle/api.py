@@ -113,7 +113,8 @@ class TrainedRun:
 
 def load(path: str | Path, *, env: EnvFactory | None = None, network: NetworkFactory | None = None) -> TrainedRun:
     """An earlier run; `env` and `network` only where they were Python objects that cannot be imported by name."""
-    run = TrainedRun(Path(path), env_maker(env) if env else None, network)
+    kwargs = RunFolder.open(Path(path)).config().run.env_kwargs
+    run = TrainedRun(Path(path), env_maker(env, kwargs) if env else None, network)
     run.folder.for_use()  # says now, not later, if there is nothing to load
     return run
 

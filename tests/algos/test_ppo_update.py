@@ -1,4 +1,4 @@
-"""PPO's update on rollouts of real environments: against the policy that acted, against a slow and obvious re-implementation."""
+"""PPO's update on rollouts of real environments, against the policy that acted and a slow, obvious implementation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_envs import Drift, short_cartpole
+from small_envs import Choosy, Drift, short_cartpole
 from small_runs import SmallRun, as_sequences, floats, record_acting, small_run, twin
 from torch import Tensor
 from torch.testing import assert_close
+from toy_envs import Senses
 
 from unidle.config import Recipe
 from unidle.memory.rollout import Rollout
@@ -17,14 +18,20 @@ from unidle.memory.rollout import Rollout
 ENVS = ["CartPole-v1", "Pendulum-v1"]
 
 
-# -- the policy that acted and the policy that learns are the same -------------------------------------------------------
+# -- the policy that acted and the policy that learns are the same ---------------------------------------------------
 
 
-@pytest.mark.parametrize("env", [*ENVS, "Taxi-v4"])
+@pytest.mark.parametrize("env", [*ENVS, "Taxi-v4", Choosy, Senses])
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
-def test_every_ratio_is_1_before_the_first_minibatch(env: str, recurrent: str) -> None:
+def test_every_ratio_is_1_before_the_first_minibatch(env: Any, recurrent: str) -> None:
     run = small_run(
-        env, n_steps=32, batch_size=16, recurrent=recurrent, normalize_obs=True, normalize_reward=True, learning_rate=3e-3
+        env,
+        n_steps=32,
+        batch_size=16,
+        recurrent=recurrent,
+        normalize_obs=True,
+        normalize_reward=True,
+        learning_rate=3e-3,
     )
     notes = record_acting(run)
     for _ in range(3):
@@ -83,7 +90,7 @@ def test_statistics_are_frozen_while_an_iteration_lasts_and_updated_once_from_it
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
-    # λ = 0 and γ = 0 leave the reward itself: return = A + V = r / σ, and with γ = 0 the discounted return is the reward.
+    # γ = 0 leaves the reward itself: the value target A + V is r / σ, and σ is the deviation of the rewards.
     run = small_run("Pendulum-v1", gamma=0.0, gae_lambda=0.0, normalize_reward=True)
     run.collect()
     batch = run.algo.prepare(run.rollout)
@@ -92,7 +99,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     assert_close(batch.returns, expected, atol=1e-4, rtol=1e-4)
 
 
-# -- one whole update --------------------------------------------------------------------------------------------------
+# -- one whole update ------------------------------------------------------------------------------------------------
 
 
 class SlowPPO:
@@ -103,7 +110,7 @@ class SlowPPO:
         self.recipe: Recipe = run.algo.recipe
         self.length = length
         self.discrete = run.policy.distribution.heads == 1
-        self.n_inputs = int(run.envs.contract.rows.space.shape[0])  # type: ignore[index]
+        self.n_inputs = int(run.envs.contract.rows.space.shape[0])
         self.weights = {n: p.detach().double().clone().requires_grad_() for n, p in run.policy.named_parameters()}
         self.adam = torch.optim.Adam(self.weights.values(), lr=self.recipe.learning_rate, eps=1e-5, foreach=False)
 
@@ -242,6 +249,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "value clip and entropy": {"clip_range_vf": 0.1, "ent_coef": 0.01, "vf_coef": 0.7},
     "no advantage normalisation": {"normalize_advantage": False, "max_grad_norm": 0.05},
     "shared trunk": {"share_trunk": True},
+    "gradients within the norm": {"max_grad_norm": 1e3, "vf_coef": 0.01},
     "schedules": {"lr_schedule": "linear", "clip_schedule": "linear"},
 }
 
@@ -249,7 +257,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("env", [short_cartpole, Drift])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_two_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, recipe: dict[str, Any]) -> None:
-    run = small_run(env, learning_rate=1e-3, **recipe)
+    run = small_run(env, learning_rate=1e-3, n_envs=4, batch_size=16, **recipe)
     slow = SlowPPO(run)
     before = run.algo.parameters.flat.detach().clone()
     for progress in (0.0, 0.5):
@@ -259,6 +267,7 @@ def test_two_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, 
         assert_same_weights(run, slow)
     assert (run.algo.parameters.flat - before).abs().max() > 1e-3
     assert run.rollout.truncated.any()
+    assert run.rollout.terminated.any() == (env is short_cartpole)
 
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])
@@ -306,7 +315,9 @@ def test_minibatches_after_target_kl_was_passed_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("env", [short_cartpole, Drift])
-@pytest.mark.parametrize("recipe", [{}, {"clip_range_vf": 0.2, "ent_coef": 0.02, "max_grad_norm": 0.1}], ids=["default", "clipped"])
+@pytest.mark.parametrize(
+    "recipe", [{}, {"clip_range_vf": 0.2, "ent_coef": 0.02, "max_grad_norm": 0.1}], ids=["default", "clipped"]
+)
 def test_an_iteration_equals_that_of_stable_baselines3(env: Any, recipe: dict[str, Any]) -> None:
     # The whole batch is one minibatch, so that the order of transitions plays no part; three epochs move the ratios.
     sb3 = pytest.importorskip("stable_baselines3")
@@ -327,7 +338,7 @@ def test_an_iteration_equals_that_of_stable_baselines3(env: Any, recipe: dict[st
     theirs, ours = peer_parameters(peer), dict(run.policy.named_parameters())
     for name, parameter in theirs.items():
         parameter.data.copy_(ours[name])
-    peer._logger = sb3.common.logger.configure(None, [])
+    peer._logger = sb3.common.logger.Logger(None, [])
     for _ in range(2):
         run.collect()
         fill_peer_buffer(peer, run)
@@ -382,13 +393,15 @@ def fill_peer_buffer(peer: Any, run: SmallRun) -> None:
         for env in range(n_envs):  # as its collect_rollouts does it
             if rollout.truncated[t, env]:
                 rewards[env] += 0.99 * peer.policy.predict_values(finals[t * n_envs + env].unsqueeze(0)).item()
-        buffer.add(observations[t].numpy(), actions.numpy(), rewards, rollout.starts[t].numpy(), values.flatten(), log_probs)
+        buffer.add(
+            observations[t].numpy(), actions.numpy(), rewards, rollout.starts[t].numpy(), values.flatten(), log_probs
+        )
     last = peer.policy.predict_values(observations[-1]).flatten()
     buffer.compute_returns_and_advantage(last, rollout.starts[-1].numpy())
     peer.rollout_buffer = buffer
 
 
-# -- schedules and checkpoints -----------------------------------------------------------------------------------------
+# -- schedules and checkpoints ---------------------------------------------------------------------------------------
 
 
 def test_linear_schedules_fall_to_zero_at_the_end_of_the_run() -> None:
@@ -456,7 +469,7 @@ def test_loading_keeps_the_flat_tensor_and_its_views() -> None:
     run = small_run("CartPole-v1")
     flat = run.algo.parameters.flat
     place = flat.data_ptr()
-    run.algo.load_state_dict(twin(run).state_dict())  # type: ignore[arg-type]
+    run.algo.load_state_dict(twin(run).state_dict())
     assert run.algo.parameters.flat.data_ptr() == place
     with torch.no_grad():
         flat.zero_()
@@ -472,7 +485,7 @@ def test_the_same_rollout_and_shuffle_give_the_same_weights_bit_for_bit() -> Non
     assert torch.equal(first.algo.parameters.flat, second.algo.parameters.flat)
 
 
-# -- recurrence ----------------------------------------------------------------------------------------------------------
+# -- recurrence ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])

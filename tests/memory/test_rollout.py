@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -41,10 +41,9 @@ def experiences(draw: st.DrawFn) -> dict[str, Tensor]:
     }
 
 
-# -- reverse_scan ------------------------------------------------------------------------------------------------------
+# -- reverse_scan ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(GAINS, FLOATS), min_size=1, max_size=70))
 def test_reverse_scan_equals_a_plain_loop(pairs: list[tuple[float, float]]) -> None:
     gain, value = (torch.tensor(part, dtype=torch.float64) for part in zip(*pairs))
@@ -71,7 +70,7 @@ def test_reverse_scan_treats_every_environment_on_its_own() -> None:
     assert reverse_scan(gain, value).tolist() == [[3.0, 10.0], [2.0, 20.0]]
 
 
-# -- gae ---------------------------------------------------------------------------------------------------------------
+# -- gae -------------------------------------------------------------------------------------------------------------
 #
 # γ = 1/2 and λ = 1/2 throughout the examples, so that every number is exact.
 
@@ -118,7 +117,6 @@ def test_gae_of_a_single_step_rollout_is_its_td_error() -> None:
     assert (advantages.item(), returns.item()) == (3.0, 13.0)
 
 
-@settings(deadline=None, max_examples=40)
 @given(experiences(), st.floats(0, 1))
 def test_lambda_0_gives_the_td_error(data: dict[str, Tensor], gamma: float) -> None:
     advantages, _ = gae(**data, gamma=gamma, lam=0.0)
@@ -134,7 +132,6 @@ def test_lambda_0_gives_the_td_error(data: dict[str, Tensor], gamma: float) -> N
             assert_close(advantages[t, env], expected)
 
 
-@settings(deadline=None, max_examples=40)
 @given(experiences(), st.floats(0, 1))
 def test_lambda_1_gives_the_monte_carlo_return(data: dict[str, Tensor], gamma: float) -> None:
     _, returns = gae(**data, gamma=gamma, lam=1.0)
@@ -155,7 +152,6 @@ def test_lambda_1_gives_the_monte_carlo_return(data: dict[str, Tensor], gamma: f
             assert returns[t, env].item() == pytest.approx(total, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(experiences(), st.floats(0, 1), st.floats(0, 1))
 def test_gae_equals_a_slow_loop(data: dict[str, Tensor], gamma: float, lam: float) -> None:
     advantages, returns = gae(**data, gamma=gamma, lam=lam)
@@ -173,7 +169,7 @@ def test_gae_equals_a_slow_loop(data: dict[str, Tensor], gamma: float, lam: floa
     assert_close(returns, expected + data["values"][:-1])
 
 
-# -- discounted_returns --------------------------------------------------------------------------------------------------
+# -- discounted_returns ----------------------------------------------------------------------------------------------
 
 
 def test_discounted_returns_start_anew_after_an_episode_ends() -> None:
@@ -188,9 +184,10 @@ def test_discounted_returns_carry_nothing_out_of_an_episode_that_ends_with_the_r
     assert carry.tolist() == [0.0]
 
 
-@settings(deadline=None, max_examples=40)
 @given(experiences(), st.floats(0, 1), st.integers(1, 32))
-def test_discounted_returns_in_two_rollouts_equal_one_long_loop(data: dict[str, Tensor], gamma: float, cut: int) -> None:
+def test_discounted_returns_in_two_rollouts_equal_one_long_loop(
+    data: dict[str, Tensor], gamma: float, cut: int
+) -> None:
     rewards, ended = data["rewards"], data["terminated"] | data["truncated"]
     steps, n_envs = rewards.shape
     carry = torch.zeros(n_envs, dtype=torch.float64)
@@ -211,7 +208,7 @@ def test_discounted_returns_in_two_rollouts_equal_one_long_loop(data: dict[str, 
     assert_close(torch.cat(pieces), expected)
 
 
-# -- Rollout -------------------------------------------------------------------------------------------------------------
+# -- Rollout ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_next_rollout_starts_where_the_last_one_ended() -> None:

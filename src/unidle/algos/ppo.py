@@ -16,6 +16,7 @@ from torch import Tensor
 from unidle.config import Recipe
 from unidle.config.validate import sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
+from unidle.nn.adam import FlatAdam
 from unidle.nn.flat import FlatParameters
 from unidle.nn.normalise import RunningNorm
 from unidle.nn.policy import Policy
@@ -40,7 +41,7 @@ class Batch:
 
     def at(self, index: Tensor) -> Batch:
         """The minibatch of these sequences."""
-        return Batch(*(None if field is None else field[index] for field in vars(self).values()))  # type: ignore[arg-type]
+        return Batch(*(None if field is None else field.index_select(0, index) for field in vars(self).values()))  # type: ignore[arg-type]
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class PPO:
         # Tensors, so that a captured update sees them change.
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         self.clip_range = torch.tensor(recipe.clip_range, device=device)
-        self.optimizer = torch.optim.Adam([self.parameters.flat], lr=self.learning_rate, eps=1e-5, fused=True)
+        self.adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=1e-5)
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
         self._length = sequence_length(recipe)
@@ -204,7 +205,9 @@ class PPO:
         policy_term = clipped_policy_loss(ratio, advantages, self.clip_range)
         value_term = value_loss(values, batch.values, batch.returns, recipe.clip_range_vf)
         entropy_term = entropy.mean()
-        loss = policy_term + recipe.vf_coef * value_term - recipe.ent_coef * entropy_term
+        loss = policy_term + recipe.vf_coef * value_term
+        if recipe.ent_coef:
+            loss = loss - recipe.ent_coef * entropy_term
 
         self.parameters.backward(loss)
         norm = self.parameters.clip_(recipe.max_grad_norm)
@@ -213,12 +216,11 @@ class PPO:
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
             if recipe.target_kl is not None:
                 self._stopped.copy_(torch.maximum(self._stopped, (kl > 1.5 * recipe.target_kl).float()))
-                self.optimizer.found_inf = self._stopped  # type: ignore[attr-defined]  # fused Adam skips the step where 1
             alive = 1.0 - self._stopped
             terms = torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction, norm))
             self._sums.add_(terms * alive)
             self._minibatches.add_(alive)
-        self.optimizer.step()
+        self.adam.step(skip=None if recipe.target_kl is None else self._stopped)
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
@@ -226,7 +228,7 @@ class PPO:
         """Everything that learning depends on, as tensors and plain values."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self.optimizer.state_dict()["state"],
+            "adam": self.adam.state_dict(),
             "reward_norm": self.reward_norm.state_dict() if self.reward_norm else {},
             "return_carry": self.return_carry,
         }
@@ -234,9 +236,7 @@ class PPO:
     def load_state_dict(self, state: dict) -> None:
         """Put a checkpoint's values into the tensors that are already here."""
         self.policy.load_state_dict(state["policy"])
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate  # loading put a copy there
+        self.adam.load_state_dict(state["adam"])
         if self.reward_norm:
             self.reward_norm.load_state_dict(state["reward_norm"])
         self.return_carry.copy_(state["return_carry"])

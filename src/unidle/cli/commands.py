@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from unidle.cli.flags import parse, peek, print_json, wants_help
+from unidle.cli.flags import parse, peek, print_json, settle, wants_help
 from unidle.config import Config, Engine, Recipe, Run
 from unidle.config.layers import Layers, lay
 from unidle.config.machine import available_cores, available_memory
@@ -38,6 +38,7 @@ class _TrainFlags:
 
 def train_command(argv: list[str]) -> None:
     """`unidle train`"""
+    argv = settle(argv)
     if peek(argv, "--resume") and not wants_help(argv):
         _resume(argv)
         return
@@ -55,7 +56,7 @@ def train_command(argv: list[str]) -> None:
 
 def _layers(argv: list[str], file: Path | None) -> Layers:
     """Preset and config file, which give the flags their defaults."""
-    n_envs = peek(argv, "--n-envs") or peek(argv, "--num-envs")
+    n_envs = peek(argv, "--n-envs")
     known = int(n_envs) if n_envs and n_envs.isdigit() else None
     return lay(peek(argv, "--preset"), file, not wants_help(argv) and _has_gpu(), peek(argv, "--env"), known)
 
@@ -78,6 +79,9 @@ def _resume(argv: list[str]) -> None:
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(before.recipe, before.engine, before.run, resume=path))
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
     changes = {name: value for name, value in new.items() if value != old[name]}
+    for name in ("env", "network"):
+        if name in changes:  # `resume` takes these for Python objects that the config cannot name
+            raise UsageError(f"A resumed run keeps its {name}; leave out --{name}, or start anew.")
 
     from unidle.api import resume
 
@@ -110,7 +114,7 @@ class _EvalFlags:
     stochastic: bool = False
     """Sample actions instead of taking the most likely ones."""
     video: bool = False
-    """Film the first episode as video.mp4 in the run folder (extra `video`)."""
+    """Film the first episode, by its most likely actions, as video.mp4 in the run folder (extra `video`)."""
     json: bool = False
     """Print the result as one JSON object."""
 
@@ -125,9 +129,13 @@ def eval_command(argv: list[str]) -> None:
     result = run.evaluate(flags.episodes, seed=flags.seed, deterministic=not flags.stochastic)
     film = None
     if flags.video:
+        from unidle.engine.evaluate import FIRST_EVALUATION_ENV
+        from unidle.envs.slot import episode_seed
         from unidle.report.video import film_episode
 
-        film = film_episode(run.agent, run.maker(), flags.run / "video.mp4", run.config.run.seed + 1)
+        seed = run.config.run.seed + 1 if flags.seed is None else flags.seed  # as `evaluate` takes it
+        first = episode_seed(seed, FIRST_EVALUATION_ENV, 0)
+        film = film_episode(run.agent, run.maker(), flags.run / "video.mp4", first)
     if flags.json:
         print_json(
             {
@@ -146,6 +154,9 @@ def eval_command(argv: list[str]) -> None:
     print(f"mean return {result.mean_return:.1f} ± {result.std_return:.1f}, mean length {result.mean_length:.0f}")
     if film:
         print(f"film        {film}")
+
+
+_TABLE_WIDTH = 120  # what the table of presets needs
 
 
 @dataclass(frozen=True)
@@ -189,7 +200,9 @@ def presets_command(argv: list[str]) -> None:
 
     from unidle.report.presets import print_presets
 
-    print_presets(Console(), rows, cores, memory)
+    # In a pipe, rich takes 80 columns for granted and would cut off the one that tells what fits.
+    console = Console()
+    print_presets(Console(width=max(console.width, _TABLE_WIDTH)), rows, cores, memory)
 
 
 @dataclass(frozen=True)

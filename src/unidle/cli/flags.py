@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,29 +12,86 @@ import tyro
 import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from unidle.config import Config
+from unidle.config.schema import coerce, unknown_key
 from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")
 
-_ALIASES = {
-    "--num-envs": "--n-envs",
-    "--total-timesteps": "--timesteps",
-    "--subproc": "--subproc=on",
-    "--no-subproc": "--subproc=off",
-}
+_ALIASES = {"--num-envs": "--n-envs", "--total-timesteps": "--timesteps"}
+_SWITCHES = {"--subproc": "--subproc=on", "--no-subproc": "--subproc=off"}
 
 _registry = ConstructorRegistry()
+
+
+# Settings whose flag takes one value that a config file writes the same way; a switch takes none.
+_VALUED = {name for name, value in Config().flat().items() if not isinstance(value, (bool, dict))} - {"subproc"}
+
+
+def settle(argv: list[str]) -> list[str]:
+    """`argv` of settings by their own names, each value as a config file has it (1e6, none) or refused in its words."""
+    settled: list[str] = []
+    for word in argv:
+        before = settled[-1] if settled else ""
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            flag = _ALIASES.get(flag.replace("_", "-"), flag.replace("_", "-"))
+            settled.append(f"{flag}={_value_of(flag, value)}" if equals else _SWITCHES.get(flag, flag))
+        elif before.startswith("--") and "=" not in before:
+            settled.append(_value_of(before, word))
+        else:
+            settled.append(word)
+    return settled
+
+
+def _value_of(flag: str, text: str) -> str:
+    name = flag.removeprefix("--").replace("-", "_")
+    if name not in _VALUED:
+        return text
+    value = coerce(name, text, flag)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def parse(
     kind: type[_Flags] | Callable[..., _Flags], argv: list[str], command: str, default: _Flags | None = None
 ) -> _Flags:
-    """`argv` as an instance of dataclass `kind`, flags flat whatever its nesting; a mistake exits with 2."""
-    argv = [_ALIASES.get(word.replace("_", "-"), word) if word.startswith("--") else word for word in argv]
+    """`argv` as an instance of dataclass `kind`, flags flat whatever its nesting; UsageError at a mistake."""
     kwargs: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(
-        kind, args=argv, prog=f"unidle {command}", config=(tyro.conf.OmitArgPrefixes,), registry=_registry, **kwargs
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            flags, stray = tyro.cli(
+                kind,
+                args=argv,
+                prog=f"unidle {command}",
+                config=(tyro.conf.OmitArgPrefixes,),
+                registry=_registry,
+                return_unknown_args=True,
+                **kwargs,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise  # it was --help
+        raise UsageError(f"{_gist(said.getvalue())}; `unidle {command} --help` says what it takes.") from None
+    _refuse_stray(stray, command)
+    return flags
+
+
+def _gist(box: str) -> str:
+    """What is wrong, without the frame that tyro draws around it and the help it adds."""
+    lines = [line.strip("│ ") for line in box.splitlines()[1:]]
+    end = next((i for i, line in enumerate(lines) if line.startswith(("─", "╰"))), len(lines))
+    return " ".join(line for line in lines[:end] if line).removesuffix(" (required)").rstrip(".:")
+
+
+def _refuse_stray(stray: list[str], command: str) -> None:
+    """One sentence for words that belong to nothing."""
+    if not stray:
+        return
+    flag = stray[0].partition("=")[0]
+    if command == "train" and flag.startswith("--"):
+        raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag))
+    raise UsageError(f"`{' '.join(stray)}` is not understood here; `unidle {command} --help` says what it takes.")
 
 
 def peek(argv: list[str], flag: str) -> str | None:
@@ -47,6 +106,27 @@ def peek(argv: list[str], flag: str) -> str | None:
 def wants_help(argv: list[str]) -> bool:
     """Whether the user only wants to read."""
     return "-h" in argv or "--help" in argv
+
+
+@_registry.primitive_rule
+def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """20"""
+    if info.type is not int:
+        return None
+
+    def read(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is no whole number") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @_registry.primitive_rule
@@ -93,19 +173,19 @@ def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | 
     if info.type != (bool | None):
         return None
     words = {"on": True, "off": False, "auto": None}
+
+    def read(given: list[str]) -> bool | None:
+        if given[0] not in words:
+            raise ValueError(f"{given[0]!r} is none of {', '.join(words)}")
+        return words[given[0]]
+
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="| --no-…",
-        instance_from_str=lambda given: words[given[0]],
+        instance_from_str=read,
         is_instance=lambda value: value is None or isinstance(value, bool),
         str_from_instance=lambda value: [next(word for word, meaning in words.items() if meaning is value)],
     )
-
-
-def refuse_stray(stray: list[str]) -> None:
-    """One sentence for words that belong to nothing."""
-    if stray:
-        raise UsageError(f"{' '.join(stray)} is not understood here; see --help.")
 
 
 def print_json(result: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import random
 import re
 import shutil
@@ -118,9 +119,14 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise UsageError(f"There is no checkpoint {path}; check the path.") from None
+    except pickle.UnpicklingError:  # torch's own words would tell how to run the code that may be in it
+        raise UsageError(
+            f"{path} is not a checkpoint: it holds more than tensors and plain values, and nothing in it was run; "
+            "give a file that unidle wrote."
+        ) from None
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path} is not a checkpoint that can be loaded safely ({reason}).") from None
+        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+        raise UsageError(f"{path} is not a checkpoint, or is damaged ({reason}); give another one.") from None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
     return state

@@ -57,7 +57,7 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
 
 def _from_registry(env_id: str) -> EnvFactory:
     try:
-        spec = gymnasium.spec(env_id)
+        spec = gymnasium.spec(env_id.partition(":")[2] or env_id)  # a module before the id was imported by now
     except gymnasium.error.Error as error:
         raise UsageError(f"There is no environment `{env_id}`: {_one_line(error)}") from None
     except ModuleNotFoundError as error:

@@ -148,8 +148,7 @@ def _one_hot_table(classes: list[Leaf]) -> tuple[Tensor, Tensor]:
     for leaf in classes:
         space: Any = leaf.space
         sizes = [space.n] if isinstance(space, spaces.Discrete) else space.nvec.ravel()
-        starts = np.broadcast_to(space.start, np.shape(sizes)).ravel()
-        for size, start in zip(sizes, starts):
+        for size, start in zip(sizes, np.ravel(space.start)):
             component += [seen] * int(size)
             value += range(int(start), int(start) + int(size))
             seen += 1

@@ -44,7 +44,7 @@ def film_episode(agent: Agent, maker: EnvMaker, path: Path, seed: int) -> Path:
 def _with_pictures(maker: EnvMaker) -> gymnasium.Env:
     try:
         return maker(render_mode="rgb_array")
-    except TypeError:
+    except (TypeError, UsageError):
         return maker()  # a factory of the user's own may have chosen its render mode itself
 
 
@@ -53,6 +53,8 @@ def _picture(env: gymnasium.Env, name: str) -> np.ndarray:
         frame = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise UsageError(f"{name} cannot be rendered: {' '.join(str(error).split())}") from None
+    except NotImplementedError:
+        frame = None  # Gymnasium's own `render`
     if not isinstance(frame, np.ndarray):
         raise UsageError(f"{name} renders no pictures; let its factory make it with render_mode='rgb_array'.")
     return frame

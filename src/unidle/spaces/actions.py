@@ -185,12 +185,13 @@ def _decode_part(part: Part, row: np.ndarray) -> Any:
     if isinstance(space, spaces.MultiDiscrete):
         return values.astype(space.dtype).reshape(space.nvec.shape) + space.start
     if part.bins is not None:
-        return np.take_along_axis(part.bins, values.astype(np.int64).reshape(1, *space.shape), 0)[0]  # type: ignore[misc]
+        chosen = values.astype(np.int64).reshape(1, *space.shape)  # type: ignore[misc]
+        return np.take_along_axis(part.bins, chosen, 0).reshape(space.shape)
     if space.dtype.kind in "iub":  # type: ignore[union-attr]
         values = np.rint(values)
     elif space.dtype == np.float64:
         # Between close bounds there may be no float32 at all (a joint locked at 0.1).
-        values = np.minimum(np.maximum(values, space.low), space.high)  # type: ignore[attr-defined]
+        values = np.minimum(np.maximum(values, space.low.ravel()), space.high.ravel())  # type: ignore[attr-defined]
     return values.astype(space.dtype).reshape(space.shape)
 
 
@@ -232,10 +233,10 @@ def _mask_of_part(part: Part, nvec: tuple[int, ...], mask: Any) -> np.ndarray:
     if isinstance(part.space, spaces.MultiBinary) and flat.size == len(nvec):
         bits = flat != 0
         return np.stack([np.ones_like(bits), bits], 1).ravel().astype(np.uint8)
-    if len(entries) == len(nvec):
+    if len(entries) == len(nvec) > 1:
         for head, (entry, n) in enumerate(zip(entries, nvec)):
             if entry.size != n:
-                raise UsageError(f"{MASK} has {entry.size} entries for head {head}, which has {n}; mend the mask.")
+                raise UsageError(f"{MASK} has {entry.size} entries for head {head}, which has {n}; mend it.")
     return _mask_entries(flat, width)
 
 

@@ -68,4 +68,5 @@ def _bound_from_plain(plain: Any, dtype: str) -> Any:
     if not isinstance(plain, list):
         return plain
     flat = np.array(plain)
-    return flat if np.isinf(flat).any() else flat.astype(dtype)
+    # An integer Box takes infinity for "no bound"; as an integer it could not be written.
+    return flat if np.dtype(dtype).kind in "iu" and np.isinf(flat).any() else flat.astype(dtype)

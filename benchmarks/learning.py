@@ -1,0 +1,231 @@
+"""Does unidle learn as well as Stable-Baselines3? The same PPO hyper-parameters, steps and seeds on both sides.
+
+    python benchmarks/learning.py [--envs CartPole-v1 …] [--seeds 10] [--jobs 2]
+
+Judged by the policy at the end of training (not the best on the way), mode action, the same 50 episodes on both sides.
+"No worse": the inter-quartile mean over seeds, ours − theirs; its lower 95 % bound by bootstrap (both sides resampled
+on their own) lies above −5 % of (theirs − random policy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from machine import provenance, save
+
+# The hyper-parameters, in Stable-Baselines3's words; what is not named is its default on both sides.
+TASKS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "timesteps": 100_000,
+        "n_envs": 8,
+        "ppo": {
+            "n_steps": 32,
+            "batch_size": 256,
+            "n_epochs": 20,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "learning_rate": 1e-3,
+        },
+        "linear": True,
+    },
+    "Acrobot-v1": {
+        "timesteps": 200_000,
+        "n_envs": 16,
+        "ppo": {"n_steps": 256, "batch_size": 128, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94},
+        "linear": False,
+    },
+    "Pendulum-v1": {
+        "timesteps": 150_000,
+        "n_envs": 4,
+        "ppo": {
+            "n_steps": 1024,
+            "batch_size": 64,
+            "n_epochs": 10,
+            "gamma": 0.9,
+            "gae_lambda": 0.95,
+            "learning_rate": 1e-3,
+        },
+        "linear": False,
+    },
+    "LunarLander-v3": {
+        "timesteps": 500_000,
+        "n_envs": 16,
+        "ppo": {
+            "n_steps": 512,
+            "batch_size": 256,
+            "n_epochs": 10,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "ent_coef": 0.01,
+            "learning_rate": 1e-3,
+        },
+        "linear": True,
+    },
+}
+EVALUATION_EPISODES = 50
+RESAMPLES = 20_000
+
+
+def train_unidle(env_id: str, seed: int) -> tuple[float, float]:
+    """(final return, seconds of training)"""
+    import unidle
+    from unidle.engine.agent import Agent
+
+    task = TASKS[env_id]
+    settings = {**task["ppo"], "n_envs": task["n_envs"], "timesteps": task["timesteps"]}
+    if task["linear"]:
+        settings |= {"lr_schedule": "linear", "clip_schedule": "linear"}
+    with tempfile.TemporaryDirectory() as folder:
+        began = perf_counter()
+        run = unidle.train(
+            env=env_id,
+            preset="classic",
+            seed=seed,
+            runs_dir=folder,
+            eval_every=0,
+            tensorboard=False,
+            device="cpu",
+            quiet=True,
+            **settings,
+        )
+        seconds = perf_counter() - began
+        latest = run.folder.latest()
+        assert latest is not None
+        agent = Agent(latest, run.config, None)
+    return evaluate(env_id, agent.predict), seconds
+
+
+def train_sb3(env_id: str, seed: int) -> tuple[float, float]:
+    """(final return, seconds of training)"""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    task = TASKS[env_id]
+    settings = dict(task["ppo"])
+    if task["linear"]:
+        rate = settings.get("learning_rate", 3e-4)
+        settings |= {"learning_rate": lambda left: left * rate, "clip_range": lambda left: left * 0.2}
+    began = perf_counter()
+    model = PPO("MlpPolicy", make_vec_env(env_id, task["n_envs"], seed=seed), seed=seed, device="cpu", **settings)
+    model.learn(task["timesteps"])
+    seconds = perf_counter() - began
+    return evaluate(env_id, lambda observation: model.predict(observation, deterministic=True)[0]), seconds
+
+
+def random_policy(env_id: str) -> float:
+    """Mean return of uniformly random actions."""
+    import gymnasium
+
+    space = gymnasium.make(env_id).action_space
+    space.seed(0)
+    return evaluate(env_id, lambda _: space.sample(), episodes=100)
+
+
+def evaluate(env_id: str, act: Any, episodes: int = EVALUATION_EPISODES) -> float:
+    """Mean return over episodes with fixed seeds, the same for every policy."""
+    import gymnasium
+
+    env = gymnasium.make(env_id)
+    returns = []
+    for episode in range(episodes):
+        observation, _ = env.reset(seed=1_000_000 + episode)
+        total, ended = 0.0, False
+        while not ended:
+            observation, reward, terminated, truncated, _ = env.step(act(observation))
+            total += float(reward)
+            ended = bool(terminated or truncated)
+        returns.append(total)
+    env.close()
+    return float(np.mean(returns))
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Inter-quartile mean along the last axis: the mean of the middle half, end points weighted by their share."""
+    ordered = np.sort(values, -1)
+    n = ordered.shape[-1]
+    edges = np.arange(n + 1)
+    weights = np.clip(np.minimum(edges[1:], 0.75 * n) - np.maximum(edges[:-1], 0.25 * n), 0, None)
+    return np.asarray(ordered @ weights / weights.sum())
+
+
+def compare(ours: list[float], theirs: list[float], random: float) -> dict[str, Any]:
+    """The verdict on one environment."""
+    rng = np.random.default_rng(0)
+    a, b = np.array(ours), np.array(theirs)
+    resampled_a = a[rng.integers(0, len(a), (RESAMPLES, len(a)))]
+    resampled_b = b[rng.integers(0, len(b), (RESAMPLES, len(b)))]
+    lower = float(np.percentile(iqm(resampled_a) - iqm(resampled_b), 2.5))
+    margin = -0.05 * (float(iqm(b)) - random)
+    return {
+        "unidle_iqm": float(iqm(a)),
+        "sb3_iqm": float(iqm(b)),
+        "random": random,
+        "difference": float(iqm(a) - iqm(b)),
+        "lower_95": lower,
+        "margin": margin,
+        "no_worse": bool(lower > margin),
+    }
+
+
+def main() -> None:
+    """Train both sides, alternating, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
+    arguments = parser.parse_args()
+    sides = {"unidle": train_unidle, "sb3": train_sb3}
+    result: dict[str, Any] = {"machine": provenance("stable-baselines3"), "tasks": {}}
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for env_id in arguments.envs:
+            futures = {
+                pool.submit(train, env_id, seed): (side, seed)
+                for seed in range(1, arguments.seeds + 1)
+                for side, train in sides.items()
+            }
+            returns: dict[str, dict[int, float]] = {side: {} for side in sides}
+            seconds: dict[str, list[float]] = {side: [] for side in sides}
+            for future in as_completed(futures):
+                side, seed = futures[future]
+                returns[side][seed], took = future.result()
+                seconds[side].append(took)
+                print(f"{env_id} {side} seed {seed}: {returns[side][seed]:.1f} ({took:.0f} s)", file=sys.stderr)
+            ours, theirs = ([returns[side][seed] for seed in sorted(returns[side])] for side in sides)
+            result["tasks"][env_id] = {
+                **TASKS[env_id],
+                "seeds": sorted(returns["unidle"]),
+                "unidle": ours,
+                "sb3": theirs,
+                **compare(ours, theirs, random_policy(env_id)),
+                "median_seconds": {side: float(np.median(took)) for side, took in seconds.items()},
+            }
+            print(save("learning", result, arguments.out), file=sys.stderr)
+    print_table(result)
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """One line per environment."""
+    print(
+        f"{'environment':<16}{'steps':>9}{'unidle':>10}{'SB3':>10}{'random':>10}{'lower 95 %':>12}{'margin':>9}  verdict"
+    )
+    for env_id, row in result["tasks"].items():
+        verdict = "no worse" if row["no_worse"] else "not shown"
+        print(
+            f"{env_id:<16}{row['timesteps']:>9,}{row['unidle_iqm']:>10.1f}{row['sb3_iqm']:>10.1f}{row['random']:>10.1f}"
+            f"{row['lower_95']:>12.1f}{row['margin']:>9.1f}  {verdict}"
+        )
+
+
+if __name__ == "__main__":
+    main()

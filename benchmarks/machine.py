@@ -1,0 +1,44 @@
+"""What every benchmark result carries: machine, versions and date."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance(*packages: str) -> dict[str, Any]:
+    """Machine, versions of `packages` (and of unidle's foundations) and date."""
+    import torch
+
+    names = {"unidle", "torch", "gymnasium", "numpy", *packages}
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in sorted(names)},
+    }
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write `result` as JSON under benchmarks/results/ (or `folder`)."""
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path

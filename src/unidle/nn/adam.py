@@ -1,0 +1,53 @@
+"""Adam (Kingma & Ba 2015) on one flat tensor, one kernel a step.
+
+torch.optim's Adam does the same arithmetic through the same kernel, but its bookkeeping costs as much as the kernel does
+on a small network, and its first step loads torch's compiler, which takes a second or two.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BETA1, _BETA2 = 0.9, 0.999
+
+
+class FlatAdam:
+    """Steps `flat` along `grad`. The learning rate is a tensor, so that a captured step sees it change."""
+
+    def __init__(self, flat: Tensor, grad: Tensor, learning_rate: Tensor, eps: float) -> None:
+        self._flat, self._grad, self._learning_rate, self._eps = flat.detach(), grad, learning_rate, eps
+        self.mean = torch.zeros_like(self._flat)  # of the gradient
+        self.square = torch.zeros_like(self._flat)  # mean of its square
+        self.steps = torch.zeros((), device=flat.device)
+
+    @torch.no_grad()
+    def step(self, skip: Tensor | None = None) -> None:
+        """One step; where `skip` is 1 nothing changes, decided on the device."""
+        self.steps.add_(1.0 if skip is None else 1.0 - skip)
+        torch._fused_adam_(
+            [self._flat],
+            [self._grad],
+            [self.mean],
+            [self.square],
+            [],
+            [self.steps],
+            lr=self._learning_rate,
+            beta1=_BETA1,
+            beta2=_BETA2,
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
+            found_inf=skip,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put a checkpoint's values into the tensors that are here."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])

@@ -1,0 +1,123 @@
+"""Little environments that runs from the command line are made of, named there as `cli_envs:Name`. No torch here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from unidle.envs.slot import episode_seed
+
+FAULTS = {
+    "dtype": "observation from step() has dtype float64, but its space has float32; return .astype(float32).",
+    "outside": "observation from step() lies outside its space: 2.0 at index (0,), where it goes from -1.0 to 1.0; "
+    "widen the space or clip the observation.",
+    "nan": "observation from step() holds nan at index (0,); observations must be finite.",
+    "shape": "observation from step() has shape (2,), but its space has (1,); make them equal.",
+    "reward": "step() returned the reward nan; rewards must be finite.",
+}
+
+
+class Faulty(gymnasium.Env):
+    """Keeps to its space but for one fault, a key of FAULTS, from its third step on."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault: str) -> None:
+        self._fault, self._steps = fault, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._steps += 1
+        good = np.zeros(1, np.float32)
+        if self._steps < 3:
+            return good, 0.0, False, False, {}
+        wrong = {
+            "dtype": np.zeros(1, np.float64),
+            "outside": np.full(1, 2.0, np.float32),
+            "nan": np.full(1, np.nan, np.float32),
+            "shape": np.zeros(2, np.float32),
+        }
+        return wrong.get(self._fault, good), np.nan if self._fault == "reward" else 0.0, False, False, {}
+
+
+class Late(gymnasium.Env):
+    """Sound, but for the one that is environment 1 of a run with seed 0: after `steps` steps it gives NaN."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, steps: int = 200, what: str = "observation") -> None:
+        self._left, self._what, self._goes_bad = steps, what, False
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._length = 0
+        self._goes_bad |= seed == episode_seed(0, 1, 0)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._left -= 1
+        self._length += 1
+        observation, reward = self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action)
+        if self._goes_bad and self._left < 0:
+            observation[1] = np.nan if self._what == "observation" else observation[1]
+            reward = np.nan if self._what == "reward" else reward
+        return observation, reward, self._length >= 5, False, {}
+
+
+class Choice(gymnasium.Env):
+    """Learnt in moments: the observation says which of two actions earns 1; ten of them are an episode.
+
+    With `pause`, each step takes that many seconds; `answer` 1 swaps the actions.
+    """
+
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, pause: float = 0.0, answer: int = 0) -> None:
+        self._pause, self._answer = pause, answer
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._asked(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self._pause:
+            time.sleep(self._pause)
+        right = int(action) == (self._which ^ self._answer)
+        self._steps += 1
+        return self._asked(), float(right), False, self._steps >= 10, {}
+
+    def _asked(self) -> np.ndarray:
+        self._which = int(self.np_random.integers(2))
+        return np.eye(2, dtype=np.float32)[self._which]
+
+
+class Film(gymnasium.Env):
+    """Seven steps, and a picture of how many are done: as bright as step × 30, of odd sides."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    observation_space = spaces.Box(0, 7, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._steps += 1
+        return np.full(1, self._steps, np.float32), 1.0, self._steps == 7, False, {}
+
+    def render(self) -> np.ndarray | None:
+        return np.full((33, 49, 3), self._steps * 30, np.uint8) if self.render_mode == "rgb_array" else None

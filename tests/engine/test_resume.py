@@ -1,0 +1,161 @@
+"""A run that was stopped, however it was stopped, ends with the same weights as one that never was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import unidle
+from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.journal import read_records
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "n_envs": 3,
+    "n_steps": 32,
+    "batch_size": 48,
+    "n_epochs": 2,
+    "network_arch": (16,),
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "lr_schedule": "linear",
+    "eval_every": 960,
+    "eval_episodes": 2,
+    "tensorboard": False,
+    "seed": 5,
+    "quiet": True,
+}
+
+
+def final_state(path: Path) -> dict[str, Any]:
+    latest = RunFolder.open(path).latest()
+    assert latest is not None
+    return load_checkpoint(latest)
+
+
+def assert_same(a: Any, b: Any, where: str = "checkpoint") -> None:
+    """Bit for bit, except for clock readings."""
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            if key not in ("wall", "seconds"):
+                assert_same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(a, list):
+        assert len(a) == len(b), where
+        for index, (one, other) in enumerate(zip(a, b)):
+            assert_same(one, other, f"{where}[{index}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    else:
+        assert a == b, where
+
+
+class StopAfter:
+    """A callback that ends the run after some iterations, as Ctrl-C would."""
+
+    def __init__(self, iterations: int) -> None:
+        self._left = iterations
+
+    def __call__(self, moment: unidle.Moment) -> None:
+        self._left -= 1
+        if self._left == 0:
+            moment.stop()
+
+
+@pytest.mark.parametrize(
+    ("env", "extra"),
+    [
+        ("CartPole-v1", {}),
+        ("Pendulum-v1", {"share_trunk": True}),
+        ("CartPole-v1", {"recurrent": "lstm", "recurrent_size": 8}),
+        ("CartPole-v1", {"subproc": True, "workers": 2}),
+    ],
+    ids=["discrete", "continuous", "lstm", "worker processes"],
+)
+def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(env: str, extra: dict, tmp_path: Path) -> None:
+    settings = {**SMALL, **extra, "timesteps": 2880, "runs_dir": str(tmp_path)}
+    whole = unidle.train(env=env, run_name="whole", **settings)
+    unidle.train(env=env, run_name="parts", after_iteration=[StopAfter(7)], **settings)
+    unidle.resume(tmp_path / "parts", quiet=True, after_iteration=[StopAfter(10)])
+    parts = unidle.resume(tmp_path / "parts", quiet=True)
+    assert_same(final_state(parts.path), final_state(whole.path))
+    timeless = [
+        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"} for r in parts.records
+    ]
+    expected = [
+        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"} for r in whole.records
+    ]
+    assert timeless == expected
+
+
+def test_sigkill_at_20_random_moments_never_breaks_a_checkpoint_and_changes_no_weight(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 96 * 400, "checkpoint_every": 96, "eval_every": 9600, "runs_dir": str(tmp_path)}
+    whole = unidle.train(env="CartPole-v1", run_name="whole", **settings)
+    unidle.train(env="CartPole-v1", run_name="killed", after_iteration=[StopAfter(1)], **settings)
+    driver = Path(__file__).with_name("kill_driver.py")
+    command = [sys.executable, str(driver), str(tmp_path / "killed"), "20", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["killed"] == 20
+    assert outcome["whole"] >= 20
+    assert_same(final_state(tmp_path / "killed"), final_state(whole.path))
+    steps = [r["step"] for r in read_records(tmp_path / "killed" / "metrics.jsonl") if r["kind"] == "iteration"]
+    assert steps == list(range(96, 96 * 400 + 1, 96))  # none lost, none twice
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path)}
+    whole = unidle.train(env="CartPole-v1", run_name="whole", **settings)
+    early = unidle.train(env="CartPole-v1", run_name="early", after_iteration=[StopAfter(3)], **settings)
+    for checkpoint in early.folder.checkpoints.glob("*.pt"):
+        checkpoint.unlink()
+    resumed = unidle.resume(early.path, quiet=True)
+    assert_same(final_state(resumed.path), final_state(whole.path))
+
+
+def test_extending_a_finished_run_equals_a_longer_one(tmp_path: Path) -> None:
+    settings = {**SMALL, "lr_schedule": "constant", "eval_every": 0, "runs_dir": str(tmp_path)}
+    longer = unidle.train(env="CartPole-v1", run_name="longer", timesteps=1920, **settings)
+    short = unidle.train(env="CartPole-v1", run_name="short", timesteps=960, **settings)
+    extended = unidle.resume(short.path, quiet=True, timesteps=1920)
+    assert_same(final_state(extended.path), final_state(longer.path))
+
+
+class Unseeded(gymnasium.Env):
+    """Draws from a stream that no seed resets."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._stream = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return self._draw(), 0.0, False, False, {}
+
+    def _draw(self) -> np.ndarray:
+        return self._stream.normal(size=1).astype(np.float32)
+
+
+def test_an_environment_that_does_not_repeat_itself_is_said_and_its_episode_starts_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path), "eval_every": 0}
+    first = unidle.train(env=Unseeded, run_name="r", after_iteration=[StopAfter(3)], **settings)
+    unidle.resume(first.path, env=Unseeded, quiet=False)
+    assert "3 of 3 environments are not deterministic" in capsys.readouterr().err
+    assert final_state(first.path)["step"] == 960

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import cloudpickle
+import gymnasium
+import pytest
+import toy_envs
+from gymnasium import spaces
+from toy_envs import Walk
+
+from unidle.envs.make import EnvMaker, callable_name, env_maker, is_reproducible
+from unidle.errors import UsageError
+
+
+def test_an_id_makes_the_registered_environment_with_its_kwargs() -> None:
+    env = env_maker("CartPole-v1", {"max_episode_steps": 7})()
+    assert env.spec.id == "CartPole-v1"
+    assert env.spec.max_episode_steps == 7
+
+
+def test_extra_arguments_reach_the_environment() -> None:
+    assert env_maker("CartPole-v1")(render_mode="rgb_array").render_mode == "rgb_array"
+
+
+def test_module_and_callable_name_a_factory() -> None:
+    maker = env_maker("toy_envs:Walk", {"length": 3})
+    env = maker()
+    assert isinstance(env, Walk)
+    assert env._last == 3
+    assert maker.name == "toy_envs:Walk"
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_envs_here.py").write_text("from toy_envs import Pictures as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert isinstance(env_maker("my_own_envs_here:Mine")(), toy_envs.Pictures)
+
+
+def test_a_module_may_stand_before_an_id_that_it_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "registers_here.py").write_text(
+        "import gymnasium\ngymnasium.register('Strolling-v3', entry_point='toy_envs:Walk', kwargs={'length': 4})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert env_maker("registers_here:Strolling-v3")().unwrapped._last == 4
+    finally:
+        gymnasium.registry.pop("Strolling-v3", None)
+
+
+def test_an_id_registered_here_is_known_where_the_maker_travels_to() -> None:
+    gymnasium.register("Passing-v0", entry_point=Walk, kwargs={"length": 4})
+    cargo = cloudpickle.dumps(env_maker("Passing-v0"))
+    gymnasium.registry.pop("Passing-v0")
+    assert cloudpickle.loads(cargo)().unwrapped._last == 4
+
+
+def test_a_callable_is_taken_as_it_is_and_named_so_that_it_can_be_found_again() -> None:
+    maker = env_maker(Walk, {"ending": "termination"})
+    assert maker.name == "toy_envs:Walk"
+    assert is_reproducible(maker.name)
+    assert env_maker(maker.name).factory is Walk
+
+
+def test_a_lambda_is_named_in_brackets_because_it_cannot_be_found_again() -> None:
+    maker = env_maker(lambda: Walk())
+    assert maker.name.startswith("<")
+    assert not is_reproducible(maker.name)
+    assert isinstance(maker(), Walk)
+
+
+def test_something_else_of_the_same_name_does_not_count_as_finding_it_again() -> None:
+    class Walk(toy_envs.Walk):
+        pass
+
+    Walk.__qualname__, Walk.__module__ = "Walk", "toy_envs"
+    assert callable_name(Walk) == "<Walk>"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("CartPool-v1", r"^There is no environment `CartPool-v1`: .*CartPole"),
+        ("CartPole-v99", r"^There is no environment `CartPole-v99`: "),
+        ("no_such_module:Env", r"^Module `no_such_module` cannot be found; run from the folder it is in"),
+        ("toy_envs:NoSuchEnv", r"^There is no environment `toy_envs:NoSuchEnv`: "),
+        ("", r"^There is no environment ``"),
+        ("<lambda>", r"^This run's environment was the Python object <lambda>; pass it again, as env="),
+    ],
+)
+def test_what_does_not_exist_is_said_in_one_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as refusal:
+        env_maker(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_module_that_itself_lacks_something_shows_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacks_something.py").write_text("import surely_not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
+        env_maker("lacks_something:Env")
+
+
+def test_arguments_that_the_environment_does_not_take_are_said() -> None:
+    with pytest.raises(UsageError, match=r"^`CartPole-v1` does not take these env_kwargs: .*gravity"):
+        env_maker("CartPole-v1", {"gravity": 9})()
+
+
+def test_a_factory_that_returns_something_else_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^oops returned Discrete, not a gymnasium.Env; derive from gymnasium.Env"):
+        EnvMaker("oops", lambda: spaces.Discrete(2))()

@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from small_envs import Fickle
+from toy_envs import Failing, Masked, Pictures, SavedWalk, Senses, Walk, WhereAmI
+
+from unidle.envs.contract import Contract, probe
+from unidle.envs.make import env_maker
+from unidle.envs.pool import ProcessPool
+from unidle.envs.serial import SerialEnvs
+from unidle.envs.slot import episode_seed
+from unidle.errors import TrainingError, UsageError
+
+EnvFactory = Callable[[], gymnasium.Env]
+TESTS = Path(__file__).parent.parent
+SOURCE = TESTS.parent / "src"
+WALK = probe(env_maker(Walk))  # Failing has the same spaces, but does not survive a probe
+
+
+def pool_of(
+    env: Any, n_envs: int = 3, workers: int = 2, contract: Contract | None = None, **kwargs: Any
+) -> ProcessPool:
+    maker = env_maker(env)
+    return ProcessPool(maker, contract or probe(maker), n_envs, kwargs.pop("seed", 5), workers, **kwargs)
+
+
+def random_actions(contract: Contract, n_envs: int, rng: np.random.Generator) -> np.ndarray:
+    layout = contract.actions
+    heads = [rng.integers(n, size=(n_envs, 1)) for n in layout.nvec]
+    return np.concatenate([*heads, rng.uniform(layout.low, layout.high, (n_envs, layout.reals))], 1)
+
+
+def contents(envs: ProcessPool | SerialEnvs) -> dict[str, bytes]:
+    """Every array of the block."""
+    return {name: value.tobytes() for name, value in vars(envs.block).items() if isinstance(value, np.ndarray)}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"  # a zombie has ended; who reaps it is not our affair
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def worker_pids(pool: ProcessPool) -> list[int]:
+    """What the environments (`WhereAmI`) say they live in."""
+    pool.start(np.zeros(pool.n_envs, np.int64))
+    return [int(pool.contract.rows.unpack(row)["pid"][0]) for row in pool.block.rows]
+
+
+# -- the same as in one process ----------------------------------------------------------------------------------------
+
+TASKS: dict[str, EnvFactory] = {
+    "vector": lambda: gymnasium.make("CartPole-v1", max_episode_steps=30),
+    "dict": Senses,
+    "picture": Pictures,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_pool_leaves_the_same_bytes_in_its_block_as_environments_in_one_process(task: str) -> None:
+    maker = env_maker(TASKS[task])
+    contract = probe(maker)
+    n_envs, steps, rng = 5, 300, np.random.default_rng(0)
+    with (
+        closing(ProcessPool(maker, contract, n_envs, 5, workers=2, first_index=10)) as pool,
+        closing(SerialEnvs(maker, contract, n_envs, 5, first_index=10)) as serial,
+    ):
+        ended = 0
+        for envs in (pool, serial):
+            envs.start(np.arange(n_envs))
+        assert contents(pool) == contents(serial)
+        for _ in range(steps):
+            actions = random_actions(contract, n_envs, rng)
+            for envs in (pool, serial):
+                envs.block.actions[:] = actions
+                envs.send()
+                envs.recv()
+            assert contents(pool) == contents(serial)
+            ended += int((pool.block.terminated | pool.block.truncated).sum())
+        assert ended > 20  # the ends of episodes were part of it
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    seen = []
+    for workers in (1, 3):
+        with closing(pool_of(Senses, n_envs=3, workers=workers)) as pool:
+            assert pool.workers == workers
+            pool.start(np.zeros(3, np.int64))
+            rng = np.random.default_rng(1)
+            for _ in range(20):
+                pool.block.actions[:] = random_actions(pool.contract, 3, rng)
+                pool.send()
+                pool.recv()
+            seen.append(contents(pool))
+    assert seen[0] == seen[1]
+
+
+def test_masks_come_through_the_block() -> None:
+    with closing(pool_of(Masked)) as pool:
+        pool.start(np.zeros(3, np.int64))
+        for step in range(6):
+            masks = pool.contract.rows.mask_view(pool.block.rows)
+            assert masks.tolist() == [[int(i == step % 4) for i in range(4)]] * 3
+            pool.block.actions[:] = step % 4
+            pool.send()
+            pool.recv()
+
+
+def test_states_and_replay_resume_episodes_in_new_workers() -> None:
+    actions = np.ones((4, 3, 1), np.float32)
+
+    def play(envs: ProcessPool, steps: np.ndarray) -> None:
+        for action in steps:
+            envs.block.actions[:] = action
+            envs.send()
+            envs.recv()
+
+    for env, by_state, same in ((SavedWalk, True, True), (Walk, False, True), (Fickle, False, False)):
+        contract = probe(env_maker(env))
+        with closing(pool_of(env, contract=contract)) as first, closing(pool_of(env, contract=contract)) as second:
+            first.start(np.zeros(3, np.int64))
+            play(first, actions)
+            states = first.states()
+            assert [state is not None for state in states] == [by_state] * 3
+            rows = first.block.rows.copy()
+            points = [(0, actions[:, i], rows[i], states[i]) for i in range(3)]
+            assert second.resume(points) == [same] * 3
+            if same:
+                assert np.array_equal(second.block.rows, rows)
+                play(first, actions[:1])
+                play(second, actions[:1])
+                assert np.array_equal(second.block.rows, first.block.rows)
+                assert np.array_equal(second.block.reward, first.block.reward)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def step(pool: ProcessPool, times: int) -> None:
+    for _ in range(times):
+        pool.block.actions[:] = 1
+        pool.send()
+        pool.recv()
+
+
+def step_until_failure(pool: ProcessPool) -> None:
+    pool.start(np.full(pool.n_envs, 7))
+    step(pool, times=5)
+
+
+def test_an_exception_in_a_worker_arrives_with_environment_seed_and_traceback() -> None:
+    with closing(pool_of(Failing, contract=WALK, first_index=40)) as pool, pytest.raises(TrainingError) as failure:
+        step_until_failure(pool)
+    first, *rest = str(failure.value).splitlines()
+    seed = episode_seed(5, 40, 7)
+    assert first == (
+        f"Environment 40 failed in episode 7 (seed {seed}), step 2: ZeroDivisionError: the robot fell over"
+    )
+    assert any("toy_envs.py" in line for line in rest)
+
+
+def test_a_worker_that_kills_itself_is_a_training_error() -> None:
+    with closing(pool_of(lambda: Failing("kill"), contract=WALK)) as pool, pytest.raises(TrainingError) as failure:
+        step_until_failure(pool)
+    assert str(failure.value).startswith(
+        "The worker of environments 0 to 1 ended unexpectedly (exit status -9): it was killed, "
+    )
+
+
+def test_a_worker_that_is_killed_from_outside_is_a_training_error() -> None:
+    with closing(pool_of(WhereAmI)) as pool:
+        os.kill(worker_pids(pool)[2], signal.SIGKILL)
+        with pytest.raises(TrainingError, match=r"^The worker of environments 2 to 2 ended unexpectedly .*status -9"):
+            step(pool, times=3)
+
+
+def test_a_mistake_of_the_user_arrives_as_a_usage_error() -> None:
+    contract = probe(env_maker(Masked))
+    sentence = r"^action_mask allows no action at all for head 0"
+    with (
+        closing(pool_of(lambda: Masked(allow=0), contract=contract)) as pool,
+        pytest.raises(UsageError, match=sentence),
+    ):
+        pool.start(np.zeros(3, np.int64))
+
+
+def test_a_factory_that_fails_in_the_worker_is_told_and_leaves_no_worker_behind() -> None:
+    def broken() -> gymnasium.Env:
+        raise OSError("no such robot")
+
+    before = children()
+    with pytest.raises(TrainingError, match=r"^Environment 0 failed in episode 0 .*OSError: no such robot"):
+        pool_of(broken, contract=WALK)
+    assert children() == before
+
+
+def test_a_factory_that_cannot_travel_is_said_with_what_to_do() -> None:
+    lock = threading.Lock()
+
+    def holding() -> gymnasium.Env:
+        with lock:
+            return Walk()
+
+    with pytest.raises(UsageError, match=r"^The environment factory cannot be sent .* or use --no-subproc\."):
+        pool_of(holding, contract=WALK)
+
+
+# -- the life of workers -----------------------------------------------------------------------------------------------
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that have not ended."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in found if is_running(int(pid))}
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[tuple[ProcessPool, list[int]]]:
+    """A pool of three environments in two workers, and the process of each environment."""
+    import torch  # noqa: F401  the trainer has it
+
+    with closing(pool_of(WhereAmI)) as pool:
+        yield pool, worker_pids(pool)
+
+
+def test_environments_are_shared_out_in_runs_among_workers(here: tuple[ProcessPool, list[int]]) -> None:
+    _, pids = here
+    assert pids[0] == pids[1] != pids[2]
+    assert os.getpid() not in pids
+
+
+def test_workers_import_no_torch(here: tuple[ProcessPool, list[int]]) -> None:
+    pool, _ = here
+    assert "torch" in sys.modules
+    assert [pool.contract.rows.unpack(row)["has_torch"] for row in pool.block.rows] == [0, 0, 0]
+
+
+def test_there_are_never_more_workers_than_environments() -> None:
+    with closing(pool_of(WhereAmI, n_envs=2, workers=9)) as pool:
+        assert pool.workers == len(set(worker_pids(pool))) == 2
+
+
+def test_after_close_workers_are_gone_and_their_environments_closed(tmp_path: Path) -> None:
+    note = str(tmp_path)
+    pool = pool_of(lambda: WhereAmI(note))
+    (tmp_path / str(os.getpid())).unlink()  # the probe's
+    pids = worker_pids(pool)
+    pool.close()
+    assert not any(is_running(pid) for pid in pids)
+    assert {file.name for file in tmp_path.iterdir()} == {str(pid) for pid in pids}
+    pool.close()  # once more does no harm
+
+
+def test_a_pool_leaves_no_descriptor_open() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    pool = pool_of(WhereAmI)
+    pool.close()
+    del pool
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_ctrl_c_for_the_whole_group_does_not_end_workers(here: tuple[ProcessPool, list[int]]) -> None:
+    pool, pids = here
+    for pid in set(pids):
+        os.kill(pid, signal.SIGINT)
+    pool.send()
+    pool.recv()
+    assert all(is_running(pid) for pid in pids)
+
+
+def run_script(tmp_path: Path, code: str, **kwargs: Any) -> subprocess.Popen[str]:
+    script = tmp_path / "train_here.py"
+    script.write_text(textwrap.dedent(code))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)])}
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment, **kwargs)
+
+
+def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
+    code = """
+        import time
+        import numpy as np
+        from toy_envs import WhereAmI
+        from unidle.envs.contract import probe
+        from unidle.envs.make import env_maker
+        from unidle.envs.pool import ProcessPool
+
+        maker = env_maker(WhereAmI)
+        pool = ProcessPool(maker, probe(maker), 3, 0, 2)
+        pool.start(np.zeros(3, np.int64))
+        print(*[int(pool.contract.rows.unpack(row)["pid"][0]) for row in pool.block.rows], flush=True)
+        time.sleep(600)
+    """
+    with run_script(tmp_path, code) as trainer:
+        try:
+            pids = [int(pid) for pid in trainer.stdout.readline().split()]
+            assert len(set(pids)) == 2
+            assert all(is_running(pid) for pid in pids)
+        finally:
+            trainer.kill()
+    assert wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_own(tmp_path: Path) -> None:
+    code = """
+        import gymnasium, numpy as np
+        from unidle.envs.contract import probe
+        from unidle.envs.make import env_maker
+        from unidle.envs.pool import ProcessPool
+
+        open("times_run", "a").write("once ")
+        OFFSET = 30
+
+        class Own(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(0, 99, (1,), np.float32)
+            action_space = gymnasium.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None):
+                return np.array([OFFSET], np.float32), {}
+            def step(self, action):
+                return np.array([OFFSET + 1], np.float32), 2.0, False, False, {}
+
+        maker = env_maker(lambda: Own())
+        pool = ProcessPool(maker, probe(maker), 2, 0, 2)
+        pool.start(np.zeros(2, np.int64))
+        pool.send(); pool.recv()
+        print(pool.block.rows.view(np.float32)[:, 0].tolist(), pool.block.reward.tolist())
+        pool.close()
+    """
+    with run_script(tmp_path, code, cwd=tmp_path) as script:
+        printed, _ = script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert printed == "[31.0, 31.0] [2.0, 2.0]\n"
+    assert (tmp_path / "times_run").read_text() == "once "
+
+
+def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "signal.py").write_text("raise SystemExit('this is not the signal you are looking for')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with closing(pool_of(Pictures, n_envs=1, workers=1)) as pool:
+        pool.start(np.zeros(1, np.int64))
+        assert pool.block.rows.any()

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from unidle.errors import UsageError
+from unidle.nn.encoder import CustomEncoder, Encoder
+from unidle.spaces.observations import RowLayout
+
+BODY = spaces.Dict(
+    {
+        "speed": spaces.Box(-9, 9, (2,), np.float64),
+        "gear": spaces.Discrete(3, start=-1),
+        "lamps": spaces.MultiBinary([2, 1]),
+        "dials": spaces.MultiDiscrete([[2, 3]], start=[[5, 0]]),
+        "count": spaces.Box(0, 1000, (1, 1), np.int16),
+    }
+)
+OBSERVATION = {
+    "speed": np.array([0.5, -2.0]),
+    "gear": 1,
+    "lamps": np.array([[1], [0]], np.int8),
+    "dials": np.array([[6, 0]]),
+    "count": np.array([[300]], np.int16),
+}
+
+
+def rows_of(layout: RowLayout, *observations: Any) -> Tensor:
+    return torch.from_numpy(np.stack([layout.pack(observation) for observation in observations]))
+
+
+def test_numbers_come_as_they_are_bits_as_numbers_and_classes_as_one_hot() -> None:
+    layout = RowLayout.of(BODY)
+    encoder = Encoder(layout, normalize=False)
+    features = encoder(rows_of(layout, OBSERVATION))
+    count_and_speed, lamps = [300.0, 0.5, -2.0], [1.0, 0.0]
+    dials, gear = [0.0, 1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0]
+    assert features.tolist() == [count_and_speed + lamps + dials + gear]
+    assert encoder.n_features == features.shape[1] == 13
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4, start=2),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(3),
+        spaces.Box(-1, 1, ()),
+        spaces.Box(-1, 1, (2, 3)),
+        spaces.Box(0, 255, (9, 9, 3), np.uint8),
+        spaces.Tuple((spaces.Box(0, 255, (9, 9), np.uint8), spaces.Box(0, 255, (2,), np.uint8))),
+        BODY,
+    ],
+)
+def test_every_kind_of_space_gives_as_many_features_as_announced(space: spaces.Space) -> None:
+    layout = RowLayout.of(space)
+    encoder = Encoder(layout, normalize=False)
+    space.seed(0)
+    rows = rows_of(layout, *(space.sample() for _ in range(6)))
+    features = encoder(rows)
+    assert features.dtype == torch.float32
+    assert features.shape == (6, encoder.n_features)
+    assert torch.allclose(encoder(rows.view(2, 3, -1)).view(6, -1), features, atol=1e-6)
+
+
+def test_normalisation_is_learned_from_rows_and_cut_off_at_ten_deviations() -> None:
+    layout = RowLayout.of(spaces.Box(-np.inf, np.inf, (2,)))
+    encoder = Encoder(layout, normalize=True)
+    rng = np.random.default_rng(0)
+    seen = rng.normal([5.0, -1.0], [2.0, 0.1], (500, 2)).astype(np.float32)
+    encoder.update_norm(rows_of(layout, *seen).view(50, 10, -1))
+    features = encoder(rows_of(layout, *seen))
+    torch.testing.assert_close(features.mean(0), torch.zeros(2), atol=1e-4, rtol=0)
+    torch.testing.assert_close(features.std(0, unbiased=False), torch.ones(2), atol=1e-4, rtol=0)
+    far = encoder(rows_of(layout, np.array([1e6, -1e6], np.float32)))
+    assert far.tolist() == [[10.0, -10.0]]
+
+
+def test_pictures_classes_and_bits_are_not_normalised() -> None:
+    space = spaces.Tuple((spaces.Box(0, 255, (9, 9), np.uint8), spaces.Discrete(3), spaces.MultiBinary(2)))
+    layout = RowLayout.of(space)
+    encoder = Encoder(layout, normalize=True)
+    rows = rows_of(layout, *(space.sample() for _ in range(5)))
+    before = encoder(rows)
+    encoder.update_norm(rows)
+    assert encoder.norm is None
+    assert torch.equal(encoder(rows), before)
+
+
+def test_a_number_that_is_not_finite_is_found_in_its_row() -> None:
+    layout = RowLayout.of(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(2)}))
+    encoder = Encoder(layout, normalize=False)
+    values = [[0.0, 1.0], [np.nan, 0.0], [0.0, np.inf]]
+    rows = rows_of(layout, *({"a": np.array(value, np.float32), "b": 1} for value in values))
+    assert encoder.all_finite(rows).tolist() == [True, False, False]
+
+
+def test_classes_alone_are_always_finite() -> None:
+    layout = RowLayout.of(spaces.Discrete(3))
+    assert Encoder(layout, normalize=False).all_finite(rows_of(layout, 0, 2)).tolist() == [True, True]
+
+
+# -- a network of the user's own ---------------------------------------------------------------------------------------
+
+
+class SpeedAndGear(nn.Module):
+    """Keeps what it was given, and returns speed and gear side by side."""
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        self.seen = observation
+        return torch.cat([observation["speed"], observation["gear"].float().unsqueeze(-1)], -1)
+
+
+def test_a_custom_network_gets_the_structure_of_the_space_as_one_batch_of_tensors() -> None:
+    layout = RowLayout.of(BODY)
+    module = SpeedAndGear()
+    encoder = CustomEncoder(layout, normalize=False, module=module)
+    features = encoder(rows_of(layout, *[OBSERVATION] * 6).view(2, 3, -1))
+    assert encoder.n_features == 3
+    assert features.tolist() == [[[0.5, -2.0, 1.0]] * 3] * 2
+    assert {key: tuple(value.shape) for key, value in module.seen.items()} == {
+        "speed": (6, 2),
+        "gear": (6,),
+        "lamps": (6, 2, 1),
+        "dials": (6, 1, 2),
+        "count": (6, 1, 1),
+    }
+
+
+def test_a_custom_network_does_not_see_the_action_mask_key() -> None:
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(2), "speed": spaces.Box(-1, 1, (2,)), "gear": BODY["gear"]})
+    module = SpeedAndGear()
+    CustomEncoder(RowLayout.of(space, mask_width=2), normalize=False, module=module)
+    assert set(module.seen) == {"speed", "gear"}
+
+
+def test_a_custom_network_gets_tuples_as_tuples() -> None:
+    class Sum(nn.Module):
+        def forward(self, observation: tuple[Tensor, ...]) -> Tensor:
+            first, second = observation
+            return first + second
+
+    layout = RowLayout.of(spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (3,)))))
+    encoder = CustomEncoder(layout, normalize=False, module=Sum())
+    ones = np.ones(3, np.float32)
+    assert encoder(rows_of(layout, (ones, ones))).tolist() == [[2.0, 2.0, 2.0]]
+
+
+class Returns(nn.Module):
+    def __init__(self, shape: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self._shape = shape
+
+    def forward(self, observation: Tensor) -> Any:
+        return None if self._shape is None else torch.zeros(self._shape)
+
+
+@pytest.mark.parametrize("shape", [None, (2,), (6,), (2, 3, 4), (1, 3), (4, 3)])
+def test_a_custom_network_must_return_a_batch_of_features(shape: tuple[int, ...] | None) -> None:
+    with pytest.raises(UsageError, match=r"^Your network must map a batch of observations to a \[batch, features\] "):
+        CustomEncoder(RowLayout.of(spaces.Box(-1, 1, (3,))), normalize=False, module=Returns(shape))
+
+
+def test_a_custom_network_is_not_normalised_for() -> None:
+    with pytest.raises(UsageError, match=r"^normalize_obs does not apply to a network of your own"):
+        CustomEncoder(RowLayout.of(spaces.Box(-1, 1, (3,))), normalize=True, module=Returns((2, 3)))

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from unidle.config import Recipe
+from unidle.errors import UsageError
+from unidle.nn.policy import Policy, n_parameters
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+
+BOX = spaces.Box(-np.inf, np.inf, (3,))
+JOINT = spaces.Dict({"go": spaces.MultiDiscrete([3, 2]), "how": spaces.Box(-1, 1, (2,))})
+SMALL = Recipe(network_arch=(8, 8))
+
+
+def make_policy(
+    observation: spaces.Space = BOX,
+    action: spaces.Space = JOINT,
+    recipe: Recipe = SMALL,
+    masked: bool = False,
+    **kwargs,
+) -> Policy:
+    torch.manual_seed(0)
+    actions = ActionLayout.of(action)
+    return Policy(RowLayout.of(observation, actions.mask_width if masked else 0), actions, recipe, **kwargs)
+
+
+def random_rows(policy: Policy, *lead: int) -> Tensor:
+    """Rows of normal numbers, all actions allowed."""
+    layout = policy._rows
+    rows = np.zeros((int(np.prod(lead)), layout.row_bytes), np.uint8)
+    write = layout.writer(rows)
+    rng = np.random.default_rng(0)
+    for i in range(len(rows)):
+        write(i, rng.normal(size=3).astype(np.float32))
+    layout.mask_view(rows)[:] = 1
+    return torch.from_numpy(rows).view(*lead, -1)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
+def test_actor_and_critic_agree_whether_asked_alone_or_together(share: bool, recurrent: str) -> None:
+    recipe = replace(SMALL, share_trunk=share, recurrent=recurrent, recurrent_size=6)
+    policy = make_policy(recipe=recipe)
+    n, steps = 4, 5
+    rows = random_rows(policy, n, steps)
+    starts = torch.rand(n, steps, generator=torch.Generator().manual_seed(3)) < 0.4
+    state = torch.randn(n, policy.state_size)
+    params, values = policy(rows, starts, state)
+    assert values.shape == (n, steps)
+    for t in range(steps):
+        state = state * ~starts[:, t, None]
+        value = policy.value(rows[:, t], state)
+        single, after = policy.act(rows[:, t], state)
+        torch.testing.assert_close(single.logits, params.logits[:, t])
+        torch.testing.assert_close(single.mean, params.mean[:, t])
+        torch.testing.assert_close(value, values[:, t])
+        state = after if recurrent != "none" else state
+
+
+@pytest.mark.parametrize("recurrent", [("none", 0), ("gru", 6), ("lstm", 12)])
+def test_the_state_is_as_large_as_the_recurrent_layer_needs(recurrent: tuple[str, int]) -> None:
+    kind, size = recurrent
+    assert make_policy(recipe=replace(SMALL, recurrent=kind, recurrent_size=6)).state_size == size
+
+
+def test_a_mask_in_the_row_forbids_its_actions() -> None:
+    policy = make_policy(action=spaces.MultiDiscrete([4, 3]), masked=True)
+    rows = random_rows(policy, 50)
+    mask = torch.tensor([0, 1, 0, 1, 1, 0, 0], dtype=torch.uint8)
+    start = policy._rows.mask_offset
+    rows[:25, start : start + 7] = mask
+    params, _ = policy.act(rows)
+    probabilities = policy.distribution.log_probs(params.logits).exp()  # [50, 2, 4]
+    assert (probabilities[:25, 0, [0, 2]] == 0).all()
+    assert (probabilities[:25, 1, 0] == 1).all()
+    assert (probabilities[25:, 0] > 0).all()
+    actions = policy.distribution.sample(params, torch.rand(50, 2))
+    assert set(actions[:25, 0].tolist()) <= {1.0, 3.0}
+    assert set(actions[:25, 1].tolist()) == {0.0}
+
+
+def test_a_mask_is_no_part_of_what_the_policy_sees() -> None:
+    policy = make_policy(action=spaces.Discrete(4), masked=True)
+    rows = random_rows(policy, 6)
+    values = policy.value(rows)
+    start = policy._rows.mask_offset
+    rows[:, start : start + 3] = 0
+    assert torch.equal(policy.value(rows), values)
+
+
+def test_separate_trunks_learn_separately_and_a_shared_one_does_not() -> None:
+    for share in (False, True):
+        policy = make_policy(recipe=replace(SMALL, share_trunk=share))
+        _, values = policy(random_rows(policy, 5, 1))
+        values.sum().backward()
+        reached = any(p.grad is not None for p in policy.actor_trunk.parameters())
+        assert reached == share
+        assert (policy.critic_trunk is None) == share
+
+
+def test_sharing_saves_one_trunk() -> None:
+    apart, together = (n_parameters(make_policy(recipe=replace(SMALL, share_trunk=share))) for share in (False, True))
+    trunk = (3 * 8 + 8) + (8 * 8 + 8)
+    heads = (8 * 7 + 7) + (8 + 1) + 2
+    assert (apart, together) == (2 * trunk + heads, trunk + heads)
+
+
+def test_heads_can_sit_on_the_features_without_hidden_layers() -> None:
+    policy = make_policy(recipe=replace(SMALL, network_arch=()))
+    params, values = policy(random_rows(policy, 2, 3))
+    assert params.logits.shape == (2, 3, 5)
+    assert values.shape == (2, 3)
+    assert policy.actor_head.in_features == 3
+
+
+def test_initial_weights_are_orthogonal_with_a_small_gain_for_the_actor() -> None:
+    policy = make_policy(recipe=replace(SMALL, network_arch=(16, 16)))
+    for layer, gain in [
+        (policy.actor_trunk[2], 2**0.5),
+        (policy.critic_trunk[2], 2**0.5),
+        (policy.actor_head, 0.01),
+        (policy.critic_head, 1.0),
+    ]:
+        weight = layer.weight
+        torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5 * gain**2, rtol=1e-4)
+        assert (layer.bias == 0).all()
+
+
+def test_the_first_policy_is_nearly_uniform_whatever_it_sees() -> None:
+    policy = make_policy(action=spaces.Discrete(5))
+    params, _ = policy.act(random_rows(policy, 100))
+    probabilities = policy.distribution.log_probs(params.logits).exp()
+    assert (probabilities - 0.2).abs().max() < 0.01
+
+
+def test_the_deviation_of_real_actions_starts_where_the_recipe_says() -> None:
+    policy = make_policy(action=spaces.Box(-1, 1, (3,)), recipe=replace(SMALL, log_std_init=-0.7))
+    params, _ = policy.act(random_rows(policy, 2))
+    torch.testing.assert_close(params.log_std, torch.full((3,), -0.7))
+    assert params.log_std.requires_grad
+
+
+def test_normalize_obs_gives_the_encoder_running_statistics() -> None:
+    assert make_policy().encoder.norm is None
+    assert make_policy(recipe=replace(SMALL, normalize_obs=True)).encoder.norm is not None
+
+
+# -- a network of the user's own ---------------------------------------------------------------------------------------
+
+
+class Eyes(nn.Module):
+    """Looks at the camera and the speed of a Dict observation."""
+
+    def __init__(self, observation_space: spaces.Dict) -> None:
+        super().__init__()
+        self.camera = nn.Linear(int(np.prod(observation_space["camera"].shape)), 4)
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        return torch.cat([self.camera(observation["camera"].float().flatten(1)), observation["speed"]], -1)
+
+
+CAR = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))})
+
+
+def test_a_custom_network_is_made_from_both_spaces_and_trained_with_the_rest() -> None:
+    given_spaces = []
+
+    def network(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
+        given_spaces.append((observation_space, action_space))
+        return Eyes(observation_space)
+
+    policy = make_policy(observation=CAR, network=network)
+    assert given_spaces == [(CAR, JOINT)]
+    assert policy.actor_trunk[0].in_features == 6
+    layout = policy._rows
+    rows = torch.from_numpy(np.stack([layout.pack(CAR.sample()) for _ in range(6)])).view(3, 2, -1)
+    _, values = policy(rows)
+    values.sum().backward()
+    assert policy.encoder.module.camera.weight.grad.abs().sum() > 0
+    assert n_parameters(policy.encoder) == n_parameters(policy.encoder.module)
+
+
+def test_a_custom_network_that_returns_no_features_is_refused() -> None:
+    class Constant(nn.Module):
+        def forward(self, observation: Tensor) -> Tensor:
+            return torch.zeros(6)
+
+    with pytest.raises(UsageError, match=r"must map a batch of observations to a \[batch, features\] tensor"):
+        make_policy(network=lambda *_: Constant())
+
+
+def test_a_custom_network_with_normalize_obs_is_refused() -> None:
+    with pytest.raises(UsageError, match="normalize_obs does not apply to a network of your own"):
+        make_policy(recipe=replace(SMALL, normalize_obs=True), network=lambda *_: nn.Linear(3, 4))

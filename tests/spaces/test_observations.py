@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from space_strategies import draw_from, leaf_spaces, nested
+
+from unidle.errors import UsageError
+from unidle.nn.encoder import leaf_tensor
+from unidle.spaces.observations import RowLayout, image_axes
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def assert_same(space: spaces.Space, given_value: object, expected: object) -> None:
+    """Equal in structure, dtype and value; a float64 as exactly as float32 can say it."""
+    if isinstance(space, spaces.Dict):
+        assert isinstance(given_value, dict)
+        assert set(given_value) == set(space.spaces)
+        for key, part in space.spaces.items():
+            assert_same(part, given_value[key], expected[key])
+    elif isinstance(space, spaces.Tuple):
+        assert isinstance(given_value, tuple)
+        assert len(given_value) == len(space.spaces)
+        for part, one, other in zip(space.spaces, given_value, expected):
+            assert_same(part, one, other)
+    else:
+        expected = np.asarray(expected)
+        if expected.dtype == np.float64:
+            expected = expected.astype(np.float32).astype(np.float64)
+        assert np.asarray(given_value).dtype == space.dtype
+        np.testing.assert_array_equal(given_value, expected, strict=True)
+
+
+def field(value: object, path: tuple) -> np.ndarray:
+    for key in path:
+        value = value[key]
+    return np.asarray(value)
+
+
+@given(nested(leaf_spaces()), SEEDS)
+def test_a_packed_observation_unpacks_to_itself(space: spaces.Space, seed: int) -> None:
+    layout = RowLayout.of(space)
+    value = draw_from(space, seed)
+    row = layout.pack(value)
+    assert row.shape == (layout.row_bytes,)
+    assert_same(space, layout.unpack(row), value)
+
+
+@given(nested(leaf_spaces()), SEEDS)
+def test_torch_sees_in_a_row_what_numpy_put_there(space: spaces.Space, seed: int) -> None:
+    layout = RowLayout.of(space)
+    values = [draw_from(space, seed + i) for i in range(6)]
+    rows = torch.from_numpy(np.stack([layout.pack(value) for value in values])).view(2, 3, -1)
+    for leaf in layout.leaves:
+        tensor = leaf_tensor(rows, leaf)
+        assert tensor.shape == (2, 3, *leaf.shape)
+        expected = np.stack([field(value, leaf.path) for value in values]).reshape(tensor.shape)
+        if expected.dtype.kind == "f":
+            expected = expected.astype(np.float32)
+        np.testing.assert_array_equal(tensor.numpy(), expected)  # of any dtype, but of the same value
+
+
+def test_a_leaf_is_a_view_of_its_row_and_not_a_copy() -> None:
+    layout = RowLayout.of(spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (4,)))))
+    rows = torch.zeros(2, layout.row_bytes, dtype=torch.uint8)
+    numbers = leaf_tensor(rows, layout.leaves[1])
+    rows.copy_(torch.from_numpy(layout.pack((2, np.array([0.5, -1, 0, 1], np.float32)))))
+    assert numbers.tolist() == [[0.5, -1, 0, 1]] * 2
+
+
+@given(nested(leaf_spaces()))
+def test_every_field_is_aligned_and_apart_from_the_others(space: spaces.Space) -> None:
+    layout = RowLayout.of(space, mask_width=5)
+    ends = [(leaf.offset, leaf.offset + leaf.nbytes) for leaf in layout.leaves]
+    ends.append((layout.mask_offset, layout.mask_offset + 5))
+    assert all(start % 8 == 0 for start, _ in ends)
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+    assert ends[-1][1] <= layout.row_bytes
+    assert layout.row_bytes % 8 == 0
+
+
+def test_a_writer_changes_only_its_own_row() -> None:
+    layout = RowLayout.of(spaces.Box(-1, 1, (3,)))
+    rows = np.zeros((3, layout.row_bytes), np.uint8)
+    layout.writer(rows)(1, np.ones(3, np.float32))
+    assert rows[0].sum() == rows[2].sum() == 0
+    np.testing.assert_array_equal(layout.unpack(rows[1]), np.ones(3, np.float32))
+
+
+def test_a_mask_has_its_own_field_beside_the_observation() -> None:
+    space = spaces.Box(-1, 1, (3,))
+    layout = RowLayout.of(space, mask_width=5)
+    rows = np.zeros((2, layout.row_bytes), np.uint8)
+    layout.writer(rows)(1, np.ones(3, np.float32))
+    layout.mask_view(rows)[1] = [1, 0, 1, 1, 0]
+    assert layout.mask_key is None
+    assert rows.view(layout.dtype).reshape(2)["action_mask"].tolist() == [[0] * 5, [1, 0, 1, 1, 0]]
+    np.testing.assert_array_equal(layout.unpack(rows[1]), np.ones(3, np.float32))
+
+
+def test_a_mask_that_is_a_key_of_the_observation_is_no_leaf_of_it() -> None:
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "where": spaces.Discrete(9)})
+    layout = RowLayout.of(space, mask_width=4)
+    assert layout.mask_key == "action_mask"
+    assert [leaf.path for leaf in layout.leaves] == [("where",)]
+    row = layout.pack({"where": 7, "action_mask": np.ones(4, np.int8)})
+    assert layout.unpack(row) == {"where": 7}
+
+
+def test_without_masking_that_key_is_an_ordinary_part_of_the_observation() -> None:
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "where": spaces.Discrete(9)})
+    assert [leaf.path for leaf in RowLayout.of(space).leaves] == [("action_mask",), ("where",)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((84, 84, 3), (3, 84, 84)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((84, 96), (1, 84, 96)),
+        ((8, 8, 1), (1, 8, 8)),
+        ((7, 84, 3), None),  # too flat to convolve
+        ((7, 9), None),
+        ((200,), None),
+        ((4, 84, 84, 3), None),
+    ],
+)
+def test_a_picture_is_told_by_its_shape(shape: tuple[int, ...], axes: tuple[int, int, int] | None) -> None:
+    assert image_axes(shape) == axes
+
+
+def test_only_bytes_are_pictures() -> None:
+    def is_image(space: spaces.Space) -> bool:
+        return RowLayout.of(space).leaves[0].is_image
+
+    assert is_image(spaces.Box(0, 255, (16, 16, 3), np.uint8))
+    assert not is_image(spaces.Box(0, 1, (16, 16, 3), np.float32))
+    assert not is_image(spaces.MultiBinary([16, 16, 3]))
+    assert not is_image(spaces.Box(0, 255, (16,), np.uint8))
+
+
+UNSUPPORTED = {
+    "Text": spaces.Text(3),
+    "Sequence": spaces.Sequence(spaces.Discrete(3)),
+    "Graph": spaces.Graph(spaces.Box(-1, 1, (2,)), None),
+    "OneOf": spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_a_space_without_tensor_form_is_named_with_its_place(kind: str) -> None:
+    space = spaces.Dict({"a": spaces.Tuple((UNSUPPORTED[kind], spaces.Discrete(2))), "b": spaces.Discrete(2)})
+    with pytest.raises(UsageError) as refusal:
+        RowLayout.of(space)
+    assert str(refusal.value).startswith(f"observation['a'][0] is a {kind} space, ")
+    assert "wrap the environment" in str(refusal.value)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Box(0, 1, (0,))])
+def test_a_space_with_nothing_in_it_is_refused(space: spaces.Space) -> None:
+    with pytest.raises(UsageError, match="observation space is empty"):
+        RowLayout.of(space)
+
+
+def test_an_empty_part_beside_others_stays_in_the_structure() -> None:
+    space = spaces.Dict({"seen": spaces.Discrete(3), "unused": spaces.Dict({})})
+    layout = RowLayout.of(space)
+    assert layout.unpack(layout.pack({"seen": 2, "unused": {}})) == {"seen": 2, "unused": {}}

@@ -1,0 +1,429 @@
+"""What a Python user does with the library, from training to prediction, on environments that take moments."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from cli_envs import Choice
+from own_networks import wide
+
+import unidle
+from unidle.engine.checkpoint import load_checkpoint
+from unidle.engine.evaluate import FIRST_EVALUATION_ENV
+from unidle.envs.slot import episode_seed
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "n_envs": 2,
+    "n_steps": 16,
+    "batch_size": 16,
+    "n_epochs": 2,
+    "network_arch": (8,),
+    "timesteps": 96,
+    "eval_every": 32,
+    "eval_episodes": 2,
+    "tensorboard": False,
+    "device": "cpu",
+    "quiet": True,
+}
+WAYS: dict[str, Any] = {
+    "id": "CartPole-v1",
+    "class": Choice,
+    "lambda": lambda: Choice(),
+    "module:callable": "cli_envs:Choice",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def train(env: Any = Choice, **settings: Any) -> unidle.TrainedRun:
+    return unidle.train(env, **{**SMALL, **settings})
+
+
+def weights(run: unidle.TrainedRun) -> dict[str, torch.Tensor]:
+    """The policy in the latest checkpoint."""
+    latest = run.folder.latest()
+    assert latest is not None
+    policy: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+    return policy
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def iterations(run: unidle.TrainedRun) -> list[dict[str, Any]]:
+    return [record for record in run.records if record["kind"] == "iteration"]
+
+
+def evaluations(run: unidle.TrainedRun) -> list[dict[str, Any]]:
+    return [record for record in run.records if record["kind"] == "evaluation"]
+
+
+# -- train, load, resume, evaluate, predict --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_name_an_environment_leads_through_the_whole_life_of_a_run(way: str) -> None:
+    env = WAYS[way]
+    again = {"env": env} if way == "lambda" else {}
+    run = train(env)
+    assert [record["step"] for record in iterations(run)] == [32, 64, 96]
+    assert run.summary()["step"] == 96
+    assert run.report.exists()
+
+    loaded = unidle.load(run.path, **again)
+    assert loaded.evaluate(3).returns == run.evaluate(3).returns
+    space = run.agent.rows.space
+    assert run.agent.actions.space.contains(loaded.predict(space.sample()))
+
+    resumed = unidle.resume(run.path, timesteps=160, quiet=True, **again)
+    assert [record["step"] for record in iterations(resumed)] == [32, 64, 96, 128, 160]
+
+
+def test_an_environment_made_by_a_lambda_must_be_passed_again_for_what_needs_it() -> None:
+    run = train(WAYS["lambda"])
+    loaded = unidle.load(run.path)
+    assert loaded.predict(np.array([1, 0], np.float32)) in (0, 1)
+    for call in (loaded.evaluate, lambda: unidle.resume(run.path, quiet=True)):
+        with pytest.raises(
+            unidle.UsageError, match=r"environment was the Python object <lambda>; pass it again, as env="
+        ):
+            call()
+
+
+def test_arguments_of_the_environment_reach_it_in_training_and_afterwards() -> None:
+    run = train("cli_envs:Choice", env_kwargs={"answer": 1})
+    other = unidle.load(run.path, env=Choice)
+    assert run.maker().kwargs == other.maker().kwargs == {"answer": 1}
+    assert run.evaluate(4).returns == other.evaluate(4).returns
+    # The right answers are swapped, so of ten questions an episode gets the rest right.
+    straight = unidle.load(run.path, env=lambda answer: Choice())
+    assert [10 - n for n in straight.evaluate(4).returns] == run.evaluate(4).returns
+
+
+def test_an_environment_with_other_spaces_is_refused() -> None:
+    run = train()
+    with pytest.raises(unidle.UsageError, match="has other spaces than the environment"):
+        unidle.load(run.path, env=lambda: gymnasium.make("CartPole-v1")).evaluate(1)
+
+
+def test_predict_takes_the_action_that_evaluation_takes() -> None:
+    run = train("CartPole-v1", normalize_obs=True)
+    env = gymnasium.make("CartPole-v1")
+    for index, expected in enumerate(run.evaluate(3, seed=5).returns):
+        observation, _ = env.reset(seed=episode_seed(5, FIRST_EVALUATION_ENV + index, 0))
+        total, ended = 0.0, False
+        while not ended:
+            observation, reward, terminated, truncated, _ = env.step(run.predict(observation))
+            total, ended = total + float(reward), terminated or truncated
+        assert total == expected
+
+
+def test_predict_samples_only_when_asked_to() -> None:
+    run = train("Pendulum-v1", timesteps=32)
+    observation = np.array([1, 0, 0], np.float32)
+    assert len({float(run.predict(observation)[0]) for _ in range(5)}) == 1
+    assert len({float(run.predict(observation, deterministic=False)[0]) for _ in range(5)}) == 5
+
+
+@pytest.mark.parametrize("observation", [np.zeros(3, np.float32), "up", {"a": 1}])
+def test_an_observation_that_does_not_fit_gets_a_sentence(observation: Any) -> None:
+    with pytest.raises(unidle.UsageError, match="observation does not fit the space Box"):
+        train().predict(observation)
+
+
+def test_evaluation_is_repeatable_and_its_seed_counts() -> None:
+    run = train("Pendulum-v1", timesteps=32)
+    assert run.evaluate(3) == run.evaluate(3) == unidle.load(run.path).evaluate(3)
+    assert run.evaluate(3, seed=7) != run.evaluate(3)
+    assert run.evaluate(2, seed=1, deterministic=False) == run.evaluate(2, seed=1, deterministic=False)
+    with pytest.raises(unidle.UsageError, match="0 episodes are too few"):
+        run.evaluate(0)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_recurrent_policy_remembers_until_it_is_reset(kind: str) -> None:
+    run = train("Pendulum-v1", timesteps=32, recurrent=kind, recurrent_size=4)
+    observation = np.array([1, 0, 0], np.float32)
+    fresh, later = float(run.predict(observation)[0]), float(run.predict(observation)[0])
+    assert fresh != later
+    run.agent.reset()
+    assert [float(run.predict(observation)[0]) for _ in range(2)] == [fresh, later]
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_get_the_records_as_they_are_written() -> None:
+    seen: list[dict[str, Any]] = []
+    judged: list[dict[str, Any]] = []
+    run = train(
+        after_iteration=[lambda moment: seen.append(moment.record)],
+        after_evaluation=[lambda moment: judged.append(moment.record)],
+    )
+    assert seen == iterations(run)
+    assert judged == evaluations(run)
+    assert len(seen) == len(judged) == 3
+
+
+def test_a_callback_can_stop_the_run_which_is_then_saved_and_resumable() -> None:
+    def stop_at_64(moment: unidle.Moment) -> None:
+        if moment.record["step"] >= 64:
+            moment.stop()
+
+    run = train(after_iteration=[stop_at_64], timesteps=1000, eval_every=0)
+    assert [record["step"] for record in iterations(run)] == [32, 64]
+    assert load_checkpoint(run.folder.latest())["step"] == 64
+    assert len(iterations(unidle.resume(run.path, timesteps=96, quiet=True))) == 3
+
+
+def test_an_error_in_a_callback_reaches_the_caller_and_leaves_no_process_behind() -> None:
+    def fail(moment: unidle.Moment) -> None:
+        assert children()
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(after_iteration=[fail], subproc=True, workers=2)
+    assert not children()
+
+
+def children() -> set[str]:
+    """Processes this one has started and not seen end."""
+    return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
+
+
+def test_training_leaves_no_process_behind() -> None:
+    workers: list[int] = []
+    train(subproc=True, workers=2, after_evaluation=[lambda moment: workers.append(len(children()))])
+    assert min(workers) >= 2
+    assert not children()
+
+
+# -- the best, and the end -------------------------------------------------------------------------------------------
+
+
+class Eager(gymnasium.Env):
+    """Ten steps, a reward of 1 for each action 1."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._steps += 1
+        return np.zeros(1, np.float32), float(action), self._steps >= 10, False, {}
+
+
+def prefer(actions: dict[int, int]) -> Callable[[unidle.Moment], None]:
+    """A callback that makes the policy prefer that action after that step: what it learned is overwritten."""
+
+    def overwrite(moment: unidle.Moment) -> None:
+        with torch.no_grad():
+            moment.policy.actor_head.bias.copy_(torch.eye(2)[actions[moment.record["step"]]] * 10)
+
+    return overwrite
+
+
+def test_the_best_policy_is_the_one_that_evaluated_best_not_the_last() -> None:
+    preferences = {32: 0, 64: 1, 96: 0, 128: 0}
+    run = train(Eager, timesteps=128, learning_rate=1e-9, after_iteration=[prefer(preferences)])
+    assert [record["eval/return_mean"] for record in evaluations(run)] == [0, 10, 0, 0]
+    assert [record["eval/best"] for record in evaluations(run)] == [True, True, False, False]
+    assert run.agent.step == 64
+    assert run.evaluate(2).returns == [10, 10]
+    summary = run.summary()
+    assert (summary["best_evaluation"], summary["final_evaluation"]) == (10, 0)
+    assert load_checkpoint(run.folder.latest())["step"] == 128
+
+
+def test_without_evaluations_the_latest_policy_is_used() -> None:
+    run = train(eval_every=0)
+    assert evaluations(run) == []
+    assert run.agent.step == 96
+
+
+def test_reaching_the_target_return_ends_the_run() -> None:
+    preferences = {32: 0, 64: 1, 96: 1}
+    run = train(Eager, learning_rate=1e-9, after_iteration=[prefer(preferences)], target_return=9.5)
+    assert [record["step"] for record in iterations(run)] == [32, 64]
+    assert run.evaluate(1).returns == [10]
+
+
+def test_a_little_training_learns_a_little_task() -> None:
+    run = train(timesteps=4096, eval_every=512, learning_rate=0.01, n_epochs=4)
+    assert run.evaluate(5).mean_return == 10
+
+
+def test_a_run_that_diverges_says_so_and_keeps_the_last_good_checkpoint() -> None:
+    with pytest.raises(unidle.TrainingError, match=r"Learning diverged: .* the last good checkpoint is kept in .*a/ch"):
+        train("Pendulum-v1", learning_rate=1e30, run_name="a", timesteps=3200, checkpoint_every=32)
+    run = unidle.load("runs/a")
+    assert all(torch.isfinite(value).all() for value in weights(run).values())
+    assert np.isfinite(run.predict(np.array([1, 0, 0], np.float32))).all()
+
+
+# -- networks of one's own -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", [wide, "own_networks:wide"], ids=["factory", "module:callable"])
+def test_a_network_of_ones_own_is_trained_loaded_and_resumed(network: Any) -> None:
+    run = train(network=network)
+    assert weights(run)["encoder.module.0.weight"].shape == (5, 2)
+    assert run.config.recipe.network == "own_networks:wide"
+    whole = train(network=network, timesteps=160)
+    resumed = unidle.resume(run.path, timesteps=160, quiet=True)
+    assert same(weights(resumed), weights(whole))
+    assert unidle.load(run.path).evaluate(2).episodes == 2
+
+
+def test_a_network_that_has_no_name_must_be_passed_again() -> None:
+    def narrow(observation_space: Any, action_space: Any) -> torch.nn.Module:
+        return torch.nn.Linear(2, 3)
+
+    run = train(network=narrow)
+    with pytest.raises(unidle.UsageError, match=r"narrow> is no module:callable; pass the factory again, as network="):
+        unidle.load(run.path)
+    loaded = unidle.load(run.path, network=narrow)
+    assert weights(loaded)["encoder.module.weight"].shape == (3, 2)
+    assert loaded.evaluate(2).returns == run.evaluate(2).returns
+    resumed = unidle.resume(run.path, network=narrow, timesteps=160, quiet=True)
+    assert len(iterations(resumed)) == 5
+
+
+def test_a_network_that_gives_no_features_gets_a_sentence_before_a_folder_is_made(tmp_path: Path) -> None:
+    class Flat(torch.nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return observation.sum()
+
+    with pytest.raises(unidle.UsageError, match=r"must map a batch of observations to a \[batch, features\] tensor"):
+        train(network=lambda observation_space, action_space: Flat())
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the same again --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    first, second, other = (weights(train("CartPole-v1", seed=seed)) for seed in (3, 3, 4))
+    assert same(first, second)
+    assert not same(first, other)
+
+
+@pytest.mark.parametrize(
+    "engine", [{"subproc": True, "workers": 1}, {"subproc": True, "workers": 2}, {"subproc": None}], ids=str
+)
+def test_engine_settings_do_not_change_the_weights(engine: dict[str, Any]) -> None:
+    recipe = {"n_envs": 3, "batch_size": 24, "normalize_obs": True, "normalize_reward": True}
+    here = train("CartPole-v1", subproc=False, **recipe)
+    there = train("CartPole-v1", **engine, **recipe)
+    assert same(weights(here), weights(there))
+    assert [r["eval/return_mean"] for r in evaluations(here)] == [r["eval/return_mean"] for r in evaluations(there)]
+
+
+def test_how_often_it_is_evaluated_and_saved_does_not_change_the_weights() -> None:
+    often = train("CartPole-v1", eval_every=32, checkpoint_every=32)
+    never = train("CartPole-v1", eval_every=0, checkpoint_every=1000)
+    assert same(weights(often), weights(never))
+
+
+def test_the_config_file_of_a_run_reproduces_it() -> None:
+    recipe = {"seed": 5, "gamma": 0.9, "lr_schedule": "linear", "normalize_obs": True, "share_trunk": True}
+    run = train("CartPole-v1", **recipe, env_kwargs={"max_episode_steps": 20})
+    again = unidle.train("CartPole-v1", config=run.path / "config.yaml", run_name="again", quiet=True)
+    assert again.path != run.path
+    assert same(weights(run), weights(again))
+
+
+def test_settings_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("n_steps: 8\ngamma: 0.9\n")
+    few = {"batch_size": 16, "n_epochs": 1, "network_arch": (8,), "timesteps": 1, "eval_every": 0, "quiet": True}
+    run = unidle.train(Choice, preset="fast", config="mine.yaml", gamma=0.5, **few)
+    recipe = run.config.recipe
+    assert (recipe.n_envs, recipe.n_steps, recipe.gamma) == (16, 8, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"n_env": 2}, "there is no setting `n_env`; did you mean `n_envs`?"),
+        ({"n_envs": "many"}, "`n_envs` must be a whole number, not 'many'"),
+        ({"batch_size": 33}, "Batch size 33 does not divide n_envs × n_steps = 2 × 16 = 32; take 32"),
+        ({"preset": "nope"}, "There is no preset `nope`"),
+        ({"config": "nope.yaml"}, "There is no file nope.yaml"),
+        ({"network": "nowhere:net"}, "Module `nowhere` cannot be found"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_a_folder_is_made(
+    settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(unidle.UsageError) as refusal:
+        train(**settings)
+    assert sentence in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", [{"gamma": 0.5}, {"n_envs": 4}, {"seed": 9}, {"env_kwargs": {"answer": 1}}])
+def test_resume_refuses_to_change_the_recipe(settings: dict[str, Any]) -> None:
+    run = train()
+    before = (run.path / "config.yaml").read_text()
+    with pytest.raises(unidle.UsageError, match=f"keeps its recipe, and {next(iter(settings))} would change it"):
+        unidle.resume(run.path, quiet=True, **settings)
+    assert (run.path / "config.yaml").read_text() == before
+
+
+def test_a_folder_without_a_run_or_checkpoint_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(unidle.UsageError, match=r"nowhere is not a run folder \(it has no config.yaml\)"):
+        unidle.load("nowhere")
+    run = train(run_name="a")
+    for checkpoint in run.folder.checkpoints.iterdir():
+        checkpoint.unlink()
+    with pytest.raises(unidle.UsageError, match="holds no checkpoint yet; train it with: unidle train --resume runs/a"):
+        unidle.load("runs/a")
+
+
+# -- what is logged --------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_events_hold_the_records() -> None:
+    run = train(tensorboard=True)
+    (events,) = (run.path / "tensorboard").glob("events.out.tfevents.*")
+    content = events.read_bytes()
+    for name in (b"rollout/return_mean", b"train/policy_loss", b"eval/return_mean", b"time/environment"):
+        assert name in content
+    assert not (train().path / "tensorboard").exists()
+
+
+def test_wandb_works_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = train(wandb=True, timesteps=64, run_name="watched")
+    (log,) = (run.path / "wandb").glob("offline-run-*/run-watched.wandb")
+    content = log.read_bytes()
+    assert b"rollout/return_mean" in content
+    assert b"eval/return_mean" in content
+    assert b"network_arch" in content  # the config is there too
+
+
+def test_the_metrics_are_plain_json_with_a_record_per_iteration_and_evaluation() -> None:
+    run = train()
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert kinds == ["iteration", "evaluation"] * 3
+    assert os.path.getsize(run.report) > 1000

@@ -1,0 +1,204 @@
+"""Every page is run and checked against the code, so that no sentence in it can quietly become untrue."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unidle
+from unidle.cli import main as command_line
+from unidle.config import Config, schema
+from unidle.config.presets import load_preset, preset_names
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?<![\w<!-])--[a-z][a-z-]*")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, text) of each fenced block."""
+    return FENCE.findall(page.read_text())
+
+
+def pages(paths: list[Path]) -> Any:
+    return pytest.mark.parametrize("page", paths, ids=lambda path: path.name)
+
+
+# -- each block is run ----------------------------------------------------------------------------------------------
+
+# A page is one session, as a reader would have it: its ```bash and ```python blocks in order, in one folder, the Python
+# ones in one interpreter. Those fenced ```sh are not run: `make demo` and `make test` would run this test again, and
+# `pip install` changes the machine.
+SESSION = """
+import subprocess, sys
+for index, (language, text) in enumerate({blocks!r}):
+    print(f"--- block {{index}}", flush=True)
+    if language == "bash":
+        subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
+    else:
+        exec(compile(text, f"block {{index}}", "exec"), globals())
+"""
+
+
+def shortened(text: str) -> str:
+    """Numbers of timesteps above 10,000 divided by 25: the pages show what is sensible, this shows that it works."""
+
+    def shorter(found: re.Match[str]) -> str:
+        steps = int(found[2].replace("_", ""))
+        return found[1] + str(steps // 25 if steps > 10_000 else steps)
+
+    return re.sub(r"(timesteps[ =])([\d_]+)", shorter, text)
+
+
+RUN = [page for page in PAGES if {"bash", "python"} & {language for language, _ in blocks(page)}]
+
+
+@pytest.fixture(scope="module")
+def sessions(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
+    """All pages, two at a time: most of what they take is the start of processes."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {page: pool.submit(run_blocks, page, tmp_path_factory.mktemp(page.stem)) for page in RUN}
+
+
+def run_blocks(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    runnable = [(language, shortened(text)) for language, text in blocks(page) if language in ("bash", "python")]
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    return subprocess.run(
+        [sys.executable, "-c", SESSION.format(blocks=runnable)],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=240,
+        check=False,
+    )
+
+
+@pages(RUN)
+def test_every_block_of_a_page_runs(page: Path, sessions: dict[Path, Future[subprocess.CompletedProcess[str]]]) -> None:
+    done = sessions[page].result()
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "Traceback" not in done.stdout, done.stdout[-4000:]
+    assert "Warning" not in done.stdout, done.stdout[-4000:]
+
+
+@pages(LINKED)
+def test_what_is_not_run_is_only_what_must_not_be(page: Path) -> None:
+    for language, text in blocks(page):
+        assert language in ("bash", "python", "sh", "text", "yaml"), f"a block of language {language!r} is not checked"
+        if language == "sh":
+            words = {line.split()[0] for line in text.splitlines() if line and not line.startswith("#")}
+            assert words <= {"make", "pip", "pre-commit"}
+
+
+def test_the_yaml_blocks_are_config_files_that_are_understood(tmp_path: Path) -> None:
+    found = [text for page in PAGES for language, text in blocks(page) if language == "yaml"]
+    assert found
+    for text in found:
+        (tmp_path / "config.yaml").write_text(text)
+        schema.load_yaml(tmp_path / "config.yaml")
+
+
+# -- what a page names is there ----------------------------------------------------------------------------------------
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pages(LINKED)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), f"{target} leads nowhere"
+        assert not anchor or anchor in slugs(there), f"{target}: no such heading"
+
+
+def test_the_readme_links_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in text] == []
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    with pytest.raises(SystemExit):
+        command_line([*command, "--help"])
+    return capsys.readouterr().out
+
+
+def test_every_flag_in_the_pages_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = re.findall(r"^  ([a-z-]+)  ", help_of(capsys), re.MULTILINE)
+    assert "check-env" in commands
+    known = {flag for command in commands for flag in FLAG.findall(help_of(capsys, command))}
+    known |= {"--no-subproc", "--num-envs", "--total-timesteps"}  # understood, and too many for the help
+    for page in LINKED:
+        text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert set(FLAG.findall(text)) - known == set(), page.name
+
+
+def test_every_public_name_is_in_the_pages() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert [name for name in unidle.__all__ if f"unidle.{name}" not in text] == []
+
+
+# -- tables that repeat the code ---------------------------------------------------------------------------------------
+
+
+def meanings() -> dict[str, str]:
+    """Each setting's docstring; only the source has it."""
+    found = {}
+    for node in ast.parse(Path(schema.__file__).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name in ("Recipe", "Engine", "Run"):
+            for field, text in zip(node.body, node.body[1:]):
+                if isinstance(field, ast.AnnAssign):
+                    assert isinstance(field.target, ast.Name)
+                    assert isinstance(text, ast.Expr)
+                    assert isinstance(text.value, ast.Constant)
+                    found[field.target.id] = str(text.value.value)
+    return found
+
+
+def worded(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value) or "must be given"
+
+
+def test_every_setting_is_in_the_table_with_its_default_and_meaning() -> None:
+    defaults, texts = Config().flat(), meanings()
+    assert texts.keys() == defaults.keys()
+    rows = [f"| `{name}` | {worded(defaults[name])} | {texts[name]} |" for name in defaults]
+    lines = (ROOT / "docs" / "recipe-and-engine.md").read_text().splitlines()
+    missing = [row for row in rows if row not in lines]
+    assert not missing, "put these rows in docs/recipe-and-engine.md:\n" + "\n".join(missing)
+    assert sum(line.startswith("| `") for line in lines) == len(rows), "the page has a setting that is gone"
+
+
+def test_every_preset_is_in_the_table_as_it_is() -> None:
+    rows = []
+    for name in preset_names():
+        preset = load_preset(name)
+        recipe = preset.apply(Config()).recipe
+        cells = [f"`{name}`", f"{recipe.n_envs} × {recipe.n_steps}", recipe.batch_size, recipe.n_epochs]
+        rows.append(f"| {' | '.join(map(str, [*cells, worded(recipe.network_arch), preset.cores]))} |")
+    lines = (ROOT / "docs" / "training.md").read_text().splitlines()
+    missing = [row for row in rows if row not in lines]
+    assert not missing, "put these rows in docs/training.md:\n" + "\n".join(missing)

@@ -1,0 +1,104 @@
+"""Every action space, every observation space, masks and memory: PPO must solve an environment of each in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from identity_envs import NameTheObservation, OnlyAllowed, RememberTheCue, SayTheAction
+
+import unidle
+
+pytestmark = pytest.mark.learning
+
+ACTION_SPACES: dict[str, spaces.Space] = {
+    "Discrete": spaces.Discrete(5),
+    "Discrete with start": spaces.Discrete(4, start=-2),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 5, 3]),
+    "MultiDiscrete 2-D": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    "MultiBinary": spaces.MultiBinary(6),
+    "MultiBinary 2-D": spaces.MultiBinary([2, 3]),
+    "Box": spaces.Box(-1, 1, (2,), np.float32),
+    "Box with other bounds": spaces.Box(np.array([-2.0, -1.0]), np.array([2.0, 3.0]), dtype=np.float64),
+    "Box unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "Dict": spaces.Dict(turn=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,), np.float32)),
+    "Tuple, nested": spaces.Tuple([spaces.MultiBinary(2), spaces.Dict(a=spaces.MultiDiscrete([3, 2]))]),
+}
+
+OBSERVATION_SPACES: dict[str, spaces.Space] = {
+    "Box": spaces.Box(-1, 1, (3, 2), np.float64),
+    "Box of whole numbers": spaces.Box(-100, 100, (3,), np.int16),
+    "image, channels last": spaces.Box(0, 255, (16, 16, 3), np.uint8),
+    "image, channels first": spaces.Box(0, 255, (2, 40, 40), np.uint8),
+    "Discrete": spaces.Discrete(50, start=-3),
+    "MultiDiscrete": spaces.MultiDiscrete([[9, 8], [7, 6]]),
+    "MultiBinary": spaces.MultiBinary(12),
+    "Dict": spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(0, 255, (12, 12), np.uint8), c=spaces.Box(-1, 1, (2,))),
+    "Tuple, nested": spaces.Tuple([spaces.MultiBinary(3), spaces.Dict(x=spaces.Tuple([spaces.Discrete(30)]))]),
+}
+
+SMALL = {
+    "preset": "classic",
+    "n_envs": 8,
+    "n_steps": 64,
+    "batch_size": 128,
+    "n_epochs": 8,
+    "network_arch": (64,),
+    "learning_rate": 3e-3,
+    "gamma": 0.5,
+    "eval_every": 2560,
+    "eval_episodes": 10,
+    "tensorboard": False,
+    "seed": 1,
+    "quiet": True,
+}
+
+
+def best_return(env: Any, folder: Path, goal: float, **settings: Any) -> float:
+    run = unidle.train(env=env, runs_dir=str(folder), target_return=goal, **{**SMALL, **settings})
+    best: float = run.summary()["best_evaluation"]
+    return best
+
+
+@pytest.mark.parametrize("name", ACTION_SPACES)
+def test_ppo_learns_to_repeat_an_action_of_each_space(name: str, tmp_path: Path) -> None:
+    space = ACTION_SPACES[name]
+    assert best_return(lambda: SayTheAction(space), tmp_path, 14.4, timesteps=60_000) >= 14.4  # of 16
+
+
+def test_ppo_learns_with_box_actions_cut_into_bins(tmp_path: Path) -> None:
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    # Eleven bins 0.2 apart are 0.05 off on average, so 15.2 is perfect.
+    goal = best_return(lambda: SayTheAction(space), tmp_path, 14.0, timesteps=60_000, discretize=11)
+    assert goal >= 14.0
+
+
+@pytest.mark.parametrize("name", OBSERVATION_SPACES)
+def test_ppo_learns_to_tell_apart_observations_of_each_space(name: str, tmp_path: Path) -> None:
+    space = OBSERVATION_SPACES[name]
+    scaled = {"normalize_obs": True} if name == "Box of whole numbers" else {}
+    rate = {"learning_rate": 1e-3} if "image" in name or name == "Dict" else {}
+    settings = {**scaled, **rate, "timesteps": 30_000}
+    assert best_return(lambda: NameTheObservation(space), tmp_path, 15.2, **settings) >= 15.2
+
+
+@pytest.mark.parametrize("in_observation", [False, True], ids=["info", "observation"])
+def test_masked_actions_are_never_taken_and_the_best_allowed_one_is_learned(
+    in_observation: bool, tmp_path: Path
+) -> None:
+    env = lambda: OnlyAllowed(in_observation)  # noqa: E731  # it fails on any action that is not allowed
+    assert best_return(env, tmp_path, 14.4, timesteps=60_000) >= 14.4
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_recurrent_policy_remembers_what_a_plain_one_cannot(kind: str, tmp_path: Path) -> None:
+    memory = {"recurrent": kind, "recurrent_size": 16, "gamma": 0.99, "eval_episodes": 40, "timesteps": 60_000}
+    assert best_return(RememberTheCue, tmp_path, 0.95, **memory) >= 0.95
+
+
+def test_a_policy_without_memory_cannot_answer_after_the_silence(tmp_path: Path) -> None:
+    plain = {"gamma": 0.99, "eval_episodes": 100, "timesteps": 10_000}
+    assert best_return(RememberTheCue, tmp_path, 0.95, **plain) < 0.75
