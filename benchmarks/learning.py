@@ -216,15 +216,12 @@ def main() -> None:
 
 def print_table(result: dict[str, Any]) -> None:
     """One line per environment."""
-    print(
-        f"{'environment':<16}{'steps':>9}{'unidle':>10}{'SB3':>10}{'random':>10}{'lower 95 %':>12}{'margin':>9}  verdict"
-    )
+    heads = ("steps", "unidle", "SB3", "random", "lower 95 %", "margin")
+    print(f"{'environment':<16}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
     for env_id, row in result["tasks"].items():
         verdict = "no worse" if row["no_worse"] else "not shown"
-        print(
-            f"{env_id:<16}{row['timesteps']:>9,}{row['unidle_iqm']:>10.1f}{row['sb3_iqm']:>10.1f}{row['random']:>10.1f}"
-            f"{row['lower_95']:>12.1f}{row['margin']:>9.1f}  {verdict}"
-        )
+        figures = (row["unidle_iqm"], row["sb3_iqm"], row["random"], row["lower_95"], row["margin"])
+        print(f"{env_id:<16}{row['timesteps']:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + f"  {verdict}")
 
 
 if __name__ == "__main__":

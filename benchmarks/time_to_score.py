@@ -85,7 +85,7 @@ def main() -> None:
             runs[side].append(sides[side](seed))
             seconds, steps, score = runs[side][-1]
             print(f"seed {seed} {side}: {score:.0f} after {steps:,} steps, {seconds:.1f} s", file=sys.stderr)
-    table = {
+    table: dict[str, dict[str, Any]] = {
         side: {
             "seconds": [seconds for seconds, _, _ in done],
             "steps": [steps for _, steps, _ in done],
