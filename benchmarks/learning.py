@@ -56,18 +56,17 @@ TASKS: dict[str, dict[str, Any]] = {
         "linear": False,
     },
     "LunarLander-v3": {
-        "timesteps": 500_000,
+        "timesteps": 1_000_000,
         "n_envs": 16,
         "ppo": {
-            "n_steps": 512,
-            "batch_size": 256,
-            "n_epochs": 10,
+            "n_steps": 1024,
+            "batch_size": 64,
+            "n_epochs": 4,
             "gamma": 0.999,
             "gae_lambda": 0.98,
             "ent_coef": 0.01,
-            "learning_rate": 1e-3,
         },
-        "linear": True,
+        "linear": False,
     },
 }
 EVALUATION_EPISODES = 50
@@ -93,6 +92,7 @@ def train_unidle(env_id: str, seed: int) -> tuple[float, float]:
             eval_every=0,
             tensorboard=False,
             device="cpu",
+            subproc=False,  # the cores are busy with other runs
             quiet=True,
             **settings,
         )

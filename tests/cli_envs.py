@@ -102,22 +102,52 @@ class Choice(gymnasium.Env):
 
 
 class Film(gymnasium.Env):
-    """Seven steps, and a picture of how many are done: as bright as step × 30, of odd sides."""
+    """Three to nine steps, as the episode's seed says, and pictures of odd sides, the brighter the more are done."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
-    observation_space = spaces.Box(0, 7, (1,), np.float32)
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        self._steps = 0
+        super().reset(seed=seed)
+        self._steps, self._last = 0, int(self.np_random.integers(3, 10))
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._steps += 1
-        return np.full(1, self._steps, np.float32), 1.0, self._steps == 7, False, {}
+        return np.full(1, self._steps, np.float32), 1.0, self._steps == self._last, False, {}
 
     def render(self) -> np.ndarray | None:
-        return np.full((33, 49, 3), self._steps * 30, np.uint8) if self.render_mode == "rgb_array" else None
+        return np.full((33, 49, 3), self._steps * 25, np.uint8) if self.render_mode == "rgb_array" else None
+
+
+class SelfMadeFilm(Film):
+    """Takes no render mode: it has chosen one itself."""
+
+    def __init__(self) -> None:
+        super().__init__("rgb_array")
+
+
+class Dark(Film):
+    """Renders nothing, whatever it is asked for."""
+
+    def render(self) -> None:
+        return None
+
+
+class MaskedFilm(Film):
+    """Allows one action at a time, in turns; the other one is an error."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return super().reset(seed=seed)[0], self._mask()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if not self._mask()["action_mask"][action]:
+            raise ValueError(f"action {action} was not allowed")
+        return *super().step(action)[:4], self._mask()
+
+    def _mask(self) -> dict[str, np.ndarray]:
+        return {"action_mask": np.eye(2, dtype=np.int8)[self._steps % 2]}

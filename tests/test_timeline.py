@@ -9,16 +9,17 @@ from unidle.timeline import ENVIRONMENT, INFERENCE, LEARN, OTHER, PHASES, Timeli
 
 
 def test_the_phases_sum_to_the_whole_time() -> None:
-    began = perf_counter()
+    before = perf_counter()
     timeline = Timeline()
+    begun = perf_counter()
     for phase in (INFERENCE, ENVIRONMENT, OTHER, LEARN) * 5:
         timeline.enter(phase)
         sleep(0.0005)
+    ending = perf_counter()
     seconds = timeline.seconds()
-    whole = perf_counter() - began
+    after = perf_counter()
     assert set(seconds) == set(PHASES)
-    assert sum(seconds.values()) == pytest.approx(whole, abs=2e-3)
-    assert sum(seconds.values()) <= whole
+    assert ending - begun <= sum(seconds.values()) <= after - before
 
 
 def test_time_is_counted_for_the_phase_it_was_spent_in() -> None:
@@ -31,7 +32,6 @@ def test_time_is_counted_for_the_phase_it_was_spent_in() -> None:
     assert seconds["learn"] >= 0.03
     assert seconds["environment"] >= 0.01
     assert seconds["inference"] == seconds["evaluate"] == seconds["checkpoint"] == 0.0
-    assert seconds["learn"] > seconds["environment"] > seconds["other"]
 
 
 def test_asking_for_the_seconds_does_not_end_the_phase() -> None:

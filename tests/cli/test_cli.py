@@ -340,6 +340,22 @@ def test_a_flag_overrides_the_file_which_overrides_the_preset(tmp_path: Path, he
     assert settings["n_epochs"] == 2  # the flag's, where the preset has 15
 
 
+def test_the_config_file_of_a_run_reproduces_it(tmp_path: Path, here: Here) -> None:
+    sound(here(*CHOICE, "--timesteps", "96", "--seed", "3", "--gamma", "0.9", "--run-name", "a", "--quiet"))
+    sound(here("train", "--config", "runs/a/config.yaml", "--run-name", "b", "--quiet"))
+    learned = [
+        [
+            (key, value)
+            for line in (tmp_path / f"runs/{name}/metrics.jsonl").read_text().splitlines()
+            for key, value in json.loads(line).items()
+            if key.startswith(("train/", "eval/"))
+        ]
+        for name in ("a", "b")
+    ]
+    assert len(learned[0]) > 20
+    assert learned[0] == learned[1]
+
+
 def test_subproc_and_no_subproc_choose_where_environments_live(here: Here) -> None:
     run = [*CHOICE, "--timesteps", "1", "--eval-every", "0"]
     assert "2 worker processes (a step takes" in sound(here(*run, "--subproc", "--workers", "2")).stderr

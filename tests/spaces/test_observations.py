@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from space_strategies import draw_from, leaf_spaces, nested
+from space_strategies import INTEGERS, draw_from, leaf_spaces, nested
 
 from unidle.errors import UsageError
 from unidle.nn.encoder import leaf_tensor
@@ -64,6 +64,16 @@ def test_torch_sees_in_a_row_what_numpy_put_there(space: spaces.Space, seed: int
         if expected.dtype.kind == "f":
             expected = expected.astype(np.float32)
         np.testing.assert_array_equal(tensor.numpy(), expected)  # of any dtype, but of the same value
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, *INTEGERS])
+def test_the_ends_of_every_dtype_survive_in_both(dtype: type) -> None:
+    low, high = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    layout = RowLayout.of(spaces.Box(low, high, (2,), dtype))
+    ends = np.array([low, high], dtype)
+    row = layout.pack(ends)
+    np.testing.assert_array_equal(layout.unpack(row), ends, strict=True)
+    assert leaf_tensor(torch.from_numpy(row), layout.leaves[0]).tolist() == [int(low), int(high)]
 
 
 def test_a_leaf_is_a_view_of_its_row_and_not_a_copy() -> None:

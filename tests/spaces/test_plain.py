@@ -59,6 +59,12 @@ def test_an_integer_box_without_bounds_stays_without(space: spaces.Box) -> None:
     assert ActionLayout.of(again).bounded.tolist() == ActionLayout.of(space).bounded.tolist()
 
 
+@pytest.mark.parametrize("low", [np.array(0), np.array([0, 1])])
+def test_a_box_of_bools_comes_back(low: np.ndarray) -> None:
+    space = spaces.Box(np.broadcast_to(low, (2,)).astype(bool), np.ones(2, bool), dtype=np.bool_)
+    assert_equal(space_from_plain(json.loads(json.dumps(space_to_plain(space)))), space)
+
+
 @pytest.mark.parametrize("n", [3, [3], [2, 2]])
 def test_a_multibinary_space_keeps_its_n(n: int | list[int]) -> None:
     space = spaces.MultiBinary(n)

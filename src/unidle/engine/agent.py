@@ -57,6 +57,7 @@ class Agent:
 
     def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
         try:
+            self._check_shapes(observation)
             row = self.rows.pack(observation)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise UsageError(f"The observation does not fit the space {self.rows.space} ({error}).") from None
@@ -67,3 +68,12 @@ class Agent:
                 raise UsageError("This policy was trained with action masks; pass action_mask=info['action_mask'].")
             self.rows.mask_view(row[None])[0] = self.actions.flatten_mask(action_mask)
         return row[None]
+
+    def _check_shapes(self, observation: Any) -> None:
+        """NumPy would spread a number, or a batch of one, over the whole field without a word."""
+        for leaf in self.rows.leaves:
+            part = observation
+            for key in leaf.path:
+                part = part[key]
+            if np.shape(part) != leaf.shape:
+                raise ValueError(f"its shape is {np.shape(part)}, not {leaf.shape}")

@@ -66,7 +66,7 @@ def _bound(bound: np.ndarray, given: np.ndarray, infinity: float) -> Any:
 
 def _bound_from_plain(plain: Any, dtype: str) -> Any:
     if not isinstance(plain, list):
-        return plain
+        return int(plain) if isinstance(plain, bool) else plain  # Gymnasium takes 0 and 1 even for a Box of bools
     flat = np.array(plain)
     # An integer Box takes infinity for "no bound"; as an integer it could not be written.
     return flat if np.dtype(dtype).kind in "iu" and np.isinf(flat).any() else flat.astype(dtype)

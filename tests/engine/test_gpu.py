@@ -1,0 +1,100 @@
+"""Training on a CUDA GPU: it learns, it repeats itself, and it resumes bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from identity_envs import NameTheObservation, OnlyAllowed, RememberTheCue, SayTheAction
+
+import unidle
+from unidle.engine.checkpoint import RunFolder, load_checkpoint
+
+pytestmark = pytest.mark.gpu
+
+PICTURES = spaces.Box(0, 255, (40, 40, 3), "uint8")
+HEADS = spaces.Dict(turn=spaces.MultiDiscrete([2, 5, 3]), push=spaces.Box(-1, 1, (2,)))
+
+TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "CartPole": ("CartPole-v1", {"normalize_obs": True, "normalize_reward": True}),
+    "pictures": (lambda: NameTheObservation(PICTURES), {}),
+    "heads of different sizes and reals": (lambda: SayTheAction(HEADS), {"target_kl": 0.05}),
+    "masks": (OnlyAllowed, {"ent_coef": 0.01}),
+    "gru": (RememberTheCue, {"recurrent": "gru", "recurrent_size": 16}),
+}
+SMALL = {
+    "preset": "classic",
+    "n_envs": 8,
+    "n_steps": 32,
+    "batch_size": 64,
+    "n_epochs": 4,
+    "network_arch": (64,),
+    "timesteps": 2560,
+    "eval_every": 0,
+    "tensorboard": False,
+    "device": "cuda",
+    "quiet": True,
+}
+
+
+def final_policy(path: Path) -> dict[str, torch.Tensor]:
+    latest = RunFolder.open(path).latest()
+    assert latest is not None
+    policy: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+    return policy
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_same_seed_gives_the_same_weights_on_the_gpu_and_another_seed_others(name: str, tmp_path: Path) -> None:
+    env, extra = TASKS[name]
+    runs = [
+        unidle.train(env=env, seed=seed, run_name=str(number), runs_dir=str(tmp_path), **{**SMALL, **extra})
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    first, second, other = (final_policy(run.path) for run in runs)
+    assert_equal(first, second)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_stopped_and_resumed_on_the_gpu_equals_one_that_was_not(name: str, tmp_path: Path) -> None:
+    env, extra = TASKS[name]
+    settings = {**SMALL, **extra, "seed": 3, "runs_dir": str(tmp_path)}
+
+    def stop(moment: unidle.Moment) -> None:
+        if moment.record["iteration"] == 4:
+            moment.stop()
+
+    whole = unidle.train(env=env, run_name="whole", **settings)
+    unidle.train(env=env, run_name="parts", after_iteration=[stop], **settings)
+    factory = env if callable(env) else None
+    parts = unidle.resume(tmp_path / "parts", env=factory, quiet=True)
+    assert_equal(final_policy(parts.path), final_policy(whole.path))
+
+
+def test_cartpole_is_solved_on_the_gpu(tmp_path: Path) -> None:
+    settings = {**SMALL, "n_envs": 16, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "timesteps": 120_000}
+    run = unidle.train(
+        env="CartPole-v1",
+        runs_dir=str(tmp_path),
+        **{**settings, "eval_every": 8192, "target_return": 475, "learning_rate": 1e-3},
+    )
+    assert run.summary()["best_evaluation"] >= 475
+
+
+def test_a_policy_trained_on_the_gpu_gives_the_same_actions_on_the_cpu(tmp_path: Path) -> None:
+    run = unidle.train(env="Pendulum-v1", runs_dir=str(tmp_path), **{**SMALL, "precision": "fp32"})
+    from unidle.engine.agent import Agent
+
+    on_gpu, on_cpu = (Agent(run.folder.for_use(), run.config, None, device) for device in ("cuda", "cpu"))
+    torch.manual_seed(0)
+    for row in torch.randn(20, 3).clamp(-1, 1).numpy():
+        assert on_gpu.predict(row) == pytest.approx(on_cpu.predict(row), abs=1e-5)
