@@ -33,7 +33,7 @@ class Journal:
             # TensorBoard hides what earlier files hold from purge_step on. Files are named by the second they begin in:
             # the step in the name keeps a run resumed within that second from writing over its first file.
             self._board = SummaryWriter(
-                str(folder / "tensorboard"), purge_step=step + 1, filename_suffix=f".{step:012d}"
+                str(folder / "tensorboard"), purge_step=step + 1, filename_suffix=f".{step:012d}", flush_secs=10
             )
         if wandb:
             self._wandb = _wandb_run(folder, name, config or {})

@@ -27,7 +27,7 @@ class _TrainFlags:
     engine: Engine = field(default_factory=Engine)
     run: Run = field(default_factory=Run)
     config: Path | None = None
-    """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo or Isaac Lab."""
+    """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo, Isaac Lab or ElegantRL."""
     resume: Path | None = None
     """Run folder to go on with, exactly where its latest checkpoint stands."""
     quiet: bool = False

@@ -323,7 +323,7 @@ class Trainer:
             "run": str(self._folder.path),
             "environment": f"{run.env}, {backend}",
             "preset": run.preset or "none",
-            "total batch": f"{recipe.n_envs} envs × {recipe.n_steps} steps = {recipe.total_batch:,}",
+            "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",
             "batch size": f"{recipe.batch_size:,}, {recipe.n_epochs} epochs",
             "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
             "device": f"{name}, {self._precision}",

@@ -12,6 +12,7 @@ from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.contract import mask_from, probe, random_action
 from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
+from unidle.spaces.observations import image_axes
 
 _STEPS = 1000
 
@@ -81,8 +82,10 @@ def _remarks(observation: spaces.Space, action: spaces.Space) -> list[str]:
     remarks = []
     if isinstance(action, spaces.Box) and not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
         remarks.append("the action space is unbounded, so actions are not scaled; bound it if the scale is known.")
-    if isinstance(observation, spaces.Box) and observation.dtype != np.uint8:
-        widest = np.abs(np.where(np.isfinite(observation.high), observation.high, 0)).max(initial=0)
+    is_picture = observation.dtype == np.uint8 and image_axes(observation.shape or ()) is not None
+    if isinstance(observation, spaces.Box) and not is_picture:
+        bounds = np.stack([observation.low, observation.high]).astype(np.float64)
+        widest = np.abs(np.where(np.isfinite(bounds), bounds, 0)).max(initial=0)
         if widest > 100:
             remarks.append(f"observations reach {widest:g}; --normalize-obs is likely to help.")
     return remarks
