@@ -46,7 +46,14 @@ print(model.num_timesteps, watch.best_mean_reward)
 def time_unidle(seed: int) -> tuple[float, int, float]:
     """(seconds, environment steps, score) of one process."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(sys.executable).with_name("unidle")), "train", "--env", "CartPole-v1", "--preset", "classic"]
+        command = [
+            str(Path(sys.executable).with_name("unidle")),
+            "train",
+            "--env",
+            "CartPole-v1",
+            "--preset",
+            "classic",
+        ]
         command += ["--seed", str(seed), "--timesteps", str(LIMIT), "--eval-every", str(EVERY)]
         command += ["--eval-episodes", str(EPISODES), "--target-return", str(SCORE), "--runs-dir", folder, "--json"]
         began = perf_counter()

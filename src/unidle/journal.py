@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -55,7 +56,7 @@ class Journal:
         if self._board is not None:
             self._board.close()
         if self._wandb is not None:
-            self._wandb.finish(quiet=True)
+            self._wandb.finish()
 
 
 def _reopen(path: Path, step: int) -> Any:
@@ -85,4 +86,11 @@ def _wandb_run(folder: Path, name: str, config: dict[str, Any]) -> Any:
         import wandb
     except ImportError:
         raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.") from None
-    return wandb.init(project="unidle", name=name, id=name, config=config, dir=str(folder), resume="allow")
+    # The id says which folder this is, so that a resumed run goes on in W&B too, and no other run of that name does.
+    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    try:
+        return wandb.init(
+            project="unidle", name=name, id=f"{name}-{place}", config=config, dir=str(folder), resume="allow"
+        )
+    except wandb.errors.UsageError:
+        raise UsageError("W&B does not know you here; run `wandb login`, or set WANDB_MODE=offline.") from None

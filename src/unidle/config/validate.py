@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from importlib.util import find_spec
 
 from unidle.config.schema import Config, Recipe
 from unidle.errors import UsageError
@@ -50,6 +51,8 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
         raise UsageError("`eval_every` must not be negative; 0 turns evaluation off.")
     if config.run.target_return is not None and config.run.eval_every == 0:
         raise UsageError("`target_return` is judged by evaluations, and `eval_every` is 0; give it a number of steps.")
+    if config.run.wandb and find_spec("wandb") is None:
+        raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.")
     if not config.run.env:
         raise UsageError("No environment was given; add --env, for example --env CartPole-v1.")
     return dataclasses.replace(config, recipe=_with_batch_size(recipe, preset_batch_size))

@@ -138,6 +138,8 @@ class Trainer:
         warning = too_many_workers(self.config.engine)
         if warning:
             self._listener.on_message(warning)
+        if self.step >= run.timesteps:
+            self._listener.on_message(f"All of its {run.timesteps:,} steps are done; give it more with --timesteps.")
         self._began = perf_counter()
         try:
             with _Interrupts(self._interrupt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 
 from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.make import EnvMaker
+from unidle.errors import reported
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
 
 _PROBE_STEPS = 32
+_PROBE_SECONDS = 1.0  # or fewer steps, if they take long
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,7 @@ def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Spac
 
 def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Contract:
     """Make an environment, check a few of its steps, time them, and close it again."""
-    env = maker()
-    try:
+    with reported("The environment failed while it was tried out"), contextlib.closing(maker()) as env:
         actions = ActionLayout.of(env.action_space, discretize)
         RowLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
         observation, info = check_outcome(env.reset(seed=seed), 2, "reset")
@@ -57,9 +59,9 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
             if terminated or truncated:
                 observation, info = env.reset()
             mask = mask_from(observation, info, env.observation_space) if rows.mask_width else None
+            if sum(seconds) > _PROBE_SECONDS:
+                break
         return Contract(rows, actions, float(np.median(seconds)))
-    finally:
-        env.close()
 
 
 def random_action(actions: ActionLayout, rng: np.random.Generator, mask: np.ndarray | None = None) -> Any:

@@ -94,7 +94,7 @@ def callable_name(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
     if module and module != "__main__" and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
-    return f"<{name}>"
+    return f"<{name.strip('<>')}>"
 
 
 def _one_line(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from unidle.envs.block import Block
 from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.contract import Contract, mask_from
 from unidle.envs.make import EnvMaker
-from unidle.errors import TrainingError, UsageError
+from unidle.errors import failure_of
 
 _CHECKED_STEPS = 8  # each environment's first steps are checked in full; later ones only by what the learner sees
 _Result = TypeVar("_Result")
@@ -150,9 +149,6 @@ class EnvSlot:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> Exception:
-        """The user's own mistake as it is; anything else with where it happened."""
-        if isinstance(error, (UsageError, TrainingError)):
-            return error
         seed = episode_seed(self.run_seed, self.index, self.episode)
         where = f"Environment {self.index} failed in episode {self.episode} (seed {seed}), step {self._length}"
-        return TrainingError(f"{where}: {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+        return failure_of(where, error)

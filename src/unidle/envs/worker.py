@@ -24,7 +24,11 @@ STEP, DONE, FAILED = b"s", b"d", b"f"
 
 def main() -> None:
     """Serve one pool until it hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides what it means
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # these may reach the whole group; the trainer decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     pipe = Connection(int(sys.argv[1]))
     try:
         envs = _make_envs(cloudpickle.loads(pipe.recv_bytes()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,26 +20,25 @@ _MOST_FRAMES = 5000
 def film_episode(agent: Agent, maker: EnvMaker, path: Path, seed: int) -> Path:
     """Play one episode with the mode action and write it as an MP4."""
     try:
-        import imageio.v3 as iio
+        import imageio.v2 as imageio
         import imageio_ffmpeg  # noqa: F401
     except ImportError:
         raise UsageError("--video needs two packages; run: pip install 'unidle[video]'.") from None
     env = _with_pictures(maker)
-    frames: list[np.ndarray] = []
-    try:
+    with contextlib.closing(env):
         observation, info = env.reset(seed=seed)
         agent.reset()
-        ended = False
-        while not ended and len(frames) < _MOST_FRAMES:
-            frames.append(_picture(env, maker.name))
-            mask = mask_from(observation, info, agent.rows.space) if agent.rows.mask_width else None
-            observation, _, terminated, truncated, info = env.step(agent.predict(observation, action_mask=mask))
-            ended = bool(terminated or truncated)
-        frames.append(_picture(env, maker.name))
+        first = _picture(env, maker.name)  # before a file is made: this may be what the environment cannot do
         rate = env.metadata.get("render_fps", 30)
-    finally:
-        env.close()
-    iio.imwrite(path, np.stack([_even(frame) for frame in frames]), fps=rate, codec="libx264", macro_block_size=2)
+        film: Any
+        with imageio.get_writer(path, fps=rate, codec="libx264", macro_block_size=2) as film:
+            film.append_data(_even(first))
+            for _ in range(_MOST_FRAMES):
+                mask = mask_from(observation, info, agent.rows.space) if agent.rows.mask_width else None
+                observation, _, terminated, truncated, info = env.step(agent.predict(observation, action_mask=mask))
+                film.append_data(_even(_picture(env, maker.name)))
+                if terminated or truncated:
+                    break
     return path
 
 

@@ -72,11 +72,13 @@ class ActionDistribution(torch.nn.Module):
         """The action that `noise` [.., heads + reals] picks: uniform in [0, 1) for heads, standard normal for reals."""
         parts = []
         if self.heads:
-            # Inverse of the cumulative distribution: the first category whose cumulative mass exceeds u. Counting those
-            # that do not (≤) skips every category without mass, and u < 1 keeps the count below the last one with mass.
-            mass = self.log_probs(params.logits).exp().cumsum(-1)
-            threshold = noise[..., : self.heads].unsqueeze(-1) * mass[..., -1:]
-            parts.append((mass <= threshold).sum(-1).to(noise.dtype))
+            # Inverse of the cumulative distribution: the first category that reaches beyond u. One without mass reaches
+            # nothing, whatever rounding a parallel sum puts between it and its neighbour, so it is never drawn; and
+            # u < 1 keeps the threshold below what the last category with mass reaches.
+            mass = self.log_probs(params.logits).exp()
+            reach = mass.cumsum(-1) * (mass > 0)
+            threshold = noise[..., : self.heads].unsqueeze(-1) * reach.amax(-1, keepdim=True)
+            parts.append((reach > threshold).to(torch.int8).argmax(-1).to(noise.dtype))
         if self.reals:
             parts.append(params.mean + params.log_std.exp() * noise[..., self.heads :])
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
