@@ -87,6 +87,9 @@ class Collector:
         block = envs.block
         self._block_rows = torch.from_numpy(block.rows)
         self._block_actions = torch.from_numpy(block.actions)
+        # One view per step, made once: indexing costs as much as a small kernel.
+        self._rows_at, self._starts_at = rollout.rows.unbind(), rollout.starts.unbind()
+        self._actions_at, self._states_at = rollout.actions.unbind(), rollout.states.unbind()
         # Kept on the host during the rollout, copied to the device once at its end.
         self._rewards = np.zeros((steps, n_envs), np.float32)
         self._terminated = np.zeros((steps, n_envs), np.bool_)
@@ -108,7 +111,7 @@ class Collector:
         """Fill the rollout with the next T steps."""
         rollout, block, timeline = self.rollout, self.envs.block, self._timeline
         steps, _ = rollout.shape
-        noise = self._noise(iteration)
+        noise = self._noise(iteration).unbind()
         final_rows: list[np.ndarray] = []
         final_at: list[np.ndarray] = []
         rollout.carry_over()
@@ -120,30 +123,30 @@ class Collector:
             self.envs.recv()
             timeline.enter(OTHER)
             self._rewards[t], self._terminated[t], self._truncated[t] = block.reward, block.terminated, block.truncated
-            rollout.rows[t + 1].copy_(self._block_rows)
+            self._rows_at[t + 1].copy_(self._block_rows)
             if block.terminated.any() or block.truncated.any():
                 self._note_episodes()
                 cut = np.flatnonzero(block.truncated)
                 final_rows.append(block.final_rows[cut])
                 final_at.append(t * len(block.truncated) + cut)
                 ended = torch.from_numpy(block.terminated | block.truncated)
-                rollout.starts[t + 1].copy_(ended)
+                self._starts_at[t + 1].copy_(ended)
             else:
-                rollout.starts[t + 1].fill_(False)
+                self._starts_at[t + 1].fill_(False)
         self._hand_over(final_rows, final_at)
         self.log.extend(self._actions, self._terminated | self._truncated)
 
     def _act(self, t: int, noise: Tensor) -> None:
         """Choose actions on rows[t]: stored as sampled, and put in the block as the environments get them."""
-        rollout, policy = self.rollout, self.policy
+        policy = self.policy
         state = None
         if policy.state_size:
-            state = rollout.states[t] * ~rollout.starts[t].unsqueeze(-1)
-        params, after = policy.act(rollout.rows[t], state)
+            state = self._states_at[t] * ~self._starts_at[t].unsqueeze(-1)
+        params, after = policy.act(self._rows_at[t], state)
         action = policy.distribution.sample(params, noise)
-        rollout.actions[t] = action
+        self._actions_at[t].copy_(action)
         if after is not None:
-            rollout.states[t + 1] = after
+            self._states_at[t + 1].copy_(after)
         self._block_actions.copy_(policy.distribution.to_env(action))
         self._actions[t] = self.envs.block.actions
 
