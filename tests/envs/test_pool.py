@@ -97,8 +97,8 @@ def test_a_pool_leaves_the_same_bytes_in_its_block_as_environments_in_one_proces
             actions = random_actions(contract, n_envs, rng)
             for envs in (pool, serial):
                 envs.block.actions[:] = actions
-                envs.send()
-                envs.recv()
+                envs.send(range(len(envs.bounds)))
+                envs.recv(len(envs.bounds))
             assert contents(pool) == contents(serial)
             ended += int((pool.block.terminated | pool.block.truncated).sum())
         assert ended > 20  # the ends of episodes were part of it
@@ -113,8 +113,8 @@ def test_the_number_of_workers_changes_nothing() -> None:
             rng = np.random.default_rng(1)
             for _ in range(20):
                 pool.block.actions[:] = random_actions(pool.contract, 3, rng)
-                pool.send()
-                pool.recv()
+                pool.send(range(len(pool.bounds)))
+                pool.recv(len(pool.bounds))
             seen.append(contents(pool))
     assert seen[0] == seen[1]
 
@@ -126,8 +126,8 @@ def test_masks_come_through_the_block() -> None:
             masks = pool.contract.rows.mask_view(pool.block.rows)
             assert masks.tolist() == [[int(i == step % 4) for i in range(4)]] * 3
             pool.block.actions[:] = step % 4
-            pool.send()
-            pool.recv()
+            pool.send(range(len(pool.bounds)))
+            pool.recv(len(pool.bounds))
 
 
 def test_states_and_replay_resume_episodes_in_new_workers() -> None:
@@ -136,8 +136,8 @@ def test_states_and_replay_resume_episodes_in_new_workers() -> None:
     def play(envs: ProcessPool, steps: np.ndarray) -> None:
         for action in steps:
             envs.block.actions[:] = action
-            envs.send()
-            envs.recv()
+            envs.send(range(len(envs.bounds)))
+            envs.recv(len(envs.bounds))
 
     for env, by_state, same in ((SavedWalk, True, True), (Walk, False, True), (Fickle, False, False)):
         contract = probe(env_maker(env))
@@ -163,8 +163,8 @@ def test_states_and_replay_resume_episodes_in_new_workers() -> None:
 def step(pool: ProcessPool, times: int) -> None:
     for _ in range(times):
         pool.block.actions[:] = 1
-        pool.send()
-        pool.recv()
+        pool.send(range(len(pool.bounds)))
+        pool.recv(len(pool.bounds))
 
 
 def step_until_failure(pool: ProcessPool) -> None:
@@ -176,10 +176,12 @@ def test_an_exception_in_a_worker_arrives_with_environment_seed_and_traceback() 
     with closing(pool_of(Failing, contract=WALK, first_index=40)) as pool, pytest.raises(TrainingError) as failure:
         step_until_failure(pool)
     first, *rest = str(failure.value).splitlines()
-    seed = episode_seed(5, 40, 7)
-    assert first == (
-        f"Environment 40 failed in episode 7 (seed {seed}), step 2: ZeroDivisionError: the robot fell over"
-    )
+    # Both workers fail; the first environment of either may be the one that is told.
+    assert first in [
+        f"Environment {env} failed in episode 7 (seed {episode_seed(5, env, 7)}), step 2: "
+        "ZeroDivisionError: the robot fell over"
+        for env in (40, 42)
+    ]
     assert any("toy_envs.py" in line for line in rest)
 
 
@@ -289,8 +291,8 @@ def test_ctrl_c_for_the_whole_group_does_not_end_workers(here: tuple[ProcessPool
     pool, pids = here
     for pid in set(pids):
         os.kill(pid, signal.SIGINT)
-    pool.send()
-    pool.recv()
+    pool.send(range(len(pool.bounds)))
+    pool.recv(len(pool.bounds))
     assert all(is_running(pid) for pid in pids)
 
 
@@ -347,7 +349,7 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_ow
         maker = env_maker(lambda: Own())
         pool = ProcessPool(maker, probe(maker), 2, 0, 2)
         pool.start(np.zeros(2, np.int64))
-        pool.send(); pool.recv()
+        pool.send(range(len(pool.bounds))); pool.recv(len(pool.bounds))
         print(pool.block.rows.view(np.float32)[:, 0].tolist(), pool.block.reward.tolist())
         pool.close()
     """

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from unidle.memory.rollout import Rollout, discounted_returns, gae, reverse_scan
+from unidle.memory.rollout import discounted_returns, gae, reverse_scan
 
 FLOATS = st.floats(-10, 10, width=32)
 GAINS = st.one_of(st.just(0.0), st.floats(0, 1))
@@ -206,18 +206,3 @@ def test_discounted_returns_in_two_rollouts_equal_one_long_loop(
                 running = 0.0
         assert carry[env].item() == pytest.approx(running, abs=1e-9)
     assert_close(torch.cat(pieces), expected)
-
-
-# -- Rollout ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_next_rollout_starts_where_the_last_one_ended() -> None:
-    rollout = Rollout(3, 2, row_bytes=8, width=1, state_size=4, device=torch.device("cpu"))
-    rollout.rows[-1] = 7
-    rollout.starts[-1] = torch.tensor([True, False])
-    rollout.states[-1] = 0.5
-    rollout.carry_over()
-    assert (rollout.rows[0] == 7).all()
-    assert rollout.starts[0].tolist() == [True, False]
-    assert (rollout.states[0] == 0.5).all()
-    assert rollout.shape == (3, 2)

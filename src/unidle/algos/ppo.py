@@ -8,13 +8,15 @@ with the weights that acted, so every ratio is 1 at the first minibatch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from unidle.config import Recipe
-from unidle.config.validate import sequence_length
+from unidle.config.validate import largest_divisor, sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
 from unidle.nn.adam import FlatAdam
 from unidle.nn.flat import FlatParameters
@@ -23,6 +25,9 @@ from unidle.nn.policy import Policy
 from unidle.spaces.distribution import Params
 
 _REWARD_CLIP = 10.0
+# A graph of more nodes than this takes long to capture and to launch. A minibatch has about 250, and some 60 more for
+# each step of a recurrent sequence.
+_NODES_PER_GRAPH, _NODES_PER_MINIBATCH = 5000, 250
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
@@ -42,6 +47,13 @@ class Batch:
     def at(self, index: Tensor) -> Batch:
         """The minibatch of these sequences."""
         return Batch(*(None if field is None else field.index_select(0, index) for field in vars(self).values()))  # type: ignore[arg-type]
+
+    def take_over(self, other: Batch) -> Batch:
+        """Copy `other` into the tensors that are here, where it is not in them already."""
+        for mine, new in zip(vars(self).values(), vars(other).values()):
+            if mine is not None and mine.data_ptr() != new.data_ptr():
+                mine.copy_(new)
+        return self
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor) -> Tensor:
@@ -67,10 +79,22 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
 
 
+class Capturer(Protocol):
+    """Makes a function on static tensors faster without changing what it does (see engine/capture.py)."""
+
+    def __call__(self, name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
+        """`function`, or something that does the same; `changes` are the tensors it changes."""
+
+
+def as_it_is(name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
+    """The capturer that captures nothing."""
+    return function
+
+
 class PPO:
     """A policy, its optimiser, and how a rollout improves it."""
 
-    def __init__(self, policy: Policy, recipe: Recipe) -> None:
+    def __init__(self, policy: Policy, recipe: Recipe, capture: Capturer = as_it_is) -> None:
         """`policy` must already be on its device: its parameters become views of one flat tensor there."""
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe = policy, recipe
@@ -87,6 +111,13 @@ class PPO:
         self._sums = torch.zeros(len(_METRICS), device=device)
         self._minibatches = torch.zeros((), device=device)
         self._stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
+        # What `_learn` works on, in place: it may be captured, and a graph knows tensors, not names.
+        self._batch: Batch | None = None
+        n_minibatches = recipe.total_batch // recipe.batch_size
+        per_call = largest_divisor(n_minibatches, _NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * self._length))
+        self._orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
+        changes = [self.parameters.flat, *self.adam.state_dict().values(), self._sums, self._minibatches, self._stopped]
+        self._learn = capture("learning", self._minibatches_of_orders, changes)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
@@ -99,11 +130,12 @@ class PPO:
         for total in (self._sums, self._minibatches, self._stopped):
             total.zero_()
         batch = self.prepare(rollout)
-        n_sequences = len(batch.rows)
+        self._batch = batch if self._batch is None else self._batch.take_over(batch)
         for _ in range(recipe.n_epochs):
-            order = torch.randperm(n_sequences, generator=shuffle, device=self._sums.device)
-            for index in order.split(self._per_minibatch):
-                self._minibatch(batch.at(index))
+            order = torch.randperm(len(batch.rows), generator=shuffle, device=self._sums.device)
+            for orders in order.view(-1, *self._orders.shape):
+                self._orders.copy_(orders)
+                self._learn()
             if recipe.target_kl is not None and not self._sums.is_cuda and self._stopped:
                 break  # on a GPU asking would cost a sync; the updates that remain are masked instead
         metrics = dict(zip(_METRICS, self._sums / self._minibatches.clamp(min=1)))
@@ -192,6 +224,11 @@ class PPO:
         return (rollout.rewards * self.reward_norm.scale).clamp(-_REWARD_CLIP, _REWARD_CLIP)
 
     # -- one minibatch -------------------------------------------------------------------------------------------------
+
+    def _minibatches_of_orders(self) -> None:
+        assert self._batch is not None
+        for order in self._orders.unbind():
+            self._minibatch(self._batch.at(order))
 
     def _minibatch(self, batch: Batch) -> None:
         recipe = self.recipe

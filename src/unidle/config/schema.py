@@ -95,6 +95,8 @@ class Engine:
     """Environments in worker processes; none: decided by timing a few steps."""
     workers: int | None = None
     """Worker processes; none: one per core, never more than environments."""
+    slices: int = 2
+    """Slices of environments per worker: one is stepped while another gets its actions."""
     threads: int = 1
     """Threads of torch in the training process."""
 

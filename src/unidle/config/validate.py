@@ -18,6 +18,7 @@ _AT_LEAST_ONE = (
     "eval_episodes",
     "keep_checkpoints",
     "threads",
+    "slices",
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm")
 _NOT_NEGATIVE = ("ent_coef", "vf_coef", "seed")

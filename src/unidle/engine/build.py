@@ -60,12 +60,12 @@ def too_many_workers(engine: Engine) -> str | None:
 
 
 def make_envs(
-    maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0
+    maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0, slices: int = 1
 ) -> HostEnvs:
-    """Environments in this process, or in `workers` worker processes."""
+    """Environments in this process, or in `workers` worker processes of `slices` slices each."""
     if workers == 0:
         return SerialEnvs(maker, contract, n_envs, seed, first_index)
-    return ProcessPool(maker, contract, n_envs, seed, workers, first_index)
+    return ProcessPool(maker, contract, n_envs, seed, workers, first_index, slices)
 
 
 def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactory | None, str | None]:

@@ -1,14 +1,17 @@
-"""Fills a rollout from host environments, one step of all of them at a time: textbook, synchronous collection."""
+"""Fills rollouts from host environments, serving whichever slices of them are ready first."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from unidle.algos.ppo import Capturer, as_it_is
+from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
+from unidle.engine.service import Service, Where
 from unidle.envs.block import Block
 from unidle.envs.contract import Contract
 from unidle.memory.rollout import Rollout
@@ -17,21 +20,22 @@ from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
 
 
 class HostEnvs(Protocol):
-    """Environments on the host: put actions in the block, `send`, `recv`, read the block."""
+    """Environments on the host, in slices: put actions in the block, `send` slices, `recv` those that were stepped."""
 
     contract: Contract
     n_envs: int
     block: Block
     workers: int
+    bounds: list[tuple[int, int]]  # lines of each slice: (first, end)
 
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""
 
-    def send(self) -> None:
-        """Set the environments going on the actions in the block."""
+    def send(self, slices: Sequence[int]) -> None:
+        """Set these slices going on the actions in the block."""
 
-    def recv(self) -> None:
-        """Wait until every environment is stepped and the block holds what came of it."""
+    def recv(self, at_least: int) -> list[int]:
+        """The slices that have been stepped; waits until there are `at_least` of them."""
 
     def states(self) -> list[dict[str, Any] | None]:
         """Each environment's own state, where it offers one."""
@@ -49,143 +53,181 @@ def keyed_generator(device: torch.device, *key: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
-class EpisodeLog:
-    """The actions of each open episode, so that it can be replayed after a resume."""
+class _Notes:
+    """What the host keeps of a rollout while it is filled, and copies to the device once, when it is whole."""
 
-    def __init__(self, n_envs: int, width: int) -> None:
-        self._width = width
-        self._pieces: list[list[np.ndarray]] = [[] for _ in range(n_envs)]
-
-    def extend(self, actions: np.ndarray, ended: np.ndarray) -> None:
-        """Add T steps: actions [T, N, width] as the environments got them, and where episodes ended [T, N]."""
-        steps = len(actions)
-        last_end = np.where(ended.any(0), steps - 1 - ended[::-1].argmax(0), -1)  # [N]
-        for env, last in enumerate(last_end):
-            if last >= 0:
-                self._pieces[env] = []
-            if last + 1 < steps:
-                self._pieces[env].append(actions[last + 1 :, env].copy())
-
-    def actions(self, env: int) -> np.ndarray:
-        """[k, width] since the open episode of `env` began."""
-        return np.concatenate([np.zeros((0, self._width), np.float32), *self._pieces[env]])
-
-    def restart(self, env: int, actions: np.ndarray) -> None:
-        """Begin again with the actions of a resumed episode."""
-        self._pieces[env] = [actions] if len(actions) else []
+    def __init__(self, rollout: Rollout) -> None:
+        (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
+        self.rewards = np.zeros((steps, n_envs), np.float32)
+        self.terminated = np.zeros((steps, n_envs), np.bool_)
+        self.truncated = np.zeros((steps, n_envs), np.bool_)
+        self.starts = np.zeros((steps + 1, n_envs), np.bool_)
+        self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments got them
+        self.last_rows = np.zeros(rollout.rows.shape[1:], np.uint8)  # the observations after the last step
+        self.final_rows: list[np.ndarray] = []  # of truncated episodes
+        self.final_at: list[np.ndarray] = []  # t × N + environment
+        self.episodes: list[np.ndarray] = []  # [t × N + environment, return, length] of those that ended
 
 
 class Collector:
-    """Acts in the environments with the current policy and keeps what happened."""
+    """Acts in the environments and keeps what happened, rollout after rollout."""
 
-    def __init__(self, envs: HostEnvs, policy: Policy, rollout: Rollout, seed: int, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        envs: HostEnvs,
+        policy: Policy,
+        rollout: Rollout,
+        seed: int,
+        timeline: Timeline,
+        capture: Capturer = as_it_is,
+    ) -> None:
         self.envs, self.policy, self.rollout = envs, policy, rollout
         self._seed, self._timeline = seed, timeline
         self._device = rollout.rows.device
-        steps, n_envs = rollout.shape
-        width = rollout.actions.shape[2]
-        block = envs.block
-        self._block_rows = torch.from_numpy(block.rows)
-        self._block_actions = torch.from_numpy(block.actions)
-        # One view per step, made once: indexing costs as much as a small kernel.
-        self._rows_at, self._starts_at = rollout.rows.unbind(), rollout.starts.unbind()
-        self._actions_at, self._states_at = rollout.actions.unbind(), rollout.states.unbind()
-        # Kept on the host during the rollout, copied to the device once at its end.
-        self._rewards = np.zeros((steps, n_envs), np.float32)
-        self._terminated = np.zeros((steps, n_envs), np.bool_)
-        self._truncated = np.zeros((steps, n_envs), np.bool_)
-        self._actions = np.zeros((steps, n_envs, width), np.float32)
-        self.log = EpisodeLog(n_envs, width)
+        self._steps, n_envs = rollout.shape
+        # A quarter of the slices at a time: some are stepped while others are served, and each service is worth it.
+        self._at_least = max(1, len(envs.bounds) // 4)
+        self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
+        self._service = Service(policy, rollout, envs.block, self._state, capture)
+        self._notes = _Notes(rollout)
+        self._lines = [np.arange(first, end) for first, end in envs.bounds]
+        self._done = [0] * len(envs.bounds)  # steps of the rollout that each slice has behind it
+        self._begins = np.ones(n_envs, np.bool_)  # the observation in the block is the first of its episode
+        self.log = EpisodeLog(n_envs, rollout.actions.shape[2])
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
 
+    def close(self) -> None:
+        """End all environments."""
+        self._service.close()
+        self.envs.close()
+
     def start(self) -> None:
         """Begin episode 0 everywhere."""
         self.envs.start(np.zeros(self.envs.n_envs, np.int64))
-        self.rollout.rows[-1].copy_(self._block_rows)
-        self.rollout.starts[-1].fill_(True)
 
-    @torch.inference_mode()
     def collect(self, iteration: int) -> None:
-        """Fill the rollout with the next T steps."""
-        rollout, block, timeline = self.rollout, self.envs.block, self._timeline
-        steps, _ = rollout.shape
-        noise = self._noise(iteration).unbind()
-        final_rows: list[np.ndarray] = []
-        final_at: list[np.ndarray] = []
-        rollout.carry_over()
-        for t in range(steps):
-            timeline.enter(INFERENCE)
-            self._act(t, noise[t])
+        """Fill the rollout with the next T steps of every environment."""
+        envs, notes, timeline = self.envs, self._notes, self._timeline
+        self._draw_noise(iteration)
+        notes.final_rows, notes.final_at, notes.episodes = [], [], []
+        self._done = [0] * len(envs.bounds)
+        waiting = list(range(len(envs.bounds)))  # slices whose observations wait for actions
+        in_flight = 0
+        while True:
+            if waiting:
+                timeline.enter(INFERENCE)
+                self._serve(waiting)
+                envs.send(waiting)
+                in_flight += len(waiting)
+            if not in_flight:
+                break
             timeline.enter(ENVIRONMENT)
-            self.envs.send()
-            self.envs.recv()
+            stepped = envs.recv(min(self._at_least, in_flight))
+            in_flight -= len(stepped)
             timeline.enter(OTHER)
-            self._rewards[t], self._terminated[t], self._truncated[t] = block.reward, block.terminated, block.truncated
-            self._rows_at[t + 1].copy_(self._block_rows)
-            if block.terminated.any() or block.truncated.any():
-                self._note_episodes()
-                cut = np.flatnonzero(block.truncated)
-                final_rows.append(block.final_rows[cut])
-                final_at.append(t * len(block.truncated) + cut)
-                ended = torch.from_numpy(block.terminated | block.truncated)
-                self._starts_at[t + 1].copy_(ended)
+            waiting = self._take_in(stepped)
+        self._hand_over()
+        self.log.extend(notes.actions, notes.terminated | notes.truncated)
+
+    def _where(self, slices: list[int], behind: int) -> Where:
+        """[step, environment] of each slice's current observation, or `behind` steps before it."""
+        if len(slices) == 1:
+            return self._done[slices[0]] - behind, slice(*self.envs.bounds[slices[0]])
+        lines = [self._lines[number] for number in slices]
+        steps = np.repeat([self._done[number] - behind for number in slices], [len(part) for part in lines])
+        return steps, np.concatenate(lines)
+
+    def _serve(self, slices: list[int]) -> None:
+        """Give these slices their actions."""
+        where = self._where(slices, 0)
+        self._notes.starts[where] = self._begins[where[1]]
+        actions = self._service.serve(where, self._begins if self.policy.state_size else None)[where[1]]
+        self.envs.block.actions[where[1]] = actions
+        self._notes.actions[where] = actions
+
+    def _take_in(self, slices: list[int]) -> list[int]:
+        """Note what a step of these slices brought; returns those that go on in this rollout."""
+        block, notes = self.envs.block, self._notes
+        for number in slices:
+            self._done[number] += 1
+        where = self._where(slices, 1)
+        lines = where[1]
+        terminated, truncated = block.terminated[lines], block.truncated[lines]
+        notes.rewards[where], notes.terminated[where], notes.truncated[where] = (
+            block.reward[lines],
+            terminated,
+            truncated,
+        )
+        ended = terminated | truncated
+        self._begins[lines] = ended
+        if ended.any():
+            envs = np.arange(self.envs.n_envs)[lines]
+            at = np.broadcast_to(where[0], ended.shape) * self.envs.n_envs + envs
+            notes.final_rows.append(block.final_rows[envs[truncated]])
+            notes.final_at.append(at[truncated])
+            returns, lengths = block.episode_return[envs[ended]], block.episode_length[envs[ended]]
+            notes.episodes.append(np.stack([at[ended], returns, lengths]))
+        going_on = []
+        for number in slices:
+            if self._done[number] < self._steps:
+                going_on.append(number)
             else:
-                self._starts_at[t + 1].fill_(False)
-        self._hand_over(final_rows, final_at)
-        self.log.extend(self._actions, self._terminated | self._truncated)
+                self._finish(self._lines[number])
+        return going_on
 
-    def _act(self, t: int, noise: Tensor) -> None:
-        """Choose actions on rows[t]: stored as sampled, and put in the block as the environments get them."""
-        policy = self.policy
-        state = None
-        if policy.state_size:
-            state = self._states_at[t] * ~self._starts_at[t].unsqueeze(-1)
-        params, after = policy.act(self._rows_at[t], state)
-        action = policy.distribution.sample(params, noise)
-        self._actions_at[t].copy_(action)
-        if after is not None:
-            self._states_at[t + 1].copy_(after)
-        self._block_actions.copy_(policy.distribution.to_env(action))
-        self._actions[t] = self.envs.block.actions
+    def _finish(self, lines: np.ndarray) -> None:
+        """These environments have all their steps of the rollout behind them."""
+        block, notes = self.envs.block, self._notes
+        notes.last_rows[lines] = block.rows[lines]
+        notes.starts[-1, lines] = self._begins[lines]
 
-    def _noise(self, iteration: int) -> Tensor:
-        """What sampling needs for the whole rollout, a function of seed and iteration: [T, N, width]."""
+    def _draw_noise(self, iteration: int) -> None:
+        """What sampling needs for the whole rollout, a function of seed and iteration alone."""
         generator = keyed_generator(self._device, self._seed, 1, iteration)
-        shape, heads = self.rollout.actions.shape, self.policy.distribution.heads
-        uniform = torch.rand((*shape[:2], heads), generator=generator, device=self._device)
-        normal = torch.randn((*shape[:2], shape[2] - heads), generator=generator, device=self._device)
-        return torch.cat([uniform, normal], -1)
+        noise, heads = self._service.noise[:-1], self.policy.distribution.heads
+        shape = noise.shape[:2]
+        uniform = torch.rand((*shape, heads), generator=generator, device=self._device)
+        normal = torch.randn((*shape, noise.shape[2] - heads), generator=generator, device=self._device)
+        noise.copy_(torch.cat([uniform, normal], -1))
 
-    def _note_episodes(self) -> None:
-        block = self.envs.block
-        ended = np.flatnonzero(block.terminated | block.truncated)
-        self.episodes += len(ended)
-        self.recent_returns.extend(block.episode_return[ended].tolist())
-        self.recent_lengths.extend(block.episode_length[ended].tolist())
-
-    def _hand_over(self, final_rows: list[np.ndarray], final_at: list[np.ndarray]) -> None:
-        rollout, device = self.rollout, self._device
-        rollout.rewards.copy_(torch.from_numpy(self._rewards))
-        rollout.terminated.copy_(torch.from_numpy(self._terminated))
-        rollout.truncated.copy_(torch.from_numpy(self._truncated))
-        row_bytes = rollout.rows.shape[2]
-        rows = np.concatenate([np.zeros((0, row_bytes), np.uint8), *final_rows])
-        rollout.final_rows = torch.from_numpy(rows).to(device)
-        rollout.final_at = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *final_at])).to(device)
+    def _hand_over(self) -> None:
+        """The rollout is whole: bring to the device what the host noted."""
+        rollout, notes, device = self.rollout, self._notes, self._device
+        for tensor, noted in (
+            (rollout.rewards, notes.rewards),
+            (rollout.terminated, notes.terminated),
+            (rollout.truncated, notes.truncated),
+            (rollout.starts, notes.starts),
+            (rollout.rows[-1], notes.last_rows),
+        ):
+            tensor.copy_(torch.from_numpy(noted))
+        rollout.states[-1].copy_(self._state)
+        final_rows = np.concatenate([notes.last_rows[:0], *notes.final_rows])
+        final_at = np.concatenate([np.zeros(0, np.int64), *notes.final_at])
+        # By time, then environment: the order in which slices became ready must leave no trace.
+        order = np.argsort(final_at)
+        rollout.final_rows = torch.from_numpy(final_rows[order]).to(device)
+        rollout.final_at = torch.from_numpy(final_at[order]).to(device)
+        episodes = np.concatenate([np.zeros((3, 0)), *notes.episodes], 1)
+        _, returns, lengths = episodes[:, np.argsort(episodes[0])]
+        self.episodes += len(returns)
+        self.recent_returns.extend(returns.tolist())
+        self.recent_lengths.extend(lengths.tolist())
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stands, and the running statistics of episodes."""
+        block = self.envs.block
         return {
-            "episode": torch.from_numpy(self.envs.block.episode.copy()),
-            "rows": self.rollout.rows[-1].cpu(),
-            "starts": self.rollout.starts[-1].cpu(),
-            "states": self.rollout.states[-1].cpu(),
+            "episode": torch.from_numpy(block.episode.copy()),
+            "rows": torch.from_numpy(block.rows.copy()),
+            "starts": torch.from_numpy(self._begins.copy()),
+            "states": self._state.cpu(),
             "actions": [torch.from_numpy(self.log.actions(env)) for env in range(self.envs.n_envs)],
-            "env_states": [_as_tensors(state) for state in self.envs.states()],
+            "env_states": [as_tensors(state) for state in self.envs.states()],
             "recent_returns": list(self.recent_returns),
             "recent_lengths": list(self.recent_lengths),
             "episodes": self.episodes,
@@ -193,43 +235,17 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Bring every environment back to where it stood; returns those whose episode had to start anew."""
-        rows = state["rows"].numpy()
         actions = [piece.numpy() for piece in state["actions"]]
-        env_states = [_as_arrays(part) for part in state["env_states"]]
-        points = list(zip(state["episode"].tolist(), actions, rows, env_states))
+        env_states = [as_arrays(part) for part in state["env_states"]]
+        points = list(zip(state["episode"].tolist(), actions, state["rows"].numpy(), env_states))
         repeated = self.envs.resume(points)
-        self.rollout.rows[-1].copy_(self._block_rows)
-        self.rollout.starts[-1].copy_(state["starts"])
-        self.rollout.states[-1].copy_(state["states"])
         lost = [env for env, same in enumerate(repeated) if not same]
+        self._begins[:] = state["starts"].numpy()
+        self._begins[lost] = True
+        self._state.copy_(state["states"])
         for env in range(self.envs.n_envs):
             self.log.restart(env, actions[env][:0] if env in lost else actions[env])
-        for env in lost:
-            self.rollout.starts[-1, env] = True
         self.recent_returns.extend(state["recent_returns"])
         self.recent_lengths.extend(state["recent_lengths"])
         self.episodes = state["episodes"]
         return lost
-
-
-def _as_tensors(value: Any) -> Any:
-    """An environment's state in types that load without unpickling code."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: _as_tensors(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_tensors(part) for part in value]
-    return value
-
-
-def _as_arrays(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.numpy()
-    if isinstance(value, dict):
-        return {key: _as_arrays(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_as_arrays(part) for part in value]
-    return value

@@ -48,6 +48,7 @@ def play(policy: Policy, envs: HostEnvs, episodes: int, *, deterministic: bool =
     Every environment gets its own number of episodes beforehand: taking whichever end first would favour short ones.
     """
     block, device = envs.block, policy.log_std.device
+    slices = range(len(envs.bounds))
     quota = np.full(envs.n_envs, episodes // envs.n_envs)
     quota[: episodes % envs.n_envs] += 1
     results: list[list[tuple[float, int]]] = [[] for _ in range(envs.n_envs)]
@@ -65,8 +66,8 @@ def play(policy: Policy, envs: HostEnvs, episodes: int, *, deterministic: bool =
             normal = torch.randn(envs.n_envs, distribution.reals, generator=generator, device=device)
             action = distribution.sample(params, torch.cat([uniform, normal], -1))
         torch.from_numpy(block.actions).copy_(distribution.to_env(action))
-        envs.send()
-        envs.recv()
+        envs.send(slices)
+        envs.recv(len(slices))
         ended = block.terminated | block.truncated
         for env in np.flatnonzero(ended):
             if len(results[env]) < quota[env]:

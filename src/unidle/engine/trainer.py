@@ -24,6 +24,7 @@ from unidle.engine.build import (
     spaces_to_plain,
     too_many_workers,
 )
+from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
 from unidle.engine.collector import Collector, keyed_generator
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
@@ -94,7 +95,8 @@ class Trainer:
         torch.manual_seed(run.seed)
         self.contract = probe(maker, recipe.discretize, run.seed)
         policy = Policy(self.contract.rows, self.contract.actions, recipe, network).to(device)
-        self.algo = PPO(policy, recipe)
+        self._capture = Capture(device, listener.on_message)
+        self.algo = PPO(policy, recipe, self._capture)
         self._timeline = Timeline()
         self._workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds)
         rollout = Rollout(
@@ -105,8 +107,9 @@ class Trainer:
             policy.state_size,
             device,
         )
-        envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, self._workers)
-        self.collector = Collector(envs, policy, rollout, run.seed, self._timeline)
+        slices = config.engine.slices
+        envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, self._workers, slices=slices)
+        self.collector = Collector(envs, policy, rollout, run.seed, self._timeline, self._capture)
         self._evaluation_envs: Any = None
         self.step = self.iteration = 0
         self.best_return = -float("inf")
@@ -295,7 +298,7 @@ class Trainer:
 
     def close(self) -> None:
         """End all environments and their processes."""
-        self.collector.envs.close()
+        self.collector.close()
         if self._evaluation_envs is not None:
             self._evaluation_envs.close()
 

@@ -34,11 +34,11 @@ class Block:
 
     def __init__(self, contract: Contract, n_envs: int, buffer: Any = None) -> None:
         """Lay the views over `buffer`, or over new private memory."""
-        buffer = buffer if buffer is not None else bytearray(self.nbytes(contract, n_envs))
+        self.memory = buffer if buffer is not None else mmap.mmap(-1, self.nbytes(contract, n_envs))
         self._offset = 0
 
         def view(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-            array = np.ndarray(shape, dtype, buffer, self._offset)
+            array = np.ndarray(shape, dtype, self.memory, self._offset)
             self._offset = -(-(self._offset + array.nbytes) // 64) * 64
             return array
 
@@ -55,7 +55,7 @@ class Block:
         per_env = (
             2 * contract.rows.row_bytes + 4 * contract.actions.width + sum(np.dtype(d).itemsize for _, d in _FIELDS)
         )
-        return n_envs * per_env + 64 * (len(_FIELDS) + 3)
+        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 3)
 
 
 def shared_memory(nbytes: int) -> int:

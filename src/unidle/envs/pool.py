@@ -1,7 +1,8 @@
 """Environments in worker processes that write into shared memory.
 
-Each worker owns a run of lines of one block and steps them when a byte arrives on its socket. Observations, rewards and
-actions never pass through the socket.
+The lines of the block are cut into slices; each worker owns a few and steps one while another waits for its actions, so
+that neither the workers nor whoever serves them stands still. Observations, rewards and actions never pass through a
+pipe; a hand-over is a byte and a semaphore.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,18 +21,32 @@ import numpy as np
 from unidle.envs.block import Block, map_memory, shared_memory
 from unidle.envs.contract import Contract
 from unidle.envs.make import EnvMaker
-from unidle.envs.worker import FAILED, STEP
+from unidle.envs.worker import DONE, FAILED, IDLE, STEP, Job, Switchboard
 from unidle.errors import TrainingError, UsageError
+
+_LOOK_AROUND_SECONDS = 0.5  # how often a waiting trainer looks whether all workers are still there
 
 
 class ProcessPool:
     """N environments behind one block, shared out among worker processes."""
 
     def __init__(
-        self, maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0
+        self,
+        maker: EnvMaker,
+        contract: Contract,
+        n_envs: int,
+        seed: int,
+        workers: int,
+        first_index: int = 0,
+        slices: int = 1,
     ) -> None:
+        """`workers` processes of `slices` slices each, as far as there are environments for them."""
         self.contract, self.n_envs = contract, n_envs
         self.workers = min(workers, n_envs)
+        per_worker = min(slices, n_envs // self.workers)
+        cuts = [int(part[0]) for part in np.array_split(np.arange(n_envs), self.workers * per_worker)]
+        self.bounds = list(zip(cuts, [*cuts[1:], n_envs]))
+        self._per_worker = per_worker
         try:
             cargo = cloudpickle.dumps((maker, contract))
         except Exception as error:
@@ -38,32 +54,38 @@ class ProcessPool:
                 f"The environment factory cannot be sent to worker processes ({error}); "
                 "give an id or a module-level function, or use --no-subproc."
             ) from None
-        memory = shared_memory(Block.nbytes(contract, n_envs))
-        self.block = Block(contract, n_envs, map_memory(memory))
+        start = Block.nbytes(contract, n_envs)
+        descriptor = shared_memory(start + Switchboard.nbytes(len(self.bounds), self.workers))
+        memory = map_memory(descriptor)
+        self.block = Block(contract, n_envs, memory)
+        self._board = Switchboard.over(memory, start, len(self.bounds), self.workers, initialise=True)
+        self._taken = 0  # slices returned by `recv` whose post of `ready` was not yet taken
         self._processes: list[subprocess.Popen] = []
         self._pipes: list[Connection] = []
-        self._lines = np.array_split(np.arange(n_envs), self.workers)
         try:
-            for lines in self._lines:
-                job = {
-                    "path": sys.path,
-                    "cargo": cargo,
-                    "memory": memory,
-                    "block_envs": n_envs,
-                    "n_envs": len(lines),
-                    "first_line": int(lines[0]),
-                    "seed": seed,
-                    "first_index": first_index,
-                }
-                self._start_worker(memory, job)
-            self._collect()
+            for number in range(self.workers):
+                own = list(range(number * per_worker, (number + 1) * per_worker))
+                job = Job(
+                    path=sys.path,
+                    cargo=cargo,
+                    memory=descriptor,
+                    n_envs=n_envs,
+                    bounds=self.bounds,
+                    worker=number,
+                    workers=self.workers,
+                    slices=own,
+                    seed=seed,
+                    first_index=first_index,
+                )
+                self._start_worker(descriptor, job)
+            self._answers()
         except BaseException:
             self.close()
             raise
         finally:
-            os.close(memory)
+            os.close(descriptor)
 
-    def _start_worker(self, memory: int, job: dict[str, Any]) -> None:
+    def _start_worker(self, memory: int, job: Job) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -80,19 +102,47 @@ class ProcessPool:
         self._pipes.append(Connection(ours.detach()))
         self._pipes[-1].send_bytes(cloudpickle.dumps(job))
 
+    # -- stepping ------------------------------------------------------------------------------------------------------
+
+    def send(self, slices: Sequence[int]) -> None:
+        """Set these slices going on the actions in the block."""
+        flags, go, per_worker = self._board.flags, self._board.go, self._per_worker
+        for number in slices:
+            flags[number] = STEP
+            go[number // per_worker].post()
+
+    def recv(self, at_least: int) -> list[int]:
+        """The slices that have been stepped, in order; waits until there are `at_least` of them."""
+        board = self._board
+        while True:
+            done = np.flatnonzero(board.flags >= DONE)
+            if len(done) >= at_least or (len(done) and (board.flags[done] == FAILED).any()):
+                break
+            # A flag is set before its post, so some posts are of slices that were already returned.
+            while self._taken and board.ready.take():
+                self._taken -= 1
+            if board.ready.wait(_LOOK_AROUND_SECONDS):
+                self._taken -= 1
+            else:
+                self._check_workers()
+        if (board.flags[done] == FAILED).any():
+            number = int(done[board.flags[done] == FAILED][0])
+            board.flags[number] = IDLE
+            self._answer(number // self._per_worker)
+        board.flags[done] = IDLE
+        self._taken += len(done)
+        return done.tolist()
+
+    def _check_workers(self) -> None:
+        for number, process in enumerate(self._processes):
+            if process.poll() is not None:
+                raise self._lost(number)
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""
-        self._ask("start", [(episodes[lines],) for lines in self._lines])
-
-    def send(self) -> None:
-        """Set every worker going on the actions in the block."""
-        for pipe in self._pipes:
-            self._guard(pipe, pipe.send_bytes, STEP)
-
-    def recv(self) -> None:
-        """Wait until every environment is stepped and the block holds what came of it."""
-        for pipe in self._pipes:
-            self._result(pipe)
+        self._ask("start", [(episodes[first:end],) for first, end in self._spans()])
 
     def states(self) -> list[dict[str, Any] | None]:
         """Each environment's own state, where it offers one."""
@@ -100,13 +150,51 @@ class ProcessPool:
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
-        parts = [([points[line] for line in lines],) for lines in self._lines]
+        parts = [(points[first:end],) for first, end in self._spans()]
         return [same for part in self._ask("resume", parts) for same in part]
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """The lines of each worker."""
+        per_worker = self._per_worker
+        return [(self.bounds[w * per_worker][0], self.bounds[(w + 1) * per_worker - 1][1]) for w in range(self.workers)]
+
+    def _ask(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        for number, argument in enumerate(arguments):
+            try:
+                self._pipes[number].send_bytes(cloudpickle.dumps((name, argument)))
+            except ConnectionError:
+                raise self._lost(number) from None
+            self._board.commands[number] = 1
+            self._board.go[number].post()
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        return [self._answer(number) for number in range(self.workers)]
+
+    def _answer(self, number: int) -> Any:
+        """What a worker says next; its failure is raised here."""
+        try:
+            kind, value = cloudpickle.loads(self._pipes[number].recv_bytes())
+        except (EOFError, ConnectionError):
+            raise self._lost(number) from None
+        if kind != "ok":
+            raise (UsageError if kind == "usage" else TrainingError)(value)
+        return value
+
+    def _lost(self, number: int) -> TrainingError:
+        first, end = self._spans()[number]
+        code = self._processes[number].wait(timeout=5)
+        return TrainingError(
+            f"The worker of environments {first} to {end - 1} ended unexpectedly (exit status {code}): "
+            "it was killed, ran out of memory, or the environment crashed the interpreter."
+        )
 
     def close(self) -> None:
         """Hang up on the workers and wait for them to end."""
         for pipe in self._pipes:
             pipe.close()
+        for go in self._board.go:
+            go.post()
         for process in self._processes:
             try:
                 process.wait(timeout=5)
@@ -114,33 +202,3 @@ class ProcessPool:
                 process.kill()
                 process.wait()
         self._pipes, self._processes = [], []
-
-    # -- talking to workers ------------------------------------------------------------------------------------------
-
-    def _ask(self, name: str, arguments: list[Any]) -> list[Any]:
-        for pipe, argument in zip(self._pipes, arguments):
-            self._guard(pipe, pipe.send_bytes, cloudpickle.dumps((name, argument)))
-        return self._collect()
-
-    def _collect(self) -> list[Any]:
-        return [cloudpickle.loads(self._result(pipe)) for pipe in self._pipes]
-
-    def _result(self, pipe: Connection) -> bytes:
-        """What a worker answered; its failure is raised here."""
-        message: bytes = self._guard(pipe, pipe.recv_bytes)
-        if message[:1] == FAILED:
-            kind, text = cloudpickle.loads(message[1:])
-            raise (UsageError if kind == "usage" else TrainingError)(text)
-        return message[1:]
-
-    def _guard(self, pipe: Connection, call: Any, *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except (EOFError, ConnectionError):
-            number = self._pipes.index(pipe)
-            lines = self._lines[number]
-            code = self._processes[number].wait(timeout=5)
-            raise TrainingError(
-                f"The worker of environments {lines[0]} to {lines[-1]} ended unexpectedly (exit status {code}): "
-                "it was killed, ran out of memory, or the environment crashed the interpreter."
-            ) from None

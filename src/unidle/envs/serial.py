@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class SerialEnvs:
         """Environments `first_index`, …, in a block of their own or (in a worker) in some lines of a larger one."""
         self.contract, self.n_envs = contract, n_envs
         self.block = block or Block(contract, n_envs)
+        self.bounds = [(0, n_envs)]
         self._slots = [
             EnvSlot(maker, first_index + i, first_line + i, seed, contract, self.block) for i in range(n_envs)
         ]
@@ -39,12 +41,17 @@ class SerialEnvs:
         for slot, episode in zip(self._slots, episodes):
             slot.start_episode(int(episode))
 
-    def send(self) -> None:
+    def send(self, slices: Sequence[int]) -> None:
         """Take the actions in the block; nothing runs ahead here."""
 
-    def recv(self) -> None:
-        """Have every environment stepped and the block hold what came of it."""
-        for slot in self._slots:
+    def recv(self, at_least: int) -> list[int]:
+        """Step every environment; they are one slice."""
+        self.step(0, self.n_envs)
+        return [0]
+
+    def step(self, first: int, end: int) -> None:
+        """Step some of the environments."""
+        for slot in self._slots[first:end]:
             slot.step()
 
     def states(self) -> list[dict[str, Any] | None]:

@@ -17,7 +17,10 @@ class Rollout:
 
         self.rows = zeros(n_steps + 1, n_envs, row_bytes, dtype=torch.uint8)  # what was acted on; the last is yet to be
         self.starts = zeros(n_steps + 1, n_envs, dtype=torch.bool)  # rows[t] is the first of its episode
-        self.actions = zeros(n_steps, n_envs, width)  # as sampled, before scaling and clipping
+        # As sampled, before scaling and clipping. Inference is always for all environments, and what it says for those
+        # that are not ready goes to one step more. (In `rows` it goes to the last, which is written last.)
+        self.actions_and_trash = zeros(n_steps + 1, n_envs, width)
+        self.actions = self.actions_and_trash[:-1]
         self.rewards = zeros(n_steps, n_envs)
         self.terminated = zeros(n_steps, n_envs, dtype=torch.bool)
         self.truncated = zeros(n_steps, n_envs, dtype=torch.bool)
@@ -31,12 +34,6 @@ class Rollout:
     def shape(self) -> tuple[int, int]:
         """(T, N)"""
         return self.rewards.shape[0], self.rewards.shape[1]
-
-    def carry_over(self) -> None:
-        """Start the next rollout where this one ended."""
-        self.rows[0].copy_(self.rows[-1])
-        self.starts[0].copy_(self.starts[-1])
-        self.states[0].copy_(self.states[-1])
 
 
 def reverse_scan(gain: Tensor, value: Tensor) -> Tensor:

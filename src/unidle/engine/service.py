@@ -1,0 +1,115 @@
+"""Inference for all environments at once, whichever of them are ready.
+
+The shape is always the whole block: what is said for environments that are not ready goes to a trash row. So one graph
+serves every case, and an environment's actions do not depend on which others happened to be ready with it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unidle.algos.ppo import Capturer
+from unidle.envs.block import Block
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import Policy
+
+Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
+
+
+def _page_lock(block: Block) -> int:
+    """Lock the block's pages, so that copies from it run beside everything else; returns its address."""
+    address = np.frombuffer(block.memory, np.uint8).ctypes.data
+    error = int(torch.cuda.cudart().cudaHostRegister(address, len(block.memory), 0))
+    if error:
+        raise RuntimeError(f"the environments' memory could not be page-locked (CUDA error {error})")
+    return address
+
+
+class Service:
+    """Acts with one policy into one rollout."""
+
+    def __init__(self, policy: Policy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer) -> None:
+        """`state` [N, S] is the recurrent state of the environments as they stand, shared by all services."""
+        self.policy, self.rollout = policy, rollout
+        device, (steps, n_envs) = rollout.rows.device, rollout.shape
+        self._block, self._state, self._steps = block, state, steps
+        self._on_gpu = device.type == "cuda"
+        self.noise = torch.zeros_like(rollout.actions_and_trash)
+        # What the environments get, and where the host reads it.
+        self.actions = np.zeros(block.actions.shape, np.float32)
+        self._block_rows = torch.from_numpy(block.rows)
+        self._starts = torch.zeros(n_envs, dtype=torch.bool)
+        if not self._on_gpu:
+            self._rows_in, self._starts_in = self._block_rows, self._starts
+            self._out = torch.from_numpy(self.actions)
+            return
+        self._positions = torch.full((n_envs,), steps).pin_memory()
+        self._starts = self._starts.pin_memory()
+        self._staged = torch.from_numpy(self.actions).pin_memory()
+        self.actions = self._staged.numpy()
+        self._rows_in = torch.zeros_like(self._block_rows, device=device)
+        self._positions_in = torch.full((n_envs,), steps, device=device)
+        self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
+        self._out = torch.zeros_like(self._staged, device=device)
+        self._lanes = torch.arange(n_envs, device=device)
+        self._arrived = torch.cuda.Event(blocking=True)
+        self._page_locked = _page_lock(block)
+        # The warm-up writes what the first real call writes again; only the recurrent state would move on.
+        self._replay = capture("inference", self._infer_in_place, [state])
+
+    def close(self) -> None:
+        """Give the block's memory back to the pager, while it is still mapped."""
+        if self._on_gpu:
+            torch.cuda.cudart().cudaHostUnregister(self._page_locked)
+
+    @torch.inference_mode()
+    def serve(self, where: Where, starts: np.ndarray | None) -> np.ndarray:
+        """Act for the environments at `where`; returns what they get [N, width], right in their lines alone.
+
+        `starts` [N] says whose observation begins an episode; needed only by a recurrent policy.
+        """
+        if starts is not None:
+            self._starts.numpy()[:] = starts
+        if self._on_gpu:
+            self._serve_on_gpu(where)
+        elif isinstance(where[0], int) and where[1] == slice(0, len(self._block.rows)):
+            self._infer((where[0],), None)  # all of them, in step: plain views, no indexing
+        else:
+            positions = np.full(len(self._block.rows), self._steps)
+            positions[where[1]] = where[0]
+            self._infer((torch.from_numpy(positions), torch.arange(len(positions))), torch.from_numpy(positions))
+        return self.actions
+
+    def _serve_on_gpu(self, where: Where) -> None:
+        positions = self._positions.numpy()
+        positions.fill(self._steps)
+        positions[where[1]] = where[0]
+        self._rows_in.copy_(self._block_rows, non_blocking=True)
+        self._positions_in.copy_(self._positions, non_blocking=True)
+        if self._state.shape[1]:
+            self._starts_in.copy_(self._starts, non_blocking=True)
+        self._replay()
+        self._staged.copy_(self._out, non_blocking=True)
+        self._arrived.record()
+        self._arrived.synchronize()  # the one wait of the host
+
+    def _infer_in_place(self) -> None:
+        self._infer((self._positions_in, self._lanes), self._positions_in)
+
+    def _infer(self, at: tuple[int] | tuple[Tensor, Tensor], positions: Tensor | None) -> None:
+        """Store the block's observations `at` [step, environment], and the actions chosen on them."""
+        policy, rollout, state = self.policy, self.rollout, None
+        rollout.rows[at] = self._rows_in
+        if policy.state_size:
+            rollout.states[at] = self._state
+            state = self._state * ~self._starts_in.unsqueeze(-1)
+        params, after = policy.act(self._rows_in, state)
+        action = policy.distribution.sample(params, self.noise[at])
+        rollout.actions_and_trash[at] = action
+        if after is not None:
+            if positions is not None:  # those that are not ready keep the state they have
+                after = torch.where((positions < self._steps).unsqueeze(-1), after, self._state)
+            self._state.copy_(after)
+        self._out.copy_(policy.distribution.to_env(action))

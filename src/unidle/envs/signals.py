@@ -1,0 +1,55 @@
+"""Semaphores in shared memory: a wake-up costs microseconds, waiting nothing, and no name can be left behind.
+
+POSIX unnamed semaphores (`sem_init` with pshared) that live in the block which trainer and workers map.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import errno
+import time
+from typing import Any
+
+SEMAPHORE_BYTES = 64  # sem_t is 32; a cache line each keeps two of them from slowing each other down
+
+_library = ctypes.util.find_library("c")
+# PyDLL keeps the GIL: right for calls that return at once. CDLL lets it go: right for those that wait.
+_at_once, _waiting = ctypes.PyDLL(_library, use_errno=True), ctypes.CDLL(_library, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Semaphore:
+    """One semaphore at `offset` of a mapped memory."""
+
+    def __init__(self, memory: Any, offset: int, *, initialise: bool) -> None:
+        """`initialise` is for the one process that makes it, before any other maps it."""
+        self._storage = (ctypes.c_char * SEMAPHORE_BYTES).from_buffer(memory, offset)
+        self._address = ctypes.c_void_p(ctypes.addressof(self._storage))
+        if initialise and _at_once.sem_init(self._address, 1, 0):
+            raise OSError(ctypes.get_errno(), "sem_init failed")
+
+    def post(self) -> None:
+        """Let one waiter, now or later, go on."""
+        _at_once.sem_post(self._address)
+
+    def take(self) -> bool:
+        """Take one post if there is one, without waiting."""
+        return _at_once.sem_trywait(self._address) == 0
+
+    def wait(self, seconds: float) -> bool:
+        """Take one post, waiting for it at most so long; False if none came."""
+        if self.take():
+            return True
+        end = time.time() + seconds
+        until = _Timespec(int(end), int(end % 1 * 1e9))
+        while _waiting.sem_timedwait(self._address, ctypes.byref(until)):
+            reason = ctypes.get_errno()
+            if reason == errno.ETIMEDOUT:
+                return False
+            if reason != errno.EINTR:
+                raise OSError(reason, "sem_timedwait failed")
+        return True

@@ -1,0 +1,90 @@
+"""Captured functions do what the function does, and say so when they cannot be captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import unidle
+from unidle.engine.capture import Capture
+from unidle.engine.checkpoint import RunFolder, load_checkpoint
+
+
+def test_on_a_cpu_a_function_stays_as_it_is() -> None:
+    def function() -> None:
+        pass
+
+    assert Capture(torch.device("cpu"), print)("nothing", function, []) is function
+
+
+@pytest.mark.gpu
+def test_the_warm_up_leaves_no_trace_and_replays_work_in_place() -> None:
+    device = torch.device("cuda")
+    total, step = torch.zeros(4, device=device), torch.ones(4, device=device)
+    told: list[str] = []
+    add = Capture(device, told.append)("adding", lambda: total.add_(step), [total])
+    add()
+    assert total.tolist() == [1.0] * 4
+    step.fill_(5.0)  # a replay reads what the tensor holds now
+    add()
+    add()
+    assert total.tolist() == [11.0] * 4
+    assert told == []
+
+
+@pytest.mark.gpu
+def test_a_function_that_asks_the_host_runs_eagerly_and_the_reason_is_told_once() -> None:
+    device = torch.device("cuda")
+    total = torch.zeros((), device=device)
+    told: list[str] = []
+    capture = Capture(device, told.append)
+
+    def asking() -> None:
+        if total.item() >= 0:
+            total.add_(1)
+
+    run = capture("asking", asking, [total])
+    for _ in range(3):
+        run()
+    assert total.item() == 3
+    assert len(told) == 1
+    assert told[0].startswith("asking could not be captured as a CUDA graph and runs eagerly")
+    assert "asking" in capture.fallbacks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+def test_captured_training_equals_eager_training_bit_for_bit(
+    recurrent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        run = unidle.train(
+            env="Pendulum-v1",
+            preset="classic",
+            n_envs=8,
+            n_steps=32,
+            batch_size=64,
+            n_epochs=4,
+            timesteps=2560,
+            recurrent=recurrent,
+            recurrent_size=16,
+            normalize_obs=True,
+            target_kl=0.05,
+            device="cuda",
+            eval_every=0,
+            tensorboard=False,
+            quiet=True,
+            runs_dir=str(tmp_path),
+            run_name=name,
+        )
+        latest = RunFolder.open(run.path).latest()
+        assert latest is not None
+        policy: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+        return policy
+
+    captured = weights("captured")
+    monkeypatch.setattr(Capture, "__call__", lambda self, name, function, changes: function)
+    eager = weights("eager")
+    assert [name for name in eager if not torch.equal(eager[name], captured[name])] == []
