@@ -369,3 +369,24 @@ def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module_of_python(
     with closing(pool_of(Pictures, n_envs=1, workers=1)) as pool:
         pool.start(np.zeros(1, np.int64))
         assert pool.block.rows.any()
+
+
+def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.envs.pool._LOOK_AROUND_SECONDS", 100.0)  # a lost one would now hang the test
+    maker = env_maker("CartPole-v1")
+    contract = probe(maker)
+    rng = np.random.default_rng(0)
+    with closing(ProcessPool(maker, contract, 12, seed=1, workers=3, slices=4)) as pool:
+        pool.start(np.zeros(12, np.int64))
+        assert [end - first for first, end in pool.bounds] == [1] * 12
+        waiting, in_flight, steps = list(range(12)), 0, np.zeros(12, int)
+        for _ in range(3000):
+            pool.send(waiting)
+            in_flight += len(waiting)
+            ready = pool.recv(int(rng.integers(1, in_flight + 1)))
+            in_flight -= len(ready)
+            steps[ready] += 1
+            waiting = ready
+        while in_flight:
+            in_flight -= len(pool.recv(in_flight))
+        assert steps.min() > 0

@@ -59,7 +59,7 @@ class ProcessPool:
         memory = map_memory(descriptor)
         self.block = Block(contract, n_envs, memory)
         self._board = Switchboard.over(memory, start, len(self.bounds), self.workers, initialise=True)
-        self._taken = 0  # slices returned by `recv` whose post of `ready` was not yet taken
+        self._owed = 0  # slices returned by `recv` less posts of `ready` taken
         self._processes: list[subprocess.Popen] = []
         self._pipes: list[Connection] = []
         try:
@@ -118,11 +118,12 @@ class ProcessPool:
             done = np.flatnonzero(board.flags >= DONE)
             if len(done) >= at_least or (len(done) and (board.flags[done] == FAILED).any()):
                 break
-            # A flag is set before its post, so some posts are of slices that were already returned.
-            while self._taken and board.ready.take():
-                self._taken -= 1
+            # A flag is set before its post, so some posts are of slices that were already returned: those first. A post
+            # of any other slice is only taken by the wait below, after which the flags are looked at again.
+            while self._owed > 0 and board.ready.take():
+                self._owed -= 1
             if board.ready.wait(_LOOK_AROUND_SECONDS):
-                self._taken -= 1
+                self._owed -= 1
             else:
                 self._check_workers()
         if (board.flags[done] == FAILED).any():
@@ -130,7 +131,7 @@ class ProcessPool:
             board.flags[number] = IDLE
             self._answer(number // self._per_worker)
         board.flags[done] = IDLE
-        self._taken += len(done)
+        self._owed += len(done)
         return done.tolist()
 
     def _check_workers(self) -> None:
