@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py [--envs CartPole-v1 …] [--seeds 10] [--jobs 2]
 
+Runs that benchmarks/results/learning.json already holds for the same settings are not done again.
 Judged by the policy at the end of training (not the best on the way), mode action, the same 50 episodes on both sides.
 "No worse": the inter-quartile mean over seeds, ours − theirs; its lower 95 % bound by bootstrap (both sides resampled
 on their own) lies above −5 % of (theirs − random policy).
@@ -10,6 +11,7 @@ on their own) lies above −5 % of (theirs − random policy).
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -19,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from machine import provenance, save
+from machine import RESULTS, provenance, save
 
 # The hyper-parameters, in Stable-Baselines3's words; what is not named is its default on both sides.
 TASKS: dict[str, dict[str, Any]] = {
@@ -183,34 +185,31 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
     sides = {"unidle": train_unidle, "sb3": train_sb3}
-    result: dict[str, Any] = {"machine": provenance("stable-baselines3"), "tasks": {}}
+    earlier = arguments.out / "learning.json"
+    result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
+    result["machine"] = provenance("stable-baselines3")
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for env_id in arguments.envs:
+            row = result["tasks"].get(env_id, {})
+            if any(row.get(name) != value for name, value in TASKS[env_id].items()):
+                row = {**TASKS[env_id], "unidle": {}, "sb3": {}, "seconds": {"unidle": {}, "sb3": {}}}
+            result["tasks"][env_id] = row
             futures = {
-                pool.submit(train, env_id, seed): (side, seed)
+                pool.submit(train, env_id, seed): (side, str(seed))
                 for seed in range(1, arguments.seeds + 1)
                 for side, train in sides.items()
+                if str(seed) not in row[side]
             }
-            returns: dict[str, dict[int, float]] = {side: {} for side in sides}
-            seconds: dict[str, list[float]] = {side: [] for side in sides}
             for future in as_completed(futures):
                 side, seed = futures[future]
-                returns[side][seed], took = future.result()
-                seconds[side].append(took)
-                print(f"{env_id} {side} seed {seed}: {returns[side][seed]:.1f} ({took:.0f} s)", file=sys.stderr)
-            ours, theirs = ([returns[side][seed] for seed in sorted(returns[side])] for side in sides)
-            result["tasks"][env_id] = {
-                **TASKS[env_id],
-                "seeds": sorted(returns["unidle"]),
-                "unidle": ours,
-                "sb3": theirs,
-                **compare(ours, theirs, random_policy(env_id)),
-                "median_seconds": {side: float(np.median(took)) for side, took in seconds.items()},
-            }
-            print(save("learning", result, arguments.out), file=sys.stderr)
+                row[side][seed], row["seconds"][side][seed] = future.result()
+                print(f"{env_id} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr)
+                save("learning", result, arguments.out)  # hours of work: each run is kept as soon as it is done
+            row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(env_id))
+            save("learning", result, arguments.out)
     print_table(result)
 
 
@@ -219,6 +218,9 @@ def print_table(result: dict[str, Any]) -> None:
     heads = ("steps", "unidle", "SB3", "random", "lower 95 %", "margin")
     print(f"{'environment':<16}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
     for env_id, row in result["tasks"].items():
+        if "no_worse" not in row:
+            print(f"{env_id:<16}{row['timesteps']:>12,}  not all seeds done")
+            continue
         verdict = "no worse" if row["no_worse"] else "not shown"
         figures = (row["unidle_iqm"], row["sb3_iqm"], row["random"], row["lower_95"], row["margin"])
         print(f"{env_id:<16}{row['timesteps']:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + f"  {verdict}")

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,31 +21,44 @@ from typing import Any
 import numpy as np
 from machine import provenance, save
 
+from unidle.journal import read_records
+from unidle.report.svg import Reference, Series, line_chart, standalone
+
 EVERY, EPISODES, SCORE, LIMIT = 4096, 20, 475.0, 500_000
 
 SB3_SCRIPT = f"""
-import sys
+import json, sys, time
 import gymnasium
 import torch
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
-if sys.argv[2] != "default":
-    torch.set_num_threads(int(sys.argv[2]))
-stop = StopTrainingOnRewardThreshold({SCORE})
-watch = EvalCallback(
-    Monitor(gymnasium.make("CartPole-v1")), callback_on_new_best=stop, eval_freq={EVERY}, n_eval_episodes={EPISODES},
-    verbose=0,
-)
-model = PPO("MlpPolicy", "CartPole-v1", seed=int(sys.argv[1]))
-model.learn({LIMIT}, callback=watch)
-print(model.num_timesteps, watch.best_mean_reward)
+seed, threads, launched = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+if threads != "default":
+    torch.set_num_threads(int(threads))
+
+
+class Watch(BaseCallback):
+    def _on_step(self):
+        if self.num_timesteps % {EVERY}:
+            return True
+        score, _ = evaluate_policy(self.model, env, {EPISODES}, deterministic=True)
+        curve.append([time.time() - launched, self.num_timesteps, float(score)])
+        return score < {SCORE}
+
+
+env, curve = Monitor(gymnasium.make("CartPole-v1")), []
+PPO("MlpPolicy", "CartPole-v1", seed=seed).learn({LIMIT}, callback=Watch())
+print(json.dumps(curve))
 """
 
+Curve = list[list[float]]  # [seconds since the launch, environment steps, score] of each evaluation
 
-def time_unidle(seed: int) -> tuple[float, int, float]:
-    """(seconds, environment steps, score) of one process."""
+
+def time_unidle(seed: int) -> tuple[float, Curve]:
+    """(seconds of the whole process, its evaluations)"""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             str(Path(sys.executable).with_name("unidle")),
@@ -54,24 +68,38 @@ def time_unidle(seed: int) -> tuple[float, int, float]:
             "--preset",
             "classic",
         ]
-        command += ["--seed", str(seed), "--timesteps", str(LIMIT), "--eval-every", str(EVERY)]
-        command += ["--eval-episodes", str(EPISODES), "--target-return", str(SCORE), "--runs-dir", folder, "--json"]
-        began = perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        command += ["--seed", str(seed), "--timesteps", str(LIMIT), "--eval-every", str(EVERY), "--run-name", "r"]
+        command += ["--eval-episodes", str(EPISODES), "--target-return", str(SCORE), "--runs-dir", folder]
+        launched, began = time.time(), perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
         seconds = perf_counter() - began
-    result = json.loads(done.stdout)
-    return seconds, result["step"], result["best_evaluation"]
+        run = Path(folder) / "r"
+        set_up = (run / "config.yaml").stat().st_mtime - launched  # written when training begins
+        evaluations = [r for r in read_records(run / "metrics.jsonl") if r["kind"] == "evaluation"]
+    return seconds, [[set_up + r["wall"], r["step"], r["eval/return_mean"]] for r in evaluations]
 
 
-def time_sb3(seed: int, threads: str) -> tuple[float, int, float]:
-    """(seconds, environment steps, score) of one process; `threads` of torch, or "default"."""
+def time_sb3(seed: int, threads: str) -> tuple[float, Curve]:
+    """(seconds of the whole process, its evaluations); `threads` of torch, or "default"."""
+    command = [sys.executable, "-c", SB3_SCRIPT, str(seed), threads, str(time.time())]
     began = perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", SB3_SCRIPT, str(seed), threads], capture_output=True, text=True, check=True
-    )
-    seconds = perf_counter() - began
-    steps, score = done.stdout.split()[-2:]
-    return seconds, int(steps), float(score)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return perf_counter() - began, json.loads(done.stdout)
+
+
+def draw(curves: dict[str, list[Curve]]) -> str:
+    """The score of the policy that one has after so many seconds, mean over seeds."""
+    end = max(curve[-1][0] for side in curves.values() for curve in side)
+    grid = np.linspace(0, end, 200)
+    series = []
+    for side, runs in curves.items():
+        held = [[([0.0] + [p[2] for p in curve if p[0] <= second])[-1] for second in grid] for curve in runs]
+        series.append(Series(side, grid.tolist(), np.mean(held, 0).tolist()))
+    size = (720, 330)
+    title = f"CartPole-v1 on two CPU cores, mean of {len(next(iter(curves.values())))} seeds"
+    chart = line_chart(title, series, "seconds since the command", "score of the latest policy", size=size,
+                       reference=Reference(SCORE, f"{SCORE:.0f}"), from_zero=True)  # fmt: skip
+    return standalone(chart, size)
 
 
 def main() -> None:
@@ -79,32 +107,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
+    parser.add_argument("--picture", type=Path, default=None, help="also draw the curves into this SVG file")
     arguments = parser.parse_args()
     sides: dict[str, Any] = {
         "unidle": time_unidle,
         "sb3": lambda seed: time_sb3(seed, "default"),
         "sb3, 1 thread": lambda seed: time_sb3(seed, "1"),
     }
-    runs: dict[str, list[tuple[float, int, float]]] = {side: [] for side in sides}
+    runs: dict[str, list[tuple[float, Curve]]] = {side: [] for side in sides}
     for seed in range(1, arguments.seeds + 1):
         order = list(sides) if seed % 2 else list(reversed(sides))
         for side in order:
-            runs[side].append(sides[side](seed))
-            seconds, steps, score = runs[side][-1]
+            seconds, curve = sides[side](seed)
+            runs[side].append((seconds, curve))
+            _, steps, score = curve[-1]
             print(f"seed {seed} {side}: {score:.0f} after {steps:,} steps, {seconds:.1f} s", file=sys.stderr)
     table: dict[str, dict[str, Any]] = {
         side: {
-            "seconds": [seconds for seconds, _, _ in done],
-            "steps": [steps for _, steps, _ in done],
-            "scores": [score for _, _, score in done],
-            "median_seconds": float(np.median([seconds for seconds, _, _ in done])),
-            "median_steps_per_second": float(np.median([steps / seconds for seconds, steps, _ in done])),
+            "seconds": [seconds for seconds, _ in done],
+            "curves": [curve for _, curve in done],
+            "median_seconds": float(np.median([seconds for seconds, _ in done])),
+            "median_steps_per_second": float(np.median([curve[-1][1] / seconds for seconds, curve in done])),
         }
         for side, done in runs.items()
     }
     best_sb3 = min(table["sb3"]["median_seconds"], table["sb3, 1 thread"]["median_seconds"])
     ratio = best_sb3 / table["unidle"]["median_seconds"]
     save("time_to_score", {"machine": provenance("stable-baselines3"), "sides": table, "ratio": ratio}, arguments.out)
+    if arguments.picture:
+        faster = min(("sb3", "sb3, 1 thread"), key=lambda side: table[side]["median_seconds"])
+        drawn = {"unidle, preset classic": "unidle", "Stable-Baselines3, its defaults": faster}
+        arguments.picture.write_text(draw({name: table[side]["curves"] for name, side in drawn.items()}) + "\n")
     print(f"{'':<16}{'median s':>10}{'steps/s':>10}   seconds per seed")
     for side, row in table.items():
         spread = " ".join(f"{seconds:.1f}" for seconds in row["seconds"])

@@ -101,6 +101,18 @@ class Choice(gymnasium.Env):
         return np.eye(2, dtype=np.float32)[self._which]
 
 
+class Chatty(Choice):
+    """Prints wherever it can."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        print("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        print("step", action)
+        return super().step(action)
+
+
 class Film(gymnasium.Env):
     """Three to nine steps, as the episode's seed says, and pictures of odd sides, the brighter the more are done."""
 

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from unidle.algos.ppo import PPO
 from unidle.config import Recipe
-from unidle.engine.collector import Collector, HostEnvs, keyed_generator
+from unidle.engine.collector import Collector
 from unidle.envs.contract import probe
+from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
+from unidle.streams import keyed_generator
 from unidle.timeline import Timeline
 
 CPU = torch.device("cpu")

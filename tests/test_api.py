@@ -155,6 +155,10 @@ def test_evaluation_is_repeatable_and_its_seed_counts() -> None:
     assert run.evaluate(2, seed=1, deterministic=False) == run.evaluate(2, seed=1, deterministic=False)
     with pytest.raises(unidle.UsageError, match="0 episodes are too few"):
         run.evaluate(0)
+    for seed in (-1, 2**63):
+        with pytest.raises(unidle.UsageError, match=f"`seed` is {seed}; it must lie between"):
+            run.evaluate(1, seed=seed)
+    assert run.evaluate(1, seed=2**63 - 1).episodes == 1
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
@@ -201,6 +205,15 @@ def test_an_error_in_a_callback_reaches_the_caller_and_leaves_no_process_behind(
     with pytest.raises(ZeroDivisionError, match="mine"):
         train(after_iteration=[fail], subproc=True, workers=2)
     assert not children()
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_why_training_failed(tmp_path: Path) -> None:
+    def fail(moment: unidle.Moment) -> None:
+        (tmp_path / "runs/a/report.html").mkdir()
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(after_iteration=[fail], run_name="a")
 
 
 def children() -> set[str]:
@@ -277,6 +290,7 @@ def test_a_run_that_diverges_says_so_and_keeps_the_last_good_checkpoint() -> Non
     with pytest.raises(unidle.TrainingError, match=r"Learning diverged: .* the last good checkpoint is kept in .*a/ch"):
         train("Pendulum-v1", learning_rate=1e30, run_name="a", timesteps=3200, checkpoint_every=32)
     run = unidle.load("runs/a")
+    assert run.report.exists()
     assert all(torch.isfinite(value).all() for value in weights(run).values())
     assert np.isfinite(run.predict(np.array([1, 0, 0], np.float32))).all()
 
@@ -381,13 +395,23 @@ def test_a_wrong_setting_is_refused_before_a_folder_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("settings", [{"gamma": 0.5}, {"n_envs": 4}, {"seed": 9}, {"env_kwargs": {"answer": 1}}])
+@pytest.mark.parametrize(
+    "settings", [{"gamma": 0.5}, {"n_envs": 4}, {"n_steps": 5}, {"seed": 9}, {"env_kwargs": {"answer": 1}}]
+)
 def test_resume_refuses_to_change_the_recipe(settings: dict[str, Any]) -> None:
     run = train()
     before = (run.path / "config.yaml").read_text()
     with pytest.raises(unidle.UsageError, match=f"keeps its recipe, and {next(iter(settings))} would change it"):
         unidle.resume(run.path, quiet=True, **settings)
     assert (run.path / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("settings", [{"run_name": "other"}, {"runs_dir": "elsewhere"}])
+def test_a_resumed_run_stays_where_it_is(settings: dict[str, Any]) -> None:
+    run = train()
+    with pytest.raises(unidle.UsageError, match=r"A resumed run stays in runs/.*; leave out run_name and runs_dir"):
+        unidle.resume(run.path, quiet=True, **settings)
+    assert unidle.load(run.path).config == run.config
 
 
 def test_a_folder_without_a_run_or_checkpoint_gets_a_sentence(tmp_path: Path) -> None:
@@ -400,7 +424,26 @@ def test_a_folder_without_a_run_or_checkpoint_gets_a_sentence(tmp_path: Path) ->
         unidle.load("runs/a")
 
 
-# -- what is logged --------------------------------------------------------------------------------------------------
+# -- what is said and logged ----------------------------------------------------------------------------------------
+
+
+def test_quiet_silences_progress_but_not_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train()
+    assert "".join(capsys.readouterr()) == ""
+    unidle.resume(run.path, quiet=True)
+    assert capsys.readouterr() == ("", "All of its 96 steps are done; give it more with --timesteps.\n")
+
+
+def test_the_summary_tells_the_figures_of_the_records() -> None:
+    run = train()
+    summary, last = run.summary(), iterations(run)[-1]
+    assert summary["wall_seconds"] >= last["wall"]
+    assert summary["steps_per_second"] == 96 / last["wall"]
+    assert summary["training_return"] == last["rollout/return_mean"]
+    assert summary["seconds"] == {
+        part: last[f"time/{part}"] for part in ("environment", "inference", "learn", "evaluate", "checkpoint", "other")
+    }
+    json.dumps(summary)
 
 
 def test_tensorboard_events_hold_the_records() -> None:

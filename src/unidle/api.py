@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from unidle.config import Config
 from unidle.config.layers import lay
 from unidle.config.machine import limit_threads
-from unidle.config.validate import validated
+from unidle.config.schema import refuse_second_run
+from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
 from unidle.engine.build import choose_workers, make_envs, resolve_network
 from unidle.engine.checkpoint import RunFolder, write_atomically
@@ -26,13 +28,14 @@ from unidle.errors import UsageError
 from unidle.journal import read_records
 from unidle.nn.policy import NetworkFactory
 from unidle.report.display import Display
+from unidle.report.history import read_history
 from unidle.report.html import write_report
 
 # What may differ between a run and its continuation: how long, how fast, what is looked at; not what is learned.
 _MAY_CHANGE_ON_RESUME = {
     *(f.name for f in dataclasses.fields(Config().engine)),
     *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
-    *("tensorboard", "wandb", "runs_dir", "run_name"),
+    *("tensorboard", "wandb"),
 }
 
 
@@ -66,20 +69,18 @@ class TrainedRun:
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run so far, as plain values."""
-        records = self.records
-        last: dict[str, Any] = next((r for r in reversed(records) if r["kind"] == "iteration"), {})
-        evaluations = [r for r in records if r["kind"] == "evaluation"]
-        step, wall = last.get("step", 0), last.get("wall", 0.0)
+        history = read_history(self.path)
+        final, best = history.final_evaluation, history.best_evaluation
         return {
             "run": str(self.path),
-            "step": step,
+            "step": history.steps,
             "timesteps": self.config.run.timesteps,
-            "wall_seconds": wall,
-            "steps_per_second": step / wall if wall else None,
-            "training_return": last.get("rollout/return_mean"),
-            "final_evaluation": evaluations[-1]["eval/return_mean"] if evaluations else None,
-            "best_evaluation": max((r["eval/return_mean"] for r in evaluations), default=None),
-            "seconds": {k.removeprefix("time/"): v for k, v in last.items() if k.startswith("time/")},
+            "wall_seconds": history.wall,
+            "steps_per_second": history.steps_per_second,
+            "training_return": history.training_return,
+            "final_evaluation": final and final["eval/return_mean"],
+            "best_evaluation": best and best["eval/return_mean"],
+            "seconds": history.seconds,
             "checkpoint": str(self.folder.for_use()),
             "report": str(self.report),
         }
@@ -96,12 +97,15 @@ class TrainedRun:
         """Play `episodes` episodes with the best policy, in new environments with seeds that training never used."""
         if episodes < 1:
             raise UsageError(f"{episodes} episodes are too few; play at least 1.")
+        if seed is None:
+            seed = self.config.run.seed + 1
+        else:
+            check_seed(seed)
         recipe, engine = self.config.recipe, self.config.engine
         maker = self.maker()
         contract = probe(maker, recipe.discretize)
         if contract.rows.space != self.agent.rows.space or contract.actions.space != self.agent.actions.space:
             raise UsageError(f"{maker.name} has other spaces than the environment {self.path} was trained on.")
-        seed = self.config.run.seed + 1 if seed is None else seed
         n_envs = min(episodes, 10)
         workers = choose_workers(engine, n_envs, contract.step_seconds)
         envs = make_envs(maker, contract, n_envs, seed, workers, FIRST_EVALUATION_ENV)
@@ -178,13 +182,16 @@ def resume(
     """
     folder = RunFolder.open(Path(path))
     before = folder.config()
-    config = validated(before.with_values(settings, "resume"))
-    old, new = before.flat(), config.flat()
+    after = before.with_values(settings, "resume")
+    old, new = before.flat(), after.flat()
     changed = [name for name in new if new[name] != old[name] and name not in _MAY_CHANGE_ON_RESUME]
+    if "run_name" in changed or "runs_dir" in changed:
+        raise UsageError(f"A resumed run stays in {path}; leave out run_name and runs_dir, or start anew.")
     if changed:
         raise UsageError(
             f"A resumed run keeps its recipe, and {', '.join(changed)} would change it; leave it out, or start anew."
         )
+    config = validated(after)
     maker = env_maker(env or config.run.env, config.run.env_kwargs)
     factory = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, factory, after_iteration, after_evaluation, quiet)
@@ -203,7 +210,7 @@ class _Build:
 
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
         limit_threads()
-        with nullcontext(_Silent()) if self.quiet else Display() as listener:
+        with nullcontext(_Quiet()) if self.quiet else Display() as listener:
             for note in notes:
                 listener.on_message(note)
             trainer = Trainer(
@@ -221,17 +228,22 @@ class _Build:
                     folder = RunFolder.open(path)
                     folder.lock()
                     write_atomically(path / "config.yaml", config.to_yaml().encode())
-                trainer.train(folder)
+                try:
+                    trainer.train(folder)
+                except Exception:
+                    with suppress(Exception):  # the error at hand is the one to tell
+                        write_report(path)
+                    raise
             finally:
                 trainer.close()
         write_report(path)
         return TrainedRun(path, self.maker, self.network)
 
 
-class _Silent:
-    """A listener that shows nothing."""
+class _Quiet:
+    """A listener that shows no progress, and says only what must be said."""
 
-    def on_start(self, facts: dict[str, str], total_steps: int, step: int) -> None:
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None = None) -> None:
         pass
 
     def on_iteration(self, record: dict[str, Any]) -> None:
@@ -241,7 +253,7 @@ class _Silent:
         pass
 
     def on_message(self, text: str) -> None:
-        pass
+        print(text, file=sys.stderr)
 
     def on_end(self) -> None:
         pass
@@ -256,10 +268,7 @@ def _new_path(config: Config) -> Path:
                 f"`run_name` is {run.run_name!r}; give a plain folder name, and its place with --runs-dir."
             )
         path = Path(run.runs_dir) / run.run_name
-        if (path / "config.yaml").exists():
-            raise UsageError(
-                f"There is already a run in {path}; go on with --resume {path}, or choose another --run-name."
-            )
+        refuse_second_run(path)
         return path
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run.env}-{config.recipe.algo}-{run.preset}-seed{run.seed}").strip("-")
     path, number = Path(run.runs_dir) / name, 1

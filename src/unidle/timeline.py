@@ -19,6 +19,11 @@ class Timeline:
         self._ring: list[tuple[int, int, int]] = [(OTHER, 0, 0)] * capacity
         self._written = 0
 
+    def begin(self) -> None:
+        """Let the account start now: what was before belongs to no phase."""
+        self.totals_ns = [0] * len(PHASES)
+        self._phase, self._since = OTHER, perf_counter_ns()
+
     def enter(self, phase: int) -> int:
         """Switch to `phase` and return the one that ended; about half a microsecond."""
         now = perf_counter_ns()

@@ -28,7 +28,8 @@ TESTS = Path(__file__).parents[1]
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --network-arch 8 --eval-episodes 2")
 Here = Callable[..., "subprocess.CompletedProcess[str]"]
-CHOICE = ["train", "--env", "cli_envs:Choice", "--preset", "classic", *SMALL]
+CLASSIC = ["--preset", "classic"]
+CHOICE = ["train", "--env", "cli_envs:Choice", *CLASSIC, *SMALL]
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -119,6 +120,7 @@ def test_what_needs_no_torch_does_not_import_it(words: list[str], tmp_path: Path
 def test_the_help_of_train_lists_every_setting(tmp_path: Path) -> None:
     help_text = sound(unidle(tmp_path, "train", "--help")).stdout
     flags = set(re.findall(r"--[a-z-]+", help_text))
+    assert "None" not in help_text  # a user types none
     missing = {name for name in Config().flat() if f"--{name.replace('_', '-')}" not in flags}
     assert not missing
     assert {"--config", "--resume", "--quiet", "--json"} <= flags
@@ -157,6 +159,21 @@ def test_json_of_train_tells_what_the_run_folder_holds(tmp_path: Path) -> None:
     assert (tmp_path / answer["report"]).exists()
 
 
+def test_json_is_alone_on_stdout_even_if_the_environment_prints(here: Here) -> None:
+    chatty = ["--env", "cli_envs:Chatty", "--no-subproc", "--timesteps", "32", "--run-name", "a"]
+    for words in (["train", *SMALL, *chatty], ["eval", "runs/a"], ["check-env", "cli_envs:Chatty"]):
+        result = sound(here(*words, "--json"))
+        assert isinstance(json.loads(result.stdout), dict)
+        assert "reset\n" in result.stderr
+    assert "reset\n" in sound(here("eval", "runs/a")).stdout
+
+
+def test_json_does_not_silence_progress_and_notes(here: Here) -> None:
+    said = sound(here("train", "--env", "cli_envs:Choice", *SMALL, "--timesteps", "64", "--json")).stderr
+    assert "No preset was named" in said
+    assert re.search(r"^100 %  step 64 of 64  ", said, re.MULTILINE)
+
+
 @pytest.mark.parametrize("words", [["frobnicate"], ["eval", "nowhere"], ["eval", "nowhere", "--episodes", "x"]])
 def test_json_of_a_mistake_is_one_object_with_the_sentence(tmp_path: Path, words: list[str]) -> None:
     result = unidle(tmp_path, *words, "--json")
@@ -185,18 +202,25 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --network-arch 8,x": "`network_arch` must be a list of whole numbers such as 64,64",
     "train --env CartPole-v1 --network-arch 8 8": "`8` is not understood here",
     "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is no mapping such as '{continuous: true}'",
-    "train --env CartPole-v1 --env-kwargs '{wind: 1}' --quiet": "does not take these env_kwargs: ",
+    "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not take these env_kwargs: ",
     "train --env CartPole-v1 --subproc=maybe": "--subproc: 'maybe' is none of on, off, auto",
     "train --env CartPole-v1 --n-envs": "Missing value for argument '--n-envs'",
     "train --env CartPole-v1 --n-envs 0": "`n_envs` is 0; it must be at least 1.",
-    "train --env CartPole-v1 --timesteps 1e6 --target-kl none --seed -1": "`seed` is -1; it must not be negative.",
+    "train --env CartPole-v1 --timesteps 1e6 --target-kl none --seed -1": "`seed` is -1; it must lie between 0 and",
+    "train --env CartPole-v1 --seed 1e30": "it must lie between 0 and 2**63 - 1.",
+    "train --env CartPole-v1 --learning-rate inf": "`learning_rate` is inf; it must be a finite number.",
+    "train --env CartPole-v1 --no-subproc --workers 8": "--no-subproc steps environments in this process, and",
+    "train --env CartPole-v1 --normalize-obs=true": "say --normalize-obs or --no-normalize-obs.",
+    "train --env CartPole-v1 --no_normalize_obs yes": "say --normalize-obs or --no-normalize-obs.",
+    "train --env CartPole-v1 --subproc true": "--subproc takes no value such as `true`; say --subproc or --no-subproc.",
     "train --env CartPole-v1 --run-name a/b": "give a plain folder name",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from the folder it is in, or check the name.",
-    "train --env os:getcwd --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
+    "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
     "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
     "report nowhere": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
     "eval": "Missing from unidle eval: PATH Run folder, as runs/my-run",
+    "eval runs/a --seed 1e30": "--seed: '1e30' is no whole number",
     "eval runs/a --episodes many": "--episodes: 'many' is no whole number",
     "eval runs/a --speed 3": "`--speed 3` is not understood here; `unidle eval --help` says what it takes.",
     "check-env Nope-v1": "There is no environment `Nope-v1`: ",
@@ -222,13 +246,14 @@ def test_check_env_and_train_say_the_same_of_a_bad_environment_before_training(
 ) -> None:
     which = ["cli_envs:Faulty", "--env-kwargs", f"{{fault: {fault}}}"]
     assert complaint(here("check-env", *which)) == FAULTS[fault]
-    assert complaint(here("train", "--env", *which, *SMALL, "--quiet")) == FAULTS[fault]
+    assert complaint(here("train", "--env", *which, *SMALL, *CLASSIC, "--quiet")) == FAULTS[fault]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bad_environment_ends_both_commands_with_exit_code_2(tmp_path: Path) -> None:
     which = ["cli_envs:Faulty", "--env-kwargs", "{fault: nan}"]
-    said = [complaint(unidle(tmp_path, *words, *which)) for words in (["check-env"], ["train", "--quiet", "--env"])]
+    commands = (["check-env"], ["train", *CLASSIC, "--quiet", "--env"])
+    said = [complaint(unidle(tmp_path, *words, *which)) for words in commands]
     assert said == [FAULTS["nan"]] * 2
     assert list(tmp_path.iterdir()) == []
 
@@ -236,6 +261,8 @@ def test_a_bad_environment_ends_both_commands_with_exit_code_2(tmp_path: Path) -
 LATE = [
     "train",
     *SMALL,
+    *CLASSIC,
+    "--quiet",
     "--env",
     "cli_envs:Late",
     "--run-name",
@@ -262,6 +289,7 @@ def test_a_nan_that_comes_late_ends_training_and_keeps_the_last_good_checkpoint(
     assert "the last good checkpoint is kept in runs/a/checkpoints" in sentence
     kept = sorted(path.name for path in (tmp_path / "runs/a/checkpoints").iterdir())
     assert kept == ["step-000000000352.pt", "step-000000000384.pt"]
+    assert "384" in (tmp_path / "runs/a/report.html").read_text()
     answer = json.loads(sound(here("eval", "runs/a", "--episodes", "2", "--json")).stdout)
     assert answer["step"] == 384
     assert all(0 <= value <= 5 for value in answer["returns"])
@@ -390,9 +418,18 @@ def test_plain_lines_are_shown_when_piped(tmp_path: Path) -> None:
     assert "runs/a/checkpoints/best.pt" in result.stdout
 
 
-def test_quiet_shows_nothing(here: Here) -> None:
+def test_quiet_shows_no_progress_and_no_summary(here: Here) -> None:
     result = sound(here(*CHOICE, "--timesteps", "64", "--quiet"))
     assert result.stdout + result.stderr == ""
+
+
+def test_quiet_still_tells_what_is_ignored(tmp_path: Path, here: Here) -> None:
+    (tmp_path / "theirs.yaml").write_text("policy: MlpPolicy\nn_timesteps: 64\nsde_sample_freq: 4\n")
+    words = ["--config", "theirs.yaml", "--env", "cli_envs:Choice", *SMALL]
+    result = sound(here("train", *words, "--quiet"))
+    assert result.stdout == ""
+    assert "`sde_sample_freq`" in result.stderr
+    assert " % " not in result.stderr
 
 
 # -- names, and going on ---------------------------------------------------------------------------------------------
@@ -417,6 +454,10 @@ def test_runs_without_a_name_get_one_each(tmp_path: Path, here: Here) -> None:
     [
         ("--learning-rate 1e-3", "A resumed run keeps its recipe, and learning_rate would change it; leave it out,"),
         ("--n-envs 4 --gamma 0.5", "A resumed run keeps its recipe, and n_envs, gamma would change it"),
+        ("--n-steps 4", "A resumed run keeps its recipe, and n_steps would change it"),
+        ("--batch-size auto", "A resumed run keeps its recipe, and batch_size would change it"),
+        ("--run-name b", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start anew."),
+        ("--runs-dir elsewhere", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start anew."),
         ("--seed 3", "A resumed run keeps its recipe, and seed would change it"),
         ("--env CartPole-v1", "A resumed run keeps its env; leave out --env, or start anew."),
         ("--network mine:network", "A resumed run keeps its network; leave out --network, or start anew."),
@@ -562,7 +603,7 @@ def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
     rows = [line.split(maxsplit=1) for line in table.splitlines()[1:]]
     assert [name for name, row in rows if row.rstrip().endswith("  fits")] == fits
     assert all(row.rstrip().endswith(f"  too small, take {instead}") for name, row in rows if name not in fits)
-    assert f"This machine: {cores} cores, 64 GB" in rest
+    assert f"This machine: {cores} {'core' if cores == 1 else 'cores'}, 64 GB of memory. `heavy` is" in rest
 
 
 def test_presets_that_want_more_memory_do_not_fit(
@@ -573,6 +614,19 @@ def test_presets_that_want_more_memory_do_not_fit(
     assert run_here(["presets", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["presets"]
     assert [row["preset"] for row in rows if row["fits"]] == ["classic", "fast"]
+    assert {row["instead"] for row in rows if not row["fits"]} == {"fast"}
+    assert {row["instead"] for row in rows if row["fits"]} == {None}
+
+
+def test_the_table_names_no_preset_to_take_where_none_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "available_cores", lambda: 1)
+    monkeypatch.setattr(commands, "available_memory", lambda: 2**29)
+    assert run_here(["presets"]) == 0
+    table, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert all(line.rstrip().endswith("  too small") for line in table.splitlines()[1:])
+    assert "This machine: 1 core, 0.5 GB of memory. Even `classic` may run out of memory." in rest
 
 
 def test_presets_count_only_the_cores_that_slurm_or_the_affinity_mask_grants(tmp_path: Path) -> None:
@@ -582,4 +636,4 @@ def test_presets_count_only_the_cores_that_slurm_or_the_affinity_mask_grants(tmp
         {"preexec_fn": lambda: os.sched_setaffinity(0, {core})},
     ]
     for options in granted:
-        assert "This machine: 1 cores" in sound(unidle(tmp_path, "presets", **options)).stdout
+        assert "This machine: 1 core, " in sound(unidle(tmp_path, "presets", **options)).stdout

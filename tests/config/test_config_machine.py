@@ -14,15 +14,17 @@ from unidle.config import machine
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cgroup folder, eight cores by affinity, and no SLURM."""
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     return tmp_path
 
 
-def write_v1(cgroup: Path, quota: int, period: int) -> None:
-    (cgroup / "cpu").mkdir()
-    (cgroup / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
-    (cgroup / "cpu/cpu.cfs_period_us").write_text(f"{period}\n")
+def write_v1(cgroup: Path, quota: int, period: int, path: str = "") -> None:
+    folder = cgroup / "cpu" / path
+    folder.mkdir()
+    (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
 
 
 def test_without_limits_the_affinity_mask_counts(cgroup: Path) -> None:
@@ -52,10 +54,44 @@ def test_a_cgroup_v1_quota_limits_the_cores(cgroup: Path, quota: int, cores: int
     assert machine.available_cores() == cores
 
 
-def test_cgroup_v2_is_believed_before_v1(cgroup: Path) -> None:
-    write_v1(cgroup, 200_000, 100_000)
-    (cgroup / "cpu.max").write_text("500000 100000\n")
-    assert machine.available_cores() == 5
+@pytest.mark.parametrize(
+    ("own", "above", "root", "cores"),
+    [(3, 5, 7, 3), (5, 3, 7, 3), (5, 7, 3, 3), (None, 4, None, 4), (None,) * 3 + (8,)],
+)
+def test_of_the_cgroup_of_this_process_and_those_above_it_the_least_quota_counts(
+    cgroup: Path, own: int | None, above: int | None, root: int | None, cores: int
+) -> None:
+    (cgroup / "membership").write_text("0::/system.slice/job.scope\n")
+    (cgroup / "system.slice/job.scope").mkdir(parents=True)
+    for folder, quota in (("system.slice/job.scope", own), ("system.slice", above), (".", root)):
+        (cgroup / folder / "cpu.max").write_text(f"{quota * 100_000 if quota else 'max'} 100000\n")
+    assert machine.available_cores() == cores
+
+
+def test_the_limits_of_another_cgroup_do_not_count(cgroup: Path) -> None:
+    (cgroup / "membership").write_text("0::/mine\n")
+    (cgroup / "other").mkdir()
+    (cgroup / "other/cpu.max").write_text("100000 100000\n")
+    (cgroup / "other/memory.max").write_text("1\n")
+    assert machine.available_cores() == 8
+    assert machine.available_memory() > 1
+
+
+def test_the_cgroup_of_this_process_is_found_in_the_trees_of_v1_too(cgroup: Path) -> None:
+    (cgroup / "membership").write_text("4:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/elsewhere\n0::/\n")
+    write_v1(cgroup, -1, 100_000)
+    write_v1(cgroup, 200_000, 100_000, "job")
+    (cgroup / "memory/job").mkdir(parents=True)
+    (cgroup / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # how v1 says: no limit
+    (cgroup / "memory/job/memory.limit_in_bytes").write_text(f"{2**20}\n")
+    assert machine.available_cores() == 2
+    assert machine.available_memory() == 2**20
+
+
+def test_in_a_container_that_does_not_see_its_own_path_the_root_counts(cgroup: Path) -> None:
+    (cgroup / "membership").write_text("0::/../../docker/abc\n")
+    (cgroup / "cpu.max").write_text("300000 100000\n")
+    assert machine.available_cores() == 3
 
 
 @pytest.mark.parametrize(("granted", "cores"), [("4", 4), ("64", 8), ("0", 8), ("x", 8), ("", 8)])
@@ -93,6 +129,15 @@ def test_a_container_limit_bounds_the_memory(cgroup: Path) -> None:
     assert machine.available_memory() == total
     (cgroup / "memory.max").write_text(f"{total * 2}\n")
     assert machine.available_memory() == total
+
+
+def test_so_does_the_least_limit_of_the_cgroups_above_this_process(cgroup: Path) -> None:
+    (cgroup / "membership").write_text("0::/a/b\n")
+    (cgroup / "a/b").mkdir(parents=True)
+    (cgroup / "a/b/memory.max").write_text("max\n")
+    (cgroup / "a/memory.max").write_text(f"{2**20}\n")
+    (cgroup / "memory.max").write_text(f"{2**21}\n")
+    assert machine.available_memory() == 2**20
 
 
 def test_threads_are_limited_to_one_unless_the_user_said_otherwise(

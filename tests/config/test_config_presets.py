@@ -88,19 +88,25 @@ def test_a_preset_name_is_no_path(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cores", "expected"),
+    ("name", "cores", "gigabytes", "expected"),
     [
-        ("heavy", 8, None),
-        ("heavy", 64, None),
-        ("heavy", 7, "fast"),
-        ("beast", 15, "heavy"),
-        ("isaac-max", 16, "beast"),
-        ("fast", 2, "classic"),
-        ("fast", 0, "classic"),
+        ("heavy", 8, 64, None),
+        ("heavy", 64, 64, None),
+        ("heavy", 7, 64, "fast"),
+        ("beast", 15, 64, "heavy"),
+        ("isaac-max", 16, 64, "beast"),
+        ("fast", 2, 64, "classic"),
+        ("beast", 64, 3, "heavy"),
+        ("heavy", 64, 2, "fast"),
+        ("fast", 2, 1.5, "classic"),
+        ("heavy", 64, 1, None),
+        ("classic", 1, 1, None),
     ],
 )
-def test_too_few_cores_suggest_the_largest_preset_they_can_feed(name: str, cores: int, expected: str | None) -> None:
-    assert load_preset(name).smaller(cores) == expected
+def test_too_few_cores_or_too_little_memory_suggest_the_largest_preset_that_fits_both(
+    name: str, cores: int, gigabytes: float, expected: str | None
+) -> None:
+    assert load_preset(name).smaller(cores, int(gigabytes * 2**30)) == expected
 
 
 def test_memory_grows_with_the_cores_a_preset_wants() -> None:

@@ -20,6 +20,11 @@ sizes = st.integers(1, 5_000)
 unhurried = settings(deadline=None)  # the machine is shared
 
 
+NO_WORKERS = (
+    "--no-subproc steps environments in this process, and --workers 8 in others; leave out one, or say --workers none."
+)
+
+
 def config_with(**values: Any) -> Config:
     return Config().with_values({"env": "CartPole-v1", **values}, "test")
 
@@ -44,7 +49,17 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ),
         ({"ent_coef": -0.1}, "`ent_coef` is -0.1; it must not be negative."),
         ({"vf_coef": -1}, "`vf_coef` is -1.0; it must not be negative."),
-        ({"seed": -1}, "`seed` is -1; it must not be negative."),
+        ({"seed": -1}, "`seed` is -1; it must lie between 0 and 2**63 - 1."),
+        ({"seed": 2**63}, "`seed` is 9223372036854775808; it must lie between 0 and 2**63 - 1."),
+        ({"subproc": False, "workers": 8}, NO_WORKERS),
+        *(
+            ({name: "inf"}, f"`{name}` is inf; it must be a finite number.")
+            for name in (
+                *("learning_rate", "clip_range", "clip_range_vf", "ent_coef", "vf_coef", "target_kl", "log_std_init"),
+                *("gamma", "gae_lambda", "target_return"),
+            )
+        ),
+        ({"log_std_init": "-inf"}, "`log_std_init` is -inf; it must be a finite number."),
         ({"clip_range_vf": 0}, "`clip_range_vf` is 0.0; it must be above 0, or none."),
         ({"target_kl": -1}, "`target_kl` is -1.0; it must be above 0, or none."),
         ({"workers": 0}, "`workers` is 0; it must be above 0, or none."),
@@ -99,6 +114,10 @@ def test_an_impossible_setting_is_refused_with_its_sentence(values: dict[str, An
     "values",
     [
         {"ent_coef": 0, "vf_coef": 0, "seed": 0},
+        {"seed": 2**63 - 1},
+        {"max_grad_norm": "inf"},
+        {"subproc": False, "workers": None},
+        {"subproc": True, "workers": 8},
         {"gamma": 0, "gae_lambda": 1},
         {"clip_range_vf": None, "target_kl": None, "workers": None, "checkpoint_every": None},
         {"network_arch": []},

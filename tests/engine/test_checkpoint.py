@@ -112,15 +112,15 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_the_latest_few_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     for step in (0, 9, 10, 100, 2000):
-        path = folder.save({"step": step}, step, keep=2)
+        folder.save({"step": step}, step, keep=2)
         if step == 9:
-            folder.keep_as_best(path)
+            folder.save_best({"step": step})
     assert [load_checkpoint(path)["step"] for path in folder.saved()] == [100, 2000]
     latest = folder.latest()
     assert latest is not None
     assert load_checkpoint(latest)["step"] == 2000
     assert load_checkpoint(folder.for_use())["step"] == 9
-    folder.keep_as_best(latest)
+    folder.save_best({"step": 2000})
     assert load_checkpoint(folder.best)["step"] == 2000
     assert len(list(folder.checkpoints.iterdir())) == 3
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from small_envs import Counting, Drift, Luck, counting_steps, short_cartpole
 from small_runs import SmallRun, small_run
 
-from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
+from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.slot import episode_seed
 
@@ -122,3 +123,39 @@ def test_evaluation_episodes_are_never_those_of_training() -> None:
     training = {episode_seed(0, env, episode) for env in range(64) for episode in range(64)}
     evaluation = {episode_seed(0, FIRST_EVALUATION_ENV + env, episode) for env in range(64) for episode in range(64)}
     assert not training & evaluation
+
+
+class Endless(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return np.zeros(1, np.float32), 0.5, False, False, {}
+
+
+def test_an_episode_that_never_ends_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.engine.evaluate._LONGEST_EPISODE", 40)
+    run = small_run(Endless)
+    result = play(run.policy, run.envs, 3)
+    assert result.lengths == [40] * 3
+    assert result.returns == [20.0] * 3
+
+
+def test_an_evaluation_can_be_broken_off() -> None:
+    run = small_run(Endless)
+    with pytest.raises(Stopped):
+        play(run.policy, run.envs, 3, stop=lambda: True)
+
+
+def test_dropout_is_off_while_a_policy_is_evaluated_and_on_again_after() -> None:
+    run = small_run("CartPole-v1")
+    modes = []
+    run.policy.encoder.register_forward_hook(lambda module, *_: modes.append(module.training))
+    run.policy.train()
+    play(run.policy, run.envs, 1)
+    assert modes
+    assert not any(modes)
+    assert run.policy.training

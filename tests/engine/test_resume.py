@@ -110,6 +110,8 @@ def test_sigkill_at_20_random_moments_never_breaks_a_checkpoint_and_changes_no_w
     assert outcome["killed"] == 20
     assert outcome["whole"] >= 20
     assert_same(final_state(tmp_path / "killed"), final_state(whole.path))
+    assert_same(load_checkpoint(tmp_path / "killed/checkpoints/best.pt"), load_checkpoint(whole.folder.best))
+    assert not list((tmp_path / "killed/checkpoints").glob("*.tmp"))
     steps = [r["step"] for r in read_records(tmp_path / "killed" / "metrics.jsonl") if r["kind"] == "iteration"]
     assert steps == list(range(96, 96 * 400 + 1, 96))  # none lost, none twice
 
@@ -159,3 +161,47 @@ def test_an_environment_that_does_not_repeat_itself_is_said_and_its_episode_star
     unidle.resume(first.path, env=Unseeded, quiet=False)
     assert "3 of 3 environments are not deterministic" in capsys.readouterr().err
     assert final_state(first.path)["step"] == 960
+
+
+def test_a_run_that_reached_its_target_is_not_trained_on_by_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, "timesteps": 9600, "runs_dir": str(tmp_path), "target_return": 1.0}
+    first = unidle.train(env="CartPole-v1", run_name="r", **settings)
+    step = final_state(first.path)["step"]
+    assert step == 960
+    unidle.resume(first.path)
+    assert "reached its target return" in capsys.readouterr().err
+    assert final_state(first.path)["step"] == step
+    assert final_state(unidle.resume(first.path, quiet=True, target_return=1e9, timesteps=1920).path)["step"] == 1920
+
+
+class Odd(gymnasium.Env):
+    """Offers a state that a checkpoint cannot hold; its episodes can be replayed all the same."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return self._draw(), float(action), False, bool(self.np_random.random() < 0.05), {}
+
+    def _draw(self) -> np.ndarray:
+        return self.np_random.normal(size=1).astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"what": {1, 2, 3}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nothing was saved")
+
+
+def test_a_state_that_a_checkpoint_cannot_hold_is_replaced_by_a_replay(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path), "eval_every": 0}
+    whole = unidle.train(env=Odd, run_name="whole", **settings)
+    parts = unidle.train(env=Odd, run_name="parts", after_iteration=[StopAfter(3)], **settings)
+    unidle.resume(parts.path, env=Odd, quiet=True)
+    assert_same(final_state(parts.path), final_state(whole.path))

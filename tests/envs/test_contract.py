@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -104,3 +106,42 @@ def test_random_actions_obey_a_mask() -> None:
     layout, rng = ActionLayout.of(spaces.MultiDiscrete([3, 2])), np.random.default_rng(0)
     mask = np.array([1, 0, 1, 0, 1], np.uint8)
     assert {tuple(random_action(layout, rng, mask)) for _ in range(50)} == {(0, 1), (2, 1)}
+
+
+class LateMask(Walk):
+    """Gives a mask after steps only."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        *outcome, _ = super().step(action)
+        return (*outcome, {"action_mask": np.ones(3, np.int8)})  # type: ignore[return-value]
+
+
+class OldReset(Walk):
+    def reset(self) -> tuple[np.ndarray, dict]:  # type: ignore[override]
+        return super().reset()
+
+
+class NoSpaces(gymnasium.Env):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        return np.zeros(1), {}
+
+
+class Yes(Walk):
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, "no", info
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (LateMask, "info['action_mask'] is there after step() but not after reset(); give it from both."),
+        (OldReset, "reset() must take seed and options by name: def reset(self, *, seed=None, options=None)."),
+        (NoSpaces, "The environment has no observation_space; set it in __init__ to one of gymnasium.spaces."),
+        (Yes, "step() must return terminated and truncated as True or False; wrap them in bool(…)."),
+    ],
+)
+def test_an_environment_of_another_shape_gets_its_sentence(env: Any, sentence: str) -> None:
+    with pytest.raises(UsageError) as mistake:
+        probe(env_maker(env))
+    assert str(mistake.value) == sentence

@@ -390,3 +390,29 @@ def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest
         while in_flight:
             in_flight -= len(pool.recv(in_flight))
         assert steps.min() > 0
+
+
+class StartsAChild(Walk):
+    """Starts a process of its own, which must end when it is told to."""
+
+    def step(self, action: Any) -> Any:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        child.terminate()
+        child.wait(10)
+        return super().step(action)
+
+
+def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() -> None:
+    with closing(pool_of(StartsAChild, contract=WALK)) as pool:
+        pool.start(np.zeros(pool.n_envs, np.int64))
+        step(pool, times=1)
+
+
+class LongComplaint(Walk):
+    def step(self, action: Any) -> Any:
+        raise ValueError("x" * 5_000_000)
+
+
+def test_a_failure_with_more_words_than_a_pipe_holds_arrives() -> None:
+    with closing(pool_of(LongComplaint, contract=WALK)) as pool, pytest.raises(TrainingError, match="xxx"):
+        step_until_failure(pool)

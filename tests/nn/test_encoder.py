@@ -100,6 +100,14 @@ def test_a_number_that_is_not_finite_is_found_in_its_row() -> None:
     assert encoder.all_finite(rows).tolist() == [True, False, False]
 
 
+def test_no_rows_at_all_are_encoded_and_searched_too() -> None:
+    layout = RowLayout.of(BODY)
+    encoder = Encoder(layout, normalize=False)
+    none = torch.from_numpy(np.concatenate([np.zeros((3, layout.row_bytes), np.uint8)[:0]]))  # strides of 0
+    assert encoder(none).shape == (0, encoder.n_features)
+    assert encoder.all_finite(none).shape == (0,)
+
+
 def test_classes_alone_are_always_finite() -> None:
     layout = RowLayout.of(spaces.Discrete(3))
     assert Encoder(layout, normalize=False).all_finite(rows_of(layout, 0, 2)).tolist() == [True, True]

@@ -90,6 +90,17 @@ def test_the_mode_is_the_most_likely_category_and_the_mean(name: str) -> None:
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_noise_is_uniform_for_heads_then_normal_for_reals_as_the_generator_gives_it(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    _, distribution = distribution_of(SPACES[name])
+    noise = distribution.noise(shape, torch.Generator().manual_seed(1))
+    assert noise.shape == (*shape, distribution.width)
+    assert torch.equal(noise, random_noise(distribution, *shape, seed=1))
+
+
 def test_categories_are_drawn_as_often_as_their_probability_says() -> None:
     layout, distribution = distribution_of(spaces.MultiDiscrete([3, 6, 2]))
     n = 100_000

@@ -8,13 +8,12 @@ with the weights that acted, so every ratio is 1 at the first minibatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from unidle.algos.capturing import Capturer, as_it_is
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
@@ -77,18 +76,6 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """1 − Var[returns − values] / Var[returns]: 1 is a perfect critic, 0 one that says nothing."""
     return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
-
-
-class Capturer(Protocol):
-    """Makes a function on static tensors faster without changing what it does (see engine/capture.py)."""
-
-    def __call__(self, name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
-        """`function`, or something that does the same; `changes` are the tensors it changes."""
-
-
-def as_it_is(name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
-    """The capturer that captures nothing."""
-    return function
 
 
 class PPO:
@@ -253,10 +240,9 @@ class PPO:
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
             if recipe.target_kl is not None:
                 self._stopped.copy_(torch.maximum(self._stopped, (kl > 1.5 * recipe.target_kl).float()))
-            alive = 1.0 - self._stopped
             terms = torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction, norm))
-            self._sums.add_(terms * alive)
-            self._minibatches.add_(alive)
+            self._sums.add_(torch.where(self._stopped > 0, 0.0, terms))  # not a product: a skipped term may be infinite
+            self._minibatches.add_(1.0 - self._stopped)
         self.adam.step(skip=None if recipe.target_kl is None else self._stopped)
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------

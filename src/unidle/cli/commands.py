@@ -1,22 +1,27 @@
-"""The commands: parse, call the library, say what came out."""
+"""The commands: parse, call the library, and say what came out, or return it if it is to be JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from unidle.cli.flags import parse, peek, print_json, settle, wants_help
+from unidle.cli.flags import parse, peek, settle, wants_help
 from unidle.config import Config, Engine, Recipe, Run
 from unidle.config.layers import Layers, lay
 from unidle.config.machine import available_cores, available_memory
 from unidle.config.presets import load_preset, preset_names
-from unidle.config.schema import load_yaml
+from unidle.config.schema import load_yaml, run_config_file
 from unidle.config.validate import validated
 from unidle.errors import UsageError
+
+if TYPE_CHECKING:
+    from unidle.api import TrainedRun
+
+Result = dict[str, Any] | None  # the object that --json prints; None: it was said in words
 
 
 @dataclass(frozen=True)
@@ -31,17 +36,16 @@ class _TrainFlags:
     resume: Path | None = None
     """Run folder to go on with, exactly where its latest checkpoint stands."""
     quiet: bool = False
-    """Show no progress."""
+    """Show no progress, only what you should know."""
     json: bool = False
     """Print the result as one JSON object."""
 
 
-def train_command(argv: list[str]) -> None:
+def train_command(argv: list[str]) -> Result:
     """`unidle train`"""
     argv = settle(argv)
     if peek(argv, "--resume") and not wants_help(argv):
-        _resume(argv)
-        return
+        return _resume(argv)
     file = peek(argv, "--config")
     layers = _layers(argv, Path(file) if file else None)
     given = layers.config
@@ -50,8 +54,7 @@ def train_command(argv: list[str]) -> None:
 
     from unidle.api import start
 
-    trained = start(config, layers.notes, quiet=flags.quiet or flags.json)
-    _close(trained, flags.json, flags.quiet)
+    return _close(start(config, layers.notes, quiet=flags.quiet), flags)
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:
@@ -67,15 +70,11 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _resume(argv: list[str]) -> None:
+def _resume(argv: list[str]) -> Result:
     path = Path(peek(argv, "--resume") or "")
-    if not (path / "config.yaml").exists():
-        raise UsageError(
-            f"{path} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run."
-        )
+    before = load_yaml(run_config_file(path))
     if peek(argv, "--config") or peek(argv, "--preset"):
         raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
-    before = load_yaml(path / "config.yaml")
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(before.recipe, before.engine, before.run, resume=path))
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
     changes = {name: value for name, value in new.items() if value != old[name]}
@@ -85,20 +84,21 @@ def _resume(argv: list[str]) -> None:
 
     from unidle.api import resume
 
-    _close(resume(path, quiet=flags.quiet or flags.json, **changes), flags.json, flags.quiet)
+    return _close(resume(path, quiet=flags.quiet, **changes), flags)
 
 
-def _close(trained: Any, as_json: bool, quiet: bool) -> None:
+def _close(trained: TrainedRun, flags: _TrainFlags) -> Result:
     """The short report at the end of training."""
-    if as_json:
-        print_json(trained.summary())
-    elif not quiet:
+    if flags.json:
+        return trained.summary()
+    if not flags.quiet:
         from rich.console import Console
 
         from unidle.report.terminal import print_summary
 
         checkpoint = trained.folder.for_use()
         print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
+    return None
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _EvalFlags:
     """Print the result as one JSON object."""
 
 
-def eval_command(argv: list[str]) -> None:
+def eval_command(argv: list[str]) -> Result:
     """`unidle eval`"""
     flags = parse(_EvalFlags, argv, "eval")
 
@@ -137,23 +137,21 @@ def eval_command(argv: list[str]) -> None:
         first = episode_seed(seed, FIRST_EVALUATION_ENV, 0)
         film = film_episode(run.agent, run.maker(), flags.run / "video.mp4", first)
     if flags.json:
-        print_json(
-            {
-                "run": str(flags.run),
-                "step": run.agent.step,
-                "episodes": result.episodes,
-                "mean_return": result.mean_return,
-                "std_return": result.std_return,
-                "mean_length": result.mean_length,
-                "returns": result.returns,
-                "video": str(film) if film else None,
-            }
-        )
-        return
+        return {
+            "run": str(flags.run),
+            "step": run.agent.step,
+            "episodes": result.episodes,
+            "mean_return": result.mean_return,
+            "std_return": result.std_return,
+            "mean_length": result.mean_length,
+            "returns": result.returns,
+            "video": str(film) if film else None,
+        }
     print(f"{result.episodes} episodes with the policy of step {run.agent.step:,}")
     print(f"mean return {result.mean_return:.1f} ± {result.std_return:.1f}, mean length {result.mean_length:.0f}")
     if film:
         print(f"film        {film}")
+    return None
 
 
 _TABLE_WIDTH = 120  # what the table of presets needs
@@ -167,7 +165,7 @@ class _PresetsFlags:
     """Print the result as one JSON object."""
 
 
-def presets_command(argv: list[str]) -> None:
+def presets_command(argv: list[str]) -> Result:
     """`unidle presets`"""
     flags = parse(_PresetsFlags, argv, "presets")
     cores, memory = available_cores(), available_memory()
@@ -175,7 +173,6 @@ def presets_command(argv: list[str]) -> None:
     for name in preset_names():
         preset = load_preset(name)
         recipe = preset.apply(Config()).recipe
-        fits = preset.cores <= cores and preset.memory() <= memory
         rows.append(
             {
                 "preset": name,
@@ -187,15 +184,14 @@ def presets_command(argv: list[str]) -> None:
                 "network": list(recipe.network_arch),
                 "cores": preset.cores,
                 "memory_gb": round(preset.memory() / 2**30, 1),
-                "fits": fits,
-                "instead": None if fits else preset.smaller(cores),
+                "fits": preset.fits(cores, memory),
+                "instead": preset.smaller(cores, memory),
                 "measured": preset.measured,
                 "description": preset.description,
             }
         )
     if flags.json:
-        print_json({"cores": cores, "memory_gb": round(memory / 2**30, 1), "presets": rows})
-        return
+        return {"cores": cores, "memory_gb": round(memory / 2**30, 1), "presets": rows}
     from rich.console import Console
 
     from unidle.report.presets import print_presets
@@ -203,6 +199,7 @@ def presets_command(argv: list[str]) -> None:
     # In a pipe, rich takes 80 columns for granted and would cut off the one that tells what fits.
     console = Console()
     print_presets(Console(width=max(console.width, _TABLE_WIDTH)), rows, cores, memory)
+    return None
 
 
 @dataclass(frozen=True)
@@ -217,7 +214,7 @@ class _CheckFlags:
     """Print the result as one JSON object."""
 
 
-def check_env_command(argv: list[str]) -> None:
+def check_env_command(argv: list[str]) -> Result:
     """`unidle check-env`"""
     flags = parse(_CheckFlags, argv, "check-env")
 
@@ -226,13 +223,13 @@ def check_env_command(argv: list[str]) -> None:
 
     found = examine(env_maker(flags.env, flags.env_kwargs))
     if flags.json:
-        print_json(dataclasses.asdict(found))
-        return
+        return dataclasses.asdict(found)
     print(f"{flags.env} is sound: {found.steps} steps, {found.episodes} episodes checked.")
     for name, value in found.facts.items():
         print(f"  {name:<12} {value}")
     for remark in found.remarks:
         print(f"  note: {remark}")
+    return None
 
 
 @dataclass(frozen=True)
@@ -247,7 +244,7 @@ class _ExportFlags:
     """Print the result as one JSON object."""
 
 
-def export_command(argv: list[str]) -> None:
+def export_command(argv: list[str]) -> Result:
     """`unidle export`"""
     flags = parse(_ExportFlags, argv, "export")
     if not flags.onnx:
@@ -258,9 +255,9 @@ def export_command(argv: list[str]) -> None:
 
     path = export_onnx(load(flags.run).agent, flags.run / "policy.onnx")
     if flags.json:
-        print_json({"path": str(path)})
-    else:
-        print(path)
+        return {"path": str(path)}
+    print(path)
+    return None
 
 
 @dataclass(frozen=True)
@@ -273,16 +270,14 @@ class _ReportFlags:
     """Print the result as one JSON object."""
 
 
-def report_command(argv: list[str]) -> None:
+def report_command(argv: list[str]) -> Result:
     """`unidle report`"""
     flags = parse(_ReportFlags, argv, "report")
-    if not (flags.run / "config.yaml").exists():
-        raise UsageError(f"{flags.run} is not a run folder (it has no config.yaml); give the folder of a run.")
 
     from unidle.report.html import write_report
 
     path = write_report(flags.run)
     if flags.json:
-        print_json({"path": str(path)})
-    else:
-        print(path)
+        return {"path": str(path)}
+    print(path)
+    return None

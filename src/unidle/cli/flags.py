@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args
 
 import tyro
 import yaml
@@ -23,7 +24,12 @@ _SWITCHES = {"--subproc": "--subproc=on", "--no-subproc": "--subproc=off"}
 
 _registry = ConstructorRegistry()
 
-
+_TOGGLES = {
+    f"--{prefix}{name.replace('_', '-')}"
+    for name, value in Config().flat().items()
+    if isinstance(value, bool)
+    for prefix in ("", "no-")
+}
 # Settings whose flag takes one value that a config file writes the same way; a switch takes none.
 _VALUED = {name for name, value in Config().flat().items() if not isinstance(value, (bool, dict))} - {"subproc"}
 
@@ -36,7 +42,11 @@ def settle(argv: list[str]) -> list[str]:
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
             flag = _ALIASES.get(flag.replace("_", "-"), flag.replace("_", "-"))
+            if equals and flag in _TOGGLES:
+                raise _takes_no_value(flag, value)
             settled.append(f"{flag}={_value_of(flag, value)}" if equals else _SWITCHES.get(flag, flag))
+        elif (before in _TOGGLES or before in _SWITCHES.values()) and not word.startswith("-"):
+            raise _takes_no_value(before.partition("=")[0], word)
         elif before.startswith("--") and "=" not in before:
             settled.append(_value_of(before, word))
         else:
@@ -44,11 +54,18 @@ def settle(argv: list[str]) -> list[str]:
     return settled
 
 
+def _takes_no_value(flag: str, value: str) -> UsageError:
+    name = flag.removeprefix("--").removeprefix("no-")
+    return UsageError(f"--{name} takes no value such as `{value}`; say --{name} or --no-{name}.")
+
+
 def _value_of(flag: str, text: str) -> str:
     name = flag.removeprefix("--").replace("-", "_")
     if name not in _VALUED:
         return text
     value = coerce(name, text, flag)
+    if value is None:
+        return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -113,19 +130,42 @@ def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | No
     """20"""
     if info.type is not int:
         return None
-
-    def read(words: list[str]) -> int:
-        try:
-            return int(words[0])
-        except ValueError:
-            raise ValueError(f"{words[0]!r} is no whole number") from None
-
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
-        instance_from_str=read,
+        instance_from_str=lambda words: _read_int(words[0]),
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _read_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no whole number") from None
+
+
+@_registry.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """none, or 20"""
+    readers: dict[type, tuple[str, Callable[[str], Any]]] = {
+        int: ("none|INT", _read_int),
+        float: ("none|FLOAT", float),
+        str: ("none|STR", str),
+        Path: ("PATH", Path),  # none is said by leaving it out
+    }
+    kinds = set(get_args(info.type)) - {NoneType}
+    if NoneType not in get_args(info.type) or len(kinds) != 1 or not kinds <= readers.keys():
+        return None
+    (kind,) = kinds
+    metavar, read = readers[kind]
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: None if words[0] == "none" else read(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: ["none" if value is None else str(value)],
     )
 
 
@@ -186,11 +226,3 @@ def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | 
         is_instance=lambda value: value is None or isinstance(value, bool),
         str_from_instance=lambda value: [next(word for word, meaning in words.items() if meaning is value)],
     )
-
-
-def print_json(result: dict[str, Any]) -> None:
-    """The one object on standard output."""
-    import json
-
-    json.dump(result, sys.stdout)
-    sys.stdout.write("\n")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
+from typing import Any
 
 from unidle.config.machine import limit_threads
 from unidle.errors import TrainingError, UsageError
@@ -57,16 +59,20 @@ def run(argv: list[str]) -> int:
     if name not in _COMMANDS:
         return _complain(f"There is no command `{name}`; choose one of {', '.join(_COMMANDS)}.", rest, 2)
     try:
-        command: Callable[[list[str]], None] = getattr(
+        command: Callable[[list[str]], dict[str, Any] | None] = getattr(
             import_module("unidle.cli.commands"), name.replace("-", "_") + "_command"
         )
-        command(rest)
+        # Environments may print; with --json, standard output is the result's alone.
+        with redirect_stdout(sys.stderr) if "--json" in rest else nullcontext():
+            result = command(rest)
     except UsageError as error:
         return _complain(str(error), rest, 2)
     except TrainingError as error:
         return _complain(str(error), rest, 1)
     except KeyboardInterrupt:
         return _complain("Stopped at once; the last checkpoint is kept.", rest, 1)
+    if result is not None:
+        print(json.dumps(result))
     return 0
 
 

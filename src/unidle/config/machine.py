@@ -6,43 +6,54 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Cores this process may use: the least of affinity mask, cgroup quota and SLURM's grant."""
+    """Cores this process may use: the least of affinity mask, cgroup quotas and SLURM's grant."""
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    quota = _cgroup_quota(_CGROUP)
-    if quota:
-        limits.append(quota)
+    for folder in _cgroups("cpu"):
+        quota = _numbers(folder / "cpu.max")
+        quota = quota or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
+        if len(quota) == 2:  # microseconds of work, on all cores together, per period of so many microseconds
+            limits.append(quota[0] // quota[1])
     slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if slurm.isdigit() and int(slurm) > 0:
         limits.append(int(slurm))
     return max(1, min(limits))
 
 
-def _cgroup_quota(root: Path) -> int | None:
-    """Whole cores granted by cgroup v2 or v1, at least one; None if there is no limit."""
-    try:
-        if (root / "cpu.max").exists():
-            quota, period = (root / "cpu.max").read_text().split()[:2]
-        else:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text()
-            period = (root / "cpu/cpu.cfs_period_us").read_text()
-        if quota == "max" or int(quota) <= 0:
-            return None
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
-
-
 def available_memory() -> int:
-    """Bytes of memory this machine or container has in all."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of memory this process may use: the least of the machine's and the cgroup limits."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in _cgroups("memory"):
+        limits += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
+    return min(limits)
+
+
+def _cgroups(controller: str) -> list[Path]:
+    """Folders whose limits bind this process: its cgroup and all above it, in the trees of cgroup v2 and v1."""
+    folders = [_CGROUP, _CGROUP / controller]
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        return min(total, int(limit)) if limit != "max" else total
-    except (OSError, ValueError):
-        return total
+        lines = _MEMBERSHIP.read_text().splitlines()  # v2: `0::/path`; v1: `4:cpu,cpuacct:/path`
+    except OSError:
+        return folders
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            tree = _CGROUP / controller if controllers else _CGROUP
+            own = tree / path.lstrip("/")
+            folders += [folder for folder in (own, *own.parents) if tree in folder.parents]
+    return folders
+
+
+def _numbers(path: Path) -> list[int]:
+    """The positive numbers in a file; none if it cannot be read, and none for `max` and -1, which mean no limit."""
+    try:
+        words = path.read_text().split()
+    except OSError:
+        return []
+    return [int(word) for word in words if word.isdecimal() and int(word) > 0]
 
 
 def limit_threads() -> None:

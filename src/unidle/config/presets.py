@@ -31,12 +31,16 @@ class Preset:
         """Bytes of main memory it needs, roughly: torch, and a process with libraries per core."""
         return (1_000 + 200 * self.cores) * 2**20
 
-    def smaller(self, cores: int) -> str | None:
-        """The largest preset that `cores` cores can feed, if this one is too large for them."""
-        if self.cores <= cores:
+    def fits(self, cores: int, memory: int) -> bool:
+        """Whether so many cores and bytes of memory are enough for it."""
+        return self.cores <= cores and self.memory() <= memory
+
+    def smaller(self, cores: int, memory: int) -> str | None:
+        """The largest preset that fits, if this one does not; None if it does, or if none fits."""
+        if self.fits(cores, memory):
             return None
-        fitting = [name for name in _BY_SIZE if load_preset(name).cores <= cores]
-        return fitting[-1] if fitting else _BY_SIZE[0]
+        fitting = [name for name in _BY_SIZE if load_preset(name).fits(cores, memory)]
+        return fitting[-1] if fitting else None
 
 
 def preset_names() -> list[str]:

@@ -106,7 +106,7 @@ class Run:
     """What is trained, how long, and where it is kept."""
 
     env: str = ""
-    """Gymnasium id, or module:callable that returns an environment."""
+    """Gymnasium id, or module:callable that returns an environment; it must be given."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment, as YAML: '{continuous: true}'."""
     timesteps: int = 1_000_000
@@ -292,6 +292,24 @@ def flatten_sections(tree: dict[str, Any], source: str) -> dict[str, Any]:
                 raise UsageError(f"{source}: `{name}` belongs in section `{section}`, not `{key}`; move it.")
             flat[name] = inner
     return flat
+
+
+def run_config_file(folder: Path) -> Path:
+    """The config.yaml of a run folder; UsageError if it is none."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise UsageError(
+            f"{folder} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run."
+        )
+    return path
+
+
+def refuse_second_run(folder: Path) -> None:
+    """UsageError if there is already a run in `folder`."""
+    if (folder / "config.yaml").exists():
+        raise UsageError(
+            f"There is already a run in {folder}; go on with --resume {folder}, or choose another --run-name."
+        )
 
 
 def load_yaml(path: Path) -> Config:

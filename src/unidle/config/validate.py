@@ -21,13 +21,17 @@ _AT_LEAST_ONE = (
     "slices",
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm")
-_NOT_NEGATIVE = ("ent_coef", "vf_coef", "seed")
+_NOT_NEGATIVE = ("ent_coef", "vf_coef")
 _POSITIVE_OR_NONE = ("clip_range_vf", "target_kl", "workers", "checkpoint_every")
+_MAY_BE_INFINITE = ("max_grad_norm",)  # then gradients are never scaled down
 
 
 def validated(config: Config, preset_batch_size: int | None = None) -> Config:
     """`config` with `auto` settled to at most `preset_batch_size`, or a UsageError."""
     flat = config.flat()
+    for name, value in flat.items():
+        if isinstance(value, float) and not math.isfinite(value) and name not in _MAY_BE_INFINITE:
+            raise UsageError(f"`{name}` is {value}; it must be a finite number.")
     for name in _AT_LEAST_ONE:
         if flat[name] < 1:
             raise UsageError(f"`{name}` is {flat[name]}; it must be at least 1.")
@@ -43,11 +47,17 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
     for name in ("gamma", "gae_lambda"):
         if not 0 <= flat[name] <= 1:
             raise UsageError(f"`{name}` is {flat[name]}; it must lie between 0 and 1.")
-    recipe = config.recipe
+    check_seed(config.run.seed)
+    recipe, engine = config.recipe, config.engine
     if recipe.discretize is not None and recipe.discretize < 2:
         raise UsageError(f"`discretize` is {recipe.discretize}; each action needs at least 2 bins.")
     if any(width < 1 for width in recipe.network_arch):
         raise UsageError(f"`network_arch` is {recipe.network_arch}; every layer needs at least 1 unit.")
+    if engine.subproc is False and engine.workers is not None:
+        raise UsageError(
+            f"--no-subproc steps environments in this process, and --workers {engine.workers} in others; "
+            "leave out one, or say --workers none."
+        )
     if config.run.eval_every is not None and config.run.eval_every < 0:
         raise UsageError("`eval_every` must not be negative; 0 turns evaluation off.")
     if config.run.target_return is not None and config.run.eval_every == 0:
@@ -57,6 +67,12 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
     if not config.run.env:
         raise UsageError("No environment was given; add --env, for example --env CartPole-v1.")
     return dataclasses.replace(config, recipe=_with_batch_size(recipe, preset_batch_size))
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch and NumPy do not take."""
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"`seed` is {seed}; it must lie between 0 and 2**63 - 1.")
 
 
 def _with_batch_size(recipe: Recipe, preset_batch_size: int | None) -> Recipe:

@@ -11,11 +11,11 @@ import torch
 from unidle.config import Config
 from unidle.engine.build import choose_device, policy_from
 from unidle.engine.checkpoint import load_checkpoint
-from unidle.engine.collector import keyed_generator
 from unidle.errors import UsageError
 from unidle.nn.policy import NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
+from unidle.streams import keyed_generator
 
 
 class Agent:
@@ -50,9 +50,7 @@ class Agent:
         if deterministic:
             action = distribution.mode(params)
         else:
-            uniform = torch.rand(1, distribution.heads, generator=self._generator, device=self.device)
-            normal = torch.randn(1, distribution.reals, generator=self._generator, device=self.device)
-            action = distribution.sample(params, torch.cat([uniform, normal], -1))
+            action = distribution.sample(params, distribution.noise((1,), self._generator))
         return self.actions.decode(distribution.to_env(action)[0].cpu().numpy())
 
     def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:

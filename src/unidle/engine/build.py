@@ -8,8 +8,8 @@ import torch
 
 from unidle.config import Config, Engine, Recipe
 from unidle.config.machine import available_cores
-from unidle.engine.collector import HostEnvs
 from unidle.envs.contract import Contract
+from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
 from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs

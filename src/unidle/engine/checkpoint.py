@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import re
-import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from unidle.config import Config
-from unidle.config.schema import load_yaml
+from unidle.config.schema import load_yaml, refuse_second_run, run_config_file
 from unidle.errors import UsageError
 
 _FORMAT = 1
@@ -34,10 +33,7 @@ class RunFolder:
     @staticmethod
     def create(path: Path, config: Config) -> RunFolder:
         """A new folder for `config`; UsageError if there is already a run there."""
-        if (path / "config.yaml").exists():
-            raise UsageError(
-                f"There is already a run in {path}; go on with it by --resume {path}, or choose another --run-name."
-            )
+        refuse_second_run(path)
         folder = RunFolder(path)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         folder.lock()
@@ -47,10 +43,7 @@ class RunFolder:
     @staticmethod
     def open(path: Path) -> RunFolder:
         """The folder of an earlier run; UsageError if it is none."""
-        if not (path / "config.yaml").exists():
-            raise UsageError(
-                f"{path} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run."
-            )
+        run_config_file(path)
         folder = RunFolder(path)
         folder.checkpoints.mkdir(exist_ok=True)
         return folder
@@ -66,6 +59,8 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"Another process is training in {self.path}; wait for it, or stop it.") from None
+        for cut_short in self.checkpoints.glob("*.tmp"):
+            cut_short.unlink()  # by a kill; nobody else writes here now
 
     def unlock(self) -> None:
         """Let others in again."""
@@ -84,12 +79,9 @@ class RunFolder:
             old.unlink()
         return path
 
-    def keep_as_best(self, path: Path) -> None:
-        """Make a copy of checkpoint `path` the best one, atomically."""
-        fresh = self.best.with_suffix(".tmp")
-        shutil.copyfile(path, fresh)
-        _sync(fresh)
-        os.replace(fresh, self.best)
+    def save_best(self, state: dict[str, Any]) -> None:
+        """Write the checkpoint to evaluate and predict with."""
+        save_checkpoint(self.best, state)
 
     def latest(self) -> Path | None:
         """The newest numbered checkpoint."""

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from unidle.algos.ppo import Capturer, as_it_is
+from unidle.algos.capturing import Capturer, as_it_is
 from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
 from unidle.engine.service import Service, Where
-from unidle.envs.block import Block
-from unidle.envs.contract import Contract
+from unidle.envs.host import HostEnvs
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
+from unidle.streams import keyed_generator
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
-
-
-class HostEnvs(Protocol):
-    """Environments on the host, in slices: put actions in the block, `send` slices, `recv` those that were stepped."""
-
-    contract: Contract
-    n_envs: int
-    block: Block
-    workers: int
-    bounds: list[tuple[int, int]]  # lines of each slice: (first, end)
-
-    def start(self, episodes: np.ndarray) -> None:
-        """Begin the given episode in each environment."""
-
-    def send(self, slices: Sequence[int]) -> None:
-        """Set these slices going on the actions in the block."""
-
-    def recv(self, at_least: int) -> list[int]:
-        """The slices that have been stepped; waits until there are `at_least` of them."""
-
-    def states(self) -> list[dict[str, Any] | None]:
-        """Each environment's own state, where it offers one."""
-
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Bring each open episode back; False where an environment did not repeat itself."""
-
-    def close(self) -> None:
-        """End all environments and their processes."""
-
-
-def keyed_generator(device: torch.device, *key: int) -> torch.Generator:
-    """A random stream that depends on its key alone (run seed, purpose, iteration), so that resuming is easy."""
-    seed = int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
 class _Notes:
@@ -186,11 +151,7 @@ class Collector:
     def _draw_noise(self, iteration: int) -> None:
         """What sampling needs for the whole rollout, a function of seed and iteration alone."""
         generator = keyed_generator(self._device, self._seed, 1, iteration)
-        noise, heads = self._service.noise[:-1], self.policy.distribution.heads
-        shape = noise.shape[:2]
-        uniform = torch.rand((*shape, heads), generator=generator, device=self._device)
-        normal = torch.randn((*shape, noise.shape[2] - heads), generator=generator, device=self._device)
-        noise.copy_(torch.cat([uniform, normal], -1))
+        self._service.noise[:-1].copy_(self.policy.distribution.noise(self.rollout.shape, generator))
 
     def _hand_over(self) -> None:
         """The rollout is whole: bring to the device what the host noted."""
@@ -227,7 +188,7 @@ class Collector:
             "starts": torch.from_numpy(self._begins.copy()),
             "states": self._state.cpu(),
             "actions": [torch.from_numpy(self.log.actions(env)) for env in range(self.envs.n_envs)],
-            "env_states": [as_tensors(state) for state in self.envs.states()],
+            "env_states": [_savable(state) for state in self.envs.states()],
             "recent_returns": list(self.recent_returns),
             "recent_lengths": list(self.recent_lengths),
             "episodes": self.episodes,
@@ -249,3 +210,11 @@ class Collector:
         self.recent_lengths.extend(state["recent_lengths"])
         self.episodes = state["episodes"]
         return lost
+
+
+def _savable(state: dict[str, Any] | None) -> Any:
+    """An environment's state for the checkpoint; None, so that the episode is replayed, if it is not all data."""
+    try:
+        return as_tensors(state)
+    except TypeError:
+        return None

@@ -36,7 +36,7 @@ class EpisodeLog:
 
 
 def as_tensors(value: Any) -> Any:
-    """An environment's state in types that load without unpickling code."""
+    """An environment's state in types that load without unpickling code; TypeError if it holds any other."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
@@ -44,8 +44,10 @@ def as_tensors(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_tensors(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_tensors(part) for part in value]
-    return value
+        return type(value)(as_tensors(part) for part in value)
+    if value is None or isinstance(value, (bool, int, float, str, Tensor)):
+        return value
+    raise TypeError(f"{type(value).__name__} is no plain value")
 
 
 def as_arrays(value: Any) -> Any:
@@ -54,6 +56,6 @@ def as_arrays(value: Any) -> Any:
         return value.numpy()
     if isinstance(value, dict):
         return {key: as_arrays(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [as_arrays(part) for part in value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(as_arrays(part) for part in value)
     return value

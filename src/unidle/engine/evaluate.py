@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from unidle.engine.collector import HostEnvs, keyed_generator
+from unidle.envs.host import HostEnvs
 from unidle.nn.policy import Policy
+from unidle.streams import keyed_generator
 
+_LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
 FIRST_EVALUATION_ENV = 1 << 20  # evaluation environments are numbered from here: their seeds are never training's
 
 
@@ -41,12 +44,36 @@ class Evaluation:
         return float(np.mean(self.lengths))
 
 
+class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
+    """An evaluation was broken off."""
+
+
 @torch.inference_mode()
-def play(policy: Policy, envs: HostEnvs, episodes: int, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
+def play(
+    policy: Policy,
+    envs: HostEnvs,
+    episodes: int,
+    *,
+    deterministic: bool = True,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
     """Play `episodes` episodes, shared out among `envs`: environment i plays its episodes 0, 1, … from their seeds.
 
     Every environment gets its own number of episodes beforehand: taking whichever end first would favour short ones.
+    Raises Stopped if `stop` says so before they are over.
     """
+    learning = policy.training
+    policy.eval()
+    try:
+        return _play(policy, envs, episodes, deterministic, seed, stop)
+    finally:
+        policy.train(learning)
+
+
+def _play(
+    policy: Policy, envs: HostEnvs, episodes: int, deterministic: bool, seed: int, stop: Callable[[], bool]
+) -> Evaluation:
     block, device = envs.block, policy.log_std.device
     slices = range(len(envs.bounds))
     quota = np.full(envs.n_envs, episodes // envs.n_envs)
@@ -56,22 +83,27 @@ def play(policy: Policy, envs: HostEnvs, episodes: int, *, deterministic: bool =
     state = torch.zeros(envs.n_envs, policy.state_size, device=device)
     generator = keyed_generator(device, seed, 2)
     distribution = policy.distribution
+    returns, lengths = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)  # of the open episodes
     while any(len(done) < n for done, n in zip(results, quota)):
-        rows = torch.from_numpy(block.rows).to(device)
-        params, after = policy.act(rows, state)
+        if stop():
+            raise Stopped
+        params, after = policy.act(torch.from_numpy(block.rows).to(device), state)
         if deterministic:
             action = distribution.mode(params)
         else:
-            uniform = torch.rand(envs.n_envs, distribution.heads, generator=generator, device=device)
-            normal = torch.randn(envs.n_envs, distribution.reals, generator=generator, device=device)
-            action = distribution.sample(params, torch.cat([uniform, normal], -1))
+            action = distribution.sample(params, distribution.noise((envs.n_envs,), generator))
         torch.from_numpy(block.actions).copy_(distribution.to_env(action))
         envs.send(slices)
         envs.recv(len(slices))
         ended = block.terminated | block.truncated
-        for env in np.flatnonzero(ended):
+        returns += block.reward
+        lengths += 1
+        for env in np.flatnonzero(ended | (lengths >= _LONGEST_EPISODE)):
             if len(results[env]) < quota[env]:
-                results[env].append((float(block.episode_return[env]), int(block.episode_length[env])))
+                # The environment's own sum where it has one: it is in double precision.
+                total = block.episode_return[env] if ended[env] else returns[env]
+                results[env].append((float(total), int(lengths[env])))
+            returns[env], lengths[env] = 0.0, 0
         if after is not None:
             state = after * ~torch.from_numpy(ended).to(device).unsqueeze(-1)
     flat = [result for done in results for result in done]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from unidle.engine.agent import Agent
 from unidle.errors import UsageError
 from unidle.nn.policy import Policy
-from unidle.spaces.observations import Path as LeafPath
+from unidle.spaces.tree import Path as LeafPath
 
 
 class _Exported(nn.Module):

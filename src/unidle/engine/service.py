@@ -6,11 +6,13 @@ serves every case, and an environment's actions do not depend on which others ha
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.algos.ppo import Capturer
+from unidle.algos.capturing import Capturer
 from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
@@ -18,12 +20,17 @@ from unidle.nn.policy import Policy
 Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
 
 
-def _page_lock(block: Block) -> int:
-    """Lock the block's pages, so that copies from it run beside everything else; returns its address."""
+def _page_lock(block: Block) -> int | None:
+    """Lock the block's pages, so that copies from it run beside everything else; returns its address if it worked."""
     address = np.frombuffer(block.memory, np.uint8).ctypes.data
     error = int(torch.cuda.cudart().cudaHostRegister(address, len(block.memory), 0))
     if error:
-        raise RuntimeError(f"the environments' memory could not be page-locked (CUDA error {error})")
+        warnings.warn(
+            f"The environments' memory could not be page-locked (CUDA error {error}): copies to the GPU are slower; "
+            "raise the limit on locked memory (ulimit -l).",
+            stacklevel=2,
+        )
+        return None
     return address
 
 
@@ -61,7 +68,7 @@ class Service:
 
     def close(self) -> None:
         """Give the block's memory back to the pager, while it is still mapped."""
-        if self._on_gpu:
+        if self._on_gpu and self._page_locked is not None:
             torch.cuda.cudart().cudaHostUnregister(self._page_locked)
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import threading
@@ -26,14 +27,15 @@ from unidle.engine.build import (
 )
 from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
-from unidle.engine.collector import Collector, keyed_generator
-from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
+from unidle.engine.collector import Collector
+from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
 from unidle.envs.contract import probe
 from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError, UsageError
 from unidle.journal import Journal
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import NetworkFactory, Policy, n_parameters
+from unidle.streams import keyed_generator
 from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
 
 _EVALUATION_ENVS = 10
@@ -54,8 +56,8 @@ Callback = Callable[[Moment], None]
 class Listener(Protocol):
     """Whoever shows the run to a person."""
 
-    def on_start(self, facts: dict[str, str], total_steps: int, step: int) -> None:
-        """The run begins, at `step` if it was resumed."""
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None) -> None:
+        """The run begins; a resumed one at `step`, with the `best` evaluation so far."""
 
     def on_iteration(self, record: dict[str, Any]) -> None:
         """An iteration is done."""
@@ -90,10 +92,11 @@ class Trainer:
         device = choose_device(config.engine.device)
         torch.set_num_threads(config.engine.threads)
         self._precision = set_numerics(device, recipe)
+        self.contract = probe(maker, recipe.discretize, run.seed)
+        # After the probe, which takes as many steps as there is time for and may draw from these.
         random.seed(run.seed)
         np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
         torch.manual_seed(run.seed)
-        self.contract = probe(maker, recipe.discretize, run.seed)
         policy = Policy(self.contract.rows, self.contract.actions, recipe, network).to(device)
         self._capture = Capture(device, listener.on_message)
         self.algo = PPO(policy, recipe, self._capture)
@@ -112,7 +115,7 @@ class Trainer:
         self.collector = Collector(envs, policy, rollout, run.seed, self._timeline, self._capture)
         self._evaluation_envs: Any = None
         self.step = self.iteration = 0
-        self.best_return = -float("inf")
+        self.best_return, self._best_step = -float("inf"), -1
         self._wall_before = 0.0  # seconds trained before this process took over
         self._seconds_before: dict[str, float] = {}
         self._stopping = False
@@ -137,12 +140,17 @@ class Trainer:
             name=self._folder.path.name,
             config=self.config.flat(),
         )
-        self._listener.on_start(self._facts(), run.timesteps, self.step)
+        best = {"step": self._best_step, "eval/return_mean": self.best_return} if self._best_step >= 0 else None
+        self._listener.on_start(self._facts(), run.timesteps, self.step, best)
         warning = too_many_workers(self.config.engine)
         if warning:
             self._listener.on_message(warning)
         if self.step >= run.timesteps:
             self._listener.on_message(f"All of its {run.timesteps:,} steps are done; give it more with --timesteps.")
+        elif run.target_return is not None and self.best_return >= run.target_return:
+            self._listener.on_message(f"It has reached its target return; raise --target-return {run.target_return:g}.")
+            self._stopping = True
+        self._timeline.begin()
         self._began = perf_counter()
         try:
             with _Interrupts(self._interrupt):
@@ -164,14 +172,18 @@ class Trainer:
         self.collector.collect(self.iteration)
         timeline.enter(LEARN)
         shuffle = keyed_generator(self.collector.rollout.rows.device, run.seed, 3, self.iteration)
-        observations_finite = self.algo.policy.encoder.all_finite(self.collector.rollout.rows[1:])
-        metrics = self.algo.update(self.collector.rollout, min(1.0, self.step / run.timesteps), shuffle)
-        metrics["observations_finite"] = observations_finite.all()
+        rollout, encoder = self.collector.rollout, self.algo.policy.encoder
+        finite = encoder.all_finite(rollout.rows[1:])  # [T, N]
+        # Where an episode was cut off, its true last observation is the one that came out of that step.
+        finite.view(-1)[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
+        finite &= torch.isfinite(rollout.rewards)
+        metrics = self.algo.update(rollout, min(1.0, self.step / run.timesteps), shuffle)
+        metrics["experience_finite"] = finite.all()
         numbers = _read(metrics)
         timeline.enter(OTHER)
         self.step += recipe.total_batch
         self.iteration += 1
-        self._check_finite(numbers, observations_finite)
+        self._check_finite(numbers, finite)
         record = self._record("iteration", numbers, self.step - before, perf_counter() - began)
         self._journal.write(record)
         self._listener.on_iteration(record)
@@ -190,18 +202,18 @@ class Trainer:
         record["rollout/episodes"] = collector.episodes
         record["rollout/steps_per_second"] = steps / seconds
         record |= {f"train/{name}": value for name, value in numbers.items() if not name.endswith("_finite")}
-        record |= {f"time/{name}": seconds for name, seconds in self._seconds().items()}
-        return record
+        return record | self._time_record()
 
-    def _check_finite(self, numbers: dict[str, float], observations_finite: torch.Tensor) -> None:
+    def _time_record(self) -> dict[str, float]:
+        return {f"time/{name}": seconds for name, seconds in self._seconds().items()}
+
+    def _check_finite(self, numbers: dict[str, float], finite: torch.Tensor) -> None:
         kept = f"the last good checkpoint is kept in {self._folder.checkpoints}"
-        if not numbers["observations_finite"]:
-            t, env = (int(i) for i in torch.nonzero(~observations_finite)[0])
+        if not numbers["experience_finite"]:
+            t, env = (int(i) for i in torch.nonzero(~finite)[0])
+            what = "observation" if torch.isfinite(self.collector.rollout.rewards[t, env]) else "reward"
             at = self.step - self.config.recipe.total_batch + t * self.config.recipe.n_envs
-            raise TrainingError(f"Environment {env} returned a NaN or infinite observation near step {at}; {kept}.")
-        if not torch.isfinite(self.collector.rollout.rewards).all():
-            env = int(torch.nonzero(~torch.isfinite(self.collector.rollout.rewards))[0, 1])
-            raise TrainingError(f"Environment {env} returned a NaN or infinite reward before step {self.step}; {kept}.")
+            raise TrainingError(f"Environment {env} returned a NaN or infinite {what} near step {at}; {kept}.")
         bad = [name for name, value in numbers.items() if not np.isfinite(value) and name != "explained_variance"]
         if bad or not numbers["weights_finite"]:
             what = ", ".join(bad) or "a weight"
@@ -219,23 +231,27 @@ class Trainer:
 
     def _interrupt(self) -> None:
         self._stopping = True
-        self._listener.on_message("Stopping after this iteration and saving (Ctrl-C again: at once).")
+        with contextlib.suppress(RuntimeError):  # a signal that comes in the middle of a print must not end the run
+            self._listener.on_message("Stopping after this iteration and saving (Ctrl-C again: at once).")
 
     # -- evaluating and saving -----------------------------------------------------------------------------------------
 
     def evaluate(self, episodes: int) -> Evaluation:
-        """Play `episodes` episodes with the mode action, in environments of their own."""
+        """Play `episodes` episodes with the mode action, in environments of their own; may raise Stopped."""
         if self._evaluation_envs is None:
             n_envs = min(self.config.run.eval_episodes, _EVALUATION_ENVS)
             workers = min(self._workers, n_envs)
             seed = self.config.run.seed
             self._evaluation_envs = make_envs(self._maker, self.contract, n_envs, seed, workers, FIRST_EVALUATION_ENV)
-        return play(self.algo.policy, self._evaluation_envs, episodes)
+        return play(self.algo.policy, self._evaluation_envs, episodes, stop=lambda: self._stopping)
 
     def _evaluate(self) -> None:
         run = self.config.run
         self._timeline.enter(EVALUATE)
-        result = self.evaluate(run.eval_episodes)
+        try:
+            result = self.evaluate(run.eval_episodes)
+        except Stopped:
+            return
         self._timeline.enter(OTHER)
         self._last_evaluated = self.step
         is_best = result.mean_return > self.best_return
@@ -248,12 +264,16 @@ class Trainer:
             "eval/length_mean": result.mean_length,
             "eval/episodes": result.episodes,
             "eval/best": is_best,
+            **self._time_record(),
         }
         self._journal.write(record)
         self._listener.on_evaluation(record)
         if is_best:
-            self.best_return = result.mean_return
-            self._folder.keep_as_best(self._save())
+            self.best_return, self._best_step = result.mean_return, self.step
+            # The best first: a run killed in between evaluates again and writes it again.
+            self._timeline.enter(CHECKPOINT)
+            self._folder.save_best(self._state())
+            self._save()
         if run.target_return is not None and result.mean_return >= run.target_return:
             self._listener.on_message(f"Target return {run.target_return:g} reached at step {self.step:,}.")
             self._stopping = True
@@ -274,6 +294,7 @@ class Trainer:
             "step": self.step,
             "iteration": self.iteration,
             "best_return": self.best_return,
+            "best_step": self._best_step,
             "last_evaluated": self._last_evaluated,
             "wall": self._wall(),
             "seconds": self._seconds(),
@@ -292,7 +313,8 @@ class Trainer:
                 "could not be replayed and starts anew, so this run will differ from one that was never stopped."
             )
         self.step, self.iteration = state["step"], state["iteration"]
-        self.best_return, self._last_evaluated = state["best_return"], state["last_evaluated"]
+        self.best_return, self._best_step = state["best_return"], state["best_step"]
+        self._last_evaluated = state["last_evaluated"]
         self._wall_before, self._seconds_before = state["wall"], state["seconds"]
         restore_random_state(state["random"])
 

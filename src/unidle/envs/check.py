@@ -9,7 +9,15 @@ from gymnasium import spaces
 
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import MASK, Path, describe_path
+from unidle.spaces.observations import MASK
+from unidle.spaces.tree import Path, describe_path
+
+
+def check_spaces(env: Any) -> None:
+    """An environment must say what it shows and what it takes."""
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), spaces.Space):
+            raise UsageError(f"The environment has no {name}; set it in __init__ to one of gymnasium.spaces.")
 
 
 def check_outcome(outcome: Any, size: int, method: str) -> Any:
@@ -18,6 +26,8 @@ def check_outcome(outcome: Any, size: int, method: str) -> Any:
     if not isinstance(outcome, tuple) or len(outcome) != size:
         given = f"{len(outcome)} values" if isinstance(outcome, tuple) else type(outcome).__name__
         raise UsageError(f"{method}() must return {parts}, not {given}; see Gymnasium's Env.{method}.")
+    if size == 5 and not all(isinstance(flag, (bool, np.bool_)) for flag in outcome[2:4]):
+        raise UsageError("step() must return terminated and truncated as True or False; wrap them in bool(…).")
     if not isinstance(outcome[-1], dict):
         raise UsageError(f"{method}() must return info as a dict, not {type(outcome[-1]).__name__}.")
     return outcome

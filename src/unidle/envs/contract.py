@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from unidle.envs.check import check_mask, check_observation, check_outcome
+from unidle.envs.check import check_mask, check_observation, check_outcome, check_spaces
 from unidle.envs.make import EnvMaker
-from unidle.errors import reported
+from unidle.errors import UsageError, reported
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
 
@@ -39,9 +39,10 @@ def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Spac
 def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Contract:
     """Make an environment, check a few of its steps, time them, and close it again."""
     with reported("The environment failed while it was tried out"), contextlib.closing(maker()) as env:
+        check_spaces(env)
         actions = ActionLayout.of(env.action_space, discretize)
         RowLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
-        observation, info = check_outcome(env.reset(seed=seed), 2, "reset")
+        observation, info = check_outcome(_seeded_reset(env, seed), 2, "reset")
         check_observation(env.observation_space, observation, "reset")
         mask = mask_from(observation, info, env.observation_space)
         rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
@@ -58,10 +59,23 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
             check_observation(env.observation_space, observation, "step", reward)
             if terminated or truncated:
                 observation, info = env.reset()
-            mask = mask_from(observation, info, env.observation_space) if rows.mask_width else None
+            mask = mask_from(observation, info, env.observation_space)
+            if mask is not None and actions.mask_width and not rows.mask_width:
+                raise UsageError("info['action_mask'] is there after step() but not after reset(); give it from both.")
             if sum(seconds) > _PROBE_SECONDS:
                 break
         return Contract(rows, actions, float(np.median(seconds)))
+
+
+def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:
+    try:
+        return env.reset(seed=seed)
+    except TypeError as error:
+        if "seed" not in str(error):
+            raise
+        raise UsageError(
+            "reset() must take seed and options by name: def reset(self, *, seed=None, options=None)."
+        ) from None
 
 
 def random_action(actions: ActionLayout, rng: np.random.Generator, mask: np.ndarray | None = None) -> Any:

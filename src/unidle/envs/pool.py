@@ -7,10 +7,12 @@ pipe; a hand-over is a byte and a semaphore.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,6 +26,7 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.worker import DONE, FAILED, IDLE, STEP, Job, Switchboard
 from unidle.errors import TrainingError, UsageError
 
+_CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
 _LOOK_AROUND_SECONDS = 0.5  # how often a waiting trainer looks whether all workers are still there
 
 
@@ -96,11 +99,13 @@ class ProcessPool:
                 [sys.executable, "-P", "-m", "unidle.envs.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is for results; what an environment prints goes to standard error
                 env=environment,
             )
         self._processes.append(process)
         self._pipes.append(Connection(ours.detach()))
-        self._pipes[-1].send_bytes(cloudpickle.dumps(job))
+        with contextlib.suppress(ConnectionError):  # a worker that is gone already is found when its answer is due
+            self._pipes[-1].send_bytes(cloudpickle.dumps(job))
 
     # -- stepping ------------------------------------------------------------------------------------------------------
 
@@ -184,7 +189,9 @@ class ProcessPool:
 
     def _lost(self, number: int) -> TrainingError:
         first, end = self._spans()[number]
-        code = self._processes[number].wait(timeout=5)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[number].wait(timeout=5)
+        code = self._processes[number].returncode
         return TrainingError(
             f"The worker of environments {first} to {end - 1} ended unexpectedly (exit status {code}): "
             "it was killed, ran out of memory, or the environment crashed the interpreter."
@@ -196,9 +203,10 @@ class ProcessPool:
             pipe.close()
         for go in self._board.go:
             go.post()
+        until = time.monotonic() + _CLOSING_SECONDS
         for process in self._processes:
             try:
-                process.wait(timeout=5)
+                process.wait(timeout=max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -67,10 +67,10 @@ class EnvSlot:
             if self._unchecked:
                 check_observation(self.env.observation_space, observation, "step", reward)
                 self._unchecked -= 1
+            self._return += float(reward)
         except Exception as error:
             raise self._failure(error) from error
         self._length += 1
-        self._return += float(reward)
         block.reward[line] = reward
         block.terminated[line] = terminated
         # An episode that both ends and runs out of time has ended: nothing is to be expected after it.

@@ -8,6 +8,8 @@ trainer goes, however it goes, the socket closes and the worker ends.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import random
 import signal
 import sys
 import traceback
@@ -26,6 +28,7 @@ from unidle.errors import UsageError
 
 # What a slice's flag says. The trainer writes STEP, the worker writes DONE or FAILED; never both at a time.
 IDLE, STEP, DONE, FAILED = range(4)
+_PR_SET_PDEATHSIG = 1  # Linux: have a signal sent when the parent dies
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
 
@@ -35,7 +38,8 @@ class Switchboard:
 
     Invariants: a slice belongs to the trainer (IDLE, DONE, FAILED) or to its worker (STEP), and only its owner touches
     its lines of the block. Each STEP or command is one post of the worker's `go`; each DONE or FAILED is one post of
-    `ready`, made after the flag is set, so that whoever takes the post sees the flag.
+    `ready`, made after the flag is set, so that whoever takes the post sees the flag. Whoever sees a flag also sees
+    what was written before it: so x86-64 orders memory.
     """
 
     flags: np.ndarray  # [slices] uint8
@@ -77,15 +81,19 @@ class Job:
 
 def main() -> None:
     """Serve one pool until it hangs up."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # these may reach the whole group; the trainer decides what they mean
-        signal.signal(number, signal.SIG_IGN)
+    # These may reach the whole group, and the trainer decides what they mean. A handler that does nothing, not SIG_IGN:
+    # that one would be inherited by whatever processes an environment starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    # Should the trainer be killed while a step takes its time here, do not wait for the step to end.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     pipe = Connection(int(sys.argv[1]))
     try:
         job: Job = cloudpickle.loads(pipe.recv_bytes())
         sys.path[:] = job.path
+        # For environments that draw from the global streams.
+        random.seed(job.seed + job.worker)
+        np.random.seed((job.seed + job.worker) % 2**32)  # noqa: NPY002
         with contextlib.closing(_Worker(pipe, job, *cloudpickle.loads(job.cargo))) as worker:
             pipe.send_bytes(cloudpickle.dumps(("ok", None)))
             worker.serve()
@@ -128,13 +136,14 @@ class _Worker:
                 try:
                     self._envs.step(first, end)
                 except Exception as error:
-                    _tell(self._pipe, error)
                     board.flags[number] = FAILED
+                    board.ready.post()
+                    _tell(self._pipe, error)  # last: a pipe holds only so much, and now the trainer comes to read
                 else:
                     board.flags[number] = DONE
+                    board.ready.post()
                     # The next slice in turn comes first next time, so that none waits for ever.
                     self._own[number] = self._own.pop(number)
-                board.ready.post()
                 return True
         return False
 

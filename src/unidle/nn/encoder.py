@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from unidle.errors import UsageError
 from unidle.nn.normalise import RunningNorm
 from unidle.nn.trunks import PictureEncoder
-from unidle.spaces.observations import Leaf, Path, RowLayout, image_axes
+from unidle.spaces.observations import Leaf, RowLayout, image_axes
+from unidle.spaces.tree import Path, rebuild
 
 Observation = dict[Path, Tensor]  # a tensor [.., *shape] for each leaf, by its path
 
@@ -23,6 +24,8 @@ _TORCH_DTYPE = {np.dtype(name): getattr(torch, name) for name in ("float32", "ui
 
 def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
     """One field of rows [.., row_bytes] as a tensor [.., *shape] of its dtype; a view, nothing is copied."""
+    if not rows.numel():
+        rows = rows.new_empty(rows.shape)  # NumPy gives no rows at all strides of 0, which cannot be viewed as floats
     field = rows if leaf.nbytes == rows.shape[-1] else rows[..., leaf.offset : leaf.offset + leaf.nbytes]
     field = field.view(_TORCH_DTYPE[leaf.dtype])
     return field if len(leaf.shape) == 1 else field.reshape(*rows.shape[:-1], *leaf.shape)
@@ -30,7 +33,9 @@ def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
 
 def _flat(value: Tensor, leaf: Leaf) -> Tensor:
     """[.., *shape] → [.., size]"""
-    return value if len(leaf.shape) == 1 else value.reshape(*value.shape[: value.dim() - len(leaf.shape)], -1)
+    if len(leaf.shape) == 1:
+        return value
+    return value.reshape(*value.shape[: value.dim() - len(leaf.shape)], math.prod(leaf.shape))
 
 
 class Encoder(nn.Module):
@@ -111,7 +116,7 @@ class CustomEncoder(Encoder):
         self.module = module
         with torch.no_grad():
             batch = {leaf.path: torch.zeros(2, *leaf.shape, dtype=_TORCH_DTYPE[leaf.dtype]) for leaf in layout.leaves}
-            features = self.module(_structured(layout.space, (), batch))
+            features = self.module(rebuild(layout.space, batch))
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
             raise UsageError("Your network must map a batch of observations to a [batch, features] tensor.")
         self.n_features = features.shape[1]
@@ -121,17 +126,8 @@ class CustomEncoder(Encoder):
         first = self._leaves[0]
         lead = observation[first.path].shape[: observation[first.path].dim() - len(first.shape)]
         batch = {leaf.path: observation[leaf.path].reshape(-1, *leaf.shape) for leaf in self._leaves}
-        features: Tensor = self.module(_structured(self._space, (), batch))
+        features: Tensor = self.module(rebuild(self._space, batch))
         return features.reshape(*lead, -1) if isinstance(features, Tensor) else features
-
-
-def _structured(space: spaces.Space, path: tuple[Any, ...], values: dict[tuple[Any, ...], Tensor]) -> Any:
-    if isinstance(space, spaces.Dict):
-        parts = {key: _structured(part, (*path, key), values) for key, part in space.spaces.items()}
-        return {key: part for key, part in parts.items() if part is not None}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_structured(part, (*path, i), values) for i, part in enumerate(space.spaces))
-    return values.get(path)
 
 
 def _axes(leaf: Leaf) -> tuple[int, int, int]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidle.config.schema import read_yaml
+from unidle.config.schema import read_yaml, run_config_file
 from unidle.journal import read_records
+from unidle.timeline import PHASES
 
 Record = dict[str, Any]
 
 SECTIONS = ("recipe", "engine", "run")
-TIME_PARTS = ("environment", "inference", "learn", "evaluate", "checkpoint", "other")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class History:
         return max(self.evaluations, key=lambda r: float(r["eval/return_mean"]), default=None)
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that each part took so far."""
+        return _seconds(self.iterations[-1]) if self.iterations else {}
+
+    @property
     def time_shares(self) -> dict[str, float]:
         """Which share of the time so far each part took; sums to 1, or is empty."""
         return time_shares(self.iterations[-1]) if self.iterations else {}
@@ -75,8 +80,8 @@ class History:
 
 
 def read_history(folder: Path) -> History:
-    """The history of a run folder; a UsageError if there is no `config.yaml` in it."""
-    tree = read_yaml(folder / "config.yaml")
+    """The history of a run folder; a UsageError if it is none."""
+    tree = read_yaml(run_config_file(folder))
     sections = {name: tree.get(name) for name in SECTIONS}
     records = [r for r in read_records(folder / "metrics.jsonl") if number(r, "step") is not None]
     return History(
@@ -95,17 +100,19 @@ def number(record: Record, key: str) -> float | None:
     return float(value)
 
 
+def _seconds(record: Record) -> dict[str, float]:
+    """Seconds of each part up to `record`, as far as it tells them."""
+    return {part: value for part in PHASES if (value := number(record, f"time/{part}")) is not None}
+
+
 def time_shares(record: Record, since: Record | None = None) -> dict[str, float]:
     """Share of each part in the time up to `record`, or between `since` and it.
 
     Time that no part accounts for is shown as such, not spread over the others.
     """
     before = since or {}
-    seconds = {
-        part: max(0.0, now - (number(before, f"time/{part}") or 0.0))
-        for part in TIME_PARTS
-        if (now := number(record, f"time/{part}")) is not None
-    }
+    earlier = _seconds(before)
+    seconds = {part: max(0.0, now - earlier.get(part, 0.0)) for part, now in _seconds(record).items()}
     known = sum(seconds.values())
     wall = (number(record, "wall") or 0.0) - (number(before, "wall") or 0.0)
     if known and wall > 1.01 * known:  # the parts are read a moment before the wall clock

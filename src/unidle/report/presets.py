@@ -33,7 +33,7 @@ def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memo
             ",".join(map(str, row["network"])),
             str(row["cores"]),
             f"{row['memory_gb']} GB",
-            "fits" if row["fits"] else f"too small, take {row['instead']}",
+            "fits" if row["fits"] else f"too small, take {row['instead']}" if row["instead"] else "too small",
         )
     console.print(table)
     console.print()
@@ -41,4 +41,6 @@ def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memo
         measured = f"; {row['measured']}" if row["measured"] else ""
         console.print(f"{row['preset']:<10} {row['description']}{measured}", highlight=False)
     console.print()
-    console.print(f"This machine: {cores} cores, {memory / 2**30:.0f} GB of memory. `heavy` is recommended with a GPU.")
+    machine = f"{cores} {'core' if cores == 1 else 'cores'}, {round(memory / 2**30, 1):g} GB of memory"
+    none = "" if any(row["fits"] for row in rows) else " Even `classic` may run out of memory."
+    console.print(f"This machine: {machine}.{none} `heavy` is recommended with a GPU.", highlight=False)

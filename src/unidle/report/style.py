@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Series colours: Okabe and Ito's, which all kinds of colour vision tell apart, a little darker on
 # white and lighter on black, so that each stands out from the background by at least 3:1.
-CSS = """
+PALETTE = """
 :root {
   color-scheme: light dark;
   --page: #f6f6f4; --card: #ffffff; --edge: #e4e3df; --ink: #1b1c1f; --soft: #65676e;
@@ -20,6 +20,9 @@ CSS = """
     --c6: #d5d8de;
   }
 }
+"""
+
+PAGE_LOOK = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--ink);
@@ -79,7 +82,9 @@ td {
 }
 footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 .figures, table, .chart { font-variant-numeric: tabular-nums; }
+"""
 
+CHART_LOOK = """
 .chart { display: block; width: 100%; height: auto; overflow: visible; font-size: 11.5px; }
 .chart text { fill: var(--soft); }
 .chart .chart-title { fill: var(--ink); font-size: 14px; font-weight: 620; }
@@ -109,3 +114,5 @@ footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: a
 .hover:hover .cue { opacity: 1; }
 .spot:hover .dot { stroke: var(--ink); }
 """
+
+CSS = PALETTE + PAGE_LOOK + CHART_LOOK

@@ -9,6 +9,7 @@ from html import escape
 from itertools import pairwise
 
 from unidle.report.axis import Axis, fit_axis, plottable, running_mean, thin
+from unidle.report.style import CHART_LOOK, PALETTE
 from unidle.report.wording import percent, short_number
 
 Values = Sequence[float | None]
@@ -110,6 +111,19 @@ def line_chart(
         body.append(_reference(frame, reference))
     body.append(_hover(frame, series, drawn, x_label, as_percent))
     return _svg(title, size, "".join(body))
+
+
+def standalone(chart: str, size: tuple[int, int]) -> str:
+    """A chart as a file of its own, with the style sheet that the report page has around it."""
+    width, height = size[0] + 28, size[1] + 20
+    font = ".chart { font-family: system-ui, sans-serif; background: var(--card); }"
+    start, view_box, rest = chart.partition(f'viewBox="0 0 {size[0]} {size[1]}"')
+    if not view_box:
+        raise ValueError(f"the chart is not of size {size}")
+    start = start.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    frame = f'viewBox="-14 -10 {width} {height}" width="{width}" height="{height}"'
+    opening, body = rest.split(">", 1)
+    return f"{start}{frame}{opening}><style>{PALETTE}{CHART_LOOK}{font}</style>{body}"
 
 
 def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] = (380, 270)) -> str:

@@ -20,7 +20,8 @@ import numpy as np
 from gymnasium import spaces
 
 from unidle.errors import UsageError
-from unidle.spaces.observations import MASK, Path, describe_path
+from unidle.spaces.observations import MASK
+from unidle.spaces.tree import Path, describe_path, find, follow, rebuild, walk
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class ActionLayout:
     @staticmethod
     def of(space: spaces.Space, discretize: int | None = None) -> ActionLayout:
         """Lay out `space`; UsageError names the part that is not supported."""
-        leaves = _walk(space, ())
+        leaves = _leaves(space)
         heads = [(path, leaf) for path, leaf in leaves if discretize or not isinstance(leaf, spaces.Box)]
         reals = [(path, leaf) for path, leaf in leaves if not discretize and isinstance(leaf, spaces.Box)]
         parts: list[Part] = []
@@ -97,16 +98,13 @@ class ActionLayout:
         """The action of the space that a flat row (categories, and reals inside the bounds) stands for."""
         if not self.parts[0].path:
             return _decode_part(self.parts[0], row)
-        return _rebuild(self.space, (), {part.path: _decode_part(part, row) for part in self.parts})
+        return rebuild(self.space, {part.path: _decode_part(part, row) for part in self.parts})
 
     def encode(self, action: Any) -> np.ndarray:
         """The flat row of an action of the space."""
         row = np.zeros(self.width, np.float32)
         for part in self.parts:
-            value = action
-            for key in part.path:
-                value = value[key]
-            row[part.columns] = _encode_part(part, value)
+            row[part.columns] = _encode_part(part, follow(action, part.path))
         return row
 
     def flatten_mask(self, mask: Any) -> np.ndarray:
@@ -116,7 +114,7 @@ class ActionLayout:
         says whether it may be set; for Dict and Tuple spaces, the same structure with masks as leaves.
         """
         if isinstance(mask, (dict, tuple, list)) and self.parts[0].path:
-            flat = [_mask_of_part(part, self._nvec_of(part), _follow(mask, part.path)) for part in self.parts]
+            flat = [_mask_of_part(part, self._nvec_of(part), _mask_at(mask, part.path)) for part in self.parts]
             return np.concatenate(flat)
         if len(self.parts) == 1:
             return _mask_of_part(self.parts[0], self.nvec, mask)
@@ -135,18 +133,15 @@ class ActionLayout:
         return np.concatenate([[0], np.cumsum(self.nvec)[:-1]]).astype(np.int64)
 
 
-def _walk(space: spaces.Space, path: Path) -> list[tuple[Path, Any]]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for key, part in space.spaces.items() for leaf in _walk(part, (*path, key))]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for index, part in enumerate(space.spaces) for leaf in _walk(part, (*path, index))]
-    supported = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
-    if not isinstance(space, supported):
-        raise UsageError(
-            f"{describe_path('action', path)} is a {type(space).__name__} space, for which there is no policy; "
-            "wrap the environment so that it becomes Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple."
-        )
-    return [(path, space)]
+def _leaves(space: spaces.Space) -> list[tuple[Path, Any]]:
+    leaves = walk(space)
+    for path, leaf in leaves:
+        if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):
+            raise UsageError(
+                f"{describe_path('action', path)} is a {type(leaf).__name__} space, for which there is no policy; "
+                "wrap the environment so that it becomes Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple."
+            )
+    return leaves
 
 
 def _categories(space: Any, path: Path, discretize: int | None) -> tuple[list[int], np.ndarray | None]:
@@ -204,23 +199,14 @@ def _encode_part(part: Part, value: Any) -> np.ndarray:
     return np.ravel(value)
 
 
-def _rebuild(space: spaces.Space, path: Path, values: dict[Path, Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _rebuild(part, (*path, key), values) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_rebuild(part, (*path, index), values) for index, part in enumerate(space.spaces))
-    return values[path]
-
-
-def _follow(mask: Any, path: Path) -> Any:
+def _mask_at(mask: Any, path: Path) -> Any:
+    """The part of a structured mask that is for the leaf at `path`; None, which allows everything, if there is none."""
     try:
-        for key in path:
-            mask = None if mask is None else mask.get(key) if isinstance(mask, dict) else mask[key]
+        return find(mask, path)
     except (IndexError, TypeError):
         raise UsageError(
             f"{MASK} has nothing for {describe_path('action', path)}; give it the action's structure."
         ) from None
-    return mask
 
 
 def _mask_of_part(part: Part, nvec: tuple[int, ...], mask: Any) -> np.ndarray:

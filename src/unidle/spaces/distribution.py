@@ -68,6 +68,12 @@ class ActionDistribution(torch.nn.Module):
         """Packed logits with log 0 where the mask [.., Σ nvec] is 0."""
         return torch.where(mask.bool(), logits, _LOG_ZERO)
 
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise to sample with, [*shape, heads + reals], drawn on the generator's device."""
+        uniform = torch.rand((*shape, self.heads), generator=generator, device=generator.device)
+        normal = torch.randn((*shape, self.reals), generator=generator, device=generator.device)
+        return torch.cat([uniform, normal], -1)
+
     def sample(self, params: Params, noise: Tensor) -> Tensor:
         """The action that `noise` [.., heads + reals] picks: uniform in [0, 1) for heads, standard normal for reals."""
         parts = []

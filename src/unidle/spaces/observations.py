@@ -21,8 +21,8 @@ import numpy as np
 from gymnasium import spaces
 
 from unidle.errors import UsageError
+from unidle.spaces.tree import Path, describe_path, follow, rebuild, walk
 
-Path = tuple[str | int, ...]
 MASK = "action_mask"
 
 
@@ -75,7 +75,7 @@ class RowLayout:
         """Lay out `space` with a mask of `mask_width` entries; UsageError if a part of the space has no tensor form."""
         mask_key = MASK if mask_width and isinstance(space, spaces.Dict) and MASK in space.spaces else None
         leaves, offset = [], 0
-        for path, leaf in _walk(space, ()):
+        for path, leaf in walk(space):
             if mask_key is not None and path == (mask_key,):
                 continue
             dtype, shape = _storage(leaf, path)
@@ -113,10 +113,7 @@ class RowLayout:
 
         def write(index: int, observation: Any) -> None:
             for leaf, view in zip(self.leaves, fields):
-                part = observation
-                for key in leaf.path:
-                    part = part[key]
-                view[index] = part
+                view[index] = follow(observation, leaf.path)
 
         return write
 
@@ -133,25 +130,12 @@ class RowLayout:
     def unpack(self, row: np.ndarray) -> Any:
         """The observation in a row, in the structure and dtypes of the space."""
         record = row.view(self.dtype)[0]
-        values = {leaf.path: record[str(i)] for i, leaf in enumerate(self.leaves)}
-        return _rebuild(self.space, (), values)
+        values = {leaf.path: _as_in_space(leaf.space, record[str(i)]) for i, leaf in enumerate(self.leaves)}
+        return rebuild(self.space, values)
 
 
 def _aligned(offset: int) -> int:
     return -(-offset // 8) * 8
-
-
-def _walk(space: spaces.Space, path: Path) -> list[tuple[Path, spaces.Space]]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for key, part in space.spaces.items() for leaf in _walk(part, (*path, key))]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for index, part in enumerate(space.spaces) for leaf in _walk(part, (*path, index))]
-    return [(path, space)]
-
-
-def describe_path(what: str, path: Path) -> str:
-    """observation, ("sensors", 0) → observation['sensors'][0]"""
-    return what + "".join(f"[{key!r}]" for key in path)
 
 
 def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]]:
@@ -175,17 +159,7 @@ def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]
     )
 
 
-def _rebuild(space: spaces.Space, path: Path, values: dict[Path, Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        inside = {k: part for k, part in space.spaces.items() if not _is_mask(part, (*path, k), values)}
-        return {k: _rebuild(part, (*path, k), values) for k, part in inside.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_rebuild(part, (*path, i), values) for i, part in enumerate(space.spaces))
+def _as_in_space(space: spaces.Space, stored: Any) -> Any:
     if isinstance(space, spaces.Discrete):
-        return space.dtype.type(values[path])
-    return np.asarray(values[path]).astype(space.dtype)
-
-
-def _is_mask(space: spaces.Space, path: Path, values: dict[Path, Any]) -> bool:
-    """The mask is the one leaf that has no field of its own."""
-    return path not in values and not isinstance(space, (spaces.Dict, spaces.Tuple))
+        return space.dtype.type(stored)
+    return np.asarray(stored).astype(space.dtype)
