@@ -17,14 +17,16 @@ def provenance(*packages: str) -> dict[str, Any]:
     """Machine, versions of `packages` (and of unidle's foundations) and date."""
     import torch
 
-    names = {"unidle", "torch", "gymnasium", "numpy", *packages}
+    from unidle import __version__
+
+    names = {"torch", "gymnasium", "numpy", *packages}
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in sorted(names)},
+        "versions": {"unidle": __version__, **{name: version(name) for name in sorted(names)}},
     }
 
 

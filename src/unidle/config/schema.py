@@ -94,7 +94,7 @@ class Engine:
     subproc: bool | None = None
     """Environments in worker processes; none: decided by timing a few steps."""
     workers: int | None = None
-    """Worker processes; none: one per core, never more than environments."""
+    """Worker processes; none: one per core (less one beside a GPU), never more than environments."""
     slices: int = 2
     """Slices of environments per worker: one is stepped while another gets its actions."""
     threads: int = 1

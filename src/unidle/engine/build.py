@@ -42,9 +42,11 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
     return recipe.precision
 
 
-def choose_workers(engine: Engine, n_envs: int, step_seconds: float) -> int:
+def choose_workers(engine: Engine, n_envs: int, step_seconds: float, device: torch.device) -> int:
     """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result."""
-    workers = min(n_envs, engine.workers or available_cores())
+    # A trainer that serves a GPU is busy all the time: a worker on its core would slow both.
+    cores = available_cores() - (device.type == "cuda")
+    workers = min(n_envs, engine.workers or max(1, cores))
     if engine.subproc is False:
         return 0
     saved = n_envs * step_seconds * (1 - 1 / workers)

@@ -101,7 +101,7 @@ class Trainer:
         self._capture = Capture(device, listener.on_message)
         self.algo = PPO(policy, recipe, self._capture)
         self._timeline = Timeline()
-        self._workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds)
+        self._workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds, device)
         rollout = Rollout(
             recipe.n_steps,
             recipe.n_envs,

@@ -1,0 +1,58 @@
+"""Choices of the engine: device, workers, networks by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unidle.config import Engine
+from unidle.engine import build
+from unidle.engine.build import choose_device, choose_workers, resolve_network, too_many_workers
+from unidle.errors import UsageError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "available_cores", lambda: 8)
+
+
+@pytest.mark.parametrize(
+    ("engine", "n_envs", "step_seconds", "device", "workers"),
+    [
+        (Engine(), 16, 1e-6, CPU, 0),  # a round trip would cost more than all steps together
+        (Engine(), 16, 1e-3, CPU, 8),
+        (Engine(), 16, 1e-3, GPU, 7),  # one core is the trainer's
+        (Engine(), 3, 1e-3, CPU, 3),
+        (Engine(), 1, 1e-3, CPU, 0),  # nothing to share out
+        (Engine(subproc=True), 16, 1e-6, CPU, 8),
+        (Engine(subproc=False), 16, 1.0, CPU, 0),
+        (Engine(workers=2), 16, 1e-6, GPU, 2),
+    ],
+)
+def test_workers_are_used_where_they_save_time_or_are_asked_for(
+    engine: Engine, n_envs: int, step_seconds: float, device: torch.device, workers: int
+) -> None:
+    assert choose_workers(engine, n_envs, step_seconds, device) == workers
+
+
+def test_more_workers_than_cores_are_said_with_the_number_to_use() -> None:
+    assert too_many_workers(Engine(workers=8)) is None
+    assert "use --workers 8" in str(too_many_workers(Engine(workers=9)))
+
+
+def test_a_gpu_that_is_not_there_is_a_mistake_and_auto_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(UsageError, match="no CUDA GPU"):
+        choose_device("cuda")
+
+
+def test_a_network_is_found_by_its_name_and_keeps_it() -> None:
+    factory, name = resolve_network("torch.nn:Linear")
+    assert factory is torch.nn.Linear
+    assert name == "torch.nn:Linear"
+    for wrong in ("torch.nn", "torch.nn:NoSuchThing", "<lambda>"):
+        with pytest.raises(UsageError):
+            resolve_network(wrong)
