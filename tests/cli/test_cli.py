@@ -566,16 +566,24 @@ def test_so_does_a_sigterm_to_the_whole_group_as_timeout_and_slurm_send_it(tmp_p
     stop_it(tmp_path, signal.SIGTERM, os.killpg)
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True], ids=["in front", "as a shell's background job"])
+def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None:
     slow = ["--env-kwargs", "{pause: 0.05}", "--n-steps", "1024", "--no-subproc", "--run-name", "a"]  # 100 s a rollout
-    with started(tmp_path, *CHOICE, *slow) as process:
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.default_int_handler)
+    try:
+        running = started(tmp_path, *CHOICE, *slow)  # inherits an ignored Ctrl-C
+        process = running.__enter__()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    with contextlib.ExitStack() as ending:
+        ending.push(running.__exit__)
         assert process.stderr is not None
         wait_for((tmp_path / "runs/a/checkpoints/step-000000000000.pt").exists)
         time.sleep(0.2)  # so that it is stepping
         process.send_signal(signal.SIGINT)
         assert any("Ctrl-C again: at once" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=30)
     assert process.returncode == 1
     assert said.splitlines()[-1] == "unidle: Stopped at once; the last checkpoint is kept."
     assert "Traceback" not in said

@@ -369,7 +369,7 @@ def _due(before: int, after: int, every: int) -> bool:
 
 
 class _Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process as usual."""
+    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process at once."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._first = first
@@ -381,13 +381,11 @@ class _Interrupts:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self._restore()
+        # Not what was there before: a shell starts its background jobs with Ctrl-C ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._first()
 
-    def _restore(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._previous = {}
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
