@@ -246,3 +246,9 @@ def test_the_global_random_streams_go_on_from_a_checkpoint(tmp_path: Path) -> No
     assert draws() != expected[0]
     restore_random_state(load_checkpoint(tmp_path / "a.pt")["random"])
     assert [draws() for _ in range(3)] == expected
+
+
+def test_a_place_where_no_folder_can_be_made_is_a_mistake_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"No run folder can be made at .*; choose another --runs-dir"):
+        RunFolder.create(tmp_path / "file" / "run", Config())

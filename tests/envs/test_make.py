@@ -85,7 +85,7 @@ def test_something_else_of_the_same_name_does_not_count_as_finding_it_again() ->
         ("CartPool-v1", r"^There is no environment `CartPool-v1`: .*CartPole"),
         ("CartPole-v99", r"^There is no environment `CartPole-v99`: "),
         ("no_such_module:Env", r"^Module `no_such_module` cannot be found; run from the folder it is in"),
-        ("toy_envs:NoSuchEnv", r"^There is no environment `toy_envs:NoSuchEnv`: "),
+        ("toy_envs:NoSuchEnv", r"^Module `toy_envs` has no callable `NoSuchEnv`; "),
         ("", r"^There is no environment ``"),
         ("<lambda>", r"^This run's environment was the Python object <lambda>; pass it again, as env="),
     ],
@@ -113,3 +113,13 @@ def test_arguments_that_the_environment_does_not_take_are_said() -> None:
 def test_a_factory_that_returns_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^oops returned Discrete, not a gymnasium.Env; derive from gymnasium.Env"):
         EnvMaker("oops", lambda: spaces.Discrete(2))()
+
+
+def test_a_misspelt_class_of_a_module_gets_the_name_that_is_there() -> None:
+    with pytest.raises(UsageError, match=r"Module `toy_envs` has no callable `Wlak`; did you mean `Walk`\?"):
+        env_maker("toy_envs:Wlak")
+
+
+def test_arguments_that_a_factory_does_not_take_are_said_without_a_traceback() -> None:
+    with pytest.raises(UsageError, match=r"toy_envs:Walk does not take these env_kwargs: .*legnth"):
+        env_maker("toy_envs:Walk", {"legnth": 3})()

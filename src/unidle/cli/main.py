@@ -6,6 +6,7 @@ Nothing heavy is imported until a command needs it: `unidle --help` must answer 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
@@ -69,6 +70,9 @@ def run(argv: list[str]) -> int:
         return _complain(str(error), rest, 2)
     except TrainingError as error:
         return _complain(str(error), rest, 1)
+    except BrokenPipeError:  # whoever read the output has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not complain either
+        return 1
     except KeyboardInterrupt:
         return _complain("Stopped at once; the last checkpoint is kept.", rest, 1)
     if result is not None:

@@ -35,7 +35,12 @@ class RunFolder:
         """A new folder for `config`; UsageError if there is already a run there."""
         refuse_second_run(path)
         folder = RunFolder(path)
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"No run folder can be made at {path} ({error.strerror}); choose another --runs-dir."
+            ) from None
         folder.lock()
         write_atomically(path / "config.yaml", config.to_yaml().encode())
         return folder

@@ -46,6 +46,8 @@ def examine(maker: EnvMaker, steps: int = _STEPS) -> Findings:
         "action mask": "yes" if rows.mask_width else "no",
         "step": f"{contract.step_seconds * 1e6:.0f} µs",
     }
+    if not found.episodes:
+        found.remarks.append(f"no episode ended within {steps} steps; if none ever does, add a time limit.")
     found.remarks += _remarks(rows.space, actions.space)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -26,7 +27,12 @@ class EnvMaker:
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
         """Make one environment; `extra` (render_mode) goes to the factory too."""
-        env = self.factory(**self.kwargs, **extra)
+        try:
+            env = self.factory(**self.kwargs, **extra)
+        except TypeError as error:
+            if self.kwargs and "unexpected keyword" in str(error):
+                raise UsageError(f"{self.name} does not take these env_kwargs: {_one_line(error)}.") from None
+            raise
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"{self.name} returned {type(env).__name__}, not a gymnasium.Env; "
@@ -52,6 +58,10 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
         found = getattr(import_module(module), attribute, None)
         if callable(found):
             return EnvMaker(env, found, kwargs)
+        if "-v" not in attribute:  # not an id that the module registers, as module:Name-v0
+            near = difflib.get_close_matches(attribute, dir(sys.modules[module]), n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "check the name after the colon."
+            raise UsageError(f"Module `{module}` has no callable `{attribute}`; {hint}")
     return EnvMaker(env, _from_registry(env), kwargs)
 
 
