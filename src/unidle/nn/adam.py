@@ -1,7 +1,7 @@
 """Adam (Kingma & Ba 2015) on one flat tensor, one kernel a step.
 
 torch.optim's Adam does the same arithmetic through the same kernel, but on a small network its bookkeeping costs more
-than the kernel does, and its first step loads torch's compiler, which takes a second or two.
+than the kernel does, and its first step loads torch's compiler, which takes a second.
 """
 
 from __future__ import annotations
