@@ -17,7 +17,6 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -75,8 +74,8 @@ EVALUATION_EPISODES = 50
 RESAMPLES = 20_000
 
 
-def train_unidle(env_id: str, seed: int) -> tuple[float, float]:
-    """(final return, seconds of training)"""
+def train_unidle(env_id: str, seed: int) -> float:
+    """Return of the policy at the end of training."""
     import unidle
     from unidle.engine.agent import Agent
 
@@ -85,7 +84,6 @@ def train_unidle(env_id: str, seed: int) -> tuple[float, float]:
     if task["linear"]:
         settings |= {"lr_schedule": "linear", "clip_schedule": "linear"}
     with tempfile.TemporaryDirectory() as folder:
-        began = perf_counter()
         run = unidle.train(
             env=env_id,
             preset="classic",
@@ -98,15 +96,14 @@ def train_unidle(env_id: str, seed: int) -> tuple[float, float]:
             quiet=True,
             **settings,
         )
-        seconds = perf_counter() - began
         latest = run.folder.latest()
         assert latest is not None
         agent = Agent(latest, run.config, None)
-    return evaluate(env_id, agent.predict), seconds
+    return evaluate(env_id, agent.predict)
 
 
-def train_sb3(env_id: str, seed: int) -> tuple[float, float]:
-    """(final return, seconds of training)"""
+def train_sb3(env_id: str, seed: int) -> float:
+    """Return of the policy at the end of training."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -117,11 +114,9 @@ def train_sb3(env_id: str, seed: int) -> tuple[float, float]:
     if task["linear"]:
         rate = settings.get("learning_rate", 3e-4)
         settings |= {"learning_rate": lambda left: left * rate, "clip_range": lambda left: left * 0.2}
-    began = perf_counter()
     model = PPO("MlpPolicy", make_vec_env(env_id, task["n_envs"], seed=seed), seed=seed, device="cpu", **settings)
     model.learn(task["timesteps"])
-    seconds = perf_counter() - began
-    return evaluate(env_id, lambda observation: model.predict(observation, deterministic=True)[0]), seconds
+    return evaluate(env_id, lambda observation: model.predict(observation, deterministic=True)[0])
 
 
 def random_policy(env_id: str) -> float:
@@ -195,7 +190,7 @@ def main() -> None:
         for env_id in arguments.envs:
             row = result["tasks"].get(env_id, {})
             if any(row.get(name) != value for name, value in TASKS[env_id].items()):
-                row = {**TASKS[env_id], "unidle": {}, "sb3": {}, "seconds": {"unidle": {}, "sb3": {}}}
+                row = {**TASKS[env_id], "unidle": {}, "sb3": {}}
             result["tasks"][env_id] = row
             futures = {
                 pool.submit(train, env_id, seed): (side, str(seed))
@@ -205,7 +200,7 @@ def main() -> None:
             }
             for future in as_completed(futures):
                 side, seed = futures[future]
-                row[side][seed], row["seconds"][side][seed] = future.result()
+                row[side][seed] = future.result()
                 print(f"{env_id} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr)
                 save("learning", result, arguments.out)  # hours of work: each run is kept as soon as it is done
             row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(env_id))
