@@ -283,8 +283,9 @@ def test_a_failure_while_it_is_made_is_told_the_same_way() -> None:
     def broken() -> gymnasium.Env:
         raise OSError("no such robot")
 
+    slot, _ = slot_of(broken, contract=FAILING)
     with pytest.raises(TrainingError, match=r"^Environment 3 failed in episode 0 .*OSError: no such robot"):
-        slot_of(broken, contract=FAILING)
+        slot.make()
 
 
 def test_an_observation_that_no_longer_fits_its_row_is_told_the_same_way() -> None:

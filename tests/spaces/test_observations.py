@@ -103,6 +103,19 @@ def test_a_writer_changes_only_its_own_row() -> None:
     np.testing.assert_array_equal(layout.unpack(rows[1]), np.ones(3, np.float32))
 
 
+def test_the_float_views_are_all_that_can_be_nan_and_share_the_rows_memory() -> None:
+    real = {"near": spaces.Box(-1, 1, (3,), np.float32), "far": spaces.Box(-1, 1, (2, 2), np.float64)}
+    whole = {"eye": spaces.Box(0, 255, (5,), np.uint8), "gear": spaces.Discrete(3), "on": spaces.MultiBinary(2)}
+    layout = RowLayout.of(spaces.Dict({**real, **whole}), mask_width=3)
+    rows = np.full((4, layout.row_bytes), 255, np.uint8)  # NaN, read as a float
+    views = layout.float_views(rows)
+    assert [view.shape for view in views] == [(4, 2, 2), (4, 3)]
+    assert all(np.isnan(view).all() for view in views)
+    layout.writer(rows)(2, {**layout.space.sample(), "near": np.ones(3), "far": np.full((2, 2), 2.0)})
+    assert [view[2].ravel().tolist() for view in views] == [[2.0] * 4, [1.0] * 3]
+    assert all(np.isnan(view[[0, 1, 3]]).all() for view in views)
+
+
 def test_a_mask_has_its_own_field_beside_the_observation() -> None:
     space = spaces.Box(-1, 1, (3,))
     layout = RowLayout.of(space, mask_width=5)

@@ -17,8 +17,13 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("terminated", np.bool_),
     ("truncated", np.bool_),
     ("episode_return", np.float64),  # of the episode that just ended
-    ("episode_length", np.int64),
+    ("episode_length", np.int64),  # −1 where a worker's death cut the episode off: it did not end by itself
     ("episode", np.int64),  # number of the episode now open
+    ("skip", np.bool_),  # set by the trainer: this line is not stepped with its slice, and stays as it is
+    # The step did not happen: the environment failed and was made again, and `rows` holds the first observation of its
+    # next episode. The other fields of the line mean nothing then. Written by every step.
+    ("redo", np.bool_),
+    ("beats", np.int64),  # counts hand-overs, resets and replayed steps: a sign of life
 )
 
 
@@ -31,6 +36,9 @@ class Block:
     episode_return: np.ndarray
     episode_length: np.ndarray
     episode: np.ndarray
+    skip: np.ndarray
+    redo: np.ndarray
+    beats: np.ndarray
 
     def __init__(self, contract: Contract, n_envs: int, buffer: Any = None) -> None:
         """Lay the views over `buffer`, or over new private memory."""

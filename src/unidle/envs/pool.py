@@ -3,31 +3,55 @@
 The lines of the block are cut into slices; each worker owns a few and steps one while another waits for its actions, so
 that neither the workers nor whoever serves them stands still. Observations, rewards and actions never pass through a
 pipe; a hand-over is a byte and a semaphore.
+
+When a worker dies, at whatever point, or hangs and is killed, another takes its place. Nothing of it can be left half
+done that matters, because
+
+1. the trainer touches nothing of a worker before that process is gone and reaped, and the next one is started only
+   after its slices, posts and messages were put in order: so never do two processes own a slice;
+2. its slices' flags say all there is to know. STEP: the step did not happen, however far it got, and its lines, half
+   written or not, are written anew. DONE or TOLD: the lines were whole before the flag was set, so the step counts, but
+   its episodes cannot go on: they are cut off. IDLE: nothing was asked of it; its episodes are lost all the same, and
+   `renewed` says so;
+3. a post of `ready` that it did not make any more is made up for by the flags, which are looked at at least every
+   LOOK_AROUND_SECONDS; one too many only causes a look. A post is one atomic addition, so `ready`, which the others use
+   too, is whole. Its own `go` is made anew: it may hold posts, or count a waiter who is gone;
+4. messages that it sent are read before its pipe is closed, and the next worker has a pipe of its own: an answer is
+   never taken for another's. A message that it did not send any more, or half, is given up;
+5. it holds no lock and no name: memory and pipe are descriptors, gone with it.
+
+Starting a worker takes as long as its imports do, and the trainer waits for it; the other workers go on with what they
+have.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from unidle.config.machine import available_cores
+from unidle.envs import process
 from unidle.envs.block import Block, map_memory, shared_memory
 from unidle.envs.contract import Contract
+from unidle.envs.faults import Fault, FaultTally
 from unidle.envs.make import EnvMaker
-from unidle.envs.worker import DONE, FAILED, IDLE, STEP, Job, Switchboard
-from unidle.errors import TrainingError, UsageError
+from unidle.envs.process import WorkerError, WorkerProcess
+from unidle.envs.slot import episode_seed
+from unidle.envs.worker import DONE, FAILED, IDLE, STEP, TOLD, Job, Switchboard
+from unidle.errors import UsageError
 
 _CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
-_LOOK_AROUND_SECONDS = 0.5  # how often a waiting trainer looks whether all workers are still there
+_STARTING_SECONDS = 120.0  # that a worker may need, beside `env_timeout`, to import and to make one environment
+_SPIN_SECONDS = 2e-4
+_NAMED = 8  # environments that the message about a dead worker names at most
 
 
 class ProcessPool:
@@ -42,14 +66,29 @@ class ProcessPool:
         workers: int,
         first_index: int = 0,
         slices: int = 1,
+        *,
+        env_timeout: float | None = None,
+        max_env_restarts: int = 10,
+        pin_cores: bool = False,
     ) -> None:
-        """`workers` processes of `slices` slices each, as far as there are environments for them."""
+        """`workers` processes of `slices` slices each, as far as there are environments for them.
+
+        A worker that is at one slice, one reset or one replayed step for more than `env_timeout` seconds is killed.
+        """
         self.contract, self.n_envs = contract, n_envs
         self.workers = min(workers, n_envs)
         per_worker = min(slices, n_envs // self.workers)
         cuts = [int(part[0]) for part in np.array_split(np.arange(n_envs), self.workers * per_worker)]
         self.bounds = list(zip(cuts, [*cuts[1:], n_envs]))
-        self._per_worker = per_worker
+        self.faults: list[Fault] = []
+        self.renewed: list[int] = []
+        self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
+        self._patience = math.inf if env_timeout is None else env_timeout
+        self._tally = FaultTally(n_envs, first_index, max_env_restarts)
+        # Being woken takes about as long as a step; but whoever spins on a core that another needs slows both.
+        self._spin = _SPIN_SECONDS if self.workers < available_cores() else 0.0
+        self._spare: np.ndarray | None = None  # an observation to show where there is no environment
+        self._next_look = 0.0
         try:
             cargo = cloudpickle.dumps((maker, contract))
         except Exception as error:
@@ -58,54 +97,38 @@ class ProcessPool:
                 "give an id or a module-level function, or use --no-subproc."
             ) from None
         start = Block.nbytes(contract, n_envs)
-        descriptor = shared_memory(start + Switchboard.nbytes(len(self.bounds), self.workers))
-        memory = map_memory(descriptor)
+        # Kept open for workers that are started later.
+        self._descriptor = shared_memory(start + Switchboard.nbytes(len(self.bounds), self.workers))
+        memory = map_memory(self._descriptor)
         self.block = Block(contract, n_envs, memory)
         self._board = Switchboard.over(memory, start, len(self.bounds), self.workers, initialise=True)
-        self._owed = 0  # slices returned by `recv` less posts of `ready` taken
-        self._processes: list[subprocess.Popen] = []
-        self._pipes: list[Connection] = []
+        self._processes: list[WorkerProcess] = []
+        cores = sorted(os.sched_getaffinity(0)) if pin_cores else []
         try:
             for number in range(self.workers):
-                own = list(range(number * per_worker, (number + 1) * per_worker))
                 job = Job(
-                    path=sys.path,
+                    path=list(sys.path),
                     cargo=cargo,
-                    memory=descriptor,
+                    memory=self._descriptor,
                     n_envs=n_envs,
                     bounds=self.bounds,
                     worker=number,
                     workers=self.workers,
-                    slices=own,
+                    slices=list(range(number * per_worker, (number + 1) * per_worker)),
                     seed=seed,
                     first_index=first_index,
+                    spin=self._spin,
+                    # The first core is left to the trainer, as long as there are enough.
+                    core=cores[(number + 1) % len(cores)] if pin_cores else None,
                 )
-                self._start_worker(descriptor, job)
-            self._answers()
+                lines = job.lines
+                self._processes.append(WorkerProcess(job, self.block.beats[lines.start : lines.stop]))
+                self._processes[-1].start()
+            self._answers(self._patience + _STARTING_SECONDS)
+            self._ask("make", [()] * self.workers, self._patience + _STARTING_SECONDS)
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(descriptor)
-
-    def _start_worker(self, memory: int, job: Job) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-            paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-            process = subprocess.Popen(
-                # -P: the current folder is not searched, so that a queue.py there does not stand in for Python's own.
-                [sys.executable, "-P", "-m", "unidle.envs.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output is for results; what an environment prints goes to standard error
-                env=environment,
-            )
-        self._processes.append(process)
-        self._pipes.append(Connection(ours.detach()))
-        with contextlib.suppress(ConnectionError):  # a worker that is gone already is found when its answer is due
-            self._pipes[-1].send_bytes(cloudpickle.dumps(job))
 
     # -- stepping ------------------------------------------------------------------------------------------------------
 
@@ -116,98 +139,185 @@ class ProcessPool:
             flags[number] = STEP
             go[number // per_worker].post()
 
-    def recv(self, at_least: int) -> list[int]:
-        """The slices that have been stepped, in order; waits until there are `at_least` of them."""
-        board = self._board
+    def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
+        """The slices that have been stepped, in order; waits until there are `at_least` of them, or so many seconds."""
+        ready, flags = self._board.ready, self._board.flags
+        until = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            done = np.flatnonzero(board.flags >= DONE)
-            if len(done) >= at_least or (len(done) and (board.flags[done] == FAILED).any()):
+            # First the posts, then the flags: whatever is posted from here on makes the wait below return at once.
+            while ready.take():
+                pass
+            if time.monotonic() >= self._next_look:
+                self._look_around()
+                self._next_look = time.monotonic() + process.LOOK_AROUND_SECONDS
+            now = time.monotonic()
+            seen = flags.tobytes()
+            if max(seen) > DONE:
+                self._hear()  # at once, not when there are enough: the worker may be waiting to be heard
+            elif seen.count(DONE) >= at_least or now >= until:
                 break
-            # A flag is set before its post, so some posts are of slices that were already returned: those first. A post
-            # of any other slice is only taken by the wait below, after which the flags are looked at again.
-            while self._owed > 0 and board.ready.take():
-                self._owed -= 1
-            if board.ready.wait(_LOOK_AROUND_SECONDS):
-                self._owed -= 1
             else:
-                self._check_workers()
-        if (board.flags[done] == FAILED).any():
-            number = int(done[board.flags[done] == FAILED][0])
-            board.flags[number] = IDLE
-            self._answer(number // self._per_worker)
-        board.flags[done] = IDLE
-        self._owed += len(done)
-        return done.tolist()
+                ready.wait(max(0.0, min(until, self._next_look) - now), self._spin)
+        done = np.flatnonzero(flags == DONE)
+        flags[done] = IDLE
+        slices = done.tolist()
+        for number in slices:
+            self._tally.forgive(self.block, slice(*self.bounds[number]))
+        return slices
 
-    def _check_workers(self) -> None:
-        for number, process in enumerate(self._processes):
-            if process.poll() is not None:
-                raise self._lost(number)
+    def _hear(self) -> None:
+        """Read what is told of slices that were stepped; messages come in order, so it may be told of another first."""
+        flags = self._board.flags
+        for number in np.flatnonzero(flags > DONE):
+            worker = int(number) // self._per_worker
+            try:
+                _, faults = self._processes[worker].answer(self._patience)
+            except WorkerError as gone:
+                if gone.kind == "exception":
+                    raise
+                self._replace(worker, gone)
+                return
+            flags[number] = DONE
+            self._note(faults)
+
+    def _note(self, faults: Iterable[Fault]) -> None:
+        for fault in faults:
+            self.faults.append(fault)
+            self._tally.add(fault)
+
+    # -- workers that die ----------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        flags = self._board.flags
+        for number, worker in enumerate(self._processes):
+            own = worker.job.slices
+            try:
+                worker.check(STEP in flags[own[0] : own[-1] + 1].tobytes(), self._patience)
+            except WorkerError as gone:
+                self._replace(number, gone)
+
+    def _replace(self, number: int, gone: WorkerError) -> None:
+        """Put a new worker in the place of one that died; as often as it takes, and may be taken."""
+        worker = self._processes[number]
+        lines = worker.job.lines
+        kind, text = gone.kind, f"{gone}{self._in_hand(worker.job)}"
+        worker.end()
+        self._note(worker.last_words())
+        self._release(worker.job)
+        for attempt in count(1):
+            fault = Fault(self._first_index + lines[0], kind, text)
+            self.faults.append(fault)
+            self._tally.add(fault, lines)
+            try:
+                faults = self._start_again(number, attempt)
+                break
+            except WorkerError as again:
+                kind, text = again.kind, f"{worker.name} could not be started again: {again}"
+                worker.end()
+        self._note(faults)
+
+    def _start_again(self, number: int, attempt: int) -> list[Fault]:
+        """Start a worker and have it begin new episodes; returns what failed in that."""
+        worker = self._processes[number]
+        lines, patience = worker.job.lines, self._patience + _STARTING_SECONDS
+        worker.hang_up()
+        self._board.forget(number)
+        worker.start()
+        worker.answer(patience)
+        # At each attempt other episodes: their seeds may be what it dies of.
+        self._tell(number, "renew", (self.block.episode[lines.start : lines.stop] + attempt, self._spare))
+        return worker.answer(patience)[1]
+
+    def _in_hand(self, job: Job) -> str:
+        """Which environments a worker was told to step, in words."""
+        block, flags = self.block, self._board.flags
+        lines = [
+            line for s in job.slices if flags[s] == STEP for line in range(*self.bounds[s]) if not block.skip[line]
+        ]
+        if not lines:
+            return " It was stepping none of them."
+        named = []
+        for line in lines[:_NAMED]:
+            env, episode = self._first_index + line, int(block.episode[line])
+            named.append(f"{env} (episode {episode}, seed {episode_seed(self._seed, env, episode)})")
+        more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+        return f" It was to step environments {', '.join(named)}{more}."
+
+    def _release(self, job: Job) -> None:
+        """Leave a dead worker's slices as if it had stepped them, and say of each line what became of its episode."""
+        block, flags = self.block, self._board.flags
+        for number in job.slices:
+            first, end = self.bounds[number]
+            lines = slice(first, end)
+            waiting = block.skip[lines] if flags[number] != IDLE else np.ones(end - first, np.bool_)
+            for line in first + np.flatnonzero(waiting):
+                if line not in self.renewed:
+                    block.final_rows[line] = block.rows[line]
+                    self.renewed.append(int(line))
+            if flags[number] in (STEP, FAILED):
+                block.redo[lines] |= ~waiting
+            elif flags[number] in (DONE, TOLD):
+                cut = ~(waiting | block.redo[lines] | block.terminated[lines] | block.truncated[lines])
+                block.final_rows[lines][cut] = block.rows[lines][cut]
+                block.truncated[lines] |= cut
+                block.episode_length[lines][cut] = -1
+            if flags[number] != IDLE:
+                flags[number] = DONE
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""
-        self._ask("start", [(episodes[first:end],) for first, end in self._spans()])
+        spans = [job.lines for job in self._jobs()]
+        self._ask("start", [(episodes[lines.start : lines.stop],) for lines in spans], self._patience)
+        self._spare = self.block.rows[0].copy()
 
     def states(self) -> list[dict[str, Any] | None]:
         """Each environment's own state, where it offers one."""
-        return [state for part in self._ask("states", [()] * self.workers) for state in part]
+        return [state for part in self._ask("states", [()] * self.workers, self._patience) for state in part]
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
-        parts = [(points[first:end],) for first, end in self._spans()]
-        return [same for part in self._ask("resume", parts) for same in part]
+        parts = [(points[job.lines.start : job.lines.stop],) for job in self._jobs()]
+        repeated = [same for part in self._ask("resume", parts, self._patience) for same in part]
+        self._spare = self.block.rows[0].copy()
+        return repeated
 
-    def _spans(self) -> list[tuple[int, int]]:
-        """The lines of each worker."""
-        per_worker = self._per_worker
-        return [(self.bounds[w * per_worker][0], self.bounds[(w + 1) * per_worker - 1][1]) for w in range(self.workers)]
+    def _jobs(self) -> list[Job]:
+        return [worker.job for worker in self._processes]
 
-    def _ask(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    def _ask(self, name: str, arguments: list[tuple[Any, ...]], patience: float) -> list[Any]:
+        if self._board.flags.any():
+            raise RuntimeError(f"{name} was asked for while slices are under way")
         for number, argument in enumerate(arguments):
-            try:
-                self._pipes[number].send_bytes(cloudpickle.dumps((name, argument)))
-            except ConnectionError:
-                raise self._lost(number) from None
-            self._board.commands[number] = 1
-            self._board.go[number].post()
-        return self._answers()
+            self._tell(number, name, argument)
+        return self._answers(patience)
 
-    def _answers(self) -> list[Any]:
-        return [self._answer(number) for number in range(self.workers)]
+    def _tell(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        # Announced first: a long message needs the worker to read along, and it would take an unannounced one for the
+        # end of the trainer.
+        self._board.commands[number] = 1
+        self._board.go[number].post()
+        self._processes[number].send((name, arguments))
 
-    def _answer(self, number: int) -> Any:
-        """What a worker says next; its failure is raised here."""
-        try:
-            kind, value = cloudpickle.loads(self._pipes[number].recv_bytes())
-        except (EOFError, ConnectionError):
-            raise self._lost(number) from None
-        if kind != "ok":
-            raise (UsageError if kind == "usage" else TrainingError)(value)
-        return value
-
-    def _lost(self, number: int) -> TrainingError:
-        first, end = self._spans()[number]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._processes[number].wait(timeout=5)
-        code = self._processes[number].returncode
-        return TrainingError(
-            f"The worker of environments {first} to {end - 1} ended unexpectedly (exit status {code}): "
-            "it was killed, ran out of memory, or the environment crashed the interpreter."
-        )
+    def _answers(self, patience: float) -> list[Any]:
+        values = []
+        for worker in self._processes:
+            value, faults = worker.answer(patience)
+            self._note(faults)
+            values.append(value)
+        return values
 
     def close(self) -> None:
         """Hang up on the workers and wait for them to end."""
-        for pipe in self._pipes:
-            pipe.close()
+        for worker in self._processes:
+            worker.hang_up()
         for go in self._board.go:
             go.post()
         until = time.monotonic() + _CLOSING_SECONDS
-        for process in self._processes:
-            try:
-                process.wait(timeout=max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._pipes, self._processes = [], []
+        for worker in self._processes:
+            worker.end(max(0.0, until - time.monotonic()))
+        self._processes = []
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

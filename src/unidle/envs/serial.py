@@ -9,8 +9,9 @@ import numpy as np
 
 from unidle.envs.block import Block
 from unidle.envs.contract import Contract
+from unidle.envs.faults import Fault, FaultTally
 from unidle.envs.make import EnvMaker
-from unidle.envs.slot import EnvSlot
+from unidle.envs.slots import Slots
 
 
 class SerialEnvs:
@@ -25,44 +26,55 @@ class SerialEnvs:
         n_envs: int,
         seed: int,
         first_index: int = 0,
-        block: Block | None = None,
-        first_line: int = 0,
+        *,
+        env_timeout: float | None = None,
+        max_env_restarts: int = 10,
     ) -> None:
-        """Environments `first_index`, …, in a block of their own or (in a worker) in some lines of a larger one."""
+        """`env_timeout` is kept by worker processes only: here, there is nobody to end a step that hangs."""
         self.contract, self.n_envs = contract, n_envs
-        self.block = block or Block(contract, n_envs)
+        self.block = Block(contract, n_envs)
         self.bounds = [(0, n_envs)]
-        self._slots = [
-            EnvSlot(maker, first_index + i, first_line + i, seed, contract, self.block) for i in range(n_envs)
-        ]
+        self.faults: list[Fault] = []
+        self.renewed: list[int] = []  # always empty: no environment can die while it waits
+        self._tally = FaultTally(n_envs, first_index, max_env_restarts)
+        self._is_sent = False
+        self._slots = Slots(maker, contract, self.block, range(n_envs), seed, first_index)
+        self._slots.make()
 
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""
-        for slot, episode in zip(self._slots, episodes):
-            slot.start_episode(int(episode))
+        self._slots.start(episodes)
+        self._note_faults()
 
     def send(self, slices: Sequence[int]) -> None:
         """Take the actions in the block; nothing runs ahead here."""
+        self._is_sent |= len(slices) > 0
 
-    def recv(self, at_least: int) -> list[int]:
-        """Step every environment; they are one slice."""
-        self.step(0, self.n_envs)
+    def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
+        """Step every environment, however long it takes; they are one slice."""
+        if not self._is_sent:
+            return []
+        self._is_sent = False
+        self._slots.step(0, self.n_envs)
+        self._tally.forgive(self.block, slice(0, self.n_envs))
+        self._note_faults()
         return [0]
-
-    def step(self, first: int, end: int) -> None:
-        """Step some of the environments."""
-        for slot in self._slots[first:end]:
-            slot.step()
 
     def states(self) -> list[dict[str, Any] | None]:
         """Each environment's own state, where it offers one."""
-        return [slot.state() for slot in self._slots]
+        return self._slots.states()
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
-        return [slot.resume(*point) for slot, point in zip(self._slots, points)]
+        repeated = self._slots.resume(points)
+        self._note_faults()
+        return repeated
 
     def close(self) -> None:
         """Close every environment."""
-        for slot in self._slots:
-            slot.env.close()
+        self._slots.close()
+
+    def _note_faults(self) -> None:
+        for fault in self._slots.take_faults():
+            self.faults.append(fault)
+            self._tally.add(fault)

@@ -40,13 +40,20 @@ class Semaphore:
         """Take one post if there is one, without waiting."""
         return _at_once.sem_trywait(self._address) == 0
 
-    def wait(self, seconds: float) -> bool:
-        """Take one post, waiting for it at most so long; False if none came."""
+    def wait(self, seconds: float, spin: float = 0.0) -> bool:
+        """Take one post, waiting for it at most so long; False if none came.
+
+        For the first `spin` seconds of it the core is kept, which spares the time to be woken.
+        """
         if self.take():
             return True
+        until = time.perf_counter() + min(spin, seconds)
+        while time.perf_counter() < until:
+            if self.take():
+                return True
         end = time.time() + seconds
-        until = _Timespec(int(end), int(end % 1 * 1e9))
-        while _waiting.sem_timedwait(self._address, ctypes.byref(until)):
+        deadline = _Timespec(int(end), int(end % 1 * 1e9))
+        while _waiting.sem_timedwait(self._address, ctypes.byref(deadline)):
             reason = ctypes.get_errno()
             if reason == errno.ETIMEDOUT:
                 return False

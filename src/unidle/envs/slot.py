@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from unidle.envs.block import Block
 from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.contract import Contract, mask_from
 from unidle.envs.make import EnvMaker
-from unidle.errors import failure_of
+from unidle.errors import TrainingError, failure_of
 
 _CHECKED_STEPS = 8  # each environment's first steps are checked in full; later ones only by what the learner sees
 _Result = TypeVar("_Result")
@@ -34,6 +35,10 @@ class EnvSlot:
     """Environment number `index` of a run, writing to line `line` of the block."""
 
     def __init__(self, maker: EnvMaker, index: int, line: int, run_seed: int, contract: Contract, block: Block) -> None:
+        """The environment itself is made when its first episode is started, or before by `make`."""
+        self.env: gymnasium.Env | None = None
+        self._why_none = f"Environment {index} has not been started."
+        self._maker = maker
         self.index, self.line, self.run_seed = index, line, run_seed
         self._contract, self._block = contract, block
         self._write = contract.rows.writer(block.rows)
@@ -41,45 +46,75 @@ class EnvSlot:
         self._masks = contract.rows.mask_view(block.rows) if contract.rows.mask_width else None
         self._decode = contract.actions.decode
         self.episode = 0
-        self._length = 0
+        self.length = 0  # steps of the open episode
         self._return = 0.0
         self._unchecked = _CHECKED_STEPS
-        self.env = self._guarded(maker)
+
+    def make(self) -> gymnasium.Env:
+        """The environment, made if there is none."""
+        if self.env is None:
+            self.env = self._guarded(self._maker)
+            self._beat()
+        return self.env
+
+    def close(self) -> None:
+        """Close the environment, if there is one."""
+        env, self.env = self.env, None
+        if env is not None:
+            env.close()
+
+    def renew(self) -> None:
+        """The environment has failed: make it again and begin the next episode."""
+        self.give_up("")
+        self.start_episode(self.episode + 1)
+
+    def give_up(self, why: str) -> None:
+        """Go on without an environment; the next `step` fails with `why`."""
+        self._why_none = why
+        with contextlib.suppress(Exception):  # it is broken, so it may well not close
+            self.close()
+
+    def trust(self) -> None:
+        """Check no more steps in full: these environments were checked in a worker before this one."""
+        self._unchecked = 0
 
     def start_episode(self, episode: int) -> None:
         """Reset with the seed of that episode and write its first observation."""
-        self.episode, self._length, self._return = episode, 0, 0.0
-        seed = episode_seed(self.run_seed, self.index, episode)
-        observation, info = self._guarded(lambda: check_outcome(self.env.reset(seed=seed), 2, "reset"))
+        self.episode, self.length, self._return = episode, 0, 0.0
+        env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
+        observation, info = self._guarded(lambda: check_outcome(env.reset(seed=seed), 2, "reset"))
         if self._unchecked:
-            self._guarded(lambda: check_observation(self.env.observation_space, observation, "reset"))
+            self._guarded(lambda: check_observation(env.observation_space, observation, "reset"))
         self._observe(observation, info)
         self._block.episode[self.line] = episode
+        self._beat()
 
     def step(self) -> None:
         """Take the action in the block; where an episode ends, the next one's first observation follows at once."""
-        block, line = self._block, self.line
+        block, line, env = self._block, self.line, self.env
+        if env is None:
+            raise TrainingError(self._why_none)
         try:
-            outcome = self.env.step(self._decode(block.actions[line]))
+            outcome = env.step(self._decode(block.actions[line]))
             if self._unchecked:
                 check_outcome(outcome, 5, "step")
             observation, reward, terminated, truncated, info = outcome
             if self._unchecked:
-                check_observation(self.env.observation_space, observation, "step", reward)
+                check_observation(env.observation_space, observation, "step", reward)
                 self._unchecked -= 1
             self._return += float(reward)
+            block.reward[line] = reward
+            block.terminated[line] = terminated
+            # An episode that both ends and runs out of time has ended: nothing is to be expected after it.
+            block.truncated[line] = truncated and not terminated
         except Exception as error:
             raise self._failure(error) from error
-        self._length += 1
-        block.reward[line] = reward
-        block.terminated[line] = terminated
-        # An episode that both ends and runs out of time has ended: nothing is to be expected after it.
-        block.truncated[line] = truncated and not terminated
+        self.length += 1
         if terminated or truncated:
             if not terminated:
                 self._guarded(lambda: self._write_final(line, observation))
             block.episode_return[line] = self._return
-            block.episode_length[line] = self._length
+            block.episode_length[line] = self.length
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
@@ -97,18 +132,11 @@ class EnvSlot:
 
     def state(self) -> dict[str, Any] | None:
         """The environment's own state, if it offers one (`state_dict`) and no wrapper keeps a state beside it."""
-        if not self._restorable():
+        self._beat()
+        if self.env is None or not _is_restorable(self.env):
             return None
         own = self.env.unwrapped.state_dict()  # type: ignore[attr-defined]
-        return {"env": own, "length": self._length, "return": self._return, "episode": self.episode}
-
-    def _restorable(self) -> bool:
-        env: gymnasium.Env = self.env
-        while isinstance(env, gymnasium.Wrapper):
-            if not isinstance(env, (TimeLimit, OrderEnforcing, PassiveEnvChecker)):
-                return False
-            env = env.env
-        return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+        return {"env": own, "length": self.length, "return": self._return, "episode": self.episode}
 
     def resume(self, episode: int, actions: np.ndarray, row: np.ndarray, state: dict[str, Any] | None) -> bool:
         """Bring the open `episode` back to where it was, by its state or by replaying `actions` [k, width].
@@ -118,12 +146,13 @@ class EnvSlot:
         """
         self.start_episode(episode)
         if state is not None:
-            self._load_state(state)
+            self._guarded(lambda: self._load_state(state))
             self._block.rows[self.line] = row
             return True
         for action in actions:
             self._block.actions[self.line] = action
             self.step()
+            self._beat()
             if self.episode != episode:
                 break
         if self.episode == episode and np.array_equal(self._block.rows[self.line], row):
@@ -138,7 +167,11 @@ class EnvSlot:
                 env._elapsed_steps = state["length"]
             env = env.env
         env.load_state_dict(state["env"])
-        self._length, self._return, self.episode = state["length"], state["return"], state["episode"]
+        self.length, self._return, self.episode = state["length"], state["return"], state["episode"]
+
+    def _beat(self) -> None:
+        """A sign of life: a long replay is told from one that hangs."""
+        self._block.beats[self.line] += 1
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
@@ -149,6 +182,16 @@ class EnvSlot:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> Exception:
-        seed = episode_seed(self.run_seed, self.index, self.episode)
-        where = f"Environment {self.index} failed in episode {self.episode} (seed {seed}), step {self._length}"
-        return failure_of(where, error)
+        return failure_of(f"Environment {self.index} failed in {self.at(self.episode, self.length)}", error)
+
+    def at(self, episode: int, step: int) -> str:
+        """That step of that episode in words."""
+        return f"episode {episode} (seed {episode_seed(self.run_seed, self.index, episode)}), step {step}"
+
+
+def _is_restorable(env: gymnasium.Env) -> bool:
+    while isinstance(env, gymnasium.Wrapper):
+        if not isinstance(env, (TimeLimit, OrderEnforcing, PassiveEnvChecker)):
+            return False
+        env = env.env
+    return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import random
 import signal
 import sys
@@ -22,12 +23,13 @@ import numpy as np
 
 from unidle.envs.block import Block, map_memory
 from unidle.envs.contract import Contract
-from unidle.envs.serial import SerialEnvs
 from unidle.envs.signals import SEMAPHORE_BYTES, Semaphore
+from unidle.envs.slots import Slots
 from unidle.errors import UsageError
 
-# What a slice's flag says. The trainer writes STEP, the worker writes DONE or FAILED; never both at a time.
-IDLE, STEP, DONE, FAILED = range(4)
+# What a slice's flag says. The trainer writes STEP, and IDLE once it has taken a slice back; the worker writes DONE, or
+# TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
+IDLE, STEP, DONE, TOLD, FAILED = range(5)
 _PR_SET_PDEATHSIG = 1  # Linux: have a signal sent when the parent dies
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
@@ -36,16 +38,20 @@ _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer
 class Switchboard:
     """The signals between trainer and workers, in the same shared memory as the block.
 
-    Invariants: a slice belongs to the trainer (IDLE, DONE, FAILED) or to its worker (STEP), and only its owner touches
-    its lines of the block. Each STEP or command is one post of the worker's `go`; each DONE or FAILED is one post of
-    `ready`, made after the flag is set, so that whoever takes the post sees the flag. Whoever sees a flag also sees
-    what was written before it: so x86-64 orders memory.
+    Invariants: a slice belongs to its worker (STEP) or to the trainer (all other flags), and only its owner touches its
+    lines of the block. Each STEP or command is one post of the worker's `go`. Each hand-over back is one post of
+    `ready`, made after the flag is set, so that whoever takes the post sees the flag; a post alone says nothing, the
+    flags do. A flag TOLD or FAILED stands for exactly one message, sent after it: a pipe holds only so much, and the
+    trainer comes to read when it sees the flag. Whoever sees a flag also sees what was written before it: so x86-64
+    orders memory.
     """
 
     flags: np.ndarray  # [slices] uint8
-    commands: np.ndarray  # [workers] uint8: 1 if a message waits in the worker's pipe
+    commands: np.ndarray  # [workers] uint8: 1 if a message waits, or is about to, in the worker's pipe
     ready: Semaphore
     go: list[Semaphore]  # one per worker
+    memory: Any  # what it lies over, from `begin` on
+    begin: int
 
     @staticmethod
     def nbytes(slices: int, workers: int) -> int:
@@ -56,11 +62,15 @@ class Switchboard:
     def over(memory: Any, start: int, slices: int, workers: int, *, initialise: bool) -> Switchboard:
         """Lay it over `memory` from `start` (a multiple of 64) on."""
         semaphores = [Semaphore(memory, start + SEMAPHORE_BYTES * i, initialise=initialise) for i in range(1 + workers)]
-        start += SEMAPHORE_BYTES * (1 + workers)
-        flags = np.ndarray((slices,), np.uint8, memory, start)
-        return Switchboard(
-            flags, np.ndarray((workers,), np.uint8, memory, start + slices), semaphores[0], semaphores[1:]
-        )
+        behind = start + SEMAPHORE_BYTES * (1 + workers)
+        flags = np.ndarray((slices,), np.uint8, memory, behind)
+        commands = np.ndarray((workers,), np.uint8, memory, behind + slices)
+        return Switchboard(flags, commands, semaphores[0], semaphores[1:], memory, start)
+
+    def forget(self, worker: int) -> None:
+        """Take back what a worker, now dead, was told: posts it did not take, and that it may have waited for one."""
+        self.commands[worker] = 0
+        self.go[worker] = Semaphore(self.memory, self.begin + SEMAPHORE_BYTES * (1 + worker), initialise=True)
 
 
 @dataclass
@@ -77,6 +87,13 @@ class Job:
     slices: list[int]  # those of this worker
     seed: int
     first_index: int
+    spin: float  # seconds to keep the core while it waits
+    core: int | None  # to stay on; None: wherever the system puts it
+
+    @property
+    def lines(self) -> range:
+        """The lines of the block that are this worker's."""
+        return range(self.bounds[self.slices[0]][0], self.bounds[self.slices[-1]][1])
 
 
 def main() -> None:
@@ -91,16 +108,19 @@ def main() -> None:
     try:
         job: Job = cloudpickle.loads(pipe.recv_bytes())
         sys.path[:] = job.path
+        if job.core is not None:
+            os.sched_setaffinity(0, {job.core})
         # For environments that draw from the global streams.
         random.seed(job.seed + job.worker)
         np.random.seed((job.seed + job.worker) % 2**32)  # noqa: NPY002
         with contextlib.closing(_Worker(pipe, job, *cloudpickle.loads(job.cargo))) as worker:
-            pipe.send_bytes(cloudpickle.dumps(("ok", None)))
+            pipe.send_bytes(cloudpickle.dumps(("ok", None, [])))
             worker.serve()
     except (EOFError, ConnectionError):
         pass  # the trainer is gone
     except Exception as error:
-        _tell(pipe, error)
+        with contextlib.suppress(OSError):
+            pipe.send_bytes(_in_words(error))
 
 
 class _Worker:
@@ -109,10 +129,10 @@ class _Worker:
         block = Block(contract, job.n_envs, memory)
         start = Block.nbytes(contract, job.n_envs)
         board = Switchboard.over(memory, start, len(job.bounds), job.workers, initialise=False)
-        self._pipe, self._number, self._board = pipe, job.worker, board
-        self._first = job.bounds[job.slices[0]][0]
-        n_envs = job.bounds[job.slices[-1]][1] - self._first
-        self._envs = SerialEnvs(maker, contract, n_envs, job.seed, job.first_index + self._first, block, self._first)
+        self._pipe, self._number, self._board, self._block = pipe, job.worker, board, block
+        self._spin = job.spin
+        self._first = job.lines.start
+        self._envs = Slots(maker, contract, block, job.lines, job.seed, job.first_index)
         # Slice → its environments, counted from this worker's first.
         self._own = {s: (job.bounds[s][0] - self._first, job.bounds[s][1] - self._first) for s in job.slices}
 
@@ -121,7 +141,7 @@ class _Worker:
         board, number = self._board, self._number
         go, commands = board.go[number], board.commands
         while True:
-            go.wait(_LOOK_AROUND_SECONDS)
+            go.wait(_LOOK_AROUND_SECONDS, self._spin)
             if commands[number]:
                 commands[number] = 0
                 self._obey()
@@ -133,40 +153,42 @@ class _Worker:
         board = self._board
         for number, (first, end) in self._own.items():
             if board.flags[number] == STEP:
+                flag, message = DONE, b""
                 try:
                     self._envs.step(first, end)
                 except Exception as error:
-                    board.flags[number] = FAILED
-                    board.ready.post()
-                    _tell(self._pipe, error)  # last: a pipe holds only so much, and now the trainer comes to read
+                    flag, message = FAILED, _in_words(error)
                 else:
-                    board.flags[number] = DONE
-                    board.ready.post()
-                    # The next slice in turn comes first next time, so that none waits for ever.
-                    self._own[number] = self._own.pop(number)
+                    if faults := self._envs.take_faults():
+                        flag, message = TOLD, cloudpickle.dumps(("ok", None, faults))
+                self._block.beats[self._first] += 1
+                board.flags[number] = flag
+                board.ready.post()
+                if message:
+                    self._pipe.send_bytes(message)
+                # The next slice in turn comes first next time, so that none waits for ever.
+                self._own[number] = self._own.pop(number)
                 return True
         return False
 
     def _obey(self) -> None:
-        """A command: start, states or resume; rare, so plainly pickled."""
+        """A command: make, start, renew, states or resume; rare, so plainly pickled."""
         method, arguments = cloudpickle.loads(self._pipe.recv_bytes())
         try:
-            self._pipe.send_bytes(cloudpickle.dumps(("ok", getattr(self._envs, method)(*arguments))))
-        except (EOFError, ConnectionError):
-            raise
+            value = getattr(self._envs, method)(*arguments)
+            answer = cloudpickle.dumps(("ok", value, self._envs.take_faults()))
         except Exception as error:
-            _tell(self._pipe, error)
+            answer = _in_words(error)
+        self._pipe.send_bytes(answer)
 
     def close(self) -> None:
         self._envs.close()
 
 
-def _tell(pipe: Connection, error: Exception) -> None:
-    """Tell the trainer of an error, in words: an exception of the user's own class may not unpickle there."""
+def _in_words(error: Exception) -> bytes:
+    """The message that tells of an error: in words, as an exception of the user's own class may not unpickle there."""
     kind = "usage" if isinstance(error, UsageError) else "failure"
-    text = str(error) or "".join(traceback.format_exception(error))
-    with contextlib.suppress(OSError):
-        pipe.send_bytes(cloudpickle.dumps((kind, text)))
+    return cloudpickle.dumps((kind, str(error) or "".join(traceback.format_exception(error)), []))
 
 
 if __name__ == "__main__":

@@ -121,6 +121,11 @@ class RowLayout:
         """The masks of `rows` ([n, row_bytes] uint8), as [n, mask_width] uint8."""
         return rows[:, self.mask_offset : self.mask_offset + self.mask_width]
 
+    def float_views(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The real-valued leaves of `rows` ([n, row_bytes] uint8), each as [n, *shape]: what can be NaN or infinite."""
+        records = rows.view(self.dtype).reshape(len(rows))
+        return [records[str(index)] for index, leaf in enumerate(self.leaves) if leaf.dtype.kind == "f"]
+
     def pack(self, observation: Any) -> np.ndarray:
         """One observation as a new row [row_bytes]."""
         rows = np.zeros((1, self.row_bytes), np.uint8)
