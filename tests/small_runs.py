@@ -44,7 +44,9 @@ class SmallRun:
 
     def collect(self) -> Rollout:
         """The next rollout, in place."""
-        self.collector.collect(self.iteration)
+        while self.collector._opened < self.collector.number + self.collector.ahead - 1:
+            self.collector.open()
+        self.rollout = self.collector.finish().rollout
         self.iteration += 1
         return self.rollout
 
@@ -63,6 +65,7 @@ def small_run(
     *,
     seed: int = 0,
     workers: int = 0,
+    slices: int = 1,
     kwargs: dict[str, Any] | None = None,
     **recipe: Any,
 ) -> SmallRun:
@@ -82,15 +85,18 @@ def small_run(
     policy = Policy(contract.rows, contract.actions, chosen)
     algo = PPO(policy, chosen)
     rows, width = contract.rows.row_bytes, contract.actions.width
-    rollout = Rollout(chosen.n_steps, chosen.n_envs, rows, width, policy.state_size, CPU)
+    rollouts = [
+        Rollout(chosen.n_steps, chosen.n_envs, rows, width, policy.state_size, CPU)
+        for _ in range(2 if chosen.overlap == "strict" else 1)
+    ]
     envs: HostEnvs
     if workers:
-        envs = ProcessPool(maker, contract, chosen.n_envs, seed, workers)
+        envs = ProcessPool(maker, contract, chosen.n_envs, seed, workers, slices=slices)
     else:
         envs = SerialEnvs(maker, contract, chosen.n_envs, seed)
-    collector = Collector(envs, policy, rollout, seed, Timeline())
+    collector = Collector(envs, policy, rollouts, seed, Timeline())
     collector.start()
-    return SmallRun(maker, envs, rollout, collector, algo, seed)
+    return SmallRun(maker, envs, rollouts[0], collector, algo, seed)
 
 
 def frozen(state: Any) -> Any:

@@ -162,7 +162,11 @@ def test_noise_depends_on_nothing_but_seed_and_iteration(started: Callable[..., 
         with torch.no_grad():
             run.policy.actor_head.weight.zero_()
         for iteration in iterations:
-            run.collector.collect(iteration)
+            run.collector._opened = iteration - 1
+            run.collector.open()
+            run.collector.number = iteration
+            run.collector._number = [iteration] * len(run.collector._number)
+            run.collector.finish()
         return run.rollout.actions.clone()
 
     straight = noise(3, [5])

@@ -79,8 +79,11 @@ class StopAfter:
         ("Pendulum-v1", {"share_trunk": True}),
         ("CartPole-v1", {"recurrent": "lstm", "recurrent_size": 8}),
         ("CartPole-v1", {"subproc": True, "workers": 2}),
+        ("CartPole-v1", {"overlap": "strict"}),
+        ("Pendulum-v1", {"overlap": "strict", "subproc": True, "workers": 2}),
+        ("CartPole-v1", {"overlap": "strict", "subproc": True, "recurrent": "gru", "recurrent_size": 8}),
     ],
-    ids=["discrete", "continuous", "lstm", "worker processes"],
+    ids=["discrete", "continuous", "lstm", "worker processes", "overlap", "overlap, workers", "overlap, workers, gru"],
 )
 def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(env: str, extra: dict, tmp_path: Path) -> None:
     settings = {**SMALL, **extra, "timesteps": 2880, "runs_dir": str(tmp_path)}
@@ -126,8 +129,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_beginning(tmp_
     assert_same(final_state(resumed.path), final_state(whole.path))
 
 
-def test_extending_a_finished_run_equals_a_longer_one(tmp_path: Path) -> None:
-    settings = {**SMALL, "lr_schedule": "constant", "eval_every": 0, "runs_dir": str(tmp_path)}
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_extending_a_finished_run_equals_a_longer_one(overlap: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "lr_schedule": "constant", "eval_every": 0, "overlap": overlap, "runs_dir": str(tmp_path)}
     longer = unidle.train(env="CartPole-v1", run_name="longer", timesteps=1920, **settings)
     short = unidle.train(env="CartPole-v1", run_name="short", timesteps=960, **settings)
     extended = unidle.resume(short.path, quiet=True, timesteps=1920)

@@ -11,10 +11,21 @@ from torch import Tensor
 class Capturer(Protocol):
     """Makes a function on static tensors faster without changing what it does (see engine/capture.py)."""
 
-    def __call__(self, name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
-        """`function`, or something that does the same; `changes` are the tensors it changes."""
+    def __call__(
+        self,
+        name: str,
+        function: Callable[[], None],
+        changes: Sequence[Tensor],
+        instead: Callable[[], None] | None = None,
+    ) -> Callable[[], None]:
+        """`function`, or something that does the same; `changes` are the tensors it changes.
+
+        `instead` does the same in a simpler way, should `function` not run here.
+        """
 
 
-def as_it_is(name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
+def as_it_is(
+    name: str, function: Callable[[], None], changes: Sequence[Tensor], instead: Callable[[], None] | None = None
+) -> Callable[[], None]:
     """The capturer that captures nothing."""
     return function

@@ -1,14 +1,18 @@
 """Proximal policy optimisation (Schulman et al. 2017), the clipped version, read top to bottom.
 
-    collect a rollout → values, log-probabilities, advantages (`prepare`) → epochs of minibatches (`update`)
+    collect a rollout → values, log-probabilities, advantages (`prepare`) → epochs of minibatches (`learning`)
 
 The collector runs the actor alone; values and log-probabilities of the whole rollout come from one batched pass here,
-with the weights that acted, so every ratio is 1 at the first minibatch.
+with the weights that learning starts from, so every ratio is 1 at the first minibatch. Where older weights acted (the
+rollout was collected while the one before was learned from), this is decoupled PPO (Hilton et al. 2022): clipping
+stays relative to those weights, and a truncated importance weight corrects for who acted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +31,10 @@ _REWARD_CLIP = 10.0
 # A graph of more nodes than this takes long to capture and to launch. A minibatch has about 250, and some 60 more for
 # each step of a recurrent sequence.
 _NODES_PER_GRAPH, _NODES_PER_MINIBATCH = 5000, 250
+_BYTES_AT_ONCE = 1 << 29  # of activations, where a whole rollout goes through the network
+# The most that a stale transition may count: importance weights have no upper bound, and a few would drown the rest.
+_WEIGHT_CAP = 2.0
+_Result = TypeVar("_Result")
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
@@ -36,29 +44,30 @@ class Batch:
 
     rows: Tensor  # [S, L, row_bytes]
     actions: Tensor  # [S, L, width]
-    log_probs: Tensor  # [S, L] of the policy that acted
+    log_probs: Tensor  # [S, L] of the weights that learning starts from
     values: Tensor  # [S, L]
     advantages: Tensor  # [S, L]
     returns: Tensor  # [S, L]
     starts: Tensor | None  # [S, L] where episodes start, for a recurrent policy
     states: Tensor | None  # [S, state] recurrent state each sequence begins with
+    weights: Tensor | None  # [S, L] importance of what older weights did; None: the same weights acted
 
     def at(self, index: Tensor) -> Batch:
         """The minibatch of these sequences."""
         return Batch(*(None if field is None else field.index_select(0, index) for field in vars(self).values()))  # type: ignore[arg-type]
 
-    def take_over(self, other: Batch) -> Batch:
+    def take_over(self, other: Batch) -> None:
         """Copy `other` into the tensors that are here, where it is not in them already."""
         for mine, new in zip(vars(self).values(), vars(other).values()):
             if mine is not None and mine.data_ptr() != new.data_ptr():
                 mine.copy_(new)
-        return self
 
 
-def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor) -> Tensor:
-    """−E[min(r A, clip(r, 1 − ε, 1 + ε) A)]: eq. 7 of the paper, as a loss."""
+def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor, weights: Tensor | None = None) -> Tensor:
+    """−E[w min(r A, clip(r, 1 − ε, 1 + ε) A)]: eq. 7 of the paper, as a loss; w is 1 where nothing is stale."""
     clipped = torch.clamp(ratio, 1 - clip, 1 + clip)
-    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    return -(surrogate if weights is None else weights * surrogate).mean()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
@@ -76,6 +85,15 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """1 − Var[returns − values] / Var[returns]: 1 is a perfect critic, 0 one that says nothing."""
     return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
+
+
+def _in_one_go(pieces: Generator[None, None, _Result]) -> _Result:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
 
 
 class PPO:
@@ -98,31 +116,46 @@ class PPO:
         self._sums = torch.zeros(len(_METRICS), device=device)
         self._minibatches = torch.zeros((), device=device)
         self._stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
-        # What `_learn` works on, in place: it may be captured, and a graph knows tensors, not names.
-        self._batch: Batch | None = None
+        # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
+        widths = sum(recipe.network_arch) + policy.encoder.n_features
+        self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if device.type == "cuda" else 4096
+        self._capture = capture
+        # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
+        # knows tensors, not names.
+        self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
+        # Several minibatches to a graph; on a CPU one at a time, so that whoever waits between them waits no longer.
         n_minibatches = recipe.total_batch // recipe.batch_size
-        per_call = largest_divisor(n_minibatches, _NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * self._length))
+        most = _NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * self._length) if device.type == "cuda" else 1
+        per_call = largest_divisor(n_minibatches, most)
         self._orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
-        changes = [self.parameters.flat, *self.adam.state_dict().values(), self._sums, self._minibatches, self._stopped]
-        self._learn = capture("learning", self._minibatches_of_orders, changes)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> dict[str, Tensor]:
-        """Learn from `rollout` at `progress` (0 to 1 of the run); returns metrics as tensors that nobody waited for."""
+        """`learning` in one go."""
+        return _in_one_go(self.learning(rollout, progress, shuffle))
+
+    def learning(
+        self, rollout: Rollout, progress: float, shuffle: torch.Generator, behaviour: Policy | None = None
+    ) -> Generator[None, None, dict[str, Tensor]]:
+        """Learn from `rollout` at `progress` (0 to 1 of the run), pausing after each piece of the work.
+
+        `behaviour` is the policy that acted, if it is not this one. Returns metrics as tensors that nobody waited for.
+        """
         recipe = self.recipe
         remaining = 1.0 - progress
         self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))
         self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
         for total in (self._sums, self._minibatches, self._stopped):
             total.zero_()
-        batch = self.prepare(rollout)
-        self._batch = batch if self._batch is None else self._batch.take_over(batch)
+        batch = yield from self.preparing(rollout, behaviour)
+        learn = self._learn_from(rollout, batch)
         for _ in range(recipe.n_epochs):
             order = torch.randperm(len(batch.rows), generator=shuffle, device=self._sums.device)
             for orders in order.view(-1, *self._orders.shape):
                 self._orders.copy_(orders)
-                self._learn()
+                learn()
+                yield
             if recipe.target_kl is not None and not self._sums.is_cuda and self._stopped:
                 break  # on a GPU asking would cost a sync; the updates that remain are masked instead
         metrics = dict(zip(_METRICS, self._sums / self._minibatches.clamp(min=1)))
@@ -137,13 +170,42 @@ class PPO:
         self.policy.encoder.update_norm(rollout.rows[:-1])
         return metrics
 
+    def _learn_from(self, rollout: Rollout, batch: Batch) -> Callable[[], None]:
+        """What learns from the minibatches in `_orders` of `batch`, which was cut from `rollout`."""
+        if id(rollout) not in self._bound:
+            changes = [*self.adam.state_dict().values(), self._sums, self._minibatches, self._stopped]
+            learn = self._capture("learning", lambda: self._minibatches_of(batch), [self.parameters.flat, *changes])
+            self._bound[id(rollout)] = batch, learn
+        bound, learn = self._bound[id(rollout)]
+        bound.take_over(batch)
+        return learn
+
+    def prepare(self, rollout: Rollout, behaviour: Policy | None = None) -> Batch:
+        """`preparing` in one go."""
+        return _in_one_go(self.preparing(rollout, behaviour))
+
+    def preparing(self, rollout: Rollout, behaviour: Policy | None) -> Generator[None, None, Batch]:
+        """Values, log-probabilities, advantages and importance weights of a rollout, cut into sequences."""
+        with torch.no_grad():
+            params, values = self._forward(self.policy, rollout)
+            log_probs, _ = self.policy.distribution.score(params, rollout.actions)
+        yield
+        weights = None
+        if behaviour is not None:
+            with torch.no_grad():
+                # Once more with the weights that acted: cheaper than to have every service note it.
+                acted, _ = behaviour.distribution.score(self._forward(behaviour, rollout)[0], rollout.actions)
+                weights = (log_probs - acted).exp().clamp(max=_WEIGHT_CAP)
+            yield
+        batch = self._cut(rollout, log_probs, values, weights)
+        yield
+        return batch
+
     @torch.no_grad()
-    def prepare(self, rollout: Rollout) -> Batch:
-        """Values, log-probabilities and advantages of a rollout, cut into sequences."""
+    def _cut(self, rollout: Rollout, log_probs: Tensor, values: Tensor, weights: Tensor | None) -> Batch:
+        """Advantages and returns, and everything cut into sequences."""
         recipe = self.recipe
         steps, n_envs = rollout.shape
-        params, values = self._forward(rollout)
-        log_probs, _ = self.policy.distribution.score(params, rollout.actions)
         bootstrap = torch.zeros_like(rollout.rewards)
         if len(rollout.final_rows):
             # The state that saw rows[t] came out of step t, so it stands at states[t + 1].
@@ -177,11 +239,12 @@ class PPO:
             returns=sequences(returns),
             starts=sequences(rollout.starts[:-1]) if recurrent else None,
             states=rollout.states[:-1:length].flatten(0, 1) if recurrent else None,
+            weights=None if weights is None else sequences(weights),
         )
 
-    def _forward(self, rollout: Rollout) -> tuple[Params, Tensor]:
+    def _forward(self, policy: Policy, rollout: Rollout) -> tuple[Params, Tensor]:
         """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
-        policy, lead = self.policy, rollout.rows.shape[:2]
+        lead = rollout.rows.shape[:2]
         rows, starts = rollout.rows.flatten(0, 1), rollout.starts.flatten(0, 1)
         states = rollout.states.flatten(0, 1)
 
@@ -196,8 +259,8 @@ class PPO:
         return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1)
 
     def _in_chunks(self, function, *columns: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        """`function` over pieces of the columns no longer than a few minibatches, so that memory stays bounded."""
-        size = max(4096, self._per_minibatch * self._length)
+        """`function` over pieces of the columns, so that memory stays bounded."""
+        size = max(self._rows_at_once, self._per_minibatch * self._length)
         pieces = zip(*(column.split(size) for column in columns))
         return torch.cat([function(*piece) for piece in pieces])
 
@@ -205,17 +268,17 @@ class PPO:
         if self.reward_norm is None:
             return rollout.rewards
         ended = rollout.terminated | rollout.truncated
-        sums, carry = discounted_returns(rollout.rewards, ended, self.return_carry, self.recipe.gamma)
+        carried = self.return_carry.masked_fill(rollout.starts[0], 0.0)
+        sums, carry = discounted_returns(rollout.rewards, ended, carried, self.recipe.gamma)
         self.return_carry.copy_(carry)
         self.reward_norm.update(sums.reshape(-1, 1))
         return (rollout.rewards * self.reward_norm.scale).clamp(-_REWARD_CLIP, _REWARD_CLIP)
 
     # -- one minibatch -------------------------------------------------------------------------------------------------
 
-    def _minibatches_of_orders(self) -> None:
-        assert self._batch is not None
+    def _minibatches_of(self, batch: Batch) -> None:
         for order in self._orders.unbind():
-            self._minibatch(self._batch.at(order))
+            self._minibatch(batch.at(order))
 
     def _minibatch(self, batch: Batch) -> None:
         recipe = self.recipe
@@ -226,7 +289,7 @@ class PPO:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()
-        policy_term = clipped_policy_loss(ratio, advantages, self.clip_range)
+        policy_term = clipped_policy_loss(ratio, advantages, self.clip_range, batch.weights)
         value_term = value_loss(values, batch.values, batch.returns, recipe.clip_range_vf)
         entropy_term = entropy.mean()
         loss = policy_term + recipe.vf_coef * value_term

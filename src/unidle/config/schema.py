@@ -76,6 +76,8 @@ class Recipe:
     """Initial log standard deviation of continuous actions, in units of half the action range."""
     discretize: int | None = None
     """Turns each Box action into this many bins; none: continuous."""
+    overlap: Literal["off", "strict"] = "off"
+    """strict: collect the next rollout, with the weights as they were, while learning from the last."""
     precision: Literal["tf32", "fp32"] = "tf32"
     """Matrix products on CUDA; the CPU always uses fp32."""
 
@@ -97,8 +99,14 @@ class Engine:
     """Worker processes; none: one per core (less one beside a GPU), never more than environments."""
     slices: int = 2
     """Slices of environments per worker: one is stepped while another gets its actions."""
+    pin_cores: bool = False
+    """Keep each worker process on a core of its own; measured, it gains nothing where nobody else is at work."""
     threads: int = 1
     """Threads of torch in the training process."""
+    env_timeout: float | None = 300.0
+    """Seconds after which a worker that does not come back from a step is started again; none: never."""
+    max_env_restarts: int = 10
+    """Faults of one environment in a row, without an episode that ends by itself, that the run bears."""
 
 
 @dataclass(frozen=True)

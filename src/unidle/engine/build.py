@@ -13,6 +13,7 @@ from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
 from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
+from unidle.envs.vectorised import vectorised_envs
 from unidle.errors import UsageError
 from unidle.nn.policy import NetworkFactory, Policy
 from unidle.spaces.actions import ActionLayout
@@ -62,12 +63,36 @@ def too_many_workers(engine: Engine) -> str | None:
 
 
 def make_envs(
-    maker: EnvMaker, contract: Contract, n_envs: int, seed: int, workers: int, first_index: int = 0, slices: int = 1
+    maker: EnvMaker,
+    contract: Contract,
+    n_envs: int,
+    seed: int,
+    workers: int,
+    engine: Engine,
+    first_index: int = 0,
+    slices: int = 1,
 ) -> HostEnvs:
-    """Environments in this process, or in `workers` worker processes of `slices` slices each."""
+    """Environments in this process, or in `workers` worker processes of `slices` slices each.
+
+    Those that step together do as their library does, and of a vector environment there are as many as it has.
+    """
+    if contract.vectorised:
+        return vectorised_envs(maker, contract, n_envs, seed, first_index, slices)
+    restarts = engine.max_env_restarts
     if workers == 0:
-        return SerialEnvs(maker, contract, n_envs, seed, first_index)
-    return ProcessPool(maker, contract, n_envs, seed, workers, first_index, slices)
+        return SerialEnvs(maker, contract, n_envs, seed, first_index, max_env_restarts=restarts)
+    return ProcessPool(
+        maker,
+        contract,
+        n_envs,
+        seed,
+        workers,
+        first_index,
+        slices,
+        env_timeout=engine.env_timeout,
+        max_env_restarts=restarts,
+        pin_cores=engine.pin_cores,
+    )
 
 
 def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactory | None, str | None]:

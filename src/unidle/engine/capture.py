@@ -24,24 +24,37 @@ class Capture:
         self._tell = tell
         self.fallbacks: dict[str, str] = {}  # name → why it runs eagerly on a GPU
 
-    def __call__(self, name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[], None]:
-        """`function` as a replay; `changes` are all tensors it changes that must be as before after the warm-up."""
+    def __call__(
+        self,
+        name: str,
+        function: Callable[[], None],
+        changes: Sequence[Tensor],
+        instead: Callable[[], None] | None = None,
+    ) -> Callable[[], None]:
+        """`function` as a replay; `changes` are all tensors it changes that must be as before after the warm-up.
+
+        `instead` does the same in a simpler way, should `function` not run here.
+        """
         if self.device.type != "cuda":
             return function
-        return _Replay(self, name, function, changes)
+        return _Replay(self, name, [function] if instead is None else [function, instead], changes)
 
-    def fall_back(self, name: str, error: Exception) -> None:
-        """Note and tell that `name` runs eagerly."""
+    def fall_back(self, name: str, error: Exception, to: str) -> None:
+        """Note and tell, once, that `name` takes a slower way."""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if name not in self.fallbacks:
+            self._tell(f"{name} {to}, which is slower: {reason}")
         self.fallbacks[name] = reason
-        self._tell(f"{name} could not be captured as a CUDA graph and runs eagerly, which is slower: {reason}")
 
 
 class _Replay:
     """Captures on the first call, replays from then on."""
 
-    def __init__(self, capture: Capture, name: str, function: Callable[[], None], changes: Sequence[Tensor]) -> None:
-        self._capture, self._name, self._function, self._changes = capture, name, function, changes
+    def __init__(
+        self, capture: Capture, name: str, ways: Sequence[Callable[[], None]], changes: Sequence[Tensor]
+    ) -> None:
+        """`ways` to do it, the fastest first."""
+        self._capture, self._name, self._ways, self._changes = capture, name, ways, changes
         self._run: Callable[[], None] | None = None
 
     def __call__(self) -> None:
@@ -50,6 +63,19 @@ class _Replay:
         self._run()
 
     def _captured(self) -> Callable[[], None]:
+        for way in self._ways[:-1]:
+            try:
+                return self._capture_one(way)
+            except Exception as error:
+                self._capture.fall_back(self._name, error, "does not run here; it is done in a simpler way")
+        last = self._ways[-1]
+        try:
+            return self._capture_one(last)
+        except Exception as error:
+            self._capture.fall_back(self._name, error, "could not be captured as a CUDA graph and runs eagerly")
+            return last
+
+    def _capture_one(self, function: Callable[[], None]) -> Callable[[], None]:
         kept = [tensor.detach().clone() for tensor in self._changes]
         stream = torch.cuda.Stream(self._capture.device)
         stream.wait_stream(torch.cuda.current_stream())
@@ -57,16 +83,13 @@ class _Replay:
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
-                    self._function()
+                    function()
             # Only this thread must keep still meanwhile: others may copy and launch.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self._function()
-            run = graph.replay
-        except Exception as error:
-            self._capture.fall_back(self._name, error)
-            run = self._function
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.no_grad():
-            for tensor, before in zip(self._changes, kept):
-                tensor.copy_(before)
-        return run
+                function()
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.no_grad():
+                for tensor, before in zip(self._changes, kept):
+                    tensor.copy_(before)
+        return graph.replay

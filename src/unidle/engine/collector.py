@@ -1,37 +1,40 @@
-"""Fills rollouts from host environments, serving whichever slices of them are ready first."""
+"""Fills rollouts from host environments, serving whichever slices of them are ready first.
+
+A slice takes T steps in rollout k, then T in rollout k + 1, and so on, without waiting for the others: all it needs is
+that the next rollout is open, which is to say that the weights to act with in it are there. How far ahead that reaches
+is the number of lanes (see lane.py). What is acted and noted depends on seed and weights alone, not on which slice was
+ready when.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
-from unidle.engine.service import Service, Where
-from unidle.envs.host import HostEnvs
+from unidle.engine.lane import Lane
+from unidle.engine.service import PageLock, Where
+from unidle.envs.host import Fault, HostEnvs
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
-from unidle.streams import keyed_generator
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
 
 
-class _Notes:
-    """What the host keeps of a rollout while it is filled, and copies to the device once, when it is whole."""
+@dataclass
+class _Boundary:
+    """Where every environment stood when it had its last step of the latest finished rollout behind it."""
 
-    def __init__(self, rollout: Rollout) -> None:
-        (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
-        self.rewards = np.zeros((steps, n_envs), np.float32)
-        self.terminated = np.zeros((steps, n_envs), np.bool_)
-        self.truncated = np.zeros((steps, n_envs), np.bool_)
-        self.starts = np.zeros((steps + 1, n_envs), np.bool_)
-        self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments got them
-        self.last_rows = np.zeros(rollout.rows.shape[1:], np.uint8)  # the observations after the last step
-        self.final_rows: list[np.ndarray] = []  # of truncated episodes
-        self.final_at: list[np.ndarray] = []  # t × N + environment
-        self.episodes: list[np.ndarray] = []  # [t × N + environment, return, length] of those that ended
+    rows: np.ndarray
+    starts: np.ndarray  # the row is the first of its episode
+    episode: np.ndarray
+    states: Tensor  # recurrent
 
 
 class Collector:
@@ -41,90 +44,152 @@ class Collector:
         self,
         envs: HostEnvs,
         policy: Policy,
-        rollout: Rollout,
+        rollouts: Sequence[Rollout],
         seed: int,
         timeline: Timeline,
         capture: Capturer = as_it_is,
+        on_fault: Callable[[Fault], None] = lambda fault: None,
     ) -> None:
-        self.envs, self.policy, self.rollout = envs, policy, rollout
-        self._seed, self._timeline = seed, timeline
-        self._device = rollout.rows.device
-        self._steps, n_envs = rollout.shape
+        """One lane per rollout; with more than one, each acts with a copy of `policy`."""
+        self.envs, self.policy = envs, policy
+        self._seed, self._timeline, self._on_fault = seed, timeline, on_fault
+        self._device = rollouts[0].rows.device
+        self._steps, n_envs = rollouts[0].shape
+        on_gpu = self._device.type == "cuda"
+        # Inference goes ahead of learning on the GPU: environments wait for it.
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if on_gpu else None
+        self._page_lock = PageLock(envs.block) if on_gpu else None
+        self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
+        with torch.cuda.stream(self._stream):
+            self._wait_for_learner()
+            self._lanes = [
+                Lane(policy, rollout, envs.block, self._state, capture, own_weights=len(rollouts) > 1)
+                for rollout in rollouts
+            ]
         # A quarter of the slices at a time: some are stepped while others are served, and each service is worth it.
         self._at_least = max(1, len(envs.bounds) // 4)
-        self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
-        self._service = Service(policy, rollout, envs.block, self._state, capture)
-        self._notes = _Notes(rollout)
         self._lines = [np.arange(first, end) for first, end in envs.bounds]
-        self._done = [0] * len(envs.bounds)  # steps of the rollout that each slice has behind it
+        self._number = [0] * len(envs.bounds)  # of the rollout that each slice is in
+        self._done = [0] * len(envs.bounds)  # steps in it that each slice has behind it
+        self._again: dict[int, np.ndarray] = {}  # slices of which only these lines take their step, once more
+        self._waiting: list[int] = []  # slices whose observations wait for actions
+        self._parked = list(range(len(envs.bounds)))  # slices whose next rollout is not open yet
+        self._in_flight = 0
+        self._opened = -1  # the highest rollout that is open
+        self.until: float = float("inf")  # no environment acts in this rollout or a later one
+        self.number = 0  # of the rollout to be finished next
         self._begins = np.ones(n_envs, np.bool_)  # the observation in the block is the first of its episode
-        self.log = EpisodeLog(n_envs, rollout.actions.shape[2])
+        self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
+        self.faults: Counter[str] = Counter()  # kind → how many
 
     def close(self) -> None:
         """End all environments."""
-        self._service.close()
+        if self._page_lock is not None:
+            torch.cuda.synchronize(self._device)  # nothing may still read from the block
+            self._page_lock.close()
         self.envs.close()
 
     def start(self) -> None:
-        """Begin episode 0 everywhere."""
+        """Begin episode 0 everywhere, and open as many rollouts as there are lanes."""
         self.envs.start(np.zeros(self.envs.n_envs, np.int64))
+        self._boundary = self._stand()
+        for _ in self._lanes:
+            self.open()
 
-    def collect(self, iteration: int) -> None:
-        """Fill the rollout with the next T steps of every environment."""
-        envs, notes, timeline = self.envs, self._notes, self._timeline
-        self._draw_noise(iteration)
-        notes.final_rows, notes.final_at, notes.episodes = [], [], []
-        self._done = [0] * len(envs.bounds)
-        waiting = list(range(len(envs.bounds)))  # slices whose observations wait for actions
-        in_flight = 0
-        while True:
-            if waiting:
-                timeline.enter(INFERENCE)
-                self._serve(waiting)
-                envs.send(waiting)
-                in_flight += len(waiting)
-            if not in_flight:
-                break
-            timeline.enter(ENVIRONMENT)
-            stepped = envs.recv(min(self._at_least, in_flight))
-            in_flight -= len(stepped)
-            timeline.enter(OTHER)
-            waiting = self._take_in(stepped)
-        self._hand_over()
-        self.log.extend(notes.actions, notes.terminated | notes.truncated)
+    # -- the way of a slice through its rollouts -----------------------------------------------------------------------
 
-    def _where(self, slices: list[int], behind: int) -> Where:
-        """[step, environment] of each slice's current observation, or `behind` steps before it."""
-        if len(slices) == 1:
-            return self._done[slices[0]] - behind, slice(*self.envs.bounds[slices[0]])
-        lines = [self._lines[number] for number in slices]
-        steps = np.repeat([self._done[number] - behind for number in slices], [len(part) for part in lines])
+    @property
+    def ahead(self) -> int:
+        """How many rollouts may be open at once."""
+        return len(self._lanes)
+
+    def open(self) -> None:
+        """Let the next rollout be acted in, with the policy's weights as they are now."""
+        self._opened += 1
+        with torch.cuda.stream(self._stream):
+            self._wait_for_learner()
+            self._lane(self._opened).open(len(self.envs.bounds), self._seed, self._opened)
+        parked, self._parked = self._parked, []
+        for number in parked:
+            self._queue(number)
+
+    def turn(self, seconds: float | None = None) -> bool:
+        """Serve what waits, and take in what is ready within `seconds`; False if no environment can go on."""
+        envs, timeline = self.envs, self._timeline
+        if self._waiting:
+            timeline.enter(INFERENCE)
+            # One lane at a time, the older rollout first: it is the one that learning waits for.
+            number = min(self._number[slot] for slot in self._waiting)
+            slices = [slot for slot in self._waiting if self._number[slot] == number]
+            self._waiting = [slot for slot in self._waiting if self._number[slot] != number]
+            self._serve(self._lane(number), slices)
+            envs.send(slices)
+            self._in_flight += len(slices)
+            if self._waiting:
+                seconds = 0.0
+        if not self._in_flight:
+            return False
+        timeline.enter(ENVIRONMENT)
+        stepped = envs.recv(min(self._at_least, self._in_flight), seconds)
+        timeline.enter(OTHER)
+        self._in_flight -= len(stepped)
+        if envs.faults or envs.renewed or self._again:
+            self._take_in_with_care(stepped)
+        else:
+            self._take_in(stepped)
+        return True
+
+    def finish(self) -> Lane:
+        """Go on until the oldest open rollout is whole; returns its lane, ready to be learned from."""
+        lane = self._lane(self.number)
+        while lane.unfinished:
+            self.turn()
+        return self._hand_over(lane)
+
+    def _lane(self, number: int) -> Lane:
+        return self._lanes[number % len(self._lanes)]
+
+    def _wait_for_learner(self) -> None:
+        """Let the collector's stream go on after what the learner's has been told so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+
+    # -- one step of some slices ---------------------------------------------------------------------------------------
+
+    def _where(self, slices: list[int]) -> Where:
+        """[step, environment] of each slice's current observation."""
+        if len(slices) == 1 and not self._again:
+            return self._done[slices[0]], slice(*self.envs.bounds[slices[0]])
+        lines = [self._again.get(number, self._lines[number]) for number in slices]
+        steps = np.repeat([self._done[number] for number in slices], [len(part) for part in lines])
         return steps, np.concatenate(lines)
 
-    def _serve(self, slices: list[int]) -> None:
+    def _serve(self, lane: Lane, slices: list[int]) -> None:
         """Give these slices their actions."""
-        where = self._where(slices, 0)
-        self._notes.starts[where] = self._begins[where[1]]
-        actions = self._service.serve(where, self._begins if self.policy.state_size else None)[where[1]]
+        where, notes = self._where(slices), lane.notes
+        notes.starts[where] = self._begins[where[1]]
+        with torch.cuda.stream(self._stream):
+            actions = lane.service.serve(where, self._begins if self.policy.state_size else None)[where[1]]
         self.envs.block.actions[where[1]] = actions
-        self._notes.actions[where] = actions
+        notes.actions[where] = actions
 
-    def _take_in(self, slices: list[int]) -> list[int]:
-        """Note what a step of these slices brought; returns those that go on in this rollout."""
-        block, notes = self.envs.block, self._notes
+    def _take_in(self, slices: list[int]) -> None:
+        """Note what a step of these slices brought, and send them on their way."""
+        for lane in range(len(self._lanes)):
+            of_lane = [number for number in slices if self._number[number] % len(self._lanes) == lane]
+            if of_lane:
+                self._note(self._lanes[lane], self._where(of_lane))
         for number in slices:
-            self._done[number] += 1
-        where = self._where(slices, 1)
-        lines = where[1]
+            self._go_on(number)
+
+    def _note(self, lane: Lane, where: Where) -> None:
+        block, notes, lines = self.envs.block, lane.notes, where[1]
         terminated, truncated = block.terminated[lines], block.truncated[lines]
-        notes.rewards[where], notes.terminated[where], notes.truncated[where] = (
-            block.reward[lines],
-            terminated,
-            truncated,
-        )
+        notes.rewards[where] = block.reward[lines]
+        notes.terminated[where], notes.truncated[where] = terminated, truncated
         ended = terminated | truncated
         self._begins[lines] = ended
         if ended.any():
@@ -132,70 +197,147 @@ class Collector:
             at = np.broadcast_to(where[0], ended.shape) * self.envs.n_envs + envs
             notes.final_rows.append(block.final_rows[envs[truncated]])
             notes.final_at.append(at[truncated])
+            ended &= block.episode_length[lines] >= 0  # less than 0: cut off by a fault, no result of the policy's
             returns, lengths = block.episode_return[envs[ended]], block.episode_length[envs[ended]]
             notes.episodes.append(np.stack([at[ended], returns, lengths]))
-        going_on = []
-        for number in slices:
-            if self._done[number] < self._steps:
-                going_on.append(number)
-            else:
-                self._finish(self._lines[number])
-        return going_on
 
-    def _finish(self, lines: np.ndarray) -> None:
-        """These environments have all their steps of the rollout behind them."""
-        block, notes = self.envs.block, self._notes
-        notes.last_rows[lines] = block.rows[lines]
-        notes.starts[-1, lines] = self._begins[lines]
+    def _go_on(self, number: int) -> None:
+        """One more step is behind this slice."""
+        self._done[number] += 1
+        if self._done[number] == self._steps:
+            self._finish_slice(number)
+        self._queue(number)
 
-    def _draw_noise(self, iteration: int) -> None:
-        """What sampling needs for the whole rollout, a function of seed and iteration alone."""
-        generator = keyed_generator(self._device, self._seed, 1, iteration)
-        self._service.noise[:-1].copy_(self.policy.distribution.noise(self.rollout.shape, generator))
+    def _queue(self, number: int) -> None:
+        """Let this slice wait for its actions, or for its rollout to open."""
+        may_go_on = self._number[number] <= self._opened and self._number[number] < self.until
+        (self._waiting if may_go_on else self._parked).append(number)
 
-    def _hand_over(self) -> None:
-        """The rollout is whole: bring to the device what the host noted."""
-        rollout, notes, device = self.rollout, self._notes, self._device
-        for tensor, noted in (
-            (rollout.rewards, notes.rewards),
-            (rollout.terminated, notes.terminated),
-            (rollout.truncated, notes.truncated),
-            (rollout.starts, notes.starts),
-            (rollout.rows[-1], notes.last_rows),
-        ):
-            tensor.copy_(torch.from_numpy(noted))
-        rollout.states[-1].copy_(self._state)
-        final_rows = np.concatenate([notes.last_rows[:0], *notes.final_rows])
-        final_at = np.concatenate([np.zeros(0, np.int64), *notes.final_at])
-        # By time, then environment: the order in which slices became ready must leave no trace.
-        order = np.argsort(final_at)
-        rollout.final_rows = torch.from_numpy(final_rows[order]).to(device)
-        rollout.final_at = torch.from_numpy(final_at[order]).to(device)
-        episodes = np.concatenate([np.zeros((3, 0)), *notes.episodes], 1)
-        _, returns, lengths = episodes[:, np.argsort(episodes[0])]
+    def _finish_slice(self, number: int) -> None:
+        """All steps in a rollout are behind this slice."""
+        block, lane, lines = self.envs.block, self._lane(self._number[number]), slice(*self.envs.bounds[number])
+        lane.notes.last_rows[lines] = block.rows[lines]
+        lane.notes.last_episode[lines] = block.episode[lines]
+        lane.notes.starts[-1, lines] = self._begins[lines]
+        if self.policy.state_size:
+            with torch.cuda.stream(self._stream):
+                lane.last_states[lines] = self._state[lines]
+        lane.unfinished -= 1
+        self._number[number] += 1
+        self._done[number] = 0
+
+    def _hand_over(self, lane: Lane) -> Lane:
+        """The rollout is whole."""
+        notes = lane.notes
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        notes.hand_over(lane.rollout)
+        lane.rollout.states[-1].copy_(lane.last_states)
+        for env in np.flatnonzero(notes.starts[0]):
+            self.log.restart(int(env))  # usually begun anew already, but not after a fault
+        self.log.extend(notes.actions, notes.terminated | notes.truncated)
+        self._boundary = _Boundary(
+            notes.last_rows.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
+        )
+        returns, lengths = notes.finished_episodes()
         self.episodes += len(returns)
-        self.recent_returns.extend(returns.tolist())
-        self.recent_lengths.extend(lengths.tolist())
+        self.recent_returns.extend(returns)
+        self.recent_lengths.extend(lengths)
+        self.number += 1
+        return lane
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def _take_in_with_care(self, slices: list[int]) -> None:
+        """Like `_take_in`, where some steps did not happen: those are taken once more, from a new episode's start."""
+        block = self.envs.block
+        for fault in self.envs.faults:
+            self.faults[fault.kind] += 1
+            self._on_fault(fault)
+        self.envs.faults.clear()
+        for line in self.envs.renewed:
+            self._renew(line)
+        self.envs.renewed.clear()
+        for number in slices:
+            lane, step = self._lane(self._number[number]), self._done[number]
+            lines = self._again.pop(number, self._lines[number])
+            block.skip[self._lines[number]] = False
+            failed = block.redo[lines]
+            if not failed.all():
+                self._note(lane, (np.full((~failed).sum(), step), lines[~failed]))
+            if failed.any():
+                for line in lines[failed]:
+                    self._cut(lane, step, line)
+                self._again[number] = lines[failed]
+                block.skip[self._lines[number]] = True
+                block.skip[lines[failed]] = False
+                self._waiting.append(number)
+            else:
+                self._go_on(number)
+
+    def _cut(self, lane: Lane, step: int, line: int) -> None:
+        """The step of `line` did not happen: its trajectory ends, truncated, with the one before."""
+        rollout = lane.rollout
+        if self._stream is not None:
+            self._stream.synchronize()  # rare, so plainly
+        if step > 0:
+            self._truncate(lane, step - 1, line, rollout.rows[step, line].cpu().numpy())
+        # At step 0 there is nothing to do: the last rollout's end is worth what its last observation is worth anyway.
+        self._begins[line] = True
+        if self.policy.state_size:
+            with torch.cuda.stream(self._stream):
+                self._state[line] = rollout.states[step, line]
+
+    def _renew(self, line: int) -> None:
+        """An environment had to begin a new episode while it waited for its slice."""
+        for number in self._again:
+            first, end = self.envs.bounds[number]
+            if first <= line < end:  # it waited for others of its slice, its own step noted already
+                lane = self._lane(self._number[number])
+                self._truncate(lane, self._done[number], line, self.envs.block.final_rows[line])
+        self._begins[line] = True
+
+    def _truncate(self, lane: Lane, step: int, line: int, final_row: np.ndarray) -> None:
+        notes = lane.notes
+        if not (notes.terminated[step, line] or notes.truncated[step, line]):
+            notes.truncated[step, line] = True
+            notes.final_rows.append(final_row[np.newaxis].copy())
+            notes.final_at.append(np.array([step * self.envs.n_envs + line]))
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where each environment stands, and the running statistics of episodes."""
+    def _stand(self) -> _Boundary:
+        """Where the environments stand now."""
         block = self.envs.block
+        return _Boundary(block.rows.copy(), self._begins.copy(), block.episode.copy(), self._state.clone())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where each environment stood at the end of the latest finished rollout, and what it acts with from there."""
+        boundary, n_envs = self._boundary, self.envs.n_envs
+        still = len(self._parked) + len(self._waiting) == len(self._lines) and not any(self._done)
+        at_boundary = still and all(number == self.number for number in self._number)
+        own = self.envs.states() if at_boundary else [None] * n_envs
         return {
-            "episode": torch.from_numpy(block.episode.copy()),
-            "rows": torch.from_numpy(block.rows.copy()),
-            "starts": torch.from_numpy(self._begins.copy()),
-            "states": self._state.cpu(),
-            "actions": [torch.from_numpy(self.log.actions(env)) for env in range(self.envs.n_envs)],
-            "env_states": [_savable(state) for state in self.envs.states()],
+            "number": self.number,
+            "episode": torch.from_numpy(boundary.episode),
+            "rows": torch.from_numpy(boundary.rows),
+            "starts": torch.from_numpy(boundary.starts),
+            "states": boundary.states.cpu(),
+            "actions": [torch.from_numpy(self.log.actions(env)) for env in range(n_envs)],
+            "env_states": [_savable(state) for state in own],
+            # Of every open rollout but the last, which is acted in with the learner's own.
+            "weights": [self._lane(n).policy.state_dict() for n in range(self.number, self._opened)],
             "recent_returns": list(self.recent_returns),
             "recent_lengths": list(self.recent_lengths),
             "episodes": self.episodes,
+            "faults": dict(self.faults),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Bring every environment back to where it stood; returns those whose episode had to start anew."""
+        """Bring every environment back to where it stood; returns those whose episode had to start anew.
+
+        The policy must have its weights already.
+        """
         actions = [piece.numpy() for piece in state["actions"]]
         env_states = [as_arrays(part) for part in state["env_states"]]
         points = list(zip(state["episode"].tolist(), actions, state["rows"].numpy(), env_states))
@@ -205,10 +347,20 @@ class Collector:
         self._begins[lost] = True
         self._state.copy_(state["states"])
         for env in range(self.envs.n_envs):
-            self.log.restart(env, actions[env][:0] if env in lost else actions[env])
+            self.log.restart(env, None if env in lost else actions[env])
         self.recent_returns.extend(state["recent_returns"])
         self.recent_lengths.extend(state["recent_lengths"])
         self.episodes = state["episodes"]
+        self.faults.update(state["faults"])
+        self._boundary = self._stand()
+        self.number = state["number"]
+        self._number = [self.number] * len(self._lines)
+        self._opened = self.number - 1
+        for _ in self._lanes:
+            self.open()
+        for lane, weights in enumerate(state["weights"], self.number):
+            with torch.cuda.stream(self._stream):
+                self._lane(lane).load(weights)
         return lost
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -10,29 +11,45 @@ from torch import Tensor
 
 
 class EpisodeLog:
-    """The actions of each open episode, so that it can be replayed after a resume."""
+    """The actions of each open episode, so that it can be replayed after a resume.
+
+    Rollouts are kept whole, as long as an episode that is still open reaches back into them.
+    """
 
     def __init__(self, n_envs: int, width: int) -> None:
         self._width = width
-        self._pieces: list[list[np.ndarray]] = [[] for _ in range(n_envs)]
+        self._rollouts: deque[np.ndarray] = deque()  # [T, N, width] each
+        self._first = self._end = 0  # steps before the oldest of them, and up to now
+        self._begin = np.zeros(n_envs, np.int64)  # the step at which each open episode began
+        self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode from before this process
 
     def extend(self, actions: np.ndarray, ended: np.ndarray) -> None:
         """Add T steps: actions [T, N, width] as the environments got them, and where episodes ended [T, N]."""
         steps = len(actions)
-        last_end = np.where(ended.any(0), steps - 1 - ended[::-1].argmax(0), -1)  # [N]
-        for env, last in enumerate(last_end):
-            if last >= 0:
-                self._pieces[env] = []
-            if last + 1 < steps:
-                self._pieces[env].append(actions[last + 1 :, env].copy())
+        anew = np.any(ended, 0)
+        last_end = steps - 1 - ended[::-1].argmax(0)  # [N] where there is one
+        self._begin[anew] = self._end + last_end[anew] + 1
+        for env in [env for env in self._before if anew[env]]:
+            del self._before[env]
+        self._rollouts.append(actions.copy())
+        self._end += steps
+        while self._rollouts and self._first + len(self._rollouts[0]) <= self._begin.min():
+            self._first += len(self._rollouts.popleft())
 
     def actions(self, env: int) -> np.ndarray:
         """[k, width] since the open episode of `env` began."""
-        return np.concatenate([np.zeros((0, self._width), np.float32), *self._pieces[env]])
+        pieces, first = [self._before.get(env, np.zeros((0, self._width), np.float32))], self._first
+        for rollout in self._rollouts:
+            pieces.append(rollout[max(0, self._begin[env] - first) :, env])
+            first += len(rollout)
+        return np.concatenate(pieces)
 
-    def restart(self, env: int, actions: np.ndarray) -> None:
-        """Begin again with the actions of a resumed episode."""
-        self._pieces[env] = [actions] if len(actions) else []
+    def restart(self, env: int, actions: np.ndarray | None = None) -> None:
+        """Begin again with nothing, or with the actions of a resumed episode."""
+        self._begin[env] = self._end
+        self._before.pop(env, None)
+        if actions is not None and len(actions):
+            self._before[env] = actions
 
 
 def as_tensors(value: Any) -> Any:

@@ -95,9 +95,12 @@ def _play(
         torch.from_numpy(block.actions).copy_(distribution.to_env(action))
         envs.send(slices)
         envs.recv(len(slices))
-        ended = block.terminated | block.truncated
+        failed = block.redo.copy()  # those are in a new episode; the broken one is no result
+        envs.faults.clear()
+        ended = (block.terminated | block.truncated) & ~failed
         returns += block.reward
         lengths += 1
+        returns[failed], lengths[failed] = 0.0, 0
         for env in np.flatnonzero(ended | (lengths >= _LONGEST_EPISODE)):
             if len(results[env]) < quota[env]:
                 # The environment's own sum where it has one: it is in double precision.
@@ -105,6 +108,6 @@ def _play(
                 results[env].append((float(total), int(lengths[env])))
             returns[env], lengths[env] = 0.0, 0
         if after is not None:
-            state = after * ~torch.from_numpy(ended).to(device).unsqueeze(-1)
+            state = after * ~torch.from_numpy(ended | failed).to(device).unsqueeze(-1)
     flat = [result for done in results for result in done]
     return Evaluation([r for r, _ in flat], [n for _, n in flat])

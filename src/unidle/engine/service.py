@@ -6,7 +6,9 @@ serves every case, and an environment's actions do not depend on which others ha
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,18 +22,27 @@ from unidle.nn.policy import Policy
 Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
 
 
-def _page_lock(block: Block) -> int | None:
-    """Lock the block's pages, so that copies from it run beside everything else; returns its address if it worked."""
-    address = np.frombuffer(block.memory, np.uint8).ctypes.data
-    error = int(torch.cuda.cudart().cudaHostRegister(address, len(block.memory), 0))
-    if error:
-        warnings.warn(
-            f"The environments' memory could not be page-locked (CUDA error {error}): copies to the GPU are slower; "
-            "raise the limit on locked memory (ulimit -l).",
-            stacklevel=2,
-        )
-        return None
-    return address
+class PageLock:
+    """Keeps the pages of a block in memory, so that copies from it to a GPU run beside everything else."""
+
+    def __init__(self, block: Block) -> None:
+        self._address: int | None = np.frombuffer(block.memory, np.uint8).ctypes.data
+        error = int(torch.cuda.cudart().cudaHostRegister(self._address, len(block.memory), 0))
+        if error:
+            self._address = None
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")  # CUDA remembers the error until somebody asks; here it is done with
+            warnings.warn(
+                f"The environments' memory could not be page-locked (CUDA error {error}): copies to the GPU are "
+                "slower; raise the limit on locked memory (ulimit -l).",
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Give the memory back to the pager, while it is still mapped."""
+        if self._address is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._address)
+            self._address = None
 
 
 class Service:
@@ -61,15 +72,22 @@ class Service:
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
         self._lanes = torch.arange(n_envs, device=device)
+        fused = self._fused()
         self._arrived = torch.cuda.Event()  # not a blocking one: being woken takes half as long as the inference itself
-        self._page_locked = _page_lock(block)
         # The warm-up writes what the first real call writes again; only the recurrent state would move on.
-        self._replay = capture("inference", self._infer_in_place, [state])
+        plain = self._infer_there_and_back
+        self._replay = capture("fused inference", fused, [], plain) if fused else capture("inference", plain, [state])
 
-    def close(self) -> None:
-        """Give the block's memory back to the pager, while it is still mapped."""
-        if self._on_gpu and self._page_locked is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._page_locked)
+    def _fused(self) -> Callable[[], None] | None:
+        """All of it as one kernel, where there is one for such a policy."""
+        if not self._block_rows.is_pinned():
+            return None
+        try:
+            from unidle.engine.fused_actor import FusedActor
+        except ImportError:  # torch comes without Triton on some platforms
+            return None
+        rows, positions, staged = self._block_rows, self._positions, self._staged
+        return FusedActor.of(self.policy, self.rollout, rows, positions, staged, self.noise)
 
     @torch.inference_mode()
     def serve(self, where: Where, starts: np.ndarray | None) -> np.ndarray:
@@ -93,17 +111,18 @@ class Service:
         positions = self._positions.numpy()
         positions.fill(self._steps)
         positions[where[1]] = where[0]
+        self._replay()
+        self._arrived.record()
+        self._arrived.synchronize()  # the one wait of the host
+
+    def _infer_there_and_back(self) -> None:
+        """From the block to the actions on the host: the copies are part of the graph, so all of it is one launch."""
         self._rows_in.copy_(self._block_rows, non_blocking=True)
         self._positions_in.copy_(self._positions, non_blocking=True)
         if self._state.shape[1]:
             self._starts_in.copy_(self._starts, non_blocking=True)
-        self._replay()
-        self._staged.copy_(self._out, non_blocking=True)
-        self._arrived.record()
-        self._arrived.synchronize()  # the one wait of the host
-
-    def _infer_in_place(self) -> None:
         self._infer((self._positions_in, self._lanes), self._positions_in)
+        self._staged.copy_(self._out, non_blocking=True)
 
     def _infer(self, at: tuple[int] | tuple[Tensor, Tensor], positions: Tensor | None) -> None:
         """Store the block's observations `at` [step, environment], and the actions chosen on them."""

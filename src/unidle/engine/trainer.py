@@ -29,7 +29,9 @@ from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
 from unidle.engine.collector import Collector
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
+from unidle.engine.learner import Learner
 from unidle.envs.contract import probe
+from unidle.envs.host import Fault
 from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError, UsageError
 from unidle.journal import Journal
@@ -39,6 +41,7 @@ from unidle.streams import keyed_generator
 from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
 
 _EVALUATION_ENVS = 10
+_PATIENCE_SECONDS = 0.0005  # how long to wait for environments before looking whether learning is over
 
 
 @dataclass
@@ -101,18 +104,24 @@ class Trainer:
         self._capture = Capture(device, listener.on_message)
         self.algo = PPO(policy, recipe, self._capture)
         self._timeline = Timeline()
-        self._workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds, device)
-        rollout = Rollout(
-            recipe.n_steps,
-            recipe.n_envs,
-            self.contract.rows.row_bytes,
-            self.contract.actions.width,
-            policy.state_size,
-            device,
-        )
-        slices = config.engine.slices
-        envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, self._workers, slices=slices)
-        self.collector = Collector(envs, policy, rollout, run.seed, self._timeline, self._capture)
+        workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds, device)
+        rollouts = [
+            Rollout(
+                recipe.n_steps,
+                recipe.n_envs,
+                self.contract.rows.row_bytes,
+                self.contract.actions.width,
+                policy.state_size,
+                device,
+            )
+            for _ in range(2 if recipe.overlap == "strict" else 1)
+        ]
+        engine = config.engine
+        envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=engine.slices)
+        self._workers = envs.workers
+        self.collector = Collector(envs, policy, rollouts, run.seed, self._timeline, self._capture, self._on_fault)
+        self.collector.until = -(-run.timesteps // recipe.total_batch)
+        self._learner = Learner(self.algo)
         self._evaluation_envs: Any = None
         self.step = self.iteration = 0
         self.best_return, self._best_step = -float("inf"), -1
@@ -169,29 +178,53 @@ class Trainer:
     def _iterate(self) -> None:
         recipe, run, timeline = self.config.recipe, self.config.run, self._timeline
         began, before = perf_counter(), self.step
-        self.collector.collect(self.iteration)
+        try:
+            lane = self.collector.finish()
+        except TrainingError:
+            self._save()  # nothing was learned since the last rollout, so this is where to go on from
+            raise
         timeline.enter(LEARN)
-        shuffle = keyed_generator(self.collector.rollout.rows.device, run.seed, 3, self.iteration)
-        rollout, encoder = self.collector.rollout, self.algo.policy.encoder
-        finite = encoder.all_finite(rollout.rows[1:])  # [T, N]
-        # Where an episode was cut off, its true last observation is the one that came out of that step.
-        finite.view(-1)[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
-        finite &= torch.isfinite(rollout.rewards)
-        metrics = self.algo.update(rollout, min(1.0, self.step / run.timesteps), shuffle)
-        metrics["experience_finite"] = finite.all()
-        numbers = _read(metrics)
+        shuffle = keyed_generator(lane.rollout.rows.device, run.seed, 3, self.iteration)
+        self._learner.begin(lane, min(1.0, self.step / run.timesteps), shuffle)
+        failure = self._learn()
+        timeline.enter(LEARN)
+        numbers = self._learner.numbers()
         timeline.enter(OTHER)
         self.step += recipe.total_batch
         self.iteration += 1
-        self._check_finite(numbers, finite)
+        self._check_finite(numbers, lane.rollout)
+        self.collector.open()
         record = self._record("iteration", numbers, self.step - before, perf_counter() - began)
         self._journal.write(record)
         self._listener.on_iteration(record)
         self._call(self._after_iteration, record)
         if _due(before, self.step, run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)):
             self._evaluate()
-        if _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
+        if failure or _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
             self._save()
+        if failure:
+            raise failure
+
+    def _learn(self) -> TrainingError | None:
+        """Learn from the rollout at hand, and let the environments go on meanwhile if they may.
+
+        Should they fail for good, what is being learned is still learned to its end, so that there is something whole
+        to save; the failure is returned.
+        """
+        learner, collector = self._learner, self.collector
+        failure: TrainingError | None = None
+        going_on, more = collector.ahead > 1, True
+        while more or (going_on and not learner.finished()):
+            if more and not (going_on and learner.busy()):
+                self._timeline.enter(LEARN)
+                more = learner.advance()
+            if going_on:
+                try:
+                    # False: all environments wait for the weights that are being learned.
+                    going_on = collector.turn(0.0 if more and not learner.busy() else _PATIENCE_SECONDS)
+                except TrainingError as error:
+                    failure, going_on = error, False
+        return failure
 
     def _record(self, kind: str, numbers: dict[str, float], steps: int, seconds: float) -> dict[str, Any]:
         collector = self.collector
@@ -200,6 +233,7 @@ class Trainer:
             record["rollout/return_mean"] = float(np.mean(collector.recent_returns))
             record["rollout/length_mean"] = float(np.mean(collector.recent_lengths))
         record["rollout/episodes"] = collector.episodes
+        record |= {f"faults/{kind}": count for kind, count in collector.faults.items()}
         record["rollout/steps_per_second"] = steps / seconds
         record |= {f"train/{name}": value for name, value in numbers.items() if not name.endswith("_finite")}
         return record | self._time_record()
@@ -207,11 +241,11 @@ class Trainer:
     def _time_record(self) -> dict[str, float]:
         return {f"time/{name}": seconds for name, seconds in self._seconds().items()}
 
-    def _check_finite(self, numbers: dict[str, float], finite: torch.Tensor) -> None:
+    def _check_finite(self, numbers: dict[str, float], rollout: Rollout) -> None:
         kept = f"the last good checkpoint is kept in {self._folder.checkpoints}"
         if not numbers["experience_finite"]:
-            t, env = (int(i) for i in torch.nonzero(~finite)[0])
-            what = "observation" if torch.isfinite(self.collector.rollout.rewards[t, env]) else "reward"
+            t, env = (int(i) for i in torch.nonzero(~self._learner.finite)[0])
+            what = "observation" if torch.isfinite(rollout.rewards[t, env]) else "reward"
             at = self.step - self.config.recipe.total_batch + t * self.config.recipe.n_envs
             raise TrainingError(f"Environment {env} returned a NaN or infinite {what} near step {at}; {kept}.")
         bad = [name for name, value in numbers.items() if not np.isfinite(value) and name != "explained_variance"]
@@ -221,6 +255,13 @@ class Trainer:
                 f"Learning diverged: {what} is not finite at step {self.step}; {kept}. "
                 "Lower the learning rate, or normalise observations and rewards (--normalize-obs --normalize-reward)."
             )
+
+    def _on_fault(self, fault: Fault) -> None:
+        """An environment failed and was set going again."""
+        self._journal.write(
+            {"kind": "fault", "step": self.step, "env": fault.env, "fault": fault.kind, "text": fault.text}
+        )
+        self._listener.on_message(fault.text)
 
     def _call(self, callbacks: Sequence[Callback], record: dict[str, Any]) -> None:
         for callback in callbacks:
@@ -242,7 +283,9 @@ class Trainer:
             n_envs = min(self.config.run.eval_episodes, _EVALUATION_ENVS)
             workers = min(self._workers, n_envs)
             seed = self.config.run.seed
-            self._evaluation_envs = make_envs(self._maker, self.contract, n_envs, seed, workers, FIRST_EVALUATION_ENV)
+            self._evaluation_envs = make_envs(
+                self._maker, self.contract, n_envs, seed, workers, self.config.engine, FIRST_EVALUATION_ENV
+            )
         return play(self.algo.policy, self._evaluation_envs, episodes, stop=lambda: self._stopping)
 
     def _evaluate(self) -> None:
@@ -352,15 +395,10 @@ class Trainer:
             "preset": run.preset or "none",
             "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",
             "batch size": f"{recipe.batch_size:,}, {recipe.n_epochs} epochs",
+            "overlap": recipe.overlap,
             "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
             "device": f"{name}, {self._precision}",
         }
-
-
-def _read(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
-    """All metrics in one copy from the device."""
-    values = torch.stack([value.float() for value in metrics.values()]).tolist()
-    return dict(zip(metrics, values))
 
 
 def _due(before: int, after: int, every: int) -> bool:

@@ -63,6 +63,11 @@ class Encoder(nn.Module):
     _component: Tensor
     _value: Tensor
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a row is one vector of float32 numbers, and the features are those, normalised or not."""
+        return len(self._leaves) == 1 and bool(self._numbers) and self._numbers[0].dtype == np.float32
+
     def forward(self, rows: Tensor) -> Tensor:
         """Encode rows with any leading dimensions."""
         return self.encode({leaf.path: leaf_tensor(rows, leaf) for leaf in self._leaves})
@@ -120,6 +125,11 @@ class CustomEncoder(Encoder):
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
             raise UsageError("Your network must map a batch of observations to a [batch, features] tensor.")
         self.n_features = features.shape[1]
+
+    @property
+    def is_plain(self) -> bool:
+        """Never: the features are the user's."""
+        return False
 
     def encode(self, observation: Observation) -> Tensor:
         """Give the user's module one batch, and its features the leading dimensions back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -51,6 +52,11 @@ class Policy(nn.Module):
         """Entries of the recurrent state per environment; 0 without recurrence."""
         return self.core.state_size if self.core else 0
 
+    @property
+    def masked(self) -> bool:
+        """Whether observations come with a mask of the actions."""
+        return self._rows.mask_width > 0
+
     def _mask(self, rows: Tensor) -> Tensor | None:
         start, width = self._rows.mask_offset, self._rows.mask_width
         return rows[..., start : start + width] if width else None
@@ -97,8 +103,22 @@ class Policy(nn.Module):
             assert starts is not None
             assert state is not None
             features = self.core(features, starts, state)
-        latent = self.actor_trunk(features)
-        return self._params(latent, self._mask(rows)), self._value(features, latent)
+        if self.critic_trunk is None or not features.is_cuda:
+            latent = self.actor_trunk(features)
+            return self._params(latent, self._mask(rows)), self._value(features, latent)
+        # Two trunks on two streams, forwards and backwards: a layer's gradient alone does not fill a GPU.
+        here, there = torch.cuda.current_stream(), _second_stream(features.device)
+        there.wait_stream(here)
+        with torch.cuda.stream(there):
+            value = self._value(features)
+        params = self._params(self.actor_trunk(features), self._mask(rows))
+        here.wait_stream(there)
+        return params, value
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def n_parameters(module: nn.Module) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -25,13 +27,39 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.L
     return layer
 
 
-def mlp(n_inputs: int, widths: tuple[int, ...], activation: str) -> nn.Sequential:
+@functools.cache
+def _fused_layers() -> dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Activation → a layer that ends in it with fewer kernels, on a GPU."""
+    try:
+        from unidle.nn.activated_linear import linear_relu, linear_tanh
+    except ImportError:  # torch comes without Triton on some platforms
+        return {}
+    return {nn.Tanh: linear_tanh, nn.ReLU: linear_relu}
+
+
+class Mlp(nn.Sequential):
+    """Linear layers, an activation after each."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[.., inputs] → [.., outputs]"""
+        layer = _fused_layers().get(type(self[1])) if len(self) and values.is_cuda else None
+        if layer is None:
+            out: Tensor = super().forward(values)
+            return out
+        flat = values.reshape(-1, values.shape[-1])
+        for linear in self:
+            if isinstance(linear, nn.Linear):
+                flat = layer(flat, linear.weight, linear.bias)
+        return flat.view(*values.shape[:-1], flat.shape[-1])
+
+
+def mlp(n_inputs: int, widths: tuple[int, ...], activation: str) -> Mlp:
     """Linear layers of these widths, an activation after each."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [orthogonal(nn.Linear(n_inputs, width)), ACTIVATIONS[activation]()]
         n_inputs = width
-    return nn.Sequential(*layers)
+    return Mlp(*layers)
 
 
 class PictureEncoder(nn.Module):

@@ -1,0 +1,71 @@
+"""A linear layer with its activation, whose backward pass goes over the activations once (Triton).
+
+torch computes the activation's gradient in one kernel and sums it up for the bias in another, each from memory. Both
+are bound by memory, and together a fifth of a learning step of a large MLP. Here they are one kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_STRIPES = 32  # blocks that share out the rows; each sums up its own, so that the sum is the same every time
+
+
+@triton.jit
+def _activation_gradient(
+    dy, y, dz, sums, rows, columns, RELU: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, STRIPES: tl.constexpr
+):
+    """Compute dz = dy · f'(z) from y = f(z) [rows, columns], and its sums over each stripe's rows [STRIPES, columns]."""
+    column = tl.program_id(0) * BC + tl.arange(0, BC)
+    stripe = tl.program_id(1)
+    total = tl.zeros((BC,), tl.float32)
+    for start in range(stripe * BR, rows, BR * STRIPES):
+        row = start + tl.arange(0, BR)
+        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
+        gradient = tl.load(dy + at, mask=inside, other=0.0)
+        value = tl.load(y + at, mask=inside, other=0.0)
+        gradient = tl.where(value > 0, gradient, 0.0) if RELU else gradient * (1 - value * value)
+        tl.store(dz + at, gradient, mask=inside)
+        total += tl.sum(gradient, 0)
+    tl.store(sums + stripe * columns + column, total, mask=column < columns)
+
+
+class _ActivatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out = torch.addmm(bias, values, weight.t())
+        out = out.relu_() if relu else out.tanh_()
+        ctx.save_for_backward(values, weight, out)
+        ctx.relu = relu
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        values, weight, out = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        rows, columns = out.shape
+        dz = torch.empty_like(out)
+        sums = torch.empty(_STRIPES, columns, device=out.device)
+        grid = (triton.cdiv(columns, 64), _STRIPES)
+        _activation_gradient[grid](
+            gradient, out, dz, sums, rows, columns, RELU=ctx.relu, BR=32, BC=64, STRIPES=_STRIPES, num_warps=4
+        )
+        return dz @ weight if ctx.needs_input_grad[0] else None, dz.t() @ values, sums.sum(0), None
+
+
+def linear_tanh(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Give tanh(values [n, inputs] · weightᵀ + bias)."""
+    out: Tensor = _ActivatedLinear.apply(values, weight, bias, False)
+    return out
+
+
+def linear_relu(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Give max(0, values [n, inputs] · weightᵀ + bias)."""
+    out: Tensor = _ActivatedLinear.apply(values, weight, bias, True)
+    return out

@@ -1,0 +1,116 @@
+"""One kernel for all of an inference does what the plain kernels do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from unidle.config import Recipe
+from unidle.engine.capture import Capture
+from unidle.engine.lane import Lane
+from unidle.engine.service import PageLock, Service
+from unidle.envs.block import Block
+from unidle.envs.contract import probe
+from unidle.envs.make import env_maker
+from unidle.memory.rollout import Rollout
+from unidle.nn.flat import FlatParameters
+from unidle.nn.policy import Policy
+
+pytestmark = pytest.mark.gpu
+STEPS = 5
+
+
+def outcome(
+    recipe: Recipe, env: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """What a service leaves behind: actions for the environments and in the rollout, rows; and whether it was fused."""
+    device = torch.device("cuda")
+    torch.set_float32_matmul_precision("highest")
+    contract = probe(env_maker(env), None, 0)
+    torch.manual_seed(1)
+    policy = Policy(contract.rows, contract.actions, recipe).to(device)
+    with torch.no_grad():
+        policy.actor_head.weight.mul_(50)  # so that what is said depends on what is seen
+        if policy.encoder.norm is not None:
+            policy.encoder.norm.shift.normal_()
+            policy.encoder.norm.scale.uniform_(0.5, 20)
+    FlatParameters(policy)
+    rollout = Rollout(STEPS, recipe.n_envs, contract.rows.row_bytes, contract.actions.width, 0, device)
+    block = Block(contract, recipe.n_envs)
+    rows = block.rows.view(np.float32)
+    rows[:] = np.random.default_rng(2).standard_normal(rows.shape)
+    lock = PageLock(block)
+    with monkeypatch.context() as patch:
+        if not fused:
+            patch.setattr(Service, "_fused", lambda self: None)
+        state = torch.zeros(recipe.n_envs, 0, device=device)
+        lane = Lane(policy, rollout, block, state, Capture(device, print), own_weights=True)
+    lane.open(1, 7, 3)
+    ready = np.arange(0, recipe.n_envs, 2)
+    is_fused = lane.service._fused() is not None
+    for step in range(2):  # the second is a replay
+        actions = lane.service.serve((np.full(len(ready), step), ready), None)
+    torch.cuda.synchronize()
+    seen = {
+        "env actions": torch.from_numpy(actions[ready].copy()),
+        "actions": rollout.actions[:2, ready].cpu(),
+        "others": rollout.actions[:, 1::2].cpu(),
+        "rows": rollout.rows[:2, ready].cpu(),
+        "later": rollout.actions[2:].cpu(),
+    }
+    lock.close()
+    return seen, is_fused
+
+
+@pytest.mark.parametrize(
+    ("activation", "arch", "n_envs", "normalize_obs"),
+    [
+        ("tanh", (64, 64), 1, False),
+        ("relu", (48,), 16, True),
+        ("tanh", (200, 96, 33), 50, True),
+        ("relu", (64, 64), 100, False),
+        ("tanh", (1024, 512), 300, True),
+    ],
+)
+def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
+    activation: str, arch: tuple[int, ...], n_envs: int, normalize_obs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(n_envs=n_envs, network_arch=arch, activation=activation, normalize_obs=normalize_obs)  # type: ignore[arg-type]
+    fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
+    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
+    assert is_fused
+    for name in ("env actions", "actions"):
+        torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
+    assert torch.equal(fused["rows"], plain["rows"])
+    assert fused["rows"].any()
+    for name in ("others", "later"):
+        assert not fused[name].any()
+
+
+def test_what_it_does_not_cover_is_left_to_the_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for env, recipe in (("CartPole-v1", Recipe(n_envs=4)), ("Pendulum-v1", Recipe(n_envs=4, activation="gelu"))):
+        _, is_fused = outcome(recipe, env, True, monkeypatch)
+        assert not is_fused
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shape", [(1, 3, 5), (1000, 17, 64), (333, 70, 129)])
+def test_a_layer_with_its_activation_has_torchs_values_and_gradients(
+    activation: str, shape: tuple[int, int, int]
+) -> None:
+    from unidle.nn.activated_linear import linear_relu, linear_tanh
+
+    rows, ins, outs = shape
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    inputs = [torch.randn(*size, device="cuda", requires_grad=True) for size in ((rows, ins), (outs, ins), (outs,))]
+    weights = torch.randn(rows, outs, device="cuda")
+    layer = linear_tanh if activation == "tanh" else linear_relu
+    mine = layer(*inputs)
+    theirs = getattr(torch, activation)(torch.nn.functional.linear(*inputs))
+    torch.testing.assert_close(mine, theirs)
+    ours = torch.autograd.grad((mine * weights).sum(), inputs)
+    expected = torch.autograd.grad((theirs * weights).sum(), inputs)
+    for gradient, other in zip(ours, expected):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,226 @@
+"""Strict overlap: rollout k is acted by the weights of update k − 1, whoever is ready when, and learned as stale."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from small_envs import Counting, Drift, counting_steps, short_cartpole
+from small_runs import SmallRun, small_run
+
+import unidle
+from unidle.algos.ppo import clipped_policy_loss
+from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.envs.slot import episode_seed
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., SmallRun]]:
+    """`small_run` with strict overlap, closed after the test."""
+    runs: list[SmallRun] = []
+
+    def start(*arguments: Any, **settings: Any) -> SmallRun:
+        runs.append(small_run(*arguments, overlap="strict", **settings))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.collector.close()
+
+
+class Gated(gymnasium.Env):
+    """Environment 0 of run seed 0 does not step before the gate, a file, is there."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._waits = seed == episode_seed(0, 0, 0)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        while self._waits and not Path(os.environ["UNIDLE_TEST_GATE"]).exists():
+            time.sleep(0.005)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+# -- who acts ----------------------------------------------------------------------------------------------------------
+
+
+def weights_of(policy: torch.nn.Module) -> list[torch.Tensor]:
+    return [value.clone() for value in policy.state_dict().values()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rollout_k_is_acted_by_the_weights_of_update_k_minus_1(started: Callable[..., SmallRun], workers: int) -> None:
+    run = started(Drift, workers=workers, slices=1, n_envs=2, n_steps=16, normalize_obs=True)
+    after_update = [weights_of(run.policy)]  # [k] the weights after k updates
+    for k in range(5):
+        lane = run.collector.finish()
+        expected = after_update[max(0, k - 1)]
+        assert all(torch.equal(mine, other) for mine, other in zip(weights_of(lane.policy), expected))
+        with torch.no_grad():  # and it was these that acted, in every step
+            for t in range(16):
+                params, _ = lane.policy.act(lane.rollout.rows[t])
+                action = lane.policy.distribution.sample(params, lane.service.noise[t])
+                assert torch.equal(lane.rollout.actions[t], action)
+        learning = run.algo.learning(lane.rollout, 0.0, run.shuffle(), lane.behaviour)
+        for _ in learning:
+            run.collector.turn(0.0)
+        run.iteration += 1
+        after_update.append(weights_of(run.policy))
+        run.collector.open()
+    assert not torch.equal(after_update[0][0], after_update[-1][0])
+
+
+def test_collecting_goes_on_while_learning_and_no_further_than_one_rollout(started: Callable[..., SmallRun]) -> None:
+    run = started(Drift, workers=1, n_envs=2, n_steps=4)
+    run.collector.finish()
+    turns = 0
+    while run.collector.turn(1.0):
+        turns += 1
+    assert turns >= 4
+    assert run.collector._number == [2]  # rollout 1 is whole, and rollout 2 has no weights yet
+    assert run.collector._lanes[1].unfinished == 0
+
+
+def test_nothing_is_collected_past_the_end_of_the_run(started: Callable[..., SmallRun]) -> None:
+    run = started(Drift, workers=1, n_envs=2, n_steps=4)
+    run.collector.until = 3
+    for _ in range(2):
+        run.collector.finish()
+        run.collector.open()
+    while run.collector.turn(1.0):
+        pass
+    assert run.collector._number == [3]  # rollout 2 is whole; rollout 3 is open, but nobody acts in it
+    assert run.collector._opened == 3
+
+
+def test_a_slow_slice_does_not_stall_the_others(
+    started: Callable[..., SmallRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIDLE_TEST_GATE", str(tmp_path / "gate"))
+    (tmp_path / "gate").touch()  # for the probe
+    run = started(Gated, workers=2, n_envs=4, n_steps=6, batch_size=8, slices=2)
+    (tmp_path / "gate").unlink()
+    until = time.monotonic() + 20
+    while run.collector._number[2:] != [2, 2]:  # the other worker's slices go through both open rollouts
+        run.collector.turn(0.05)
+        assert time.monotonic() < until
+    assert run.collector._number[0] == 0
+    (tmp_path / "gate").touch()
+    run.collector.finish()
+    assert run.collector._number[0] >= 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_transition_is_in_its_place_while_two_rollouts_are_filled(
+    started: Callable[..., SmallRun], workers: int
+) -> None:
+    steps, n_envs, seed = 11, 4, 42
+    run = started(Counting, n_steps=steps, n_envs=n_envs, batch_size=11, seed=seed, workers=workers, slices=2)
+    expected = [counting_steps(seed, env, 5 * steps + 1) for env in range(n_envs)]
+    for first in range(0, 4 * steps, steps):
+        rollout = run.collector.finish().rollout
+        for _ in range(3):
+            run.collector.turn(0.01)  # the other lane fills meanwhile
+        for env in range(n_envs):
+            records = expected[env][first : first + steps + 1]
+            rows = rollout.rows[:, env].contiguous().view(torch.int64).tolist()
+            assert [tuple(row) for row in rows] == [record["observation"] for record in records]
+            assert rollout.starts[:, env].tolist() == [record["start"] for record in records]
+            assert rollout.rewards[:, env].tolist() == [record["reward"] for record in records[:-1]]
+            assert rollout.truncated[:, env].tolist() == [record["truncated"] for record in records[:-1]]
+        run.collector.open()
+
+
+# -- how stale data counts ---------------------------------------------------------------------------------------------
+
+
+def test_importance_weights_are_the_truncated_ratio_of_who_learns_to_who_acted(
+    started: Callable[..., SmallRun],
+) -> None:
+    run = started(Drift)
+    lane = run.collector.finish()
+    assert torch.equal(run.algo.prepare(lane.rollout, lane.behaviour).weights, torch.ones(32, 1))
+    assert run.algo.prepare(lane.rollout).weights is None
+    with torch.no_grad():
+        run.policy.log_std.add_(0.8)
+    weights = run.algo.prepare(lane.rollout, lane.behaviour).weights
+    log_probs = []
+    for policy in (run.policy, lane.policy):
+        params, _ = policy(lane.rollout.rows[:-1].reshape(32, 1, -1))
+        log_probs.append(policy.distribution.score(params, lane.rollout.actions.reshape(32, 1, -1))[0])
+    ratio = (log_probs[0] - log_probs[1]).exp()
+    torch.testing.assert_close(weights, ratio.clamp(max=2.0), rtol=1e-5, atol=1e-6)
+    assert (ratio > 2).any()
+    assert (ratio < 1).any()
+
+
+def test_the_weighted_loss_by_hand() -> None:
+    ratio, advantages = torch.tensor([1.5, 0.5, 1.0]), torch.tensor([2.0, -1.0, 3.0])
+    weights = torch.tensor([2.0, 0.5, 1.0])
+    # min(1.5 · 2, 1.2 · 2) = 2.4;  min(−0.5, −0.8) = −0.8;  3
+    loss = clipped_policy_loss(ratio, advantages, torch.tensor(0.2), weights)
+    assert loss.item() == pytest.approx(-(2 * 2.4 + 0.5 * -0.8 + 3) / 3)
+
+
+# -- the same again ----------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "overlap": "strict",
+    "n_envs": 5,
+    "n_steps": 32,
+    "batch_size": 32,
+    "n_epochs": 2,
+    "network_arch": (16,),
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "timesteps": 1600,
+    "eval_every": 0,
+    "tensorboard": False,
+    "quiet": True,
+}
+
+
+def final_weights(path: Path) -> dict[str, torch.Tensor]:
+    latest = RunFolder.open(path).latest()
+    assert latest is not None
+    weights: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+    return weights
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_workers_and_slices_change_no_weight(recurrent: str, tmp_path: Path) -> None:
+    engines: list[dict[str, Any]] = [
+        {"subproc": False},
+        {"workers": 1, "slices": 3},
+        {"workers": 2, "slices": 1},
+        {"workers": 3, "slices": 1},
+    ]
+    weights = []
+    for number, engine in enumerate(engines):
+        run = unidle.train(
+            short_cartpole, runs_dir=str(tmp_path), run_name=str(number), recurrent=recurrent, **SMALL, **engine
+        )
+        weights.append(final_weights(run.path))
+    for other in weights[1:]:
+        assert all(torch.equal(weights[0][name], other[name]) for name in other)
+
+
+def test_overlap_changes_what_is_learned_from(tmp_path: Path) -> None:
+    runs = [
+        unidle.train(short_cartpole, runs_dir=str(tmp_path), run_name=overlap, **{**SMALL, "overlap": overlap})
+        for overlap in ("off", "strict")
+    ]
+    off, strict = (final_weights(run.path) for run in runs)
+    assert any(not torch.equal(off[name], strict[name]) for name in off)
