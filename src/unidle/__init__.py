@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from unidle.api import train as train
     from unidle.engine.evaluate import Evaluation as Evaluation
     from unidle.engine.trainer import Moment as Moment
+    from unidle.envs.facade import ProcessVectorEnv as ProcessVectorEnv
     from unidle.errors import TrainingError as TrainingError
     from unidle.errors import UsageError as UsageError
 
@@ -23,6 +24,7 @@ _WHERE = {
     "TrainedRun": "unidle.api",
     "Evaluation": "unidle.engine.evaluate",
     "Moment": "unidle.engine.trainer",
+    "ProcessVectorEnv": "unidle.envs.facade",
     "UsageError": "unidle.errors",
     "TrainingError": "unidle.errors",
 }

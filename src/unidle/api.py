@@ -15,6 +15,7 @@ import torch
 from unidle.config import Config
 from unidle.config.layers import lay
 from unidle.config.machine import limit_threads
+from unidle.config.presets import load_preset
 from unidle.config.schema import refuse_second_run
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
@@ -24,12 +25,14 @@ from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
 from unidle.engine.trainer import Callback, Trainer
 from unidle.envs.contract import probe
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
+from unidle.envs.vectorised import vector_size
 from unidle.errors import UsageError
 from unidle.journal import read_records
 from unidle.nn.policy import NetworkFactory
 from unidle.report.display import Display
 from unidle.report.history import read_history
 from unidle.report.html import write_report
+from unidle.report.messages import Messages
 
 # What may differ between a run and its continuation: how long, how fast, what is looked at; not what is learned.
 _MAY_CHANGE_ON_RESUME = {
@@ -81,6 +84,8 @@ class TrainedRun:
             "final_evaluation": final and final["eval/return_mean"],
             "best_evaluation": best and best["eval/return_mean"],
             "seconds": history.seconds,
+            "overlap": history.overlap,
+            "faults": history.fault_counts,
             "checkpoint": str(self.folder.for_use()),
             "report": str(self.report),
         }
@@ -108,7 +113,7 @@ class TrainedRun:
             raise UsageError(f"{maker.name} has other spaces than the environment {self.path} was trained on.")
         n_envs = min(episodes, 10)
         workers = choose_workers(engine, n_envs, contract.step_seconds, self.agent.device)
-        envs = make_envs(maker, contract, n_envs, seed, workers, FIRST_EVALUATION_ENV)
+        envs = make_envs(maker, contract, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
             return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed)
         finally:
@@ -136,16 +141,18 @@ def train(
 ) -> TrainedRun:
     """Train a policy and return the run.
 
-    `env` is a Gymnasium id, "module:callable", or a factory. `settings` are the command line's flags with underscores
-    (timesteps=200_000, seed=1, n_envs=8, …); they override `config` (a YAML file), which overrides `preset`.
+    `env` is a Gymnasium id, "envpool:id", "module:callable", or a factory, of single or of vector environments.
+    `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
+    `config` (a YAML file), which overrides `preset`.
     """
     name = env if isinstance(env, str) else None
     layers = lay(preset, Path(config) if config else None, torch.cuda.is_available(), name, settings.get("n_envs"))
     maker = env_maker(env, settings.get("env_kwargs", layers.config.run.env_kwargs))
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
-    settled = validated(layers.settled_with(flags), layers.preset_batch_size)
-    return start(settled, layers.notes, maker, factory, after_iteration, after_evaluation, quiet)
+    settled, notes = sized(layers.settled_with(flags), maker)
+    settled = validated(settled, layers.preset_batch_size)
+    return start(settled, [*layers.notes, *notes], maker, factory, after_iteration, after_evaluation, quiet)
 
 
 def start(
@@ -193,9 +200,28 @@ def resume(
         )
     config = validated(after)
     maker = env_maker(env or config.run.env, config.run.env_kwargs)
+    size = vector_size(maker)
+    if size not in (None, config.recipe.n_envs):
+        raise UsageError(f"{maker.name} makes {size} environments now, and the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, factory, after_iteration, after_evaluation, quiet)
     return build.train(config, Path(path), (), is_new=False)
+
+
+def sized(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
+    """`config`, not yet validated, with as many environments as the factory makes at once, and what to say about it."""
+    size, recipe = vector_size(maker), config.recipe
+    if size is None or size == recipe.n_envs:
+        return config, []
+    preset = load_preset(config.run.preset or "classic").values
+    if recipe.n_envs != preset["n_envs"]:  # so it was asked for
+        raise UsageError(
+            f"{maker.name} makes {size} environments at once, not {recipe.n_envs}; leave out --n-envs, or say {size}."
+        )
+    # The preset's batch size was meant for the preset's number of environments; the user's own was not.
+    fitted: dict[str, Any] = {"batch_size": "auto"} if recipe.batch_size == preset["batch_size"] else {}
+    recipe = dataclasses.replace(recipe, n_envs=size, **fitted)
+    return dataclasses.replace(config, recipe=recipe), [f"n_envs is {size}: as many as {maker.name} makes at once."]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +269,9 @@ class _Build:
 class _Quiet:
     """A listener that shows no progress, and says only what must be said."""
 
+    def __init__(self) -> None:
+        self._messages = Messages(lambda text, style: print(text, file=sys.stderr))
+
     def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None = None) -> None:
         pass
 
@@ -253,10 +282,10 @@ class _Quiet:
         pass
 
     def on_message(self, text: str) -> None:
-        print(text, file=sys.stderr)
+        self._messages.tell(text)
 
     def on_end(self) -> None:
-        pass
+        self._messages.close()
 
 
 def _new_path(config: Config) -> Path:

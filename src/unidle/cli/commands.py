@@ -50,11 +50,17 @@ def train_command(argv: list[str]) -> Result:
     layers = _layers(argv, Path(file) if file else None)
     given = layers.config
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run))
-    config = validated(Config(flags.recipe, flags.engine, flags.run), layers.preset_batch_size)
+    config = Config(flags.recipe, flags.engine, flags.run)
 
-    from unidle.api import start
+    from unidle.api import sized, start
+    from unidle.envs.make import env_maker
 
-    return _close(start(config, layers.notes, quiet=flags.quiet), flags)
+    maker = env_maker(config.run.env, config.run.env_kwargs) if config.run.env else None
+    sizing: list[str] = []
+    if maker:  # before the check: a vector environment decides n_envs
+        config, sizing = sized(config, maker)
+    config = validated(config, layers.preset_batch_size)
+    return _close(start(config, [*layers.notes, *sizing], maker, quiet=flags.quiet), flags)
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:

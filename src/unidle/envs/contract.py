@@ -11,13 +11,14 @@ import gymnasium
 import numpy as np
 
 from unidle.envs.check import check_mask, check_observation, check_outcome, check_spaces
-from unidle.envs.make import EnvMaker
+from unidle.envs.make import EnvMaker, vector_kind
 from unidle.errors import UsageError, reported
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
 
-_PROBE_STEPS = 32
-_PROBE_SECONDS = 1.0  # or fewer steps, if they take long
+PROBE_STEPS = 32
+PROBE_SECONDS = 1.0  # or fewer steps, if they take long
+UNANNOUNCED_MASK = "info['action_mask'] is there after step() but not after reset(); give it from both."
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Contract:
     rows: RowLayout
     actions: ActionLayout
     step_seconds: float  # median of a few random steps
+    vectorised: bool = False  # the factory makes environments that step together
 
 
 def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Space) -> Any:
@@ -38,33 +40,46 @@ def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Spac
 
 def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Contract:
     """Make an environment, check a few of its steps, time them, and close it again."""
-    with reported("The environment failed while it was tried out"), contextlib.closing(maker()) as env:
-        check_spaces(env)
-        actions = ActionLayout.of(env.action_space, discretize)
-        RowLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
-        observation, info = check_outcome(_seeded_reset(env, seed), 2, "reset")
-        check_observation(env.observation_space, observation, "reset")
+    from unidle.envs.vectorised import as_vector, probe_vector  # which know the contract themselves
+    from unidle.envs.vectors import EnvPoolVector
+
+    with reported("The environment failed while it was tried out"):
+        if maker.makes == "many":
+            with contextlib.closing(EnvPoolVector(maker, 1)) as pool:
+                return probe_vector(pool, discretize, seed)
+        with contextlib.closing(maker.any()) as env:
+            if vector_kind(env):
+                return probe_vector(as_vector(env, maker.name), discretize, seed)
+            return _probe_one(env, discretize, seed)
+
+
+def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> Contract:
+    check_spaces(env)
+    actions = ActionLayout.of(env.action_space, discretize)
+    RowLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
+    observation, info = check_outcome(_seeded_reset(env, seed), 2, "reset")
+    check_observation(env.observation_space, observation, "reset")
+    mask = mask_from(observation, info, env.observation_space)
+    rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
+    mask = mask if rows.mask_width else None  # nothing to mask where every action is a real number
+    seconds = []
+    rng = np.random.default_rng(seed)
+    for _ in range(PROBE_STEPS):
+        allowed = check_mask(actions, mask) if rows.mask_width else None
+        action = random_action(actions, rng, allowed)
+        began = perf_counter()
+        outcome = env.step(action)
+        seconds.append(perf_counter() - began)
+        observation, reward, terminated, truncated, info = check_outcome(outcome, 5, "step")
+        check_observation(env.observation_space, observation, "step", reward)
+        if terminated or truncated:
+            observation, info = env.reset()
         mask = mask_from(observation, info, env.observation_space)
-        rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
-        mask = mask if rows.mask_width else None  # nothing to mask where every action is a real number
-        seconds = []
-        rng = np.random.default_rng(seed)
-        for _ in range(_PROBE_STEPS):
-            allowed = check_mask(actions, mask) if rows.mask_width else None
-            action = random_action(actions, rng, allowed)
-            began = perf_counter()
-            outcome = env.step(action)
-            seconds.append(perf_counter() - began)
-            observation, reward, terminated, truncated, info = check_outcome(outcome, 5, "step")
-            check_observation(env.observation_space, observation, "step", reward)
-            if terminated or truncated:
-                observation, info = env.reset()
-            mask = mask_from(observation, info, env.observation_space)
-            if mask is not None and actions.mask_width and not rows.mask_width:
-                raise UsageError("info['action_mask'] is there after step() but not after reset(); give it from both.")
-            if sum(seconds) > _PROBE_SECONDS:
-                break
-        return Contract(rows, actions, float(np.median(seconds)))
+        if mask is not None and actions.mask_width and not rows.mask_width:
+            raise UsageError(UNANNOUNCED_MASK)
+        if sum(seconds) > PROBE_SECONDS:
+            break
+    return Contract(rows, actions, float(np.median(seconds)))
 
 
 def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:
@@ -80,6 +95,11 @@ def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:
 
 def random_action(actions: ActionLayout, rng: np.random.Generator, mask: np.ndarray | None = None) -> Any:
     """An action drawn uniformly from what the space and the mask allow (normal where a dimension is unbounded)."""
+    return actions.decode(random_row(actions, rng, mask))
+
+
+def random_row(actions: ActionLayout, rng: np.random.Generator, mask: np.ndarray | None = None) -> np.ndarray:
+    """Such an action as a flat row [width]."""
     row = np.zeros(actions.width, np.float32)
     start = 0
     for head, n in enumerate(actions.nvec):
@@ -92,4 +112,4 @@ def random_action(actions: ActionLayout, rng: np.random.Generator, mask: np.ndar
         uniform = rng.uniform(low, high).astype(np.float32)
         free = rng.standard_normal(actions.reals).astype(np.float32)
         row[actions.heads :] = np.clip(np.where(bounded, uniform, free), actions.low, actions.high)
-    return actions.decode(row)
+    return row

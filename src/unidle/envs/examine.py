@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from unidle.envs.check import check_mask, check_observation, check_outcome
-from unidle.envs.contract import mask_from, probe, random_action
+from unidle.envs.contract import Contract, mask_from, probe, random_action
 from unidle.envs.make import EnvMaker
+from unidle.envs.vectorised import put_random_actions, vectorised_envs
 from unidle.errors import reported
 from unidle.spaces.observations import image_axes
 
 _STEPS = 1000
+_POOL = 4  # environments, where it is for us to say how many step together
 
 
 @dataclass
@@ -32,8 +34,9 @@ def examine(maker: EnvMaker, steps: int = _STEPS) -> Findings:
     """Step an environment with random actions and check everything it returns; UsageError at the first breach."""
     contract = probe(maker)
     found = Findings(maker.name)
+    play = _play_together if contract.vectorised else _play
     with reported("The environment failed while it was checked"):
-        first, second = (_play(maker, contract, steps, 1, found if once else None) for once in (True, False))
+        first, second = (play(maker, contract, steps, 1, found if once else None) for once in (True, False))
     if not all(np.array_equal(a, b) for a, b in zip(first, second)):
         found.remarks.append(
             "two episodes from the same seed differ, so runs cannot be repeated or resumed exactly; "
@@ -52,7 +55,7 @@ def examine(maker: EnvMaker, steps: int = _STEPS) -> Findings:
     return found
 
 
-def _play(maker: EnvMaker, contract: Any, steps: int, seed: int, found: Findings | None) -> list[np.ndarray]:
+def _play(maker: EnvMaker, contract: Contract, steps: int, seed: int, found: Findings | None) -> list[np.ndarray]:
     """Every observation and reward of `steps` random steps, packed; all of them checked."""
     env = maker()
     rng = np.random.default_rng(seed)
@@ -76,6 +79,27 @@ def _play(maker: EnvMaker, contract: Any, steps: int, seed: int, found: Findings
                 check_observation(env.observation_space, observation, "reset")
     finally:
         env.close()
+    return seen
+
+
+def _play_together(
+    maker: EnvMaker, contract: Contract, steps: int, seed: int, found: Findings | None
+) -> list[np.ndarray]:
+    """`_play` for environments that step together: `steps` in all, rounded up."""
+    envs = vectorised_envs(maker, contract, _POOL, seed, checked_steps=steps)
+    rng = np.random.default_rng(seed)
+    seen = []
+    with contextlib.closing(envs):
+        envs.start(np.zeros(envs.n_envs, np.int64))
+        for _ in range(-(-steps // envs.n_envs)):
+            put_random_actions(envs, rng)
+            envs.send([0])
+            envs.recv(1)
+            block = envs.block
+            seen += [block.rows.copy(), block.reward.copy()]
+            if found:
+                found.steps += envs.n_envs
+                found.episodes += int((block.terminated | block.truncated).sum())
     return seen
 
 

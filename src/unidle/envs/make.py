@@ -6,15 +6,18 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 
 from unidle.errors import UsageError
 
-EnvFactory = Callable[..., gymnasium.Env]
+EnvFactory = Callable[..., Any]  # returns a gymnasium.Env, or a vector environment of Gymnasium or Stable-Baselines3
+
+# What EnvPool is told by unidle itself.
+_ENVPOOL_DECIDED = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}
 
 
 @dataclass(frozen=True)
@@ -24,21 +27,53 @@ class EnvMaker:
     name: str  # what config.yaml says; empty brackets around it if it cannot be made again from there
     factory: EnvFactory
     kwargs: dict[str, Any] = field(default_factory=dict)
+    # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; or whatever the user's factory returns.
+    makes: Literal["one", "many", "either"] = "either"
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
         """Make one environment; `extra` (render_mode) goes to the factory too."""
-        try:
-            env = self.factory(**self.kwargs, **extra)
-        except TypeError as error:
-            if self.kwargs and "unexpected keyword" in str(error):
-                raise UsageError(f"{self.name} does not take these env_kwargs: {_one_line(error)}.") from None
-            raise
-        if not isinstance(env, gymnasium.Env):
+        if self.makes != "many":
+            env = self.any(**extra)
+            if vector_kind(env) is None:
+                assert isinstance(env, gymnasium.Env)
+                return env
+            env.close()
+        raise UsageError(f"{self.name} makes many environments at once; give a factory of one gymnasium.Env for this.")
+
+    def any(self, **extra: Any) -> Any:
+        """Make what the factory makes: one environment, or a vector environment."""
+        env = self._call(extra)
+        if not isinstance(env, gymnasium.Env) and vector_kind(env) is None:
             raise UsageError(
                 f"{self.name} returned {type(env).__name__}, not a gymnasium.Env; "
                 "derive from gymnasium.Env, or wrap an old Gym environment with shimmy."
             )
         return env
+
+    def pool(self, seeds: Sequence[int]) -> Any:
+        """Make an EnvPool of as many environments as there are seeds."""
+        return self._call({"num_envs": len(seeds), "seed": list(seeds)})
+
+    def _call(self, extra: dict[str, Any]) -> Any:
+        try:
+            return self.factory(**self.kwargs, **extra)
+        except TypeError as error:
+            if self.kwargs and "unexpected keyword" in str(error):
+                raise UsageError(f"{self.name} does not take these env_kwargs: {_one_line(error)}.") from None
+            raise
+
+
+def vector_kind(env: Any) -> Literal["gymnasium", "sb3"] | None:
+    """Whose vector environment this is; None if it is none."""
+    if hasattr(env, "async_reset") and hasattr(env, "recv"):
+        raise UsageError(
+            "An EnvPool is made by unidle itself; name it as --env envpool:CartPole-v1, with --env-kwargs."
+        )
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return "gymnasium"
+    # By name, so that Stable-Baselines3 need be neither installed nor imported.
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(env).__mro__}
+    return "sb3" if ("stable_baselines3", "VecEnv") in kinds else None
 
 
 def is_reproducible(name: str) -> bool:
@@ -50,19 +85,44 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
     """Resolve what the user gave; UsageError if there is no such environment."""
     kwargs = kwargs or {}
     if callable(env):
-        return EnvMaker(callable_name(env), env, kwargs)
+        return _from_callable(callable_name(env), env, kwargs)
     if not is_reproducible(env):
         raise UsageError(f"This run's environment was the Python object {env}; pass it again, as env=…")
     module, _, attribute = env.partition(":")
+    if module == "envpool" and attribute:
+        return EnvMaker(env, _from_envpool(attribute, kwargs), kwargs, makes="many")
     if attribute:
         found = getattr(import_module(module), attribute, None)
         if callable(found):
-            return EnvMaker(env, found, kwargs)
+            return _from_callable(env, found, kwargs)
         if "-v" not in attribute:  # not an id that the module registers, as module:Name-v0
             near = difflib.get_close_matches(attribute, dir(sys.modules[module]), n=1)
             hint = f"did you mean `{near[0]}`?" if near else "check the name after the colon."
             raise UsageError(f"Module `{module}` has no callable `{attribute}`; {hint}")
-    return EnvMaker(env, _from_registry(env), kwargs)
+    return EnvMaker(env, _from_registry(env), kwargs, makes="one")
+
+
+def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
+    is_env = isinstance(factory, type) and issubclass(factory, gymnasium.Env)
+    return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
+
+
+def _from_envpool(task: str, kwargs: dict[str, Any]) -> EnvFactory:
+    try:
+        envpool = importlib.import_module("envpool")
+    except ImportError:
+        raise UsageError(f"`envpool:{task}` needs the package envpool; run: pip install envpool.") from None
+    if task not in envpool.list_all_envs():
+        near = difflib.get_close_matches(task, envpool.list_all_envs(), n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "envpool.list_all_envs() lists them all."
+        raise UsageError(f"EnvPool has no environment `{task}`; {hint}")
+    for name in kwargs.keys() & _ENVPOOL_DECIDED.keys():
+        raise UsageError(f"`{name}` of EnvPool is decided by the setting {_ENVPOOL_DECIDED[name]}; leave it out.")
+
+    def make(**given: Any) -> Any:
+        return envpool.make(task, env_type="gymnasium", **given)
+
+    return make
 
 
 def _from_registry(env_id: str) -> EnvFactory:
