@@ -1,0 +1,119 @@
+"""Does overlap cost quality? Training with --overlap strict against off: the same recipe, steps and seeds.
+
+    python benchmarks/overlap.py [--tasks "HalfCheetah-v5 beast" …] [--seeds 10] [--jobs 2] [--workers 1]
+
+Runs that benchmarks/results/overlap.json already holds for the same settings are not done again. Several runs share the
+machine, so this says nothing about speed. Judged by the policy at the end of training, mode action, 20 episodes;
+"no worse" as in learning.py: the lower 95 % bound of the difference of inter-quartile means lies above −5 % of
+(off − random policy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from learning import compare, random_policy
+from machine import RESULTS, provenance, save
+
+_SMALL = {"preset": "classic", "n_envs": 8}
+TASKS: dict[str, dict[str, Any]] = {
+    "HalfCheetah-v5 beast": {"env": "HalfCheetah-v5", "preset": "beast", "timesteps": 24 * 32_768},
+    "HalfCheetah-v5 beast 1024x32": {
+        "env": "HalfCheetah-v5",
+        "preset": "beast",
+        "n_envs": 1024,
+        "n_steps": 32,
+        "timesteps": 24 * 32_768,
+    },
+    "Hopper-v5": {"env": "Hopper-v5", **_SMALL, "n_steps": 256, "batch_size": 256, "timesteps": 204_800},
+    "CartPole-v1": {
+        "env": "CartPole-v1",
+        **_SMALL,
+        "n_steps": 32,
+        "batch_size": 256,
+        "n_epochs": 20,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "learning_rate": 1e-3,
+        "lr_schedule": "linear",
+        "clip_schedule": "linear",
+        "timesteps": 102_400,
+    },
+}
+SIDES = ("strict", "off")
+
+
+def train(task: str, overlap: str, seed: int, workers: int) -> dict[str, Any]:
+    """Return of the policy at the end, and [step, seconds, return] of the evaluations on the way."""
+    import unidle
+
+    settings = dict(TASKS[task])
+    with tempfile.TemporaryDirectory() as folder:
+        run = unidle.train(
+            **settings,
+            overlap=overlap,
+            seed=seed,
+            workers=workers,
+            eval_every=settings["timesteps"] // 4,
+            eval_episodes=20,
+            tensorboard=False,
+            runs_dir=folder,
+            quiet=True,
+        )
+        curve = [[r["step"], r["wall"], r["eval/return_mean"]] for r in run.records if r["kind"] == "evaluation"]
+    assert curve[-1][0] == settings["timesteps"]
+    return {"return": curve[-1][2], "curve": curve}
+
+
+def main() -> None:
+    """Train both sides, alternating, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="worker processes of each run")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    arguments = parser.parse_args()
+    earlier = arguments.out / "overlap.json"
+    result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for task in arguments.tasks:
+            wanted = json.loads(json.dumps(TASKS[task]))
+            row = result["tasks"].get(task, {})
+            if row.get("settings") != wanted:
+                row = {"settings": wanted, **{side: {} for side in SIDES}}
+            row["machine"] = provenance()
+            result["tasks"][task] = row
+            futures = {
+                pool.submit(train, task, side, seed, arguments.workers): (side, str(seed))
+                for seed in range(1, arguments.seeds + 1)
+                for side in SIDES
+                if str(seed) not in row[side]
+            }
+            for future in as_completed(futures):
+                side, seed = futures[future]
+                row[side][seed] = future.result()
+                print(f"{task} {side} seed {seed}: {row[side][seed]['return']:.1f}", file=sys.stderr, flush=True)
+                save("overlap", result, arguments.out)
+            strict, off = ([run["return"] for run in row[side].values()] for side in SIDES)
+            verdict = compare(strict, off, random_policy(TASKS[task]["env"]))
+            row |= {"strict_iqm": verdict.pop("unidle_iqm"), "off_iqm": verdict.pop("sb3_iqm"), **verdict}
+            save("overlap", result, arguments.out)
+    heads = ("steps", "strict", "off", "random", "lower 95 %", "allowed")
+    print(f"{'task':<30}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
+    for task, row in result["tasks"].items():
+        figures = (row["strict_iqm"], row["off_iqm"], row["random"], row["lower_95"], row["margin"])
+        judged = "no worse" if row["no_worse"] else "not shown"
+        steps = row["settings"]["timesteps"]
+        print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + f"  {judged}")
+
+
+if __name__ == "__main__":
+    main()
