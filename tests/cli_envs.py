@@ -72,6 +72,18 @@ class Late(gymnasium.Env):
         return observation, reward, self._length >= 5, False, {}
 
 
+class Raising(Late):
+    """Raises in the third step of one episode in ten."""
+
+    def __init__(self) -> None:
+        super().__init__(steps=10**9)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self._length == 2 and self.np_random.random() < 0.1:
+            raise ConnectionError("the simulator does not answer")
+        return super().step(action)
+
+
 class Choice(gymnasium.Env):
     """Learnt in moments: the observation says which of two actions earns 1; ten of them are an episode.
 

@@ -38,8 +38,9 @@ def pages(paths: list[Path]) -> Any:
 # -- each block is run ----------------------------------------------------------------------------------------------
 
 # A page is one session, as a reader would have it: its ```bash and ```python blocks in order, in one folder, the Python
-# ones in one interpreter. Those fenced ```sh are not run: `make demo` and `make test` would run this test again, and
-# `pip install` changes the machine.
+# ones in one interpreter. Each line of an ```output block must be among what they print, where … stands for anything.
+# Those fenced ```sh are not run: `make demo` and `make test` would run this test again, and `pip install` changes the
+# machine.
 SESSION = """
 import subprocess, sys
 for index, (language, text) in enumerate({blocks!r}):
@@ -91,15 +92,21 @@ def run_blocks(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 @pages(RUN)
 def test_every_block_of_a_page_runs(page: Path, sessions: dict[Path, Future[subprocess.CompletedProcess[str]]]) -> None:
     done = sessions[page].result()
+    shown = "".join(text for language, text in blocks(page) if language == "output")
     assert done.returncode == 0, done.stdout[-4000:]
-    assert "Traceback" not in done.stdout, done.stdout[-4000:]
+    assert "Traceback" not in done.stdout or "Traceback" in shown, done.stdout[-4000:]
     assert "Warning" not in done.stdout, done.stdout[-4000:]
+    for line in shown.splitlines():
+        printed = re.escape(line).replace("…", ".*")
+        assert re.search(f"^{printed}$", done.stdout, re.MULTILINE), f"{line!r} is not in:\n{done.stdout[-4000:]}"
 
 
 @pages(LINKED)
 def test_what_is_not_run_is_only_what_must_not_be(page: Path) -> None:
     for language, text in blocks(page):
-        assert language in ("bash", "python", "sh", "text", "yaml"), f"a block of language {language!r} is not checked"
+        assert language in ("bash", "python", "output", "sh", "text", "yaml"), (
+            f"a block of language {language!r} is not checked"
+        )
         if language == "sh":
             words = {line.split()[0] for line in text.splitlines() if line and not line.startswith("#")}
             assert words <= {"make", "pip", "pre-commit"}

@@ -43,6 +43,8 @@ class Journal:
         """Append `record`; it must hold `step`, and numbers under names such as `train/loss`."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+        if record["kind"] == "fault":
+            return  # an event to read about, not a curve
         numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in ("step", "kind")}
         if self._board is not None:
             for key, value in numbers.items():

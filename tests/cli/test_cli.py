@@ -23,6 +23,7 @@ from cli_envs import FAULTS
 from unidle.cli import commands
 from unidle.cli.main import run as run_here
 from unidle.config import Config
+from unidle.envs.slot import episode_seed
 
 TESTS = Path(__file__).parents[1]
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
@@ -132,7 +133,7 @@ def test_the_help_of_train_lists_every_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
-        (["train", "--resume", "runs/a"], {"run", "step", "best_evaluation", "checkpoint", "report"}),
+        (["train", "--resume", "runs/a"], {"run", "step", "best_evaluation", "faults", "checkpoint", "report"}),
         (["eval", "runs/a", "--episodes", "3"], {"run", "episodes", "mean_return", "std_return", "returns"}),
         (["presets"], {"cores", "memory_gb", "presets"}),
         (["check-env", "cli_envs:Choice"], {"env", "steps", "episodes", "facts", "remarks"}),
@@ -262,7 +263,6 @@ LATE = [
     "train",
     *SMALL,
     *CLASSIC,
-    "--quiet",
     "--env",
     "cli_envs:Late",
     "--run-name",
@@ -271,32 +271,88 @@ LATE = [
     "1000",
     "--eval-every",
     "0",
-    "--json",
 ]
+SERIAL, WORKERS = ["--no-subproc"], ["--subproc", "--workers", "2"]
+backends = pytest.mark.parametrize("backend", [SERIAL, WORKERS], ids=["serial", "workers"])
+
+
+def faults_of(run: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "fault"]
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
-@pytest.mark.parametrize("backend", [["--no-subproc"], ["--subproc", "--workers", "2"]], ids=["serial", "workers"])
-def test_a_nan_that_comes_late_ends_training_and_keeps_the_last_good_checkpoint(
+@backends
+def test_a_nan_that_comes_late_is_survived_told_and_counted(
     what: str, backend: list[str], tmp_path: Path, here: Here
 ) -> None:
     # Environment 1 goes bad after 200 of its steps, in the middle of the run's 13th rollout (steps 384 to 416).
-    often = ["--checkpoint-every", "32", "--env-kwargs", f"{{steps: 200, what: {what}}}"]
-    result = here(*LATE, *often, *backend)
-    sentence = complaint(result, code=1)
-    assert json.loads(result.stdout) == {"error": sentence}
-    assert f"Environment 1 returned a NaN or infinite {what}" in sentence
-    assert "the last good checkpoint is kept in runs/a/checkpoints" in sentence
+    result = sound(here(*LATE, *backend, "--env-kwargs", f"{{steps: 200, what: {what}}}", "--json"))
+    sentence = f"Environment 1 returned a NaN or infinite {what} in episode 40 (seed {episode_seed(0, 1, 40)}), step 1."
+    assert sentence in result.stderr.splitlines()
+    assert "  faults 1  " in result.stderr
+    answer = json.loads(result.stdout)
+    assert (answer["step"], answer["faults"]) == (1024, {"exception": 1})
+    assert faults_of(tmp_path / "runs/a") == [
+        {"kind": "fault", "step": 384, "env": 1, "fault": "exception", "text": sentence}
+    ]
+    assert steps_of(tmp_path / "runs/a") == list(range(32, 1025, 32))
+    assert "1 × exception or NaN" in (tmp_path / "runs/a/report.html").read_text()
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@backends
+def test_a_fault_that_is_not_to_be_survived_ends_training_and_leaves_a_checkpoint_to_go_on_from(
+    what: str, backend: list[str], tmp_path: Path, here: Here
+) -> None:
+    often = ["--checkpoint-every", "320", "--env-kwargs", f"{{steps: 200, what: {what}}}"]
+    result = here(*LATE, *often, *backend, "--max-env-restarts", "0", "--quiet", "--json")
+    assert result.returncode == 1
+    said = result.stderr.removeprefix("unidle: ").rstrip("\n")
+    assert json.loads(result.stdout) == {"error": said}
+    sentence, text = said.splitlines()
+    assert sentence.startswith("Environment 1 failed ")
+    assert "max_env_restarts allows 0." in sentence
+    assert text.startswith(f"Environment 1 returned a NaN or infinite {what} in episode 40 (seed ")
     kept = sorted(path.name for path in (tmp_path / "runs/a/checkpoints").iterdir())
-    assert kept == ["step-000000000352.pt", "step-000000000384.pt"]
+    assert kept == ["step-000000000320.pt", "step-000000000384.pt"]  # the one that was due, and where it ended
     assert "384" in (tmp_path / "runs/a/report.html").read_text()
     answer = json.loads(sound(here("eval", "runs/a", "--episodes", "2", "--json")).stdout)
     assert answer["step"] == 384
     assert all(0 <= value <= 5 for value in answer["returns"])
+    sound(here("train", "--resume", "runs/a", "--max-env-restarts", "10", "--quiet"))
+    assert steps_of(tmp_path / "runs/a") == list(range(32, 1025, 32))
 
 
-def test_a_run_that_fails_ends_the_process_with_exit_code_1(tmp_path: Path) -> None:
-    assert "Environment 1 returned a NaN" in complaint(unidle(tmp_path, *LATE), code=1)
+def test_a_run_that_fails_ends_the_process_with_exit_code_1_and_one_that_survives_with_0(tmp_path: Path) -> None:
+    failed = unidle(tmp_path, *LATE, "--max-env-restarts", "0", "--quiet")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("unidle: Environment 1 failed ")
+    assert "Environment 1 returned a NaN or infinite observation in episode 40" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    survived = sound(unidle(tmp_path, *LATE, "--quiet", "--run-name", "b"))
+    assert survived.stderr.startswith("Environment 1 returned a NaN or infinite observation in episode 40")
+    assert survived.stdout == ""
+
+
+@backends
+def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_once(
+    backend: list[str], tmp_path: Path, here: Here
+) -> None:
+    raising = ["train", *SMALL, *CLASSIC, "--env", "cli_envs:Raising", "--timesteps", "640", "--run-name", "a"]
+    result = sound(here(*raising, *backend))
+    said = result.stderr
+    faults = faults_of(tmp_path / "runs/a")
+    assert len(faults) > 5
+    assert said.count("  Traceback (most recent call last):\n") == 1
+    assert said.count("  ConnectionError: the simulator does not answer\n") == 1
+    assert all("Traceback" in fault["text"] for fault in faults)  # where all of them can be read
+    shown = re.findall(r"^Environment \d failed in episode .*: ConnectionError: the simulator", said, re.MULTILINE)
+    held_back = re.findall(r"(?:^| \()(\d+) more like it", said, re.MULTILINE)
+    assert len(shown) < len(faults) == len(shown) + sum(map(int, held_back))
+    assert re.search(
+        rf"^faults +{len(faults)} × exception or NaN; .* runs/a/metrics.jsonl$", result.stdout, re.MULTILINE
+    )
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

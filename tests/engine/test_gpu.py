@@ -24,6 +24,8 @@ TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "heads of different sizes and reals": (lambda: SayTheAction(HEADS), {"target_kl": 0.05}),
     "masks": (OnlyAllowed, {"ent_coef": 0.01}),
     "gru": (RememberTheCue, {"recurrent": "gru", "recurrent_size": 16}),
+    "overlap": ("Pendulum-v1", {"overlap": "strict", "normalize_obs": True, "workers": 2}),
+    "overlap, gru": (RememberTheCue, {"overlap": "strict", "recurrent": "gru", "recurrent_size": 16}),
 }
 SMALL = {
     "preset": "classic",

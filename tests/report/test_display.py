@@ -157,6 +157,29 @@ def test_a_message_is_printed_as_it_is() -> None:
     assert log.lines == ["saved to [bold]runs/a[/bold] " + "x" * 80]
 
 
+def test_faults_are_counted_in_the_line_and_only_if_there_are_any() -> None:
+    log = Log()
+    log.display.on_start({}, 1000, 0)
+    log.clock.now += 11
+    log.display.on_iteration(iteration(10))
+    log.clock.now += 11
+    log.display.on_iteration(iteration(20, **{"faults/exception": 3, "faults/killed": 1}))
+    assert "faults" not in log.lines[0]
+    assert "  faults 4" in log.lines[1]
+
+
+def test_messages_held_back_are_told_at_the_end() -> None:
+    log = Log()
+    for episode in range(5):
+        log.display.on_message(f"Environment 0 failed in episode {episode}: ValueError\nTraceback")
+    log.display.on_end()
+    assert log.lines == [
+        "Environment 0 failed in episode 0: ValueError",
+        "  Traceback",
+        "4 more like it: Environment … failed in episode …: ValueError",
+    ]
+
+
 def test_forced_colours_do_not_turn_a_log_into_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     log = Log()
@@ -187,9 +210,11 @@ with Display() as display:
     display.on_start({"run": "runs/a"}, 1000, 0)
     for step in range(10, 510, 10):
         time.sleep(0.02)
-        display.on_iteration({"step": step, "wall": 10.0, "rollout/return_mean": 21.5, **times})
+        faults = {"faults/exception": 2} if step > 250 else {}
+        display.on_iteration({"step": step, "wall": 10.0, "rollout/return_mean": 21.5, **times, **faults})
     display.on_evaluation({"step": 500, "eval/return_mean": 50.0, "eval/best": True})
-    display.on_message("a message")
+    for number in range(3):
+        display.on_message(f"a message of {number}\\nwith details\\n")
     print("for stdout")
     END
 """
@@ -226,8 +251,11 @@ def test_a_terminal_gets_a_panel_a_few_times_a_second_and_stdout_stays_clean() -
     assert code == 0
     assert out == "for stdout\n"
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    for text in ("50 %", "500 of 1k", "21.50", "best 50.00 at 500", "environment 60 %", "a message"):
+    for text in ("50 %", "500 of 1k", "21.50", "best 50.00 at 500", "environment 60 %", "2 × exception or NaN"):
         assert text in plain
+    assert plain.count("a message of 0") == 1
+    assert plain.count("with details") == 1
+    assert "2 more like it: a message of …" in plain
     assert "steps/s" in plain
     drawings = plain.count("last 100 episodes")
     assert 3 <= drawings <= 15  # of 50 iterations in a second or more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -83,6 +84,11 @@ def iteration(i: int, **extra: Any) -> dict[str, Any]:
     }
 
 
+def fault(step: int, kind: str) -> dict[str, Any]:
+    text = "Environment 3 failed: <b>\nTraceback (most recent call last):\n"
+    return {"kind": "fault", "step": step, "env": 3, "fault": kind, "text": text}
+
+
 def evaluation(step: int, mean: float, std: float) -> dict[str, Any]:
     return {
         "kind": "evaluation",
@@ -106,6 +112,12 @@ RECORDS = [
 
 def page_of(folder: Path) -> Page:
     return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def summary_of(folder: Path) -> str:
+    console = Console(width=60, record=True, file=io.StringIO())
+    print_summary(console, folder)
+    return console.export_text()
 
 
 def test_key_figures_are_those_of_the_records(tmp_path: Path) -> None:
@@ -191,6 +203,37 @@ def test_records_with_gaps_and_unknown_keys_are_tolerated(tmp_path: Path) -> Non
     assert page.figures()["Final evaluation"][0] == "–"
 
 
+def test_faults_are_told_in_one_line_and_change_no_figure_and_no_plot(tmp_path: Path) -> None:
+    sound = page_of(run_folder(tmp_path, RECORDS))
+    faults = [fault(0, "killed"), fault(2000, "exception"), fault(4000, "exception"), fault(9000, "hung")]
+    counts = {"faults/exception": 2, "faults/killed": 1}
+    records = [faults[0], *RECORDS[:3], faults[1], RECORDS[3], {**RECORDS[4], **counts}, RECORDS[5], *faults[2:]]
+    page = page_of(run_folder(tmp_path, records))
+    [note] = page.of("p", "note")
+    assert "2 × exception or NaN, 1 × worker killed, 1 × worker hung" in note
+    assert "metrics.jsonl" in note
+    assert not sound.of("p", "note")
+    assert page.figures() == sound.figures()
+    assert page.of("title") == sound.of("title")
+    assert page.of("text", "chart-title") == sound.of("text", "chart-title")
+
+
+def test_a_run_of_nothing_but_faults_gets_a_page(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [fault(0, "killed"), {"kind": "fault", "step": 0}]))
+    assert "1 × worker killed" in page.of("p", "note")[0]
+    assert page.of("p", "note")[1] == "No iteration has been recorded yet."
+    assert page.figures()["Steps"][0] == "0"
+
+
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_page_and_summary_say_whether_collecting_and_learning_were_overlapped(overlap: str, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS, overlap=overlap)
+    page = page_of(folder)
+    facts = dict(zip([text.strip() for text in page.of("span")], page.of("b")))
+    assert facts["overlap"] == overlap
+    assert re.search(rf"^overlap +{overlap}$", summary_of(folder), re.MULTILINE)
+
+
 def test_text_from_the_files_is_never_markup(tmp_path: Path) -> None:
     evil = '<script>alert("1")</script>&amp;'
     folder = run_folder(tmp_path, RECORDS, env=evil, run_name=evil, env_kwargs={evil: evil})
@@ -244,7 +287,12 @@ def test_the_terminal_summary_gives_the_same_figures_and_whole_paths(tmp_path: P
 
 def test_the_terminal_summary_of_a_new_run_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [])
-    console = Console(width=60, record=True, file=(tmp_path / "out").open("w"))
-    print_summary(console, folder)
-    shown = [line.split("  ")[0] for line in console.export_text().splitlines()[2:]]
-    assert shown == ["steps"]
+    shown = [line.split("  ")[0] for line in summary_of(folder).splitlines()[2:]]
+    assert shown == ["steps", "overlap"]
+
+
+def test_the_terminal_summary_counts_faults_and_says_where_they_are_told(tmp_path: Path) -> None:
+    said = summary_of(run_folder(tmp_path, [*RECORDS, fault(1000, "hung"), fault(1000, "hung")]))
+    [line] = [line for line in said.splitlines() if line.startswith("faults")]
+    assert line.split(maxsplit=1)[1] == f"2 × worker hung; what failed is in {tmp_path / 'metrics.jsonl'}"
+    assert "faults" not in summary_of(run_folder(tmp_path, RECORDS))

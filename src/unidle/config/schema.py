@@ -223,6 +223,8 @@ def _convert(value: Any, expected: Any) -> Any:
         options = (_convert(value, option) for option in expected_types)
         return next((option for option in options if option is not _MISMATCH), _MISMATCH)
     if origin is Literal:
+        if value is False and "off" in typing.get_args(expected):
+            return "off"  # that is how YAML reads off
         return value if value in typing.get_args(expected) else _MISMATCH
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value

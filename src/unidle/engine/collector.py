@@ -8,7 +8,7 @@ ready when.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
 from unidle.engine.lane import Lane
 from unidle.engine.service import PageLock, Where
 from unidle.envs.host import Fault, HostEnvs
+from unidle.errors import TrainingError
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
@@ -83,7 +84,8 @@ class Collector:
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
-        self.faults: Counter[str] = Counter()  # kind → how many
+        self.faults: Counter[str] = Counter()  # kind → how many in finished rollouts
+        self._faults_in: defaultdict[int, Counter[str]] = defaultdict(Counter)  # the same of each one in the making
 
     def close(self) -> None:
         """End all environments."""
@@ -133,7 +135,11 @@ class Collector:
         if not self._in_flight:
             return False
         timeline.enter(ENVIRONMENT)
-        stepped = envs.recv(min(self._at_least, self._in_flight), seconds)
+        try:
+            stepped = envs.recv(min(self._at_least, self._in_flight), seconds)
+        except TrainingError:
+            self._tell_faults()  # the one too many among them
+            raise
         timeline.enter(OTHER)
         self._in_flight -= len(stepped)
         if envs.faults or envs.renewed or self._again:
@@ -240,9 +246,11 @@ class Collector:
             notes.last_rows.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
         )
         returns, lengths = notes.finished_episodes()
+        self.faults.update(self._faults_ahead.pop(self.number, {}))
         self.episodes += len(returns)
         self.recent_returns.extend(returns)
         self.recent_lengths.extend(lengths)
+        self.faults.update(self._faults_in.pop(self.number, Counter()))
         self.number += 1
         return lane
 
@@ -252,7 +260,7 @@ class Collector:
         """Like `_take_in`, where some steps did not happen: those are taken once more, from a new episode's start."""
         block = self.envs.block
         for fault in self.envs.faults:
-            self.faults[fault.kind] += 1
+            self._faults_in[self._rollout_of(fault)][fault.kind] += 1
             self._on_fault(fault)
         self.envs.faults.clear()
         for line in self.envs.renewed:
@@ -274,6 +282,20 @@ class Collector:
                 self._waiting.append(number)
             else:
                 self._go_on(number)
+
+    def _rollout_of(self, fault: Fault) -> int:
+        """The rollout that a fault counts to; an exception to its environment's, so that no clock decides it."""
+        if fault.kind != "exception":
+            return self.number
+        number = next(n for n, (first, end) in enumerate(self.envs.bounds) if first <= fault.env < end)
+        return min(self._number[number], int(min(self.until, self._opened + 1)) - 1)
+
+    def _tell_faults(self) -> None:
+        for fault in self.envs.faults:
+            slot = next(slot for slot, (_, end) in enumerate(self.envs.bounds) if fault.env < end)
+            self._faults_ahead.setdefault(self._number[slot], Counter())[fault.kind] += 1
+            self._on_fault(fault)
+        self.envs.faults.clear()
 
     def _cut(self, lane: Lane, step: int, line: int) -> None:
         """The step of `line` did not happen: its trajectory ends, truncated, with the one before."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unidle.envs.host import HostEnvs
+from unidle.envs.host import Fault, HostEnvs
 from unidle.nn.policy import Policy
 from unidle.streams import keyed_generator
 
@@ -57,6 +57,7 @@ def play(
     deterministic: bool = True,
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Evaluation:
     """Play `episodes` episodes, shared out among `envs`: environment i plays its episodes 0, 1, … from their seeds.
 
@@ -66,13 +67,19 @@ def play(
     learning = policy.training
     policy.eval()
     try:
-        return _play(policy, envs, episodes, deterministic, seed, stop)
+        return _play(policy, envs, episodes, deterministic, seed, stop, on_fault)
     finally:
         policy.train(learning)
 
 
 def _play(
-    policy: Policy, envs: HostEnvs, episodes: int, deterministic: bool, seed: int, stop: Callable[[], bool]
+    policy: Policy,
+    envs: HostEnvs,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    stop: Callable[[], bool],
+    on_fault: Callable[[Fault], None],
 ) -> Evaluation:
     block, device = envs.block, policy.log_std.device
     slices = range(len(envs.bounds))
@@ -96,6 +103,8 @@ def _play(
         envs.send(slices)
         envs.recv(len(slices))
         failed = block.redo.copy()  # those are in a new episode; the broken one is no result
+        for fault in envs.faults:
+            on_fault(fault)
         envs.faults.clear()
         ended = (block.terminated | block.truncated) & ~failed
         returns += block.reward

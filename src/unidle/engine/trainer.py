@@ -180,9 +180,8 @@ class Trainer:
         began, before = perf_counter(), self.step
         try:
             lane = self.collector.finish()
-        except TrainingError:
-            self._save()  # nothing was learned since the last rollout, so this is where to go on from
-            raise
+        except TrainingError as error:
+            raise self._ended(error) from None  # nothing was learned since the last rollout: go on from there
         timeline.enter(LEARN)
         shuffle = keyed_generator(lane.rollout.rows.device, run.seed, 3, self.iteration)
         self._learner.begin(lane, min(1.0, self.step / run.timesteps), shuffle)
@@ -200,10 +199,17 @@ class Trainer:
         self._call(self._after_iteration, record)
         if _due(before, self.step, run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)):
             self._evaluate()
-        if failure or _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
-            self._save()
         if failure:
-            raise failure
+            raise self._ended(failure)
+        if _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
+            self._save()
+
+    def _ended(self, error: TrainingError) -> TrainingError:
+        """Save, and say so: the environments cannot go on."""
+        self._save()
+        return TrainingError(
+            f"{str(error).rstrip()}\nMend it, then go on with: unidle train --resume {self._folder.path}"
+        )
 
     def _learn(self) -> TrainingError | None:
         """Learn from the rollout at hand, and let the environments go on meanwhile if they may.
@@ -286,7 +292,13 @@ class Trainer:
             self._evaluation_envs = make_envs(
                 self._maker, self.contract, n_envs, seed, workers, self.config.engine, FIRST_EVALUATION_ENV
             )
-        return play(self.algo.policy, self._evaluation_envs, episodes, stop=lambda: self._stopping)
+        return play(
+            self.algo.policy,
+            self._evaluation_envs,
+            episodes,
+            stop=lambda: self._stopping,
+            on_fault=self._on_fault,
+        )
 
     def _evaluate(self) -> None:
         run = self.config.run

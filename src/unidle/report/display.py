@@ -20,9 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from unidle.report.history import Record, number, time_shares
+from unidle.report.history import Record, fault_counts, number, time_shares
+from unidle.report.messages import Messages
 from unidle.report.terminal import print_facts
-from unidle.report.wording import duration, percent, score, score_with_spread, short_number
+from unidle.report.wording import duration, faults, percent, score, score_with_spread, short_number
 
 _PANEL_EVERY = 0.25  # seconds between two drawings of the panel, which take about a millisecond each
 _LINE_EVERY = 10.0  # seconds between two plain lines …
@@ -43,6 +44,7 @@ class Display:
         # FORCE_COLOR, often set in CI, makes rich believe in a terminal; so ask the file itself.
         self._is_live = self._console.is_interactive and self._console.file.isatty()
         self._clock = clock
+        self._messages = Messages(lambda text, style: self._print(Text(text, style)), clock)
         self._live: Live | None = None
         self._is_over = False
         self._next_draw = 0.0
@@ -108,12 +110,13 @@ class Display:
             self._print(Text(f"evaluation {_at(record)}{episodes}{mark}"))
 
     def on_message(self, text: str) -> None:
-        """Print a line that stays, above the panel."""
-        self._print(Text(text))
+        """Print a line that stays, above the panel; see `Messages` for those that come again and again."""
+        self._messages.tell(text)
 
     def on_end(self) -> None:
         """Show the last state and give the terminal back; a second call does nothing."""
         self._is_over = True
+        self._messages.close()
         if self._live is not None:
             try:
                 self._draw(self._clock())
@@ -168,6 +171,7 @@ class Display:
             f"return {score(value)}" if (value := number(self._record, "rollout/return_mean")) is not None else None,
             f"best evaluation {score(self._best['eval/return_mean'])}" if self._best else None,
             f"{short_number(rate)} steps/s" if rate else None,
+            f"faults {count}" if (count := sum(fault_counts(self._record).values())) else None,
             " ".join(f"{part} {percent(share)}" for part, share in self._shares.items()) or None,
             self._left,
         ]
@@ -196,6 +200,8 @@ class Display:
         table.add_row("return", Text.assemble((score(mean), "bold"), episodes) if mean is not None else "–")
         table.add_row("evaluation", self._evaluations())
         table.add_row("time", self._time())
+        if counts := fault_counts(self._record):
+            table.add_row("faults", Text(faults(counts), "yellow"))
         return Padding(Group(bar, table), (1, 0, 0, 0))
 
     def _evaluations(self) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class History:
     config: dict[str, dict[str, Any]]  # section → setting → value
     iterations: list[Record]
     evaluations: list[Record]
+    faults: list[Record]  # environments that failed, and were set going again
 
     @property
     def name(self) -> str:
@@ -65,6 +67,17 @@ class History:
         return max(self.evaluations, key=lambda r: float(r["eval/return_mean"]), default=None)
 
     @property
+    def fault_counts(self) -> dict[str, int]:
+        """How many faults of each kind are on record."""
+        return dict(Counter(str(r.get("fault", "unknown")) for r in self.faults))
+
+    @property
+    def overlap(self) -> str | None:
+        """Whether rollouts were collected while learning; None where the run does not say."""
+        value = self.setting("recipe", "overlap")
+        return value if value in ("off", "strict") else None
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Seconds that each part took so far."""
         return _seconds(self.iterations[-1]) if self.iterations else {}
@@ -89,6 +102,7 @@ def read_history(folder: Path) -> History:
         config={name: part if isinstance(part, dict) else {} for name, part in sections.items()},
         iterations=[r for r in records if r.get("kind") == "iteration"],
         evaluations=[r for r in records if r.get("kind") == "evaluation" and number(r, "eval/return_mean") is not None],
+        faults=[r for r in records if r.get("kind") == "fault"],
     )
 
 
@@ -98,6 +112,12 @@ def number(record: Record, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def fault_counts(record: Record) -> dict[str, int]:
+    """How many faults of each kind there were up to this iteration."""
+    keys = [key for key in record if key.startswith("faults/")]
+    return {key.removeprefix("faults/"): int(value) for key in keys if (value := number(record, key))}
 
 
 def _seconds(record: Record) -> dict[str, float]:

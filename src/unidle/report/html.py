@@ -12,7 +12,7 @@ import yaml
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
 from unidle.report.style import CSS
 from unidle.report.svg import Reference, Series, line_chart, stacked_bar
-from unidle.report.wording import duration, percent, score, short_number
+from unidle.report.wording import duration, faults, percent, score, short_number
 
 _SMALL = (380, 270)
 _TIME_UNITS = (
@@ -24,7 +24,7 @@ _LEARNING = {  # metric → title, meaning
     "train/policy_loss": ("Policy loss", "clipped surrogate"),
     "train/value_loss": ("Value loss", "squared error of the returns"),
     "train/entropy": ("Entropy", "nats per action"),
-    "train/approx_kl": ("Approximate KL", "nats from the policy that collected"),
+    "train/approx_kl": ("Approximate KL", "nats from where the update began"),
     "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
     "train/explained_variance": ("Explained variance", "of the returns, by the values; 1 is best"),
 }
@@ -46,7 +46,7 @@ def write_report(folder: Path) -> Path:
 
 
 def _page(history: History) -> str:
-    sections = [_heading(history), _figures(history)]
+    sections = [_heading(history), _figures(history), _faults(history)]
     if history.iterations or history.evaluations:
         sections += [_returns(history), _speed(history), _learning(history)]
     else:
@@ -79,6 +79,7 @@ def _heading(history: History) -> str:
         "algorithm": history.setting("recipe", "algo"),
         "preset": history.setting("run", "preset"),
         "seed": history.setting("run", "seed"),
+        "overlap": history.overlap,
         "device": history.setting("engine", "device"),
     }
     shown = "".join(
@@ -122,6 +123,14 @@ def _evaluation_figure(record: Record | None) -> tuple[str, str]:
     std = number(record, "eval/return_std")
     spread = "" if std is None else f"± {score(std)} "
     return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}"
+
+
+def _faults(history: History) -> str:
+    counts = history.fault_counts
+    if not counts:
+        return ""
+    where = "metrics.jsonl tells what failed, in its lines of kind fault."
+    return f'<p class="note">Faults of environments: {escape(faults(counts))}; {where}</p>'
 
 
 def _returns(history: History) -> str:

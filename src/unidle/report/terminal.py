@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unidle.report.history import Record, number, read_history
-from unidle.report.wording import duration, percent, score, score_with_spread, short_number
+from unidle.report.wording import duration, faults, percent, score, score_with_spread, short_number
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:
@@ -25,6 +25,7 @@ def print_summary(
     history = read_history(folder)
     training, speed = history.training_return, history.steps_per_second
     shares = "  ".join(f"{part} {percent(share)}" for part, share in history.time_shares.items())
+    counts = history.fault_counts
     facts = {
         "steps": f"{history.steps:,} in {duration(history.wall)}",
         "speed": f"{short_number(speed)} steps/s, mean of the whole run" if speed else None,
@@ -32,6 +33,8 @@ def print_summary(
         "best evaluation": _evaluation(history.best_evaluation),
         "final evaluation": _evaluation(history.final_evaluation),
         "time": shares or None,
+        "overlap": history.overlap,
+        "faults": f"{faults(counts)}; what failed is in {folder / 'metrics.jsonl'}" if counts else None,
         "report": str(report) if report else None,
         "checkpoint": str(checkpoint) if checkpoint else None,
     }

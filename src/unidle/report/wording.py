@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_FAULTS = {"exception": "exception or NaN", "killed": "worker killed", "hung": "worker hung"}
 
 
 def short_number(value: float, digits: int = 3) -> str:
@@ -57,3 +60,9 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """0.613 → 61 %; what is small but there keeps a decimal."""
     return f"{100 * share:.1f} %" if 0 < share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def faults(counts: Mapping[str, int]) -> str:
+    """Counts by kind of fault: 4 × exception or NaN, 1 × worker killed."""
+    kinds = sorted(counts, key=[*_FAULTS, *counts].index)  # in the same order everywhere
+    return ", ".join(f"{counts[kind]:,} × {_FAULTS.get(kind, kind)}" for kind in kinds)

@@ -1,0 +1,64 @@
+"""Environments that live where the policy does: a step is a pure function of tensors, for all of them at once.
+
+Nothing in a step may ask the host for a value, so that a whole rollout can be captured and replayed. Random numbers are
+a hash of (seed, environment, episode, draw): each environment has its own, and a captured rollout repeats.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+State = dict[str, Tensor]  # each [N, ..]; all that the next step depends on
+_32_BITS = 0xFFFFFFFF
+
+
+class Step(NamedTuple):
+    """What came out of a step. Where an episode ended, `observation` already begins the next one."""
+
+    observation: Tensor  # [N, *shape]
+    final_observation: Tensor  # [N, *shape] as it was before any reset
+    reward: Tensor  # [N] float32
+    terminated: Tensor  # [N] bool
+    truncated: Tensor  # [N] bool; never where it also terminated
+
+
+class DeviceEnv(Protocol):
+    """N environments on one device."""
+
+    n_envs: int
+    observation_space: spaces.Space  # of one of them
+    action_space: spaces.Space
+    episode_limit: int | None  # steps after which an episode is truncated; None: never
+
+    def begin(self) -> tuple[State, Tensor]:
+        """The state in which every environment begins its episode 0, and what it then sees."""
+
+    def step(self, state: State, action: Tensor) -> tuple[State, Step]:
+        """One step on flat actions [N, width]: categories as numbers, reals within their range."""
+
+
+def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:
+    """Numbers in [0, 1) [N, draws] float32 that depend on seed, environment [N] and episode [N] alone."""
+    word = _mixed(env + _scrambled(seed))
+    word = _mixed(word ^ _mixed(episode + 0x9E3779B9))
+    draw = torch.arange(1, draws + 1, device=env.device) * 0x85EBCA6B
+    word = _mixed(word.unsqueeze(-1) + draw)
+    return (word >> 8).to(torch.float32) * 2.0**-24
+
+
+def _mixed(word: Tensor) -> Tensor:
+    """A hash of 32 bits (the finaliser of MurmurHash3), in int64 that keeps only those bits: products may wrap."""
+    word = word & _32_BITS
+    word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _32_BITS
+    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _32_BITS
+    return word ^ (word >> 16)
+
+
+def _scrambled(seed: int) -> int:
+    """All bits of a seed in 32."""
+    seed = (seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15
+    return (seed >> 16) & _32_BITS
