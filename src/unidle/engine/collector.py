@@ -84,7 +84,8 @@ class Collector:
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
-        self.faults: Counter[str] = Counter()  # kind → how many in finished rollouts
+        self.faults: Counter[str] = Counter()  # kind → how many, in the rollouts that are finished
+        self._faults_ahead: dict[int, Counter[str]] = {}  # the same for those that are not, by number
         self._faults_in: defaultdict[int, Counter[str]] = defaultdict(Counter)  # the same of each one in the making
 
     def close(self) -> None:
@@ -288,7 +289,7 @@ class Collector:
         if fault.kind != "exception":
             return self.number
         number = next(n for n, (first, end) in enumerate(self.envs.bounds) if first <= fault.env < end)
-        return min(self._number[number], int(min(self.until, self._opened + 1)) - 1)
+        return int(min(self._number[number], self._opened, self.until - 1))  # one that is yet to be whole
 
     def _tell_faults(self) -> None:
         for fault in self.envs.faults:

@@ -20,7 +20,7 @@ _STRIPES = 32  # blocks that share out the rows; each sums up its own, so that t
 def _activation_gradient(
     dy, y, dz, sums, rows, columns, RELU: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, STRIPES: tl.constexpr
 ):
-    """Compute dz = dy · f'(z) from y = f(z) [rows, columns], and its sums over each stripe's rows [STRIPES, columns]."""
+    """Compute dz = dy · f'(z) from y = f(z) [rows, columns], and the sums of each stripe [STRIPES, columns]."""
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     stripe = tl.program_id(1)
     total = tl.zeros((BC,), tl.float32)
