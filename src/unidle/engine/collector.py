@@ -85,7 +85,6 @@ class Collector:
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
         self.faults: Counter[str] = Counter()  # kind → how many, in the rollouts that are finished
-        self._faults_ahead: dict[int, Counter[str]] = {}  # the same for those that are not, by number
         self._faults_in: defaultdict[int, Counter[str]] = defaultdict(Counter)  # the same of each one in the making
 
     def close(self) -> None:
@@ -247,7 +246,6 @@ class Collector:
             notes.last_rows.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
         )
         returns, lengths = notes.finished_episodes()
-        self.faults.update(self._faults_ahead.pop(self.number, {}))
         self.episodes += len(returns)
         self.recent_returns.extend(returns)
         self.recent_lengths.extend(lengths)
@@ -260,10 +258,7 @@ class Collector:
     def _take_in_with_care(self, slices: list[int]) -> None:
         """Like `_take_in`, where some steps did not happen: those are taken once more, from a new episode's start."""
         block = self.envs.block
-        for fault in self.envs.faults:
-            self._faults_in[self._rollout_of(fault)][fault.kind] += 1
-            self._on_fault(fault)
-        self.envs.faults.clear()
+        self._tell_faults()
         for line in self.envs.renewed:
             self._renew(line)
         self.envs.renewed.clear()
@@ -293,8 +288,7 @@ class Collector:
 
     def _tell_faults(self) -> None:
         for fault in self.envs.faults:
-            slot = next(slot for slot, (_, end) in enumerate(self.envs.bounds) if fault.env < end)
-            self._faults_ahead.setdefault(self._number[slot], Counter())[fault.kind] += 1
+            self._faults_in[self._rollout_of(fault)][fault.kind] += 1
             self._on_fault(fault)
         self.envs.faults.clear()
 
