@@ -206,16 +206,16 @@ class PPO:
         """Advantages and returns, and everything cut into sequences."""
         recipe = self.recipe
         steps, n_envs = rollout.shape
-        bootstrap = torch.zeros_like(rollout.rewards)
+        # One place more than there are steps: final observations that are none point there.
+        bootstrap = torch.zeros(steps * n_envs + 1, device=rollout.rewards.device)
         if len(rollout.final_rows):
-            # The state that saw rows[t] came out of step t, so it stands at states[t + 1].
-            states = rollout.states[1:].flatten(0, 1)[rollout.final_at]
-            final_values = self._in_chunks(self.policy.value, rollout.final_rows, states)
-            bootstrap.view(-1)[rollout.final_at] = final_values
+            # The state that sees a final row came out of that step t, so it stands at states[t + 1].
+            states = rollout.states[1:].flatten(0, 1)[rollout.final_at.clamp(max=steps * n_envs - 1)]
+            bootstrap[rollout.final_at] = self._in_chunks(self.policy.value, rollout.final_rows, states)
         advantages, returns = gae(
             self._normalised_rewards(rollout),
             values,
-            bootstrap,
+            bootstrap[:-1].view(steps, n_envs),
             rollout.terminated,
             rollout.truncated,
             recipe.gamma,

@@ -13,6 +13,7 @@ from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
 from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
+from unidle.envs.tensors import TensorEnvs
 from unidle.envs.vectorised import vectorised_envs
 from unidle.errors import UsageError
 from unidle.nn.policy import NetworkFactory, Policy
@@ -76,6 +77,8 @@ def make_envs(
 
     Those that step together do as their library does, and of a vector environment there are as many as it has.
     """
+    if contract.on_device:
+        return TensorEnvs(maker.on_device(n_envs, seed, first_index=first_index), contract)
     if contract.vectorised:
         return vectorised_envs(maker, contract, n_envs, seed, first_index, slices)
     restarts = engine.max_env_restarts

@@ -155,6 +155,9 @@ class Collector:
             self.turn()
         return self._hand_over(lane)
 
+    def settle(self) -> None:
+        """Nothing is left to take in: the host saw every episode end."""
+
     def _lane(self, number: int) -> Lane:
         return self._lanes[number % len(self._lanes)]
 

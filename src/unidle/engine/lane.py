@@ -7,6 +7,7 @@ of environments go on in one lane while the rollout in the other is learned from
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,14 @@ class Notes:
         episodes = np.concatenate([np.zeros((3, 0)), *self.episodes], 1)
         _, returns, lengths = episodes[:, np.argsort(episodes[0])]
         return returns.tolist(), lengths.astype(int).tolist()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A rollout to learn from, and the policy that acted in it where it is another than the one that learns."""
+
+    rollout: Rollout
+    behaviour: Policy | None
 
 
 class Lane:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unidle.algos.ppo import PPO
-from unidle.engine.lane import Lane
+from unidle.engine.lane import Lane, Whole
 from unidle.memory.rollout import Rollout
 
 # Pieces that the device holds in its queue at a time: enough never to run dry, few enough that launching never blocks.
@@ -34,11 +34,11 @@ class Learner:
         self._values = torch.empty(0)
         self.finite = torch.empty(0)  # [T, N] whether what came out of each step was
 
-    def begin(self, lane: Lane, progress: float, shuffle: torch.Generator) -> None:
+    def begin(self, lane: Lane | Whole, progress: float, shuffle: torch.Generator) -> None:
         """Learn from the rollout of `lane` at `progress` (0 to 1 of the run)."""
         self._pieces = self._learning(lane, progress, shuffle)
 
-    def _learning(self, lane: Lane, progress: float, shuffle: torch.Generator) -> _Pieces:
+    def _learning(self, lane: Lane | Whole, progress: float, shuffle: torch.Generator) -> _Pieces:
         self.finite = self._all_finite(lane.rollout)
         metrics = yield from self._algo.learning(lane.rollout, progress, shuffle, lane.behaviour)
         metrics["experience_finite"] = self.finite.all()
@@ -46,10 +46,11 @@ class Learner:
 
     def _all_finite(self, rollout: Rollout) -> Tensor:
         encoder = self._algo.policy.encoder
-        finite = encoder.all_finite(rollout.rows[1:])
+        finite = encoder.all_finite(rollout.rows[1:]) & torch.isfinite(rollout.rewards)
         # Where an episode was cut off, its true last observation is the one that came out of that step.
-        finite.view(-1)[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
-        return finite & torch.isfinite(rollout.rewards)
+        finite = torch.nn.functional.pad(finite.view(-1), (0, 1))
+        finite[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
+        return finite[:-1].view(rollout.shape)
 
     def advance(self) -> bool:
         """Do, or launch, one more piece; False once there is none left."""

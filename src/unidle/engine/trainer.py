@@ -28,6 +28,7 @@ from unidle.engine.build import (
 from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
 from unidle.engine.collector import Collector
+from unidle.engine.device_collector import DeviceCollector
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
 from unidle.engine.learner import Learner
 from unidle.envs.contract import probe
@@ -96,6 +97,10 @@ class Trainer:
         torch.set_num_threads(config.engine.threads)
         self._precision = set_numerics(device, recipe)
         self.contract = probe(maker, recipe.discretize, run.seed)
+        if self.contract.on_device and recipe.overlap == "strict":
+            raise UsageError(
+                f"{run.env} lives on the device and has nothing to overlap with learning; use --overlap off."
+            )
         # After the probe, which takes as many steps as there is time for and may draw from these.
         random.seed(run.seed)
         np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
@@ -117,9 +122,17 @@ class Trainer:
             for _ in range(2 if recipe.overlap == "strict" else 1)
         ]
         engine = config.engine
-        envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=engine.slices)
-        self._workers = envs.workers
-        self.collector = Collector(envs, policy, rollouts, run.seed, self._timeline, self._capture, self._on_fault)
+        self.collector: Collector | DeviceCollector
+        if self.contract.on_device:
+            env = maker.on_device(recipe.n_envs, run.seed, device)
+            self._workers = 0
+            self.collector = DeviceCollector(
+                env, self.contract, policy, rollouts[0], run.seed, self._timeline, self._capture
+            )
+        else:
+            envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=engine.slices)
+            self._workers = envs.workers
+            self.collector = Collector(envs, policy, rollouts, run.seed, self._timeline, self._capture, self._on_fault)
         self.collector.until = -(-run.timesteps // recipe.total_batch)
         self._learner = Learner(self.algo)
         self._evaluation_envs: Any = None
@@ -188,6 +201,7 @@ class Trainer:
         failure = self._learn()
         timeline.enter(LEARN)
         numbers = self._learner.numbers()
+        self.collector.settle()
         timeline.enter(OTHER)
         self.step += recipe.total_batch
         self.iteration += 1
@@ -364,7 +378,7 @@ class Trainer:
         lost = self.collector.load_state_dict(state["collector"])
         if lost:
             self._listener.on_message(
-                f"{len(lost)} of {self.collector.envs.n_envs} environments are not deterministic: their open episode "
+                f"{len(lost)} of {self.config.recipe.n_envs} environments are not deterministic: their open episode "
                 "could not be replayed and starts anew, so this run will differ from one that was never stopped."
             )
         self.step, self.iteration = state["step"], state["iteration"]
@@ -397,6 +411,8 @@ class Trainer:
         policy = self.algo.policy
         step = f"a step takes {self.contract.step_seconds * 1e6:.0f} µs"
         backend = f"{self._workers} worker processes ({step})" if self._workers else f"in this process ({step})"
+        if self.contract.on_device:
+            backend = "on the device"
         layers = ",".join(map(str, recipe.network_arch)) or "linear"
         core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
         device = next(policy.parameters()).device

@@ -33,11 +33,13 @@ class Task:
 class Classic:
     """N environments of one task."""
 
-    def __init__(self, task: Task, n_envs: int, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, task: Task, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0
+    ) -> None:
         self._task, self._seed, self.n_envs = task, seed, n_envs
         self.observation_space, self.action_space = task.observation_space, task.action_space
         self.episode_limit = task.limit
-        self._env = torch.arange(n_envs, device=device)
+        self._env = torch.arange(first_index, first_index + n_envs, device=device)
 
     def begin(self) -> tuple[State, Tensor]:
         """The state in which every environment begins its episode 0, and what it then sees."""

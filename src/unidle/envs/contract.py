@@ -29,6 +29,7 @@ class Contract:
     actions: ActionLayout
     step_seconds: float  # median of a few random steps
     vectorised: bool = False  # the factory makes environments that step together
+    on_device: bool = False  # and those are tensors on the policy's device
 
 
 def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Space) -> Any:
@@ -44,6 +45,8 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
     from unidle.envs.vectors import EnvPoolVector
 
     with reported("The environment failed while it was tried out"):
+        if maker.makes == "device":
+            return _contract_on_device(maker, discretize, seed)
         if maker.makes == "many":
             with contextlib.closing(EnvPoolVector(maker, 1)) as pool:
                 return probe_vector(pool, discretize, seed)
@@ -51,6 +54,16 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
             if vector_kind(env):
                 return probe_vector(as_vector(env, maker.name), discretize, seed)
             return _probe_one(env, discretize, seed)
+
+
+def _contract_on_device(maker: EnvMaker, discretize: int | None, seed: int) -> Contract:
+    if discretize is not None:
+        raise UsageError(
+            f"{maker.name} takes its actions on the device, where --discretize does not apply; leave it out."
+        )
+    env = maker.on_device(1, seed)
+    rows, actions = RowLayout.of(env.observation_space), ActionLayout.of(env.action_space, discretize)
+    return Contract(rows, actions, step_seconds=0.0, on_device=True)
 
 
 def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> Contract:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -27,11 +28,14 @@ class EnvMaker:
     name: str  # what config.yaml says; empty brackets around it if it cannot be made again from there
     factory: EnvFactory
     kwargs: dict[str, Any] = field(default_factory=dict)
-    # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; or whatever the user's factory returns.
-    makes: Literal["one", "many", "either"] = "either"
+    # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; a DeviceEnv; or whatever the user's factory
+    # returns.
+    makes: Literal["one", "many", "device", "either"] = "either"
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
         """Make one environment; `extra` (render_mode) goes to the factory too."""
+        if self.makes == "device":
+            raise UsageError(f"{self.name} steps many at once on the device; there is no single one for this.")
         if self.makes != "many":
             env = self.any(**extra)
             if vector_kind(env) is None:
@@ -53,6 +57,10 @@ class EnvMaker:
     def pool(self, seeds: Sequence[int]) -> Any:
         """Make an EnvPool of as many environments as there are seeds."""
         return self._call({"num_envs": len(seeds), "seed": list(seeds)})
+
+    def on_device(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
+        """Make a DeviceEnv of environments `first_index`, …"""
+        return self._call({"n_envs": n_envs, "seed": seed, "device": device, "first_index": first_index})
 
     def _call(self, extra: dict[str, Any]) -> Any:
         try:
@@ -89,6 +97,8 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
     if not is_reproducible(env):
         raise UsageError(f"This run's environment was the Python object {env}; pass it again, as env=…")
     module, _, attribute = env.partition(":")
+    if env.startswith("unidle/"):
+        return EnvMaker(env, _on_device(env), kwargs, makes="device")
     if module == "envpool" and attribute:
         return EnvMaker(env, _from_envpool(attribute, kwargs), kwargs, makes="many")
     if attribute:
@@ -105,6 +115,16 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
 def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
     is_env = isinstance(factory, type) and issubclass(factory, gymnasium.Env)
     return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
+
+
+def _on_device(name: str) -> EnvFactory:
+    from unidle.envs.classic import TASKS, Classic  # loads torch, which worker processes do without
+
+    if name not in TASKS:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(TASKS)}."
+        raise UsageError(f"unidle has no environment `{name}`; {hint}")
+    return partial(Classic, TASKS[name])
 
 
 def _from_envpool(task: str, kwargs: dict[str, Any]) -> EnvFactory:

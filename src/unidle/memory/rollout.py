@@ -28,7 +28,7 @@ class Rollout:
         self.states = zeros(n_steps + 1, n_envs, state_size)
         # The true last observation of every episode that was cut off, and where: few, so not a whole second rollout.
         self.final_rows = zeros(0, row_bytes, dtype=torch.uint8)
-        self.final_at = zeros(0, dtype=torch.long)  # t × N + env
+        self.final_at = zeros(0, dtype=torch.long)  # t × N + env; T × N where there is none
 
     @property
     def shape(self) -> tuple[int, int]:

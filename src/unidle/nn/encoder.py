@@ -31,6 +31,11 @@ def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
     return field if len(leaf.shape) == 1 else field.reshape(*rows.shape[:-1], *leaf.shape)
 
 
+def pack_rows(observation: Tensor, layout: RowLayout, rows: Tensor) -> None:
+    """Put observations [n, *shape] of a space that is one leaf into rows [n, row_bytes], in place."""
+    leaf_tensor(rows, layout.leaves[0]).copy_(observation)
+
+
 def _flat(value: Tensor, leaf: Leaf) -> Tensor:
     """[.., *shape] → [.., size]"""
     if len(leaf.shape) == 1:

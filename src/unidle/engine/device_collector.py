@@ -1,0 +1,213 @@
+"""Fills rollouts from environments on the device: policy, sampling, step and storage are captured together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.algos.capturing import Capturer, as_it_is
+from unidle.config.validate import largest_divisor
+from unidle.engine.lane import Whole
+from unidle.envs.contract import Contract
+from unidle.envs.device import DeviceEnv
+from unidle.memory.rollout import Rollout
+from unidle.nn.encoder import pack_rows
+from unidle.nn.policy import Policy
+from unidle.streams import keyed_generator
+from unidle.timeline import INFERENCE, OTHER, Timeline
+
+_NODES_PER_GRAPH, _NODES_PER_STEP = 5000, 80
+
+
+class DeviceCollector:
+    """Acts in the environments and keeps what happened, rollout after rollout; the host only says when."""
+
+    ahead = 1  # rollouts that may be open at once: there is nobody to collect the next one meanwhile
+
+    def __init__(
+        self,
+        env: DeviceEnv,
+        contract: Contract,
+        policy: Policy,
+        rollout: Rollout,
+        seed: int,
+        timeline: Timeline,
+        capture: Capturer = as_it_is,
+    ) -> None:
+        self._env, self._rows_layout, self.policy, self._rollout = env, contract.rows, policy, rollout
+        self._seed, self._timeline = seed, timeline
+        device, (steps, n_envs) = rollout.rows.device, rollout.shape
+        self.until: float = float("inf")
+        self.number = 0
+        self.episodes = 0
+        self.faults: Counter[str] = Counter()
+        self._whole = Whole(rollout, None)
+        # Where the environments stand. These tensors stay where they are: a graph knows them.
+        self._state, observation = env.begin()
+        self._rows = torch.zeros(n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
+        pack_rows(observation, contract.rows, self._rows)
+        self._begins = torch.ones(n_envs, dtype=torch.bool, device=device)
+        self._recurrent = torch.zeros(n_envs, policy.state_size, device=device)
+        self._returns = torch.zeros(n_envs, device=device)  # of the open episodes
+        self._lengths = torch.zeros(n_envs, dtype=torch.long, device=device)
+        self._ended = torch.zeros(3, dtype=torch.float64, device=device)  # episodes, their returns and lengths, summed
+        self._told = torch.zeros(3, dtype=torch.float64)
+        if device.type == "cuda":
+            self._told = self._told.pin_memory()
+        self._last = (0.0, 0.0)
+        self._noise = torch.zeros_like(rollout.actions)
+        self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
+        # An environment is truncated at most so often in a rollout; what is not used points past the end.
+        limit = env.episode_limit
+        self._cuts = 0 if limit is None else 1 + (steps - 1) // limit
+        self._cut = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
+        rollout.final_rows = torch.zeros(self._cuts * n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
+        rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
+        self._lanes = torch.arange(n_envs, device=device)
+        per_call = largest_divisor(steps, _NODES_PER_GRAPH // _NODES_PER_STEP if device.type == "cuda" else 1)
+        self._calls = steps // per_call
+        self._take = capture("rollout", lambda: self._take_steps(per_call), self._moving())
+
+    def _moving(self) -> list[Tensor]:
+        """All tensors that a step changes and the next one reads."""
+        own = (
+            self._rows,
+            self._begins,
+            self._recurrent,
+            self._returns,
+            self._lengths,
+            self._ended,
+            self._at,
+            self._cut,
+        )
+        return [*self._state.values(), *own]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def start(self) -> None:
+        """Open the first rollout; the environments stand at the start of episode 0 already."""
+        self.open()
+
+    def open(self) -> None:
+        """Make ready for the next rollout."""
+        generator = keyed_generator(self._noise.device, self._seed, 1, self.number)
+        self._noise.copy_(self.policy.distribution.noise(self._rollout.shape, generator))
+
+    def turn(self, seconds: float | None = None) -> bool:
+        """There is nothing to do between rollouts."""
+        return False
+
+    def finish(self) -> Whole:
+        """Fill the rollout."""
+        rollout, steps = self._rollout, self._rollout.shape[0]
+        self._timeline.enter(INFERENCE)
+        for counter in (self._ended, self._at, self._cut):
+            counter.zero_()
+        rollout.final_at.fill_(rollout.rewards.numel())
+        with torch.inference_mode():
+            for _ in range(self._calls):
+                self._take()
+        rollout.rows[steps].copy_(self._rows)
+        rollout.starts[steps].copy_(self._begins)
+        rollout.states[steps].copy_(self._recurrent)
+        self._told.copy_(self._ended, non_blocking=True)
+        self.number += 1
+        self._timeline.enter(OTHER)
+        return self._whole
+
+    def _take_steps(self, count: int) -> None:
+        for _ in range(count):
+            self._take_step()
+
+    def _take_step(self) -> None:
+        rollout, policy, at, rows = self._rollout, self.policy, self._at, self._rows
+        state = None
+        if policy.state_size:
+            rollout.states.index_copy_(0, at, self._recurrent.unsqueeze(0))
+            state = self._recurrent * ~self._begins.unsqueeze(-1)
+        rollout.rows.index_copy_(0, at, rows.unsqueeze(0))
+        rollout.starts.index_copy_(0, at, self._begins.unsqueeze(0))
+        params, after = policy.act(rows, state)
+        action = policy.distribution.sample(params, self._noise.index_select(0, at).squeeze(0))
+        rollout.actions.index_copy_(0, at, action.unsqueeze(0))
+        moved, step = self._env.step(self._state, policy.distribution.to_env(action))
+        for name, value in self._state.items():
+            value.copy_(moved[name])
+        for field, value in (
+            (rollout.rewards, step.reward),
+            (rollout.terminated, step.terminated),
+            (rollout.truncated, step.truncated),
+        ):
+            field.index_copy_(0, at, value.unsqueeze(0))
+        self._keep_final(step.final_observation, step.truncated)
+        self._account(step.reward, step.terminated | step.truncated)
+        pack_rows(step.observation, self._rows_layout, rows)
+        if after is not None:
+            self._recurrent.copy_(after)
+        at.add_(1)
+
+    def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
+        """The true last observation of the episodes that were cut off."""
+        rollout, n_envs = self._rollout, len(self._lanes)
+        where = self._at * n_envs + self._lanes
+        for number in range(self._cuts):
+            lines = slice(number * n_envs, (number + 1) * n_envs)
+            now = truncated & (self._cut == number)
+            kept = rollout.final_rows[lines]
+            fresh = torch.zeros_like(kept)
+            pack_rows(observation, self._rows_layout, fresh)
+            kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
+            rollout.final_at[lines] = torch.where(now, where, rollout.final_at[lines])
+        self._cut.add_(truncated)
+
+    def _account(self, reward: Tensor, ended: Tensor) -> None:
+        self._returns.add_(reward)
+        self._lengths.add_(1)
+        finished = torch.stack((ended.double(), ended * self._returns.double(), ended * self._lengths.double()))
+        self._ended.add_(finished.sum(1))
+        self._returns.mul_(~ended)
+        self._lengths.mul_(~ended)
+        self._begins.copy_(ended)
+
+    # -- what is told ------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Take in what the finished rollout says of its episodes, once the device is done with it."""
+        count, returns, lengths = self._told.tolist()
+        self.episodes += int(count)
+        if count:
+            self._last = returns / count, lengths / count
+
+    @property
+    def recent_returns(self) -> list[float]:
+        """Mean return of the episodes that ended in the latest rollout in which any did."""
+        return [self._last[0]] if self.episodes else []
+
+    @property
+    def recent_lengths(self) -> list[float]:
+        """Their mean length."""
+        return [self._last[1]] if self.episodes else []
+
+    # -- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where everything stands."""
+        return {
+            "number": self.number,
+            "moving": [tensor.cpu() for tensor in self._moving()],
+            "episodes": self.episodes,
+            "last": list(self._last),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Put everything back; no environment's episode is ever lost."""
+        for tensor, value in zip(self._moving(), state["moving"], strict=True):
+            tensor.copy_(value)
+        self.number, self.episodes = state["number"], state["episodes"]
+        self._last = (state["last"][0], state["last"][1])
+        self.open()
+        return []
