@@ -14,7 +14,7 @@ from gymnasium import spaces
 from identity_envs import SayTheAction
 from small_envs import counting_length, counting_terminates
 
-Break = Literal["raise", "nan reward", "nan observation", "exit"]
+Break = Literal["raise", "nan reward", "nan observation", "exit", "slow"]
 Place = tuple[int, int, int]  # seed of the episode, step in it, action that led there (−1: none)
 IN_RESET = -1
 LONGEST = 5
@@ -54,6 +54,8 @@ class Echo(gymnasium.Env):
             raise ZeroDivisionError("the robot fell over")
         if how == "exit":
             os._exit(3)
+        if how == "slow":
+            time.sleep(0.05)
         return how
 
     def _observation(self) -> np.ndarray:

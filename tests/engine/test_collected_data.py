@@ -6,7 +6,7 @@ Each environment says where it is and what was done to it (`Echo`), so that ever
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 from unidle.engine.lane import Lane
 from unidle.envs import process
 from unidle.envs.host import Fault
+from unidle.envs.pool import ProcessPool
 from unidle.envs.slot import episode_seed
 from unidle.memory.rollout import Rollout
 
@@ -175,7 +176,8 @@ def copied(rollout: Rollout) -> dict[str, Tensor]:
 def echo_run(plan: Plan, **settings: Any) -> SmallRun:
     breaks = {(episode_seed(SEED, env, episode), step): how for (env, episode, step), how in plan.items()}
     batch_size = settings["n_envs"] * settings["n_steps"]
-    return small_run(Echo, seed=SEED, kwargs={"breaks": breaks}, batch_size=batch_size, **settings)
+    env = settings.pop("env", Echo)
+    return small_run(env, seed=SEED, kwargs={"breaks": breaks}, batch_size=batch_size, **settings)
 
 
 def next_lane(run: SmallRun) -> Lane:
@@ -403,7 +405,9 @@ class Ledger:
         assert column.starts[-1] == (self.step == 0)
 
 
-def check_with_deaths(run: SmallRun, rollouts: int) -> tuple[Counter[str], Counter[str]]:
+def check_with_deaths(
+    run: SmallRun, rollouts: int, before: Callable[[], None] = lambda: None
+) -> tuple[Counter[str], Counter[str]]:
     """Collect, and follow every environment; returns the faults and where episodes were cut."""
     collector, envs = run.collector, run.envs
     told: list[Fault] = []
@@ -411,6 +415,7 @@ def check_with_deaths(run: SmallRun, rollouts: int) -> tuple[Counter[str], Count
     collector.until = rollouts
     ledgers = [Ledger(env) for env in range(envs.n_envs)]
     carried = torch.zeros(envs.n_envs, run.policy.state_size)
+    before()
     for number in range(rollouts):
         lane = next_lane(run)
         for env, ledger in enumerate(ledgers):
@@ -421,8 +426,8 @@ def check_with_deaths(run: SmallRun, rollouts: int) -> tuple[Counter[str], Count
     while collector.turn(1.0):
         pass
     results = sorted((number, t, env, *rest) for env, ledger in enumerate(ledgers) for number, t, *rest in ledger.results)
-    assert list(collector.recent_returns) == [total for *_, total, _ in results]
-    assert list(collector.recent_lengths) == [length for *_, length in results]
+    assert list(collector.recent_returns) == [total for *_, total, _ in results][-100:]
+    assert list(collector.recent_lengths) == [length for *_, length in results][-100:]
     assert collector.episodes == len(results)
     per_worker = len(envs.bounds) // envs.workers
     for worker in range(envs.workers):
@@ -444,13 +449,85 @@ def test_an_environment_whose_worker_dies_while_it_waits_for_others_of_its_slice
     plan: Plan = {(0, 0, 1): "raise", (0, 1, 0): "exit"}
     run = echo_run(plan, n_envs=3, n_steps=9, workers=1, recurrent="gru")
     with closing(run.envs):
-        faults, _ = check_with_deaths(run, 2)
+        faults, cuts = check_with_deaths(run, 2)
     assert faults == {"exception": 1, "killed": 1}
+    assert cuts["in a rollout"] == 3
 
 
-def long_episode(env: int, at_least: int = 4) -> int:
-    """The first episode after the start of that length."""
-    return next(e for e in range(1, 99) if counting_length(episode_seed(SEED, env, e), LONGEST) >= at_least)
+def test_a_step_that_was_whole_when_its_worker_died_counts_and_its_episode_is_cut() -> None:
+    # Eight slices are taken back two at a time: the first is done, and waits for company, when the second kills both.
+    plan: Plan = {(1, 2, 1): "exit"}
+    run = echo_run(plan, n_envs=8, n_steps=20, workers=1, slices=8)
+    with closing(run.envs):
+        faults, cuts = check_with_deaths(run, 2)
+    assert faults == {"killed": 1}
+    assert cuts["in a rollout"] >= 3
+
+
+def kill(pool: ProcessPool, worker: int) -> None:
+    """Have a worker killed, and the pool look for it next time it is asked."""
+    process = pool._processes[worker]._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    pool._next_look = 0.0
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["waits for its actions", "waits to take a step again"])
+def test_a_slice_that_waits_while_an_older_rollout_is_served_is_cut_where_it_stands(fails: bool) -> None:
+    """Environments 0 and 1 are a rollout ahead of 2 and 3, which are slow, and served first, when their worker dies."""
+    plan: Plan = {(env, episode, step): "slow" for env in (2, 3) for episode in range(40) for step in range(LONGEST)}
+    plan |= {(0, episode, 1): "raise" for episode in range(0, 40, 2) if fails}
+    run = echo_run(plan, n_envs=4, n_steps=8, workers=2, overlap="strict", recurrent="gru")
+    collector, pool = run.collector, run.envs
+    assert isinstance(pool, ProcessPool)
+
+    def has_come() -> bool:
+        ahead = collector._number == [1, 0] and 1 < collector._done[0] < 7
+        return ahead and sorted(collector._waiting) == [0, 1] and (0 in collector._again) == fails
+
+    def waits_for_both() -> None:
+        while not has_come():
+            collector._at_least = 1 if collector._number[0] == 0 else 2
+            assert collector._number[1] == 0
+            collector.turn()
+        kill(pool, 0)
+        collector.turn()
+
+    with closing(pool):
+        faults, _ = check_with_deaths(run, 3, before=waits_for_both)
+    assert faults["killed"] == 1
+
+
+class SavedEcho(Echo):
+    """One whose episodes need no replay."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self._seed, "step": self._step, "action": self._action}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._seed, self._step, self._action = state["seed"], state["step"], state["action"]
+
+
+@pytest.mark.parametrize("kind", [Echo, SavedEcho])
+def test_a_checkpoint_after_a_death_at_the_end_of_a_rollout_leads_back_to_that_end(kind: type[Echo]) -> None:
+    """One slice has taken its last step in the rollout, and waits for the next, when the other one's kills them both."""
+    plan: Plan = {(env, episode, step): "slow" for env in range(2) for episode in range(9) for step in range(LONGEST)}
+    shape = {"n_envs": 2, "n_steps": 6, "workers": 1, "slices": 2, "env": kind}
+    run, again = (echo_run(plan, **shape) for _ in range(2))
+    ledgers = [Ledger(index) for index in range(2)]
+    with closing(run.envs), closing(again.envs):
+        assert isinstance(run.envs, ProcessPool)
+        while not run.collector._parked:
+            run.collector.turn()
+        kill(run.envs, 0)
+        rollout = run.collector.finish().rollout
+        assert run.collector.faults == {"killed": 1}
+        again.collector.load_state_dict(frozen(run.collector.state_dict()))
+        for number in range(3):
+            for index, ledger in enumerate(ledgers):
+                ledger.take(number, column_of(rollout, index), actions_of(rollout, index))
+            rollout = again.collect()
 
 
 @settings(max_examples=10)

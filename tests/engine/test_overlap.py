@@ -113,7 +113,7 @@ def test_a_slow_slice_does_not_stall_the_others(
     (tmp_path / "gate").unlink()
     until = time.monotonic() + 20
     while run.collector._number[2:] != [2, 2]:  # the other worker's slices go through both open rollouts
-        run.collector.turn(0.05)
+        run.collector.turn()
         assert time.monotonic() < until
     assert run.collector._number[0] == 0
     (tmp_path / "gate").touch()

@@ -27,6 +27,9 @@ from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
 
+_STALL_SECONDS = 0.002  # then those that are ready are served, be they few: nobody waits for a slow one
+_QUICK_SECONDS = 600e-6  # for a step of a slice: four times what a service of a small network takes on a CPU
+
 
 @dataclass
 class _Boundary:
@@ -67,8 +70,7 @@ class Collector:
                 Lane(policy, rollout, envs.block, self._state, capture, own_weights=len(rollouts) > 1)
                 for rollout in rollouts
             ]
-        # A quarter of the slices at a time: some are stepped while others are served, and each service is worth it.
-        self._at_least = max(1, len(envs.bounds) // 4)
+        self._at_least = _worth_a_service(envs, on_gpu=on_gpu)
         self._lines = [np.arange(first, end) for first, end in envs.bounds]
         self._number = [0] * len(envs.bounds)  # of the rollout that each slice is in
         self._done = [0] * len(envs.bounds)  # steps in it that each slice has behind it
@@ -118,7 +120,7 @@ class Collector:
         for number in parked:
             self._queue(number)
 
-    def turn(self, seconds: float | None = None) -> bool:
+    def turn(self, seconds: float = _STALL_SECONDS) -> bool:
         """Serve what waits, and take in what is ready within `seconds`; False if no environment can go on."""
         envs, timeline = self.envs, self._timeline
         if self._waiting:
@@ -170,8 +172,12 @@ class Collector:
 
     def _where(self, slices: list[int]) -> Where:
         """[step, environment] of each slice's current observation."""
-        if len(slices) == 1 and not self._again:
-            return self._done[slices[0]], slice(*self.envs.bounds[slices[0]])
+        if not self._again:  # plain views where they will do: quicker than to gather and scatter
+            step = self._done[slices[0]]
+            if len(slices) == 1:
+                return step, slice(*self.envs.bounds[slices[0]])
+            if len(slices) == len(self._lines) and all(self._done[number] == step for number in slices):
+                return step, slice(0, self.envs.n_envs)
         lines = [self._again.get(number, self._lines[number]) for number in slices]
         steps = np.repeat([self._done[number] for number in slices], [len(part) for part in lines])
         return steps, np.concatenate(lines)
@@ -286,8 +292,11 @@ class Collector:
         """The rollout that a fault counts to; an exception to its environment's, so that no clock decides it."""
         if fault.kind != "exception":
             return self.number
-        number = next(n for n, (first, end) in enumerate(self.envs.bounds) if first <= fault.env < end)
-        return int(min(self._number[number], self._opened, self.until - 1))  # one that is yet to be whole
+        number = self._number[self._slice_of(fault.env)]
+        return int(min(number, self._opened, self.until - 1))  # one that is yet to be whole
+
+    def _slice_of(self, line: int) -> int:
+        return next(number for number, (_, end) in enumerate(self.envs.bounds) if line < end)
 
     def _tell_faults(self) -> None:
         for fault in self.envs.faults:
@@ -309,12 +318,13 @@ class Collector:
                 self._state[line] = rollout.states[step, line]
 
     def _renew(self, line: int) -> None:
-        """An environment had to begin a new episode while it waited for its slice."""
-        for number in self._again:
-            first, end = self.envs.bounds[number]
-            if first <= line < end:  # it waited for others of its slice, its own step noted already
-                lane = self._lane(self._number[number])
-                self._truncate(lane, self._done[number], line, self.envs.block.final_rows[line])
+        """An environment had to begin a new episode while it waited: its trajectory ends with the last step noted."""
+        number = self._slice_of(line)
+        step = self._done[number] - 1
+        if number in self._again and line not in self._again[number]:
+            step += 1  # it waited for others of its slice, its own step noted already
+        if step >= 0:  # as in `_cut`
+            self._truncate(self._lane(self._number[number]), step, line, self.envs.block.final_rows[line])
         self._begins[line] = True
 
     def _truncate(self, lane: Lane, step: int, line: int, final_row: np.ndarray) -> None:
@@ -337,6 +347,9 @@ class Collector:
         still = len(self._parked) + len(self._waiting) == len(self._lines) and not any(self._done)
         at_boundary = still and all(number == self.number for number in self._number)
         own = self.envs.states() if at_boundary else [None] * n_envs
+        # One whose worker died since has begun another episode: the one that was open there is replayed.
+        left = self.envs.block.episode != boundary.episode
+        own = [None if is_left else state for state, is_left in zip(own, left)]
         return {
             "number": self.number,
             "episode": torch.from_numpy(boundary.episode),
@@ -382,6 +395,17 @@ class Collector:
             with torch.cuda.stream(self._stream):
                 self._lane(lane).load(weights)
         return lost
+
+
+def _worth_a_service(envs: HostEnvs, *, on_gpu: bool) -> int:
+    """How many slices must be ready for a service.
+
+    A quarter of them: some are stepped while others are served. But a service on the CPU takes the time of many quick
+    steps and, being for all environments at once, no less for a few: then it waits for all.
+    """
+    slices = len(envs.bounds)
+    seconds = envs.contract.step_seconds * envs.n_envs / slices
+    return slices if not on_gpu and seconds < _QUICK_SECONDS else max(1, slices // 4)
 
 
 def _savable(state: dict[str, Any] | None) -> Any:

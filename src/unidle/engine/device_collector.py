@@ -97,7 +97,7 @@ class DeviceCollector:
         generator = keyed_generator(self._noise.device, self._seed, 1, self.number)
         self._noise.copy_(self.policy.distribution.noise(self._rollout.shape, generator))
 
-    def turn(self, seconds: float | None = None) -> bool:
+    def turn(self, seconds: float = 0.0) -> bool:
         """There is nothing to do between rollouts."""
         return False
 
