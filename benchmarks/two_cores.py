@@ -227,9 +227,10 @@ def main() -> None:
     if arguments.only != "training":
         for count in COUNTS:
             result["stepping"][str(count)] = _in_turns(list(STEPPERS), str(count), arguments)
+            save("two_cores", result, arguments.out)
     if arguments.only != "stepping":
         result["training"] = _in_turns(list(TRAINERS), "train", arguments)
-    save("two_cores", result, arguments.out)
+        save("two_cores", result, arguments.out)
     _print_tables(result)
 
 

@@ -55,11 +55,21 @@ class Echo(gymnasium.Env):
         if how == "exit":
             os._exit(3)
         if how == "slow":
-            time.sleep(0.05)
+            time.sleep(0.3)
         return how
 
     def _observation(self) -> np.ndarray:
         return echo_observation((self._seed, self._step, self._action))
+
+
+class SavedEcho(Echo):
+    """One whose episodes need no replay."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self._seed, "step": self._step, "action": self._action}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._seed, self._step, self._action = state["seed"], state["step"], state["action"]
 
 
 def echo_observation(place: Place) -> np.ndarray:

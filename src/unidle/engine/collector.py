@@ -347,6 +347,7 @@ class Collector:
         still = len(self._parked) + len(self._waiting) == len(self._lines) and not any(self._done)
         at_boundary = still and all(number == self.number for number in self._number)
         own = self.envs.states() if at_boundary else [None] * n_envs
+        self._take_in_with_care([])  # a worker may have been found dead
         # One whose worker died since has begun another episode: the one that was open there is replayed.
         left = self.envs.block.episode != boundary.episode
         own = [None if is_left else state for state, is_left in zip(own, left)]

@@ -102,7 +102,8 @@ def _play(
         torch.from_numpy(block.actions).copy_(distribution.to_env(action))
         envs.send(slices)
         envs.recv(len(slices))
-        failed = block.redo.copy()  # those are in a new episode; the broken one is no result
+        # Those are in a new episode: the step failed, or the worker died after it. The broken episode is no result.
+        failed = block.redo | (block.truncated & (block.episode_length < 0))
         for fault in envs.faults:
             on_fault(fault)
         envs.faults.clear()

@@ -321,6 +321,8 @@ class Trainer:
             result = self.evaluate(run.eval_episodes)
         except Stopped:
             return
+        except TrainingError as error:
+            raise self._ended(error) from None
         self._timeline.enter(OTHER)
         self._last_evaluated = self.step
         is_best = result.mean_return > self.best_return

@@ -26,6 +26,7 @@ have.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -51,6 +52,7 @@ from unidle.errors import UsageError
 _CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
 _STARTING_SECONDS = 120.0  # that a worker may need, beside `env_timeout`, to import and to make one environment
 _SPIN_SECONDS = 2e-4
+_LOST = object()
 _NAMED = 8  # environments that the message about a dead worker names at most
 
 
@@ -269,19 +271,33 @@ class ProcessPool:
     def start(self, episodes: np.ndarray) -> None:
         """Begin the given episode in each environment."""
         spans = [job.lines for job in self._jobs()]
-        self._ask("start", [(episodes[lines.start : lines.stop],) for lines in spans], self._patience)
+        parts = [(episodes[lines.start : lines.stop],) for lines in spans]
+        for number, part in enumerate(self._ask("start", parts, self._patience)):
+            if part is _LOST:
+                self._tell(number, "start", parts[number])
+                self._note(self._processes[number].answer(self._patience)[1])
+        self.renewed.clear()
         self._spare = self.block.rows[0].copy()
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Each environment's own state, where it offers one."""
-        return [state for part in self._ask("states", [()] * self.workers, self._patience) for state in part]
+        """Each environment's own state, where it offers one; None where it was lost, as `renewed` then says."""
+        parts = self._ask("states", [()] * self.workers, self._patience)
+        return [
+            None if part is _LOST else part[index]
+            for part, job in zip(parts, self._jobs())
+            for index in range(len(job.lines))
+        ]
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
         parts = [(points[job.lines.start : job.lines.stop],) for job in self._jobs()]
-        repeated = [same for part in self._ask("resume", parts, self._patience) for same in part]
+        answers = self._ask("resume", parts, self._patience)
         self._spare = self.block.rows[0].copy()
-        return repeated
+        return [
+            part is not _LOST and part[index]
+            for part, job in zip(answers, self._jobs())
+            for index in range(len(job.lines))
+        ]
 
     def _jobs(self) -> list[Job]:
         return [worker.job for worker in self._processes]
@@ -290,7 +306,8 @@ class ProcessPool:
         if self._board.flags.any():
             raise RuntimeError(f"{name} was asked for while slices are under way")
         for number, argument in enumerate(arguments):
-            self._tell(number, name, argument)
+            with contextlib.suppress(WorkerError):  # found again when its answer is due
+                self._tell(number, name, argument)
         return self._answers(patience)
 
     def _tell(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
@@ -301,9 +318,16 @@ class ProcessPool:
         self._processes[number].send((name, arguments))
 
     def _answers(self, patience: float) -> list[Any]:
+        """What each worker answers; _LOST where one died instead, and was replaced."""
         values = []
-        for worker in self._processes:
-            value, faults = worker.answer(patience)
+        for number, worker in enumerate(self._processes):
+            try:
+                value, faults = worker.answer(patience)
+            except WorkerError as gone:
+                if gone.kind == "exception" or self._spare is None:  # or it has never stepped: likely to be a mistake
+                    raise
+                self._replace(number, gone)
+                value, faults = _LOST, []
             self._note(faults)
             values.append(value)
         return values

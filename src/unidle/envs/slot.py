@@ -144,6 +144,7 @@ class EnvSlot:
         False if the observation that comes out is not `row`: the environment is not deterministic. Its episode is then
         started anew.
         """
+        self.trust()  # what is resumed was checked when it was begun
         self.start_episode(episode)
         if state is not None:
             self._guarded(lambda: self._load_state(state))
