@@ -93,7 +93,7 @@ def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
 
 
 def _step_vector(envs: Any, n_envs: int, seconds: float) -> float:
-    envs.reset(seed=0)
+    envs.reset()
     actions = np.random.default_rng(0).uniform(-1, 1, (64, n_envs, 6)).astype(np.float32)
     turn = 0
 
@@ -127,21 +127,7 @@ def step_sb3_subproc(n_envs: int, seconds: float) -> float:
     """SB3's SubprocVecEnv."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    envs = SubprocVecEnv([_make] * n_envs)
-    envs.reset()
-    actions = np.random.default_rng(0).uniform(-1, 1, (64, n_envs, 6)).astype(np.float32)
-    turn = 0
-
-    def step() -> int:
-        nonlocal turn
-        turn += 1
-        envs.step(actions[turn % 64])
-        return n_envs
-
-    try:
-        return _rate(step, seconds)
-    finally:
-        envs.close()
+    return _step_vector(SubprocVecEnv([_make] * n_envs), n_envs, seconds)
 
 
 def _make() -> Any:

@@ -308,9 +308,11 @@ def test_a_fault_that_is_not_to_be_survived_ends_training_and_leaves_a_checkpoin
     often = ["--checkpoint-every", "320", "--env-kwargs", f"{{steps: 200, what: {what}}}"]
     result = here(*LATE, *often, *backend, "--max-env-restarts", "0", "--quiet", "--json")
     assert result.returncode == 1
-    said = result.stderr.removeprefix("unidle: ").rstrip("\n")
+    told, said = result.stderr.rstrip("\n").split("unidle: ", 1)
     assert json.loads(result.stdout) == {"error": said}
-    sentence, text = said.splitlines()
+    sentence, text, way_out = said.splitlines()
+    assert told.rstrip("\n") == text  # when it happened, and once more as what ended the run
+    assert way_out == "Mend it, then go on with: unidle train --resume runs/a"
     assert sentence.startswith("Environment 1 failed ")
     assert "max_env_restarts allows 0." in sentence
     assert text.startswith(f"Environment 1 returned a NaN or infinite {what} in episode 40 (seed ")
@@ -327,7 +329,7 @@ def test_a_fault_that_is_not_to_be_survived_ends_training_and_leaves_a_checkpoin
 def test_a_run_that_fails_ends_the_process_with_exit_code_1_and_one_that_survives_with_0(tmp_path: Path) -> None:
     failed = unidle(tmp_path, *LATE, "--max-env-restarts", "0", "--quiet")
     assert failed.returncode == 1
-    assert failed.stderr.startswith("unidle: Environment 1 failed ")
+    assert "\nunidle: Environment 1 failed " in failed.stderr
     assert "Environment 1 returned a NaN or infinite observation in episode 40" in failed.stderr
     assert "Traceback" not in failed.stderr
     survived = sound(unidle(tmp_path, *LATE, "--quiet", "--run-name", "b"))

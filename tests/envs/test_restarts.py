@@ -481,11 +481,14 @@ def test_a_new_worker_takes_what_is_not_finite_for_a_fault_from_its_first_step_o
     assert [fault.kind for fault in pool.faults] == ["killed", "exception"]
 
 
-def test_a_worker_that_dies_while_it_is_asked_for_states_is_an_error(started: Make) -> None:
+def test_a_worker_that_is_dead_when_it_is_asked_for_states_is_replaced_and_its_environments_are_renewed(
+    started: Make,
+) -> None:
     pool = started()
     kill(pool, 1)
-    with pytest.raises(TrainingError, match=r"^The worker of environments 42 to 43 ended unexpectedly"):
-        pool.states()
+    assert pool.states() == [None] * 4
+    assert sorted(pool.renewed) == [2, 3]
+    assert [fault.kind for fault in pool.faults] == ["killed"]
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
