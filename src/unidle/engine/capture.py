@@ -84,12 +84,16 @@ class _Replay:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
                     function()
+                    self._put_back(kept)  # each call begins where the first real one will
             # Only this thread must keep still meanwhile: others may copy and launch.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 function()
         finally:
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.no_grad():
-                for tensor, before in zip(self._changes, kept):
-                    tensor.copy_(before)
+            self._put_back(kept)
         return graph.replay
+
+    @torch.no_grad()
+    def _put_back(self, kept: list[Tensor]) -> None:
+        for tensor, before in zip(self._changes, kept):
+            tensor.copy_(before)

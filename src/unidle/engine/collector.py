@@ -91,10 +91,12 @@ class Collector:
 
     def close(self) -> None:
         """End all environments."""
-        if self._page_lock is not None:
-            torch.cuda.synchronize(self._device)  # nothing may still read from the block
-            self._page_lock.close()
-        self.envs.close()
+        try:
+            if self._page_lock is not None:
+                torch.cuda.synchronize(self._device)  # nothing may still read from the block
+                self._page_lock.close()
+        finally:
+            self.envs.close()
 
     def start(self) -> None:
         """Begin episode 0 everywhere, and open as many rollouts as there are lanes."""

@@ -72,7 +72,6 @@ def _box(high: list[float]) -> spaces.Box:
 
 # -- CartPole (Barto, Sutton, Anderson 1983) ---------------------------------------------------------------------------
 
-_LARGEST = float(np.finfo(np.float32).max)
 _POLE_ANGLE, _CART_POSITION = 12 * 2 * math.pi / 360, 2.4
 
 
@@ -125,7 +124,7 @@ PENDULUM = Task(
     action_space=spaces.Box(-2.0, 2.0, (1,), np.float32),
     limit=200,
     draws=2,
-    begin=lambda u: (2 * u - 1) * torch.tensor([math.pi, 1.0], device=u.device),
+    begin=lambda u: torch.stack(((2 * u[:, 0] - 1) * math.pi, 2 * u[:, 1] - 1), -1),
     advance=_pendulum_advance,
     observe=_pendulum_observe,
 )
