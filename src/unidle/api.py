@@ -112,7 +112,7 @@ class TrainedRun:
         if contract.rows.space != self.agent.rows.space or contract.actions.space != self.agent.actions.space:
             raise UsageError(f"{maker.name} has other spaces than the environment {self.path} was trained on.")
         n_envs = min(episodes, 10)
-        workers = choose_workers(engine, n_envs, contract.step_seconds, self.agent.device)
+        workers = choose_workers(engine, n_envs, contract.step_seconds, is_busy=self.agent.device.type == "cuda")
         envs = make_envs(maker, contract, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
             return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed)

@@ -19,22 +19,23 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "n_envs", "step_seconds", "device", "workers"),
+    ("engine", "n_envs", "step_seconds", "is_busy", "workers"),
     [
-        (Engine(), 16, 1e-6, CPU, 0),  # a round trip would cost more than all steps together
-        (Engine(), 16, 1e-3, CPU, 8),
-        (Engine(), 16, 1e-3, GPU, 7),  # one core is the trainer's
-        (Engine(), 3, 1e-3, CPU, 3),
-        (Engine(), 1, 1e-3, CPU, 0),  # nothing to share out
-        (Engine(subproc=True), 16, 1e-6, CPU, 8),
-        (Engine(subproc=False), 16, 1.0, CPU, 0),
-        (Engine(workers=2), 16, 1e-6, GPU, 2),
+        (Engine(), 16, 1e-6, False, 0),  # a round trip would cost more than all steps together
+        (Engine(), 16, 1e-3, False, 8),
+        (Engine(), 16, 1e-3, True, 7),  # one core is the trainer's
+        (Engine(), 3, 1e-3, False, 3),
+        (Engine(), 1, 1e-3, False, 0),  # nothing to share out
+        (Engine(), 1, 1e-3, True, 1),  # a step is taken while this process does something else
+        (Engine(subproc=True), 16, 1e-6, False, 8),
+        (Engine(subproc=False), 16, 1.0, False, 0),
+        (Engine(workers=2), 16, 1e-6, True, 2),
     ],
 )
 def test_workers_are_used_where_they_save_time_or_are_asked_for(
-    engine: Engine, n_envs: int, step_seconds: float, device: torch.device, workers: int
+    engine: Engine, n_envs: int, step_seconds: float, is_busy: bool, workers: int
 ) -> None:
-    assert choose_workers(engine, n_envs, step_seconds, device) == workers
+    assert choose_workers(engine, n_envs, step_seconds, is_busy=is_busy) == workers
 
 
 def test_more_workers_than_cores_are_said_with_the_number_to_use() -> None:

@@ -25,6 +25,8 @@ TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "masks": (OnlyAllowed, {"ent_coef": 0.01}),
     "gru": (RememberTheCue, {"recurrent": "gru", "recurrent_size": 16}),
     "overlap": ("Pendulum-v1", {"overlap": "strict", "normalize_obs": True, "workers": 2}),
+    "on the device": ("unidle/CartPole-v1", {"normalize_obs": True}),
+    "on the device, continuous": ("unidle/Pendulum-v1", {"normalize_reward": True}),
     "overlap, gru": (RememberTheCue, {"overlap": "strict", "recurrent": "gru", "recurrent_size": 16}),
 }
 SMALL = {

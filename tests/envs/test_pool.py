@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import subprocess
@@ -375,12 +376,21 @@ def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() 
         step(pool, times=1)
 
 
-def test_workers_stay_on_a_core_of_their_own_if_that_is_asked_for() -> None:
+def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unidle.envs.pool._DEAL_SECONDS", math.inf)
     cores = sorted(os.sched_getaffinity(0))
     maker = env_maker("CartPole-v1")
-    pool = ProcessPool(maker, probe(maker, None), 3, 0, workers=3, pin_cores=True)
-    try:
-        seen = [os.sched_getaffinity(worker._process.pid) for worker in pool._processes if worker._process]
-        assert seen == [{cores[(number + 1) % len(cores)]} for number in range(3)]
-    finally:
-        pool.close()
+    with closing(ProcessPool(maker, probe(maker, None), 3, 0, workers=3, pin_cores=True)) as pool:
+        pool.start(np.zeros(3, np.int64))
+        seen: dict[int, set[int]] = {number: set() for number in range(3)}
+        for _ in range(6):
+            pool._next_deal = 0.0
+            step(pool, times=1)
+            now = [os.sched_getaffinity(worker._process.pid) for worker in pool._processes if worker._process]
+            assert all(len(own) == 1 for own in now)
+            assert len(set.union(*now)) == min(3, len(cores))
+            for number, own in enumerate(now):
+                seen[number] |= own
+        assert all(len(own) == min(3, len(cores)) for own in seen.values())

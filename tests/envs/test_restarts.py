@@ -633,6 +633,14 @@ class Ledger:
             self.check_place(line)
 
 
+def wait_until_done(pool: ProcessPool) -> None:
+    """Until no worker has a slice under way; one may be in the middle of a message, so not for ever."""
+    for _ in range(100):
+        if STEP not in pool._board.flags:
+            return
+        time.sleep(0.001)
+
+
 def soak(envs: HostEnvs, rng: random.Random, exceptions: int, kills: int) -> None:
     """Go on at random until so many faults were seen; the block must be consistent after each `recv`."""
     envs.start(np.zeros(envs.n_envs, np.int64))
@@ -656,7 +664,7 @@ def soak(envs: HostEnvs, rng: random.Random, exceptions: int, kills: int) -> Non
                 envs.send([number])
         if victim is not None and isinstance(envs, ProcessPool):
             if how == "when it is done":
-                time.sleep(0.01)  # and not taken back yet
+                wait_until_done(envs)  # and not taken back yet
             os.kill(victim, signal.SIGKILL)
             envs._next_look = rng.choice([0.0, envs._next_look])
         stepped = envs.recv(rng.randint(1, max(1, len(told))), rng.choice([None, 0.0, 0.001]) if told else 0.0)

@@ -96,11 +96,11 @@ class Engine:
     subproc: bool | None = None
     """Environments in worker processes; none: decided by timing a few steps."""
     workers: int | None = None
-    """Worker processes; none: one per core (less one beside a GPU), never more than environments."""
+    """Worker processes; none: one per core (less one beside a GPU or with overlap), never more than environments."""
     slices: int = 2
     """Slices of environments per worker: one is stepped while another gets its actions."""
-    pin_cores: bool = False
-    """Keep each worker process on a core of its own; measured, it gains nothing where nobody else is at work."""
+    pin_cores: bool | None = None
+    """Keep each worker process on a core, and have them change places; none: if they take all cores or all but one."""
     threads: int = 1
     """Threads of torch in the training process."""
     env_timeout: float | None = 300.0

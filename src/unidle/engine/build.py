@@ -44,14 +44,16 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
     return recipe.precision
 
 
-def choose_workers(engine: Engine, n_envs: int, step_seconds: float, device: torch.device) -> int:
-    """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result."""
-    # A trainer that serves a GPU is busy all the time: a worker on its core would slow both.
-    cores = available_cores() - (device.type == "cuda")
-    workers = min(n_envs, engine.workers or max(1, cores))
+def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool) -> int:
+    """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result.
+
+    `is_busy` says that this process has something to do all the time: a worker on its core would slow both.
+    """
+    cores = available_cores()
+    workers = min(n_envs, engine.workers or max(1, cores - is_busy))
     if engine.subproc is False:
         return 0
-    saved = n_envs * step_seconds * (1 - 1 / workers)
+    saved = n_envs * step_seconds * (1 - 1 / min(cores, workers + is_busy))
     return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
 
 
@@ -94,7 +96,7 @@ def make_envs(
         slices,
         env_timeout=engine.env_timeout,
         max_env_restarts=restarts,
-        pin_cores=engine.pin_cores,
+        pin_cores=workers >= available_cores() - 1 if engine.pin_cores is None else engine.pin_cores,
     )
 
 

@@ -77,8 +77,9 @@ class _Replay:
 
     def _capture_one(self, function: Callable[[], None]) -> Callable[[], None]:
         kept = [tensor.detach().clone() for tensor in self._changes]
-        stream = torch.cuda.Stream(self._capture.device)
-        stream.wait_stream(torch.cuda.current_stream())
+        here = torch.cuda.current_stream(self._capture.device)
+        stream = torch.cuda.Stream(self._capture.device, priority=here.priority)  # a graph keeps it for its kernels
+        stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(stream):
@@ -89,7 +90,7 @@ class _Replay:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 function()
         finally:
-            torch.cuda.current_stream().wait_stream(stream)
+            here.wait_stream(stream)
             self._put_back(kept)
         return graph.replay
 

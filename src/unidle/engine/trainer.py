@@ -109,7 +109,9 @@ class Trainer:
         self._capture = Capture(device, listener.on_message)
         self.algo = PPO(policy, recipe, self._capture)
         self._timeline = Timeline()
-        workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds, device)
+        # It serves a GPU, or learns while the environments go on.
+        is_busy = device.type == "cuda" or recipe.overlap == "strict"
+        workers = choose_workers(config.engine, recipe.n_envs, self.contract.step_seconds, is_busy=is_busy)
         rollouts = [
             Rollout(
                 recipe.n_steps,

@@ -38,7 +38,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from unidle.config.machine import available_cores
 from unidle.envs import process
 from unidle.envs.block import Block, map_memory, shared_memory
 from unidle.envs.contract import Contract
@@ -46,12 +45,12 @@ from unidle.envs.faults import Fault, FaultTally
 from unidle.envs.make import EnvMaker
 from unidle.envs.process import WorkerError, WorkerProcess
 from unidle.envs.slot import episode_seed
-from unidle.envs.worker import DONE, FAILED, IDLE, STEP, TOLD, Job, Switchboard
+from unidle.envs.worker import DONE, FAILED, IDLE, SPIN_SECONDS, STEP, TOLD, Job, Switchboard
 from unidle.errors import UsageError
 
 _CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
 _STARTING_SECONDS = 120.0  # that a worker may need, beside `env_timeout`, to import and to make one environment
-_SPIN_SECONDS = 2e-4
+_DEAL_SECONDS = 0.05  # between two deals of the cores
 _LOST = object()
 _NAMED = 8  # environments that the message about a dead worker names at most
 
@@ -87,8 +86,6 @@ class ProcessPool:
         self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
         self._patience = math.inf if env_timeout is None else env_timeout
         self._tally = FaultTally(n_envs, first_index, max_env_restarts)
-        # Being woken takes about as long as a step; but whoever spins on a core that another needs slows both.
-        self._spin = _SPIN_SECONDS if self.workers < available_cores() else 0.0
         self._spare: np.ndarray | None = None  # an observation to show where there is no environment
         self._next_look = 0.0
         try:
@@ -105,7 +102,8 @@ class ProcessPool:
         self.block = Block(contract, n_envs, memory)
         self._board = Switchboard.over(memory, start, len(self.bounds), self.workers, initialise=True)
         self._processes: list[WorkerProcess] = []
-        cores = sorted(os.sched_getaffinity(0)) if pin_cores else []
+        self._cores = _cores_for(self.workers) if pin_cores else []
+        self._next_deal = 0.0 if pin_cores else math.inf
         try:
             for number in range(self.workers):
                 job = Job(
@@ -119,9 +117,6 @@ class ProcessPool:
                     slices=list(range(number * per_worker, (number + 1) * per_worker)),
                     seed=seed,
                     first_index=first_index,
-                    spin=self._spin,
-                    # The first core is left to the trainer, as long as there are enough.
-                    core=cores[(number + 1) % len(cores)] if pin_cores else None,
                 )
                 lines = job.lines
                 self._processes.append(WorkerProcess(job, self.block.beats[lines.start : lines.stop]))
@@ -153,19 +148,32 @@ class ProcessPool:
                 self._look_around()
                 self._next_look = time.monotonic() + process.LOOK_AROUND_SECONDS
             now = time.monotonic()
+            if now >= self._next_deal:
+                self._deal_cores()
+                self._next_deal = now + _DEAL_SECONDS
             seen = flags.tobytes()
             if max(seen) > DONE:
                 self._hear()  # at once, not when there are enough: the worker may be waiting to be heard
             elif seen.count(DONE) >= at_least or now >= until:
                 break
             else:
-                ready.wait(max(0.0, min(until, self._next_look) - now), self._spin)
+                ready.wait(max(0.0, min(until, self._next_look) - now), SPIN_SECONDS)
         done = np.flatnonzero(flags == DONE)
         flags[done] = IDLE
         slices = done.tolist()
         for number in slices:
             self._tally.forgive(self.block, slice(*self.bounds[number]))
         return slices
+
+    def _deal_cores(self) -> None:
+        """Give each worker a core, another one each time.
+
+        Cores differ in speed (some share theirs with another thread), and a rollout waits for the slowest worker; so
+        none stays on a slow one.
+        """
+        self._cores.append(self._cores.pop(0))
+        for worker, core in zip(self._processes, self._cores):
+            worker.move_to(core)
 
     def _hear(self) -> None:
         """Read what is told of slices that were stepped; messages come in order, so it may be told of another first."""
@@ -345,3 +353,9 @@ class ProcessPool:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _cores_for(workers: int) -> list[int]:
+    """As many cores as there are workers; the first is left to the trainer, as long as there are enough."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [cores[(number + 1) % len(cores)] for number in range(workers)]

@@ -67,6 +67,12 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # a worker that is gone already is found when its answer is due
             self._pipe.send_bytes(cloudpickle.dumps(self.job))
 
+    def move_to(self, core: int) -> None:
+        """Have the process run on that core from now on."""
+        assert self._process is not None
+        with contextlib.suppress(OSError):  # it may have ended, or the core be taken from us
+            os.sched_setaffinity(self._process.pid, {core})
+
     # -- talking -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import os
 import time
 from typing import Any
 
@@ -43,7 +44,8 @@ class Semaphore:
     def wait(self, seconds: float, spin: float = 0.0) -> bool:
         """Take one post, waiting for it at most so long; False if none came.
 
-        For the first `spin` seconds of it the core is kept, which spares the time to be woken.
+        For the first `spin` seconds of it the core is kept, unless somebody else needs it: that spares the time to be
+        woken.
         """
         if self.take():
             return True
@@ -51,6 +53,7 @@ class Semaphore:
         while time.perf_counter() < until:
             if self.take():
                 return True
+            os.sched_yield()
         end = time.time() + seconds
         deadline = _Timespec(int(end), int(end % 1 * 1e9))
         while _waiting.sem_timedwait(self._address, ctypes.byref(deadline)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import random
 import signal
 import sys
@@ -30,6 +29,7 @@ from unidle.errors import UsageError
 # What a slice's flag says. The trainer writes STEP, and IDLE once it has taken a slice back; the worker writes DONE, or
 # TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
 IDLE, STEP, DONE, TOLD, FAILED = range(5)
+SPIN_SECONDS = 2e-4  # before sleeping: being woken takes about as long as a step
 _PR_SET_PDEATHSIG = 1  # Linux: have a signal sent when the parent dies
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
@@ -87,8 +87,6 @@ class Job:
     slices: list[int]  # those of this worker
     seed: int
     first_index: int
-    spin: float  # seconds to keep the core while it waits
-    core: int | None  # to stay on; None: wherever the system puts it
 
     @property
     def lines(self) -> range:
@@ -108,8 +106,6 @@ def main() -> None:
     try:
         job: Job = cloudpickle.loads(pipe.recv_bytes())
         sys.path[:] = job.path
-        if job.core is not None:
-            os.sched_setaffinity(0, {job.core})
         # For environments that draw from the global streams.
         random.seed(job.seed + job.worker)
         np.random.seed((job.seed + job.worker) % 2**32)  # noqa: NPY002
@@ -130,7 +126,6 @@ class _Worker:
         start = Block.nbytes(contract, job.n_envs)
         board = Switchboard.over(memory, start, len(job.bounds), job.workers, initialise=False)
         self._pipe, self._number, self._board, self._block = pipe, job.worker, board, block
-        self._spin = job.spin
         self._first = job.lines.start
         self._envs = Slots(maker, contract, block, job.lines, job.seed, job.first_index)
         # Slice → its environments, counted from this worker's first.
@@ -141,7 +136,7 @@ class _Worker:
         board, number = self._board, self._number
         go, commands = board.go[number], board.commands
         while True:
-            go.wait(_LOOK_AROUND_SECONDS, self._spin)
+            go.wait(_LOOK_AROUND_SECONDS, SPIN_SECONDS)
             if commands[number]:
                 commands[number] = 0
                 self._obey()

@@ -43,13 +43,13 @@ class Mlp(nn.Sequential):
     def forward(self, values: Tensor) -> Tensor:
         """[.., inputs] → [.., outputs]"""
         layer = _fused_layers().get(type(self[1])) if len(self) and values.is_cuda else None
+        flat = values.reshape(-1, values.shape[-1])  # a linear layer takes a detour with more dimensions
         if layer is None:
-            out: Tensor = super().forward(values)
-            return out
-        flat = values.reshape(-1, values.shape[-1])
-        for linear in self:
-            if isinstance(linear, nn.Linear):
-                flat = layer(flat, linear.weight, linear.bias)
+            flat = super().forward(flat)
+        else:
+            for linear in self:
+                if isinstance(linear, nn.Linear):
+                    flat = layer(flat, linear.weight, linear.bias)
         return flat.view(*values.shape[:-1], flat.shape[-1])
 
 
