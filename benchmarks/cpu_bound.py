@@ -208,12 +208,30 @@ def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dic
     return meter.result
 
 
-def measure_sb3(setting: dict[str, Any], seconds: float) -> dict[str, float]:
-    """The same recipe through SB3."""
+def sb3_model(recipe: dict[str, Any], seed: int | None = None) -> Any:
+    """SB3's PPO with this recipe, matrix products in TF32 as unidle's are."""
+    import torch
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    torch.set_float32_matmul_precision("high")
+    kwargs = {"start_method": "forkserver"}
+    envs = make_vec_env(ENV, recipe["n_envs"], seed, vec_env_cls=SubprocVecEnv, vec_env_kwargs=kwargs)
+    return PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=recipe["n_steps"],
+        batch_size=recipe["batch_size"],
+        n_epochs=recipe["n_epochs"],
+        policy_kwargs={"net_arch": list(recipe["network_arch"])},
+        seed=seed,
+    )
+
+
+def measure_sb3(setting: dict[str, Any], seconds: float) -> dict[str, float]:
+    """The same recipe through SB3."""
+    from stable_baselines3.common.callbacks import BaseCallback
 
     from unidle.config.presets import load_preset
 
@@ -227,19 +245,11 @@ def measure_sb3(setting: dict[str, Any], seconds: float) -> dict[str, float]:
         def _on_step(self) -> bool:
             return not self.enough
 
-    envs = make_vec_env(ENV, recipe["n_envs"], vec_env_cls=SubprocVecEnv, vec_env_kwargs={"start_method": "forkserver"})
-    model = PPO(
-        "MlpPolicy",
-        envs,
-        n_steps=recipe["n_steps"],
-        batch_size=recipe["batch_size"],
-        n_epochs=recipe["n_epochs"],
-        policy_kwargs={"net_arch": list(recipe["network_arch"])},
-    )
+    model = sb3_model(recipe)
     for method, phase in (("collect_rollouts", "rollout"), ("train", "learning")):
         setattr(model, method, in_phase(phase, getattr(model, method)))
     model.learn(10**9, callback=Watch())
-    envs.close()
+    model.get_env().close()
     return meter.result
 
 

@@ -89,7 +89,6 @@ def main() -> None:
             row = result["tasks"].get(task, {})
             if row.get("settings") != wanted:
                 row = {"settings": wanted, **{side: {} for side in SIDES}}
-            row["machine"] = provenance()
             result["tasks"][task] = row
             futures = {
                 pool.submit(train, task, side, seed, arguments.workers): (side, str(seed))
@@ -100,6 +99,7 @@ def main() -> None:
             for future in as_completed(futures):
                 side, seed = futures[future]
                 row[side][seed] = future.result()
+                row["machine"] = provenance()  # of the latest run; one that is taken from the file keeps its own
                 print(f"{task} {side} seed {seed}: {row[side][seed]['return']:.1f}", file=sys.stderr, flush=True)
                 save("overlap", result, arguments.out)
             strict, off = ([run["return"] for run in row[side].values()] for side in SIDES)

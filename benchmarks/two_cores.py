@@ -60,15 +60,18 @@ def step_bare(n_envs: int, seconds: float) -> float:
 
 def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
     """The pool (or, for envpool:…, the adapter) as training uses it, with random actions instead of a policy's."""
+    import torch
+
     from unidle.config import Engine
-    from unidle.engine.build import make_envs
+    from unidle.engine.build import choose_slices, make_envs
     from unidle.envs.contract import probe
     from unidle.envs.make import env_maker
 
     maker = env_maker(env)
     contract = probe(maker, None, 0)
     cores = len(os.sched_getaffinity(0))
-    envs = make_envs(maker, contract, n_envs, 0, cores, Engine(), slices=Engine().slices)
+    slices = choose_slices(Engine(), n_envs, cores, contract.step_seconds, torch.device("cpu"))
+    envs = make_envs(maker, contract, n_envs, 0, cores, Engine(), slices=slices)
     try:
         envs.start(np.zeros(n_envs, np.int64))
         actions = np.random.default_rng(0).uniform(-1, 1, (64, *envs.block.actions.shape)).astype(np.float32)

@@ -561,6 +561,26 @@ def test_a_checkpoint_after_a_death_at_the_end_of_a_rollout_leads_back_to_that_e
             rollout = again.collect()
 
 
+@pytest.mark.parametrize("kind", [Echo, SavedEcho])
+def test_a_checkpoint_while_a_step_is_to_be_taken_again_leads_back_to_the_end_of_the_rollout(kind: type[Echo]) -> None:
+    """Environment 0 fails in the first step of the next rollout, which environment 1 then has behind it already."""
+    life = Life(0, {})
+    expected_column(life, [0] * 8)
+    shape = {"n_envs": 2, "n_steps": 8, "workers": 1, "slices": 1, "overlap": "strict", "env": kind}
+    run, again = echo_run({(0, life.episode, life.step): "raise"}, **shape), echo_run({}, **shape)
+    ledgers = [Ledger(index) for index in range(2)]
+    with closing(run.envs), closing(again.envs):
+        rollout = run.collector.finish().rollout
+        while not run.collector._again:
+            run.collector.turn()
+        assert run.collector._done == [0]
+        again.collector.load_state_dict(frozen(run.collector.state_dict()))
+        for number in range(3):
+            for index, ledger in enumerate(ledgers):
+                ledger.take(number, column_of(rollout, index), actions_of(rollout, index))
+            rollout = again.collect()
+
+
 @settings(max_examples=10)
 @given(
     st.data(),

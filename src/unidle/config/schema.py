@@ -97,8 +97,8 @@ class Engine:
     """Environments in worker processes; none: decided by timing a few steps."""
     workers: int | None = None
     """Worker processes; none: one per core (less one beside a GPU or with overlap), never more than environments."""
-    slices: int = 2
-    """Slices of environments per worker: one is stepped while another gets its actions."""
+    slices: int | None = None
+    """Slices of environments per worker, one stepped while another gets its actions; none: 2, or 1 without a need."""
     pin_cores: bool | None = None
     """Keep each worker process on a core, and have them change places; none: if they take all cores or all but one."""
     threads: int = 1

@@ -18,11 +18,10 @@ _AT_LEAST_ONE = (
     "eval_episodes",
     "keep_checkpoints",
     "threads",
-    "slices",
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm")
 _NOT_NEGATIVE = ("ent_coef", "vf_coef")
-_POSITIVE_OR_NONE = ("clip_range_vf", "target_kl", "workers", "checkpoint_every", "env_timeout")
+_POSITIVE_OR_NONE = ("clip_range_vf", "target_kl", "workers", "slices", "checkpoint_every", "env_timeout")
 _MAY_BE_INFINITE = ("max_grad_norm",)  # then gradients are never scaled down
 
 

@@ -8,6 +8,7 @@ import torch
 
 from unidle.config import Config, Engine, Recipe
 from unidle.config.machine import available_cores
+from unidle.engine.collector import QUICK_SECONDS
 from unidle.envs.contract import Contract
 from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
@@ -55,6 +56,12 @@ def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy:
         return 0
     saved = n_envs * step_seconds * (1 - 1 / min(cores, workers + is_busy))
     return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
+
+
+def choose_slices(engine: Engine, n_envs: int, workers: int, step_seconds: float, device: torch.device) -> int:
+    """Slices per worker: two, unless a CPU serves all of them together anyway, because they step so quickly."""
+    quick = device.type == "cpu" and step_seconds * n_envs / max(1, 2 * workers) < QUICK_SECONDS
+    return engine.slices or (1 if quick else 2)
 
 
 def too_many_workers(engine: Engine) -> str | None:

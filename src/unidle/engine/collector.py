@@ -28,7 +28,7 @@ from unidle.nn.policy import Policy
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
 
 _STALL_SECONDS = 0.002  # then those that are ready are served, be they few: nobody waits for a slow one
-_QUICK_SECONDS = 600e-6  # for a step of a slice: four times what a service of a small network takes on a CPU
+QUICK_SECONDS = 600e-6  # for a step of a slice: four times what a service of a small network takes on a CPU
 
 
 @dataclass
@@ -346,7 +346,7 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the latest finished rollout, and what it acts with from there."""
         boundary, n_envs = self._boundary, self.envs.n_envs
-        still = len(self._parked) + len(self._waiting) == len(self._lines) and not any(self._done)
+        still = len(self._parked) + len(self._waiting) == len(self._lines) and not any(self._done) and not self._again
         at_boundary = still and all(number == self.number for number in self._number)
         own = self.envs.states() if at_boundary else [None] * n_envs
         self._take_in_with_care([])  # a worker may have been found dead
@@ -408,7 +408,7 @@ def _worth_a_service(envs: HostEnvs, *, on_gpu: bool) -> int:
     """
     slices = len(envs.bounds)
     seconds = envs.contract.step_seconds * envs.n_envs / slices
-    return slices if not on_gpu and seconds < _QUICK_SECONDS else max(1, slices // 4)
+    return slices if not on_gpu and seconds < QUICK_SECONDS else max(1, slices // 4)
 
 
 def _savable(state: dict[str, Any] | None) -> Any:

@@ -19,6 +19,7 @@ from unidle.algos.ppo import PPO
 from unidle.config import Config
 from unidle.engine.build import (
     choose_device,
+    choose_slices,
     choose_workers,
     make_envs,
     set_numerics,
@@ -132,7 +133,8 @@ class Trainer:
                 env, self.contract, policy, rollouts[0], run.seed, self._timeline, self._capture
             )
         else:
-            envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=engine.slices)
+            slices = choose_slices(engine, recipe.n_envs, workers, self.contract.step_seconds, device)
+            envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=slices)
             self._workers = envs.workers
             self.collector = Collector(envs, policy, rollouts, run.seed, self._timeline, self._capture, self._on_fault)
         self.collector.until = -(-run.timesteps // recipe.total_batch)
