@@ -29,8 +29,18 @@ def any_row(layout: ActionLayout, rng: np.random.Generator) -> np.ndarray:
 @given(nested(leaf_spaces()), SEEDS)
 def test_any_flat_row_decodes_to_an_action_of_the_space(space: spaces.Space, seed: int) -> None:
     layout = ActionLayout.of(space)
-    action = layout.decode(any_row(layout, np.random.default_rng(seed)))
+    row = any_row(layout, np.random.default_rng(seed))
+    action, quickly = layout.decode(row), layout.decoder()(row)
     assert space.contains(action)
+    assert space.contains(quickly)
+    np.testing.assert_array_equal(layout.encode(quickly), layout.encode(action))
+
+
+def test_an_action_does_not_change_when_its_row_is_written_again() -> None:
+    row = np.zeros(2, np.float32)
+    action = ActionLayout.of(spaces.Box(-1, 1, (2,))).decoder()(row)
+    row[:] = 1.0
+    assert not action.any()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])

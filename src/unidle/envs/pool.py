@@ -50,7 +50,7 @@ from unidle.errors import UsageError
 
 _CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
 _STARTING_SECONDS = 120.0  # that a worker may need, beside `env_timeout`, to import and to make one environment
-_DEAL_SECONDS = 0.05  # between two deals of the cores
+_DEAL_SECONDS = 0.02  # between two deals of the cores
 _LOST = object()
 _NAMED = 8  # environments that the message about a dead worker names at most
 

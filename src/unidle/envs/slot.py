@@ -44,7 +44,7 @@ class EnvSlot:
         self._write = contract.rows.writer(block.rows)
         self._write_final = contract.rows.writer(block.final_rows)
         self._masks = contract.rows.mask_view(block.rows) if contract.rows.mask_width else None
-        self._decode = contract.actions.decode
+        self._decode = contract.actions.decoder()
         self.episode = 0
         self.length = 0  # steps of the open episode
         self._return = 0.0
