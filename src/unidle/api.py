@@ -96,7 +96,7 @@ class TrainedRun:
 
     def maker(self) -> EnvMaker:
         """Makes the environments this run was trained on."""
-        return self._maker or env_maker(self.config.run.env, self.config.run.env_kwargs)
+        return _placed(self._maker or env_maker(self.config.run.env, self.config.run.env_kwargs), self.config)
 
     def evaluate(self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True) -> Evaluation:
         """Play `episodes` episodes with the best policy, in new environments with seeds that training never used."""
@@ -165,7 +165,7 @@ def start(
     quiet: bool = False,
 ) -> TrainedRun:
     """Train what a validated config says, in a new run folder."""
-    maker = maker or env_maker(config.run.env, config.run.env_kwargs)
+    maker = _placed(maker or env_maker(config.run.env, config.run.env_kwargs), config)
     network = network or resolve_network(config.recipe.network)[0]
     path = _new_path(config)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
@@ -199,13 +199,18 @@ def resume(
             f"A resumed run keeps its recipe, and {', '.join(changed)} would change it; leave it out, or start anew."
         )
     config = validated(after)
-    maker = env_maker(env or config.run.env, config.run.env_kwargs)
+    maker = _placed(env_maker(env or config.run.env, config.run.env_kwargs), config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):
         raise UsageError(f"{maker.name} makes {size} environments now, and the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, factory, after_iteration, after_evaluation, quiet)
     return build.train(config, Path(path), (), is_new=False)
+
+
+def _placed(maker: EnvMaker, config: Config) -> EnvMaker:
+    """On the device where an environment can live there, unless worker processes are asked for."""
+    return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 
 def sized(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:

@@ -227,7 +227,7 @@ def check_env_command(argv: list[str]) -> Result:
     from unidle.envs.examine import examine
     from unidle.envs.make import env_maker
 
-    found = examine(env_maker(flags.env, flags.env_kwargs))
+    found = examine(env_maker(flags.env, flags.env_kwargs).on_host())
     if flags.json:
         return dataclasses.asdict(found)
     print(f"{flags.env} is sound: {found.steps} steps, {found.episodes} episodes checked.")

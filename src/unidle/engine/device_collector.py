@@ -12,7 +12,7 @@ from unidle.algos.capturing import Capturer, as_it_is
 from unidle.config.validate import largest_divisor
 from unidle.engine.lane import Whole
 from unidle.envs.contract import Contract
-from unidle.envs.device import DeviceEnv
+from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State
 from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import pack_rows
 from unidle.nn.policy import Policy
@@ -48,7 +48,7 @@ class DeviceCollector:
         # Where the environments stand. These tensors stay where they are: a graph knows them.
         self._state, observation = env.begin()
         self._rows = torch.zeros(n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
-        pack_rows(observation, contract.rows, self._rows)
+        self._pack(observation, self._state, self._rows)
         self._begins = torch.ones(n_envs, dtype=torch.bool, device=device)
         self._recurrent = torch.zeros(n_envs, policy.state_size, device=device)
         self._returns = torch.zeros(n_envs, device=device)  # of the open episodes
@@ -145,10 +145,14 @@ class DeviceCollector:
             field.index_copy_(0, at, value.unsqueeze(0))
         self._keep_final(step.final_observation, step.truncated)
         self._account(step.reward, step.terminated | step.truncated)
-        pack_rows(step.observation, self._rows_layout, rows)
+        self._pack(step.observation, moved, rows)
         if after is not None:
             self._recurrent.copy_(after)
         at.add_(1)
+
+    def _pack(self, observation: Tensor, state: State, rows: Tensor) -> None:
+        mask = self._env.mask(state) if isinstance(self._env, MaskedDeviceEnv) else None
+        pack_rows(observation, mask, self._rows_layout, rows)
 
     def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
         """The true last observation of the episodes that were cut off."""
@@ -159,7 +163,7 @@ class DeviceCollector:
             now = truncated & (self._cut == number)
             kept = rollout.final_rows[lines]
             fresh = torch.zeros_like(kept)
-            pack_rows(observation, self._rows_layout, fresh)
+            pack_rows(observation, None, self._rows_layout, fresh)  # nobody acts on it: no mask
             kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
             rollout.final_at[lines] = torch.where(now, where, rollout.final_at[lines])
         self._cut.add_(truncated)

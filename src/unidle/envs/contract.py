@@ -57,12 +57,15 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
 
 
 def _contract_on_device(maker: EnvMaker, discretize: int | None, seed: int) -> Contract:
+    from unidle.envs.device import MaskedDeviceEnv  # loads torch, which worker processes do without
+
     if discretize is not None:
         raise UsageError(
             f"{maker.name} takes its actions on the device, where --discretize does not apply; leave it out."
         )
     env = maker.on_device(1, seed)
-    rows, actions = RowLayout.of(env.observation_space), ActionLayout.of(env.action_space, discretize)
+    actions = ActionLayout.of(env.action_space)
+    rows = RowLayout.of(env.observation_space, actions.mask_width if isinstance(env, MaskedDeviceEnv) else 0)
     return Contract(rows, actions, step_seconds=0.0, on_device=True)
 
 

@@ -6,7 +6,7 @@ a hash of (seed, environment, episode, draw): each environment has its own, and 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from gymnasium import spaces
@@ -39,6 +39,14 @@ class DeviceEnv(Protocol):
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
         """One step on flat actions [N, width]: categories as numbers, reals within their range."""
+
+
+@runtime_checkable
+class MaskedDeviceEnv(DeviceEnv, Protocol):
+    """One that says which actions are allowed."""
+
+    def mask(self, state: State) -> Tensor:
+        """[N, Σ categories] uint8, all heads one after the other: 1 where a category may be chosen in this state."""
 
 
 def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:

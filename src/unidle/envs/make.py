@@ -19,6 +19,8 @@ EnvFactory = Callable[..., Any]  # returns a gymnasium.Env, or a vector environm
 
 # What EnvPool is told by unidle itself.
 _ENVPOOL_DECIDED = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}
+# Environments of unidle's own: (module, class) on the device, and of its twin for Gymnasium.
+_OWN: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {}
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,20 @@ class EnvMaker:
     # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; a DeviceEnv; or whatever the user's factory
     # returns.
     makes: Literal["one", "many", "device", "either"] = "either"
+    twin: EnvFactory | None = None  # of a DeviceEnv: one gymnasium.Env with the same rules
+
+    def on_host(self) -> EnvMaker:
+        """Makes the same environment as one gymnasium.Env, where it is a DeviceEnv."""
+        if self.makes != "device":
+            return self
+        if self.twin is None:
+            raise UsageError(f"{self.name} steps many at once on the device; there is no single one for this.")
+        return EnvMaker(self.name, self.twin, self.kwargs, makes="one")
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
         """Make one environment; `extra` (render_mode) goes to the factory too."""
         if self.makes == "device":
-            raise UsageError(f"{self.name} steps many at once on the device; there is no single one for this.")
+            return self.on_host()(**extra)
         if self.makes != "many":
             env = self.any(**extra)
             if vector_kind(env) is None:
@@ -98,7 +109,7 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
         raise UsageError(f"This run's environment was the Python object {env}; pass it again, as env=…")
     module, _, attribute = env.partition(":")
     if env.startswith("unidle/"):
-        return EnvMaker(env, _on_device(env), kwargs, makes="device")
+        return _from_unidle(env, kwargs)
     if module == "envpool" and attribute:
         return EnvMaker(env, _from_envpool(attribute, kwargs), kwargs, makes="many")
     if attribute:
@@ -117,14 +128,19 @@ def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> En
     return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
 
 
-def _on_device(name: str) -> EnvFactory:
+def _from_unidle(name: str, kwargs: dict[str, Any]) -> EnvMaker:
     from unidle.envs.classic import TASKS, Classic  # loads torch, which worker processes do without
 
-    if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(TASKS)}."
+    if name in TASKS:
+        twin = _from_registry(name.removeprefix("unidle/"))
+        return EnvMaker(name, partial(Classic, TASKS[name]), kwargs, makes="device", twin=twin)
+    if name not in _OWN:
+        known = [*TASKS, *_OWN]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
         raise UsageError(f"unidle has no environment `{name}`; {hint}")
-    return partial(Classic, TASKS[name])
+    on_device, twin = (getattr(importlib.import_module(f"unidle.envs.{module}"), kind) for module, kind in _OWN[name])
+    return EnvMaker(name, on_device, kwargs, makes="device", twin=twin)
 
 
 def _from_envpool(task: str, kwargs: dict[str, Any]) -> EnvFactory:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unidle.envs.block import Block
 from unidle.envs.contract import Contract
-from unidle.envs.device import DeviceEnv
+from unidle.envs.device import DeviceEnv, MaskedDeviceEnv
 from unidle.envs.faults import Fault
 
 
@@ -34,7 +35,7 @@ class TensorEnvs:
         assert not episodes.any()
         self._state, observation = self._env.begin()
         self._returns[:], self._lengths[:], self.block.episode[:] = 0.0, 0, 0
-        self._write(slice(None), observation.numpy())
+        self._show(observation)
 
     def send(self, slices: Sequence[int]) -> None:
         """Take the actions in the block; nothing runs ahead here."""
@@ -51,9 +52,14 @@ class TensorEnvs:
         block.episode_return[ended], block.episode_length[ended] = self._returns[ended], self._lengths[ended]
         self._returns[ended], self._lengths[ended] = 0.0, 0
         block.episode += ended
-        self._write(slice(None), step.observation.numpy())
+        self._show(step.observation)
         self._write_final(slice(None), step.final_observation.numpy())
         return [0]
+
+    def _show(self, observation: Tensor) -> None:
+        self._write(slice(None), observation.numpy())
+        if isinstance(self._env, MaskedDeviceEnv):
+            self.contract.rows.mask_view(self.block.rows)[:] = self._env.mask(self._state).numpy()
 
     def states(self) -> list[dict[str, Any] | None]:
         """None: nobody saves these."""

@@ -31,9 +31,11 @@ def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
     return field if len(leaf.shape) == 1 else field.reshape(*rows.shape[:-1], *leaf.shape)
 
 
-def pack_rows(observation: Tensor, layout: RowLayout, rows: Tensor) -> None:
-    """Put observations [n, *shape] of a space that is one leaf into rows [n, row_bytes], in place."""
+def pack_rows(observation: Tensor, mask: Tensor | None, layout: RowLayout, rows: Tensor) -> None:
+    """Put observations [n, *shape] of a space that is one leaf, and masks, into rows [n, row_bytes], in place."""
     leaf_tensor(rows, layout.leaves[0]).copy_(observation)
+    if mask is not None:
+        rows[:, layout.mask_offset : layout.mask_offset + layout.mask_width].copy_(mask)
 
 
 def _flat(value: Tensor, leaf: Leaf) -> Tensor:
