@@ -33,7 +33,7 @@ def make_policy(
 
 def random_rows(policy: Policy, *lead: int) -> Tensor:
     """Rows of normal numbers, all actions allowed."""
-    layout = policy._rows
+    layout = policy.rows
     rows = np.zeros((int(np.prod(lead)), layout.row_bytes), np.uint8)
     write = layout.writer(rows)
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_a_mask_in_the_row_forbids_its_actions() -> None:
     policy = make_policy(action=spaces.MultiDiscrete([4, 3]), masked=True)
     rows = random_rows(policy, 50)
     mask = torch.tensor([0, 1, 0, 1, 1, 0, 0], dtype=torch.uint8)
-    start = policy._rows.mask_offset
+    start = policy.rows.mask_offset
     rows[:25, start : start + 7] = mask
     params, _ = policy.act(rows)
     probabilities = policy.distribution.log_probs(params.logits).exp()  # [50, 2, 4]
@@ -90,7 +90,7 @@ def test_a_mask_is_no_part_of_what_the_policy_sees() -> None:
     policy = make_policy(action=spaces.Discrete(4), masked=True)
     rows = random_rows(policy, 6)
     values = policy.value(rows)
-    start = policy._rows.mask_offset
+    start = policy.rows.mask_offset
     rows[:, start : start + 3] = 0
     assert torch.equal(policy.value(rows), values)
 
@@ -179,7 +179,7 @@ def test_a_custom_network_is_made_from_both_spaces_and_trained_with_the_rest() -
     policy = make_policy(observation=CAR, network=network)
     assert given_spaces == [(CAR, JOINT)]
     assert policy.actor_trunk[0].in_features == 6
-    layout = policy._rows
+    layout = policy.rows
     rows = torch.from_numpy(np.stack([layout.pack(CAR.sample()) for _ in range(6)])).view(3, 2, -1)
     _, values = policy(rows)
     values.sum().backward()

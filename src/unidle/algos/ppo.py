@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -120,6 +121,8 @@ class PPO:
         widths = sum(recipe.network_arch) + policy.encoder.n_features
         self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if device.type == "cuda" else 4096
         self._capture = capture
+        # How to put a minibatch's gradient in place, the fastest first.
+        self._gradients = [*self._by_one_kernel(), self.gradient]
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.
         self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
@@ -174,7 +177,8 @@ class PPO:
         """What learns from the minibatches in `_orders` of `batch`, which was cut from `rollout`."""
         if id(rollout) not in self._bound:
             changes = [*self.adam.state_dict().values(), self._sums, self._minibatches, self._stopped]
-            learn = self._capture("learning", lambda: self._minibatches_of(batch), [self.parameters.flat, *changes])
+            ways = [partial(self._minibatches_of, batch, gradient) for gradient in self._gradients]
+            learn = self._capture("learning", ways[0], [self.parameters.flat, *changes], *ways[1:])
             self._bound[id(rollout)] = batch, learn
         bound, learn = self._bound[id(rollout)]
         bound.take_over(batch)
@@ -274,14 +278,39 @@ class PPO:
         self.reward_norm.update(sums.reshape(-1, 1))
         return (rollout.rewards * self.reward_norm.scale).clamp(-_REWARD_CLIP, _REWARD_CLIP)
 
+    def _by_one_kernel(self) -> list[Callable[[Batch, Tensor], Tensor]]:
+        """The gradient by a kernel made for it, where there is one."""
+        if not self.parameters.flat.is_cuda:
+            return []
+        try:
+            from unidle.algos.fused_minibatch import FusedMinibatch
+        except ImportError:  # torch comes without Triton on some platforms
+            return []
+        fused = FusedMinibatch.of(self.policy, self.parameters, self.recipe, self.clip_range)
+        return [] if fused is None else [fused.gradient]
+
     # -- one minibatch -------------------------------------------------------------------------------------------------
 
-    def _minibatches_of(self, batch: Batch) -> None:
+    def _minibatches_of(self, batch: Batch, gradient: Callable[[Batch, Tensor], Tensor]) -> None:
         for order in self._orders.unbind():
-            self._minibatch(batch.at(order))
+            self._step_along(gradient(batch, order))
 
-    def _minibatch(self, batch: Batch) -> None:
+    def _step_along(self, logged: Tensor) -> None:
+        """One step along the gradient that is in place; `logged` are the first five of what is logged."""
         recipe = self.recipe
+        norm = self.parameters.clip_(recipe.max_grad_norm)
+        with torch.no_grad():
+            if recipe.target_kl is not None:
+                kl = logged[_METRICS.index("approx_kl")]
+                self._stopped.copy_(torch.maximum(self._stopped, (kl > 1.5 * recipe.target_kl).float()))
+            terms = torch.cat((logged, norm.unsqueeze(0)))
+            self._sums.add_(torch.where(self._stopped > 0, 0.0, terms))  # not a product: a skipped term may be infinite
+            self._minibatches.add_(1.0 - self._stopped)
+        self.adam.step(skip=None if recipe.target_kl is None else self._stopped)
+
+    def gradient(self, batch: Batch, order: Tensor) -> Tensor:
+        """Put the gradient of the sequences `order` of `batch` in place; returns the first five of what is logged."""
+        recipe, batch = self.recipe, batch.at(order)
         params, values = self.policy(batch.rows, batch.starts, batch.states)
         log_probs, entropy = self.policy.distribution.score(params, batch.actions)
         advantages = batch.advantages
@@ -295,18 +324,11 @@ class PPO:
         loss = policy_term + recipe.vf_coef * value_term
         if recipe.ent_coef:
             loss = loss - recipe.ent_coef * entropy_term
-
         self.parameters.backward(loss)
-        norm = self.parameters.clip_(recipe.max_grad_norm)
         with torch.no_grad():
             kl = approximate_kl(log_ratio)
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
-            if recipe.target_kl is not None:
-                self._stopped.copy_(torch.maximum(self._stopped, (kl > 1.5 * recipe.target_kl).float()))
-            terms = torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction, norm))
-            self._sums.add_(torch.where(self._stopped > 0, 0.0, terms))  # not a product: a skipped term may be infinite
-            self._minibatches.add_(1.0 - self._stopped)
-        self.adam.step(skip=None if recipe.target_kl is None else self._stopped)
+            return torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction))
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Policy(nn.Module):
         self, rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
     ) -> None:
         super().__init__()
-        self._rows = rows
+        self.rows = rows
         self.distribution = ActionDistribution(actions)
         if network is None:
             self.encoder = Encoder(rows, recipe.normalize_obs)
@@ -55,10 +55,10 @@ class Policy(nn.Module):
     @property
     def masked(self) -> bool:
         """Whether observations come with a mask of the actions."""
-        return self._rows.mask_width > 0
+        return self.rows.mask_width > 0
 
     def _mask(self, rows: Tensor) -> Tensor | None:
-        start, width = self._rows.mask_offset, self._rows.mask_width
+        start, width = self.rows.mask_offset, self.rows.mask_width
         return rows[..., start : start + width] if width else None
 
     def _params(self, latent: Tensor, mask: Tensor | None) -> Params:

@@ -32,6 +32,7 @@ class ActionDistribution(torch.nn.Module):
     def __init__(self, layout: ActionLayout) -> None:
         super().__init__()
         self.heads, self.reals, self.width = layout.heads, layout.reals, layout.width
+        self.nvec = tuple(layout.nvec)
         self.n_logits = sum(layout.nvec)
         self.most = max(layout.nvec, default=0)
         # Logits come packed, Σ nvec of them; `_place` says which packed logit stands at [head, category] of the padded
