@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+# What a stream is for: the second part of its key.
+NOISE, SHUFFLE = 1, 3
+
 
 def keyed_generator(device: torch.device, *key: int) -> torch.Generator:
     """A stream for this key (run seed, purpose, iteration) and no other: resuming needs no state of it."""
+    return rekeyed(torch.Generator(device), *key)
+
+
+def rekeyed(generator: torch.Generator, *key: int) -> torch.Generator:
+    """`generator`, from now on the stream for this key."""
     seed = int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+    return generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)

@@ -72,7 +72,7 @@ def test_rollout_k_is_acted_by_the_weights_of_update_k_minus_1(started: Callable
                 params, _ = lane.policy.act(lane.rollout.rows[t])
                 action = lane.policy.distribution.sample(params, lane.service.noise[t])
                 assert torch.equal(lane.rollout.actions[t], action)
-        learning = run.algo.learning(lane.rollout, 0.0, run.shuffle(), lane.behaviour)
+        learning = run.algo.learning(lane.rollout, run.shuffle(), lane.behaviour)
         for _ in learning:
             run.collector.turn(0.0)
         run.iteration += 1

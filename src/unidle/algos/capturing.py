@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -17,15 +18,21 @@ class Capturer(Protocol):
         function: Callable[[], None],
         changes: Sequence[Tensor],
         instead: Callable[[], None] | None = None,
+        generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
         """`function`, or something that does the same; `changes` are the tensors it changes.
 
-        `instead` does the same in a simpler way, should `function` not run here.
+        `instead` does the same in a simpler way, should `function` not run here. `generators` are those that it draws
+        from.
         """
 
 
 def as_it_is(
-    name: str, function: Callable[[], None], changes: Sequence[Tensor], instead: Callable[[], None] | None = None
+    name: str,
+    function: Callable[[], None],
+    changes: Sequence[Tensor],
+    instead: Callable[[], None] | None = None,
+    generators: Sequence[torch.Generator] = (),
 ) -> Callable[[], None]:
     """The capturer that captures nothing."""
     return function

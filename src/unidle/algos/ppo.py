@@ -88,7 +88,8 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
 
 
-def _in_one_go(pieces: Generator[None, None, _Result]) -> _Result:
+def in_one_go(pieces: Generator[None, None, _Result]) -> _Result:
+    """What such work returns, without the pauses."""
     while True:
         try:
             next(pieces)
@@ -135,20 +136,24 @@ class PPO:
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> dict[str, Tensor]:
-        """`learning` in one go."""
-        return _in_one_go(self.learning(rollout, progress, shuffle))
+        """`learning` at `progress`, in one go."""
+        self.set_progress(progress)
+        return in_one_go(self.learning(rollout, shuffle))
+
+    def set_progress(self, progress: float) -> None:
+        """From 0 to 1 of the run: what follows a schedule."""
+        recipe, remaining = self.recipe, 1.0 - progress
+        self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))
+        self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
 
     def learning(
-        self, rollout: Rollout, progress: float, shuffle: torch.Generator, behaviour: Policy | None = None
+        self, rollout: Rollout, shuffle: torch.Generator, behaviour: Policy | None = None
     ) -> Generator[None, None, dict[str, Tensor]]:
-        """Learn from `rollout` at `progress` (0 to 1 of the run), pausing after each piece of the work.
+        """Learn from `rollout`, pausing after each piece of the work.
 
         `behaviour` is the policy that acted, if it is not this one. Returns metrics as tensors that nobody waited for.
         """
         recipe = self.recipe
-        remaining = 1.0 - progress
-        self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))
-        self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
         for total in (self._sums, self._minibatches, self._stopped):
             total.zero_()
         batch = yield from self.preparing(rollout, behaviour)
@@ -177,8 +182,9 @@ class PPO:
         """What learns from the minibatches in `_orders` of `batch`, which was cut from `rollout`."""
         if id(rollout) not in self._bound:
             changes = [*self.adam.state_dict().values(), self._sums, self._minibatches, self._stopped]
-            ways = [partial(self._minibatches_of, batch, gradient) for gradient in self._gradients]
-            learn = self._capture("learning", ways[0], [self.parameters.flat, *changes], *ways[1:])
+            fast, *plain = (partial(self._minibatches_of, batch, gradient) for gradient in self._gradients)
+            instead = plain[0] if plain else None
+            learn = self._capture("learning", fast, [self.parameters.flat, *changes], instead)
             self._bound[id(rollout)] = batch, learn
         bound, learn = self._bound[id(rollout)]
         bound.take_over(batch)
@@ -186,7 +192,7 @@ class PPO:
 
     def prepare(self, rollout: Rollout, behaviour: Policy | None = None) -> Batch:
         """`preparing` in one go."""
-        return _in_one_go(self.preparing(rollout, behaviour))
+        return in_one_go(self.preparing(rollout, behaviour))
 
     def preparing(self, rollout: Rollout, behaviour: Policy | None) -> Generator[None, None, Batch]:
         """Values, log-probabilities, advantages and importance weights of a rollout, cut into sequences."""
@@ -329,6 +335,11 @@ class PPO:
             kl = approximate_kl(log_ratio)
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
             return torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction))
+
+    def leave_out_kernels(self) -> None:
+        """Compute gradients by autograd alone from now on."""
+        self._gradients = [self.gradient]
+        self._bound.clear()
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ the same bit for bit, only slower, and the reason is told once.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,18 +32,20 @@ class Capture:
         function: Callable[[], None],
         changes: Sequence[Tensor],
         instead: Callable[[], None] | None = None,
+        generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
         """`function` as a replay; `changes` are all tensors it changes that must be as before after the warm-up.
 
-        `instead` does the same in a simpler way, should `function` not run here.
+        `instead` does the same in a simpler way, should `function` not run here. Each replay draws from `generators` as
+        they stand then.
         """
         if self.device.type != "cuda":
             return function
-        return _Replay(self, name, [function] if instead is None else [function, instead], changes)
+        return _Replay(self, name, [function] if instead is None else [function, instead], changes, generators)
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
         """Note and tell, once, that `name` takes a slower way."""
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{_culprit(error)}"
         if name not in self.fallbacks:
             self._tell(f"{name} {to}, which is slower: {reason}")
         self.fallbacks[name] = reason
@@ -51,10 +55,16 @@ class _Replay:
     """Captures on the first call, replays from then on."""
 
     def __init__(
-        self, capture: Capture, name: str, ways: Sequence[Callable[[], None]], changes: Sequence[Tensor]
+        self,
+        capture: Capture,
+        name: str,
+        ways: Sequence[Callable[[], None]],
+        changes: Sequence[Tensor],
+        generators: Sequence[torch.Generator],
     ) -> None:
         """`ways` to do it, the fastest first."""
         self._capture, self._name, self._ways, self._changes = capture, name, ways, changes
+        self._generators = generators
         self._run: Callable[[], None] | None = None
 
     def __call__(self) -> None:
@@ -77,10 +87,13 @@ class _Replay:
 
     def _capture_one(self, function: Callable[[], None]) -> Callable[[], None]:
         kept = [tensor.detach().clone() for tensor in self._changes]
+        drawn = [generator.get_state() for generator in self._generators]
         here = torch.cuda.current_stream(self._capture.device)
         stream = torch.cuda.Stream(self._capture.device, priority=here.priority)  # a graph keeps it for its kernels
         stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
@@ -92,9 +105,19 @@ class _Replay:
         finally:
             here.wait_stream(stream)
             self._put_back(kept)
+            for generator, state in zip(self._generators, drawn):
+                generator.set_state(state)
         return graph.replay
 
     @torch.no_grad()
     def _put_back(self, kept: list[Tensor]) -> None:
         for tensor, before in zip(self._changes, kept):
             tensor.copy_(before)
+
+
+def _culprit(error: Exception) -> str:
+    """The line that could not be captured: the innermost one that is not torch's own."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename != __file__:
+            return f" (at `{frame.line}`, {os.path.basename(frame.filename)} line {frame.lineno})"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +13,18 @@ from unidle.algos.capturing import Capturer, as_it_is
 from unidle.config.validate import largest_divisor
 from unidle.engine.lane import Whole
 from unidle.envs.contract import Contract
-from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State
+from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State, traits_of
 from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import pack_rows
 from unidle.nn.policy import Policy
-from unidle.streams import keyed_generator
+from unidle.streams import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, Timeline
 
 _NODES_PER_GRAPH, _NODES_PER_STEP = 5000, 80
+_INEXACT = (
+    "The environment does not show the last observation of an episode that it cuts off: "
+    "what would have followed is estimated from the one before it."
+)
 
 
 class DeviceCollector:
@@ -36,10 +41,13 @@ class DeviceCollector:
         seed: int,
         timeline: Timeline,
         capture: Capturer = as_it_is,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._env, self._rows_layout, self.policy, self._rollout = env, contract.rows, policy, rollout
-        self._seed, self._timeline = seed, timeline
+        self._seed, self._timeline, self._tell = seed, timeline, tell
+        self._captured = traits_of(env).capture_safe
         device, (steps, n_envs) = rollout.rows.device, rollout.shape
+        self.n_envs = n_envs
         self.until: float = float("inf")
         self.number = 0
         self.episodes = 0
@@ -62,16 +70,20 @@ class DeviceCollector:
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
         # An environment is truncated at most so often in a rollout; what is not used points past the end.
         limit = env.episode_limit
-        self._cuts = 0 if limit is None else 1 + (steps - 1) // limit
+        self._cuts = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
         self._cut = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
         rollout.final_rows = torch.zeros(self._cuts * n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
         rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
+        # Who is not captured may cut off an episode at any step: all last observations are kept, and sorted at the end.
+        self._lasts = torch.zeros_like(rollout.rows[1:]) if not self._captured else None
         self._lanes = torch.arange(n_envs, device=device)
-        per_call = largest_divisor(steps, _NODES_PER_GRAPH // _NODES_PER_STEP if device.type == "cuda" else 1)
+        most = _NODES_PER_GRAPH // _NODES_PER_STEP if device.type == "cuda" and self._captured else 1
+        per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
-        self._take = capture("rollout", lambda: self._take_steps(per_call), self._moving())
+        capture = capture if self._captured else as_it_is
+        self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
 
-    def _moving(self) -> list[Tensor]:
+    def moving(self) -> list[Tensor]:
         """All tensors that a step changes and the next one reads."""
         own = (
             self._rows,
@@ -86,7 +98,9 @@ class DeviceCollector:
         return [*self._state.values(), *own]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End the environments, where there is something to end."""
+        if hasattr(self._env, "close"):
+            self._env.close()
 
     def start(self) -> None:
         """Open the first rollout; the environments stand at the start of episode 0 already."""
@@ -94,7 +108,9 @@ class DeviceCollector:
 
     def open(self) -> None:
         """Make ready for the next rollout."""
-        generator = keyed_generator(self._noise.device, self._seed, 1, self.number)
+        self._draw(keyed_generator(self._noise.device, self._seed, NOISE, self.number))
+
+    def _draw(self, generator: torch.Generator) -> None:
         self._noise.copy_(self.policy.distribution.noise(self._rollout.shape, generator))
 
     def turn(self, seconds: float = 0.0) -> bool:
@@ -103,21 +119,42 @@ class DeviceCollector:
 
     def finish(self) -> Whole:
         """Fill the rollout."""
-        rollout, steps = self._rollout, self._rollout.shape[0]
         self._timeline.enter(INFERENCE)
-        for counter in (self._ended, self._at, self._cut):
+        self.forget_episodes()
+        self._fill()
+        self.tell_episodes(1)
+        self._timeline.enter(OTHER)
+        return self._whole
+
+    def collect(self, generator: torch.Generator) -> Rollout:
+        """Fill the rollout with noise drawn anew, for a captured iteration: `finish`, but nothing for the host."""
+        self._draw(generator)
+        self._fill()
+        return self._rollout
+
+    def _fill(self) -> None:
+        rollout, steps = self._rollout, self._rollout.shape[0]
+        for counter in (self._at, self._cut):
             counter.zero_()
         rollout.final_at.fill_(rollout.rewards.numel())
         with torch.inference_mode():
             for _ in range(self._calls):
                 self._take()
+        if self._lasts is not None:
+            rollout.final_at = rollout.truncated.flatten().nonzero().squeeze(1)
+            rollout.final_rows = self._lasts.flatten(0, 1)[rollout.final_at]
         rollout.rows[steps].copy_(self._rows)
         rollout.starts[steps].copy_(self._begins)
         rollout.states[steps].copy_(self._recurrent)
+
+    def forget_episodes(self) -> None:
+        """Count the episodes that end from here on."""
+        self._ended.zero_()
+
+    def tell_episodes(self, rollouts: int) -> None:
+        """So many rollouts are filled: have the host hear of the episodes that ended in them."""
         self._told.copy_(self._ended, non_blocking=True)
-        self.number += 1
-        self._timeline.enter(OTHER)
-        return self._whole
+        self.number += rollouts
 
     def _take_steps(self, count: int) -> None:
         for _ in range(count):
@@ -157,6 +194,11 @@ class DeviceCollector:
     def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
         """The true last observation of the episodes that were cut off."""
         rollout, n_envs = self._rollout, len(self._lanes)
+        if self._lasts is not None:
+            last = torch.zeros_like(self._rows)
+            pack_rows(observation, None, self._rows_layout, last)
+            self._lasts.index_copy_(0, self._at, last.unsqueeze(0))
+            return
         where = self._at * n_envs + self._lanes
         for number in range(self._cuts):
             lines = slice(number * n_envs, (number + 1) * n_envs)
@@ -185,6 +227,9 @@ class DeviceCollector:
         self.episodes += int(count)
         if count:
             self._last = returns / count, lengths / count
+        if len(self._rollout.final_at) and not traits_of(self._env).exact_final_observation:
+            self._tell(_INEXACT)
+            self._tell = lambda text: None
 
     @property
     def recent_returns(self) -> list[float]:
@@ -202,16 +247,18 @@ class DeviceCollector:
         """Where everything stands."""
         return {
             "number": self.number,
-            "moving": [tensor.cpu() for tensor in self._moving()],
+            "moving": [tensor.cpu() for tensor in self.moving()],
             "episodes": self.episodes,
             "last": list(self._last),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Put everything back; no environment's episode is ever lost."""
-        for tensor, value in zip(self._moving(), state["moving"], strict=True):
-            tensor.copy_(value)
+        """Put everything back; returns the environments whose open episode is lost: all, if they hold it themselves."""
+        resumable = traits_of(self._env).resumable
+        if resumable:
+            for tensor, value in zip(self.moving(), state["moving"], strict=True):
+                tensor.copy_(value)
         self.number, self.episodes = state["number"], state["episodes"]
         self._last = (state["last"][0], state["last"][1])
         self.open()
-        return []
+        return [] if resumable else self._lanes.tolist()

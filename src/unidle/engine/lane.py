@@ -20,7 +20,7 @@ from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
 from unidle.nn.flat import FlatParameters
 from unidle.nn.policy import Policy
-from unidle.streams import keyed_generator
+from unidle.streams import NOISE, keyed_generator
 
 
 class Notes:
@@ -116,7 +116,7 @@ class Lane:
         self.notes.clear()
         self.unfinished = slices
         # What sampling needs for the whole rollout, a function of seed and number alone.
-        generator = keyed_generator(self.rollout.rows.device, seed, 1, number)
+        generator = keyed_generator(self.rollout.rows.device, seed, NOISE, number)
         self.service.noise[:-1].copy_(self.policy.distribution.noise(self.rollout.shape, generator))
 
     def load(self, weights: dict[str, Any]) -> None:

@@ -13,10 +13,20 @@ from torch import Tensor
 from unidle.algos.ppo import PPO
 from unidle.engine.lane import Lane, Whole
 from unidle.memory.rollout import Rollout
+from unidle.nn.encoder import Encoder
 
 # Pieces that the device holds in its queue at a time: enough never to run dry, few enough that launching never blocks.
 _AHEAD = 3
 _Pieces = Generator[None, None, dict[str, Tensor]]
+
+
+def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
+    """[T, N] whether all that came out of each step is finite."""
+    finite = encoder.all_finite(rollout.rows[1:]) & torch.isfinite(rollout.rewards)
+    # Where an episode was cut off, its true last observation is the one that came out of that step.
+    finite = torch.nn.functional.pad(finite.view(-1), (0, 1))
+    finite[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
+    return finite[:-1].view(rollout.shape)
 
 
 class Learner:
@@ -36,21 +46,14 @@ class Learner:
 
     def begin(self, lane: Lane | Whole, progress: float, shuffle: torch.Generator) -> None:
         """Learn from the rollout of `lane` at `progress` (0 to 1 of the run)."""
-        self._pieces = self._learning(lane, progress, shuffle)
+        self._algo.set_progress(progress)
+        self._pieces = self._learning(lane, shuffle)
 
-    def _learning(self, lane: Lane | Whole, progress: float, shuffle: torch.Generator) -> _Pieces:
-        self.finite = self._all_finite(lane.rollout)
-        metrics = yield from self._algo.learning(lane.rollout, progress, shuffle, lane.behaviour)
+    def _learning(self, lane: Lane | Whole, shuffle: torch.Generator) -> _Pieces:
+        self.finite = all_finite(self._algo.policy.encoder, lane.rollout)
+        metrics = yield from self._algo.learning(lane.rollout, shuffle, lane.behaviour)
         metrics["experience_finite"] = self.finite.all()
         return metrics
-
-    def _all_finite(self, rollout: Rollout) -> Tensor:
-        encoder = self._algo.policy.encoder
-        finite = encoder.all_finite(rollout.rows[1:]) & torch.isfinite(rollout.rewards)
-        # Where an episode was cut off, its true last observation is the one that came out of that step.
-        finite = torch.nn.functional.pad(finite.view(-1), (0, 1))
-        finite[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
-        return finite[:-1].view(rollout.shape)
 
     def advance(self) -> bool:
         """Do, or launch, one more piece; False once there is none left."""

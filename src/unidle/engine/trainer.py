@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.ppo import PPO
 from unidle.config import Config
 from unidle.engine.build import (
@@ -30,6 +31,7 @@ from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
 from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
+from unidle.engine.device_loop import DeviceLoop, Flaw, fits
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
 from unidle.engine.learner import Learner
 from unidle.envs.contract import probe
@@ -39,7 +41,7 @@ from unidle.errors import TrainingError, UsageError
 from unidle.journal import Journal
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import NetworkFactory, Policy, n_parameters
-from unidle.streams import keyed_generator
+from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
 
 _EVALUATION_ENVS = 10
@@ -108,7 +110,11 @@ class Trainer:
         torch.manual_seed(run.seed)
         policy = Policy(self.contract.rows, self.contract.actions, recipe, network).to(device)
         self._capture = Capture(device, listener.on_message)
-        self.algo = PPO(policy, recipe, self._capture)
+        env = maker.on_device(recipe.n_envs, run.seed, device) if self.contract.on_device else None
+        # Iterations that are captured whole have no captured parts.
+        is_whole = env is not None and fits(env, recipe)
+        capture_parts: Capturer = as_it_is if is_whole else self._capture
+        self.algo = PPO(policy, recipe, capture_parts)
         self._timeline = Timeline()
         # It serves a GPU, or learns while the environments go on.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
@@ -126,12 +132,14 @@ class Trainer:
         ]
         engine = config.engine
         self.collector: Collector | DeviceCollector
-        if self.contract.on_device:
-            env = maker.on_device(recipe.n_envs, run.seed, device)
+        self._loop: DeviceLoop | None = None
+        if env is not None:
             self._workers = 0
             self.collector = DeviceCollector(
-                env, self.contract, policy, rollouts[0], run.seed, self._timeline, self._capture
+                env, self.contract, policy, rollouts[0], run.seed, self._timeline, capture_parts, listener.on_message
             )
+            if is_whole:
+                self._loop = DeviceLoop(self.collector, self.algo, run.seed, self._capture)
         else:
             slices = choose_slices(engine, recipe.n_envs, workers, self.contract.step_seconds, device)
             envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=slices)
@@ -193,14 +201,36 @@ class Trainer:
             folder.unlock()
 
     def _iterate(self) -> None:
+        run, began, before = self.config.run, perf_counter(), self.step
+        failure: TrainingError | None = None
+        if self._loop is not None:
+            numbers = self._iterate_on_device(self._loop)
+        else:
+            numbers, failure = self._collect_and_learn()
+        record = self._record("iteration", numbers, self.step - before, perf_counter() - began)
+        self._journal.write(record)
+        self._listener.on_iteration(record)
+        self._call(self._after_iteration, record)
+        if _due(before, self.step, self._eval_every()):
+            self._evaluate()
+        if failure:
+            raise self._ended(failure)
+        if _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
+            self._save()
+
+    def _eval_every(self) -> int:
+        run = self.config.run
+        return run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)
+
+    def _collect_and_learn(self) -> tuple[dict[str, float], TrainingError | None]:
+        """One iteration; the failure is one that it outlived."""
         recipe, run, timeline = self.config.recipe, self.config.run, self._timeline
-        began, before = perf_counter(), self.step
         try:
             lane = self.collector.finish()
         except TrainingError as error:
             raise self._ended(error) from None  # nothing was learned since the last rollout: go on from there
         timeline.enter(LEARN)
-        shuffle = keyed_generator(lane.rollout.rows.device, run.seed, 3, self.iteration)
+        shuffle = keyed_generator(lane.rollout.rows.device, run.seed, SHUFFLE, self.iteration)
         self._learner.begin(lane, min(1.0, self.step / run.timesteps), shuffle)
         failure = self._learn()
         timeline.enter(LEARN)
@@ -209,18 +239,30 @@ class Trainer:
         timeline.enter(OTHER)
         self.step += recipe.total_batch
         self.iteration += 1
-        self._check_finite(numbers, lane.rollout)
+        if not numbers["experience_finite"]:
+            step, env = (int(i) for i in torch.nonzero(~self._learner.finite)[0])
+            is_reward = not bool(torch.isfinite(lane.rollout.rewards[step, env]))
+            self._refuse(Flaw(self.iteration - 1, step, env, is_reward))
+        self._check_finite(numbers)
         self.collector.open()
-        record = self._record("iteration", numbers, self.step - before, perf_counter() - began)
-        self._journal.write(record)
-        self._listener.on_iteration(record)
-        self._call(self._after_iteration, record)
-        if _due(before, self.step, run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)):
-            self._evaluate()
-        if failure:
-            raise self._ended(failure)
-        if _due(before, self.step, run.checkpoint_every or max(1, run.timesteps // 20)):
-            self._save()
+        return numbers, failure
+
+    def _iterate_on_device(self, loop: DeviceLoop) -> dict[str, float]:
+        """Some iterations, up to where something else is due."""
+        batch, run = self.config.recipe.total_batch, self.config.run
+        every = [self._eval_every(), run.checkpoint_every or max(1, run.timesteps // 20)]
+        stops = [run.timesteps, *((self.step // steps + 1) * steps for steps in every if steps > 0)]
+        self._timeline.enter(LEARN)
+        most = -(-(min(stops) - self.step) // batch)
+        count, numbers, flaw = loop.run(self.iteration, most, batch, run.timesteps)
+        self.collector.settle()
+        self._timeline.enter(OTHER)
+        self.step += count * batch
+        self.iteration += count
+        if flaw is not None:
+            self._refuse(flaw)
+        self._check_finite(numbers)
+        return numbers
 
     def _ended(self, error: TrainingError) -> TrainingError:
         """Save, and say so: the environments cannot go on."""
@@ -265,18 +307,24 @@ class Trainer:
     def _time_record(self) -> dict[str, float]:
         return {f"time/{name}": seconds for name, seconds in self._seconds().items()}
 
-    def _check_finite(self, numbers: dict[str, float], rollout: Rollout) -> None:
-        kept = f"the last good checkpoint is kept in {self._folder.checkpoints}"
-        if not numbers["experience_finite"]:
-            t, env = (int(i) for i in torch.nonzero(~self._learner.finite)[0])
-            what = "observation" if torch.isfinite(rollout.rewards[t, env]) else "reward"
-            at = self.step - self.config.recipe.total_batch + t * self.config.recipe.n_envs
-            raise TrainingError(f"Environment {env} returned a NaN or infinite {what} near step {at}; {kept}.")
+    def _refuse(self, flaw: Flaw) -> None:
+        """Nothing can be learned from numbers that are none."""
+        recipe = self.config.recipe
+        what = "reward" if flaw.is_reward else "observation"
+        at = flaw.iteration * recipe.total_batch + flaw.step * recipe.n_envs
+        raise TrainingError(
+            f"Environment {flaw.env} returned a NaN or infinite {what} near step {at}; {self._kept_checkpoint()}."
+        )
+
+    def _kept_checkpoint(self) -> str:
+        return f"the last good checkpoint is kept in {self._folder.checkpoints}"
+
+    def _check_finite(self, numbers: dict[str, float]) -> None:
         bad = [name for name, value in numbers.items() if not np.isfinite(value) and name != "explained_variance"]
         if bad or not numbers["weights_finite"]:
             what = ", ".join(bad) or "a weight"
             raise TrainingError(
-                f"Learning diverged: {what} is not finite at step {self.step}; {kept}. "
+                f"Learning diverged: {what} is not finite at step {self.step}; {self._kept_checkpoint()}. "
                 "Lower the learning rate, or normalise observations and rewards (--normalize-obs --normalize-reward)."
             )
 

@@ -6,7 +6,8 @@ a hash of (seed, environment, episode, draw): each environment has its own, and 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from gymnasium import spaces
@@ -24,6 +25,21 @@ class Step(NamedTuple):
     reward: Tensor  # [N] float32
     terminated: Tensor  # [N] bool
     truncated: Tensor  # [N] bool; never where it also terminated
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an environment on the device can promise; one that has no `traits` promises all of it."""
+
+    capture_safe: bool = True  # a step is work of torch alone, on tensors that stay, so a CUDA graph can replay it
+    resumable: bool = True  # its state is all in the tensors that it returns, so it goes on where a checkpoint was
+    exact_final_observation: bool = True  # else, of an episode cut off, the observation before the last stands in
+
+
+def traits_of(env: Any) -> Traits:
+    """What `env` promises, as it knows by now."""
+    traits: Traits = getattr(env, "traits", Traits())
+    return traits
 
 
 class DeviceEnv(Protocol):
