@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ from test_resume import assert_same, final_state
 from torch import Tensor
 
 import unidle
+from unidle.config import Recipe
 from unidle.engine import device_loop, trainer
+from unidle.engine.device_collector import DeviceCollector
 from unidle.engine.device_loop import DeviceLoop
 from unidle.envs.classic import TASKS, Classic
+from unidle.envs.contract import Contract
 from unidle.envs.device import State, Step
 from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import Policy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+from unidle.timeline import Timeline
 
 SMALL: dict[str, Any] = {
     "preset": "classic",
@@ -120,10 +129,10 @@ def test_what_is_not_finite_is_named_by_environment_and_step(
 
 def test_what_does_not_fit_one_graph_is_done_in_parts() -> None:
     env = Classic(TASKS[ENV], 4, 0)
-    recipe = unidle.config.Recipe(n_envs=4, n_steps=16, batch_size=64)
+    recipe = Recipe(n_envs=4, n_steps=16, batch_size=64)
     assert device_loop.fits(env, recipe)
-    assert not device_loop.fits(env, unidle.config.Recipe(n_envs=4, n_steps=1024, batch_size=64))
-    assert not device_loop.fits(env, unidle.config.Recipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
+    assert not device_loop.fits(env, Recipe(n_envs=4, n_steps=1024, batch_size=64))
+    assert not device_loop.fits(env, Recipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
 
 
 class Asking(Classic):
@@ -157,3 +166,50 @@ def test_ten_captured_iterations_equal_ten_eager_ones_bit_for_bit(
     monkeypatch.setattr("unidle.engine.capture.Capture.__call__", lambda self, name, function, *_: function)
     eager = unidle.train(env, run_name="eager", **settings)
     assert_same(final_state(captured.path)["algo"], final_state(eager.path)["algo"])
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_steps_are_those_that_were_compiled() -> None:
+    """Rewards and ends are the same, numbers almost: a compiler may round in another place."""
+    task, n_envs, steps = TASKS["unidle/Pendulum-v1"], 6, 5
+    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    torch.manual_seed(0)
+    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(8,)))
+    rollouts = []
+    for compiles in (False, True):
+        rollout = Rollout(steps, n_envs, contract.rows.row_bytes, contract.actions.width, 0, torch.device("cpu"))
+        told: list[str] = []
+        collector = DeviceCollector(
+            Classic(task, n_envs, 1), contract, policy, rollout, 1, Timeline(), tell=told.append
+        )
+        if compiles:
+            collector.compile_steps()
+        collector.start()
+        rollouts.append(collector.finish().rollout)
+        assert told == []
+    plain, compiled = rollouts
+    for field in ("rewards", "actions"):
+        torch.testing.assert_close(getattr(compiled, field), getattr(plain, field), rtol=1e-5, atol=1e-5)
+    assert torch.equal(compiled.starts, plain.starts)
+    assert plain.rewards.std() > 0.1
+
+
+def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        def fail() -> None:
+            raise RuntimeError("no compiler here\nand more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    task = TASKS["unidle/Pendulum-v1"]
+    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(8,)))
+    rollout, told = Rollout(4, 2, contract.rows.row_bytes, 1, 0, torch.device("cpu")), []
+    collector = DeviceCollector(Classic(task, 2, 1), contract, policy, rollout, 1, Timeline(), tell=told.append)
+    collector.compile_steps()
+    collector.start()
+    rewards = collector.finish().rollout.rewards
+    assert (rewards != 0).all()
+    assert len(told) == 1
+    assert told[0].endswith("slower: no compiler here")

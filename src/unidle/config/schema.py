@@ -101,6 +101,8 @@ class Engine:
     """Slices of environments per worker, one stepped while another gets its actions; none: 2, or 1 without a need."""
     pin_cores: bool | None = None
     """Keep each worker process on a core, and have them change places; none: if they take all cores or all but one."""
+    compile: bool = False
+    """Compile the steps of environments on the device: a minute or less at the start, then fewer kernels a step."""
     threads: int = 1
     """Threads of torch in the training process."""
     env_timeout: float | None = 300.0

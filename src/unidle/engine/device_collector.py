@@ -80,6 +80,7 @@ class DeviceCollector:
         most = _NODES_PER_GRAPH // _NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
+        self._step: Callable[[], None] = self._take_step
         capture = capture if self._captured else as_it_is
         self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
 
@@ -137,7 +138,7 @@ class DeviceCollector:
         for counter in (self._at, self._cut):
             counter.zero_()
         rollout.final_at.fill_(rollout.rewards.numel())
-        with torch.inference_mode():
+        with torch.no_grad():
             for _ in range(self._calls):
                 self._take()
         if self._lasts is not None:
@@ -156,9 +157,25 @@ class DeviceCollector:
         self._told.copy_(self._ended, non_blocking=True)
         self.number += rollouts
 
+    def compile_steps(self) -> None:
+        """Have torch make a few kernels of a step's many; should it fail, they stay as they are."""
+        compiled, plain = torch.compile(self._take_step, dynamic=False), self._take_step
+
+        def try_it() -> None:
+            try:
+                compiled()
+                self._step = compiled
+            except Exception as error:
+                reason = str(error).strip().partition("\n")[0]
+                self._tell(f"The environment's steps could not be compiled and run as they are, slower: {reason}")
+                self._step = plain
+                plain()
+
+        self._step = try_it
+
     def _take_steps(self, count: int) -> None:
         for _ in range(count):
-            self._take_step()
+            self._step()
 
     def _take_step(self) -> None:
         rollout, policy, at, rows = self._rollout, self.policy, self._at, self._rows

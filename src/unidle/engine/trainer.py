@@ -138,6 +138,8 @@ class Trainer:
             self.collector = DeviceCollector(
                 env, self.contract, policy, rollouts[0], run.seed, self._timeline, capture_parts, listener.on_message
             )
+            if engine.compile:
+                self.collector.compile_steps()
             if is_whole:
                 self._loop = DeviceLoop(self.collector, self.algo, run.seed, self._capture)
         else:

@@ -42,7 +42,8 @@ class Mlp(nn.Sequential):
 
     def forward(self, values: Tensor) -> Tensor:
         """[.., inputs] → [.., outputs]"""
-        layer = _fused_layers().get(type(self[1])) if len(self) and values.is_cuda else None
+        learns = values.is_cuda and torch.is_grad_enabled()  # what is fused is the way back
+        layer = _fused_layers().get(type(self[1])) if len(self) and learns else None
         flat = values.reshape(-1, values.shape[-1])  # a linear layer takes a detour with more dimensions
         if layer is None:
             flat = super().forward(flat)
