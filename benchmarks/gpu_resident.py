@@ -1,0 +1,271 @@
+"""Environments on the GPU: unidle against PureJaxRL's manner and RSL-RL, the same work, one run, one machine.
+
+    python benchmarks/gpu_resident.py [--n-envs 4096 32768] [--seconds 4] [--sides unidle jax rsl-rl]
+
+CartPole, 32 steps, 4 epochs of 4 minibatches, separate actor and critic of 64,64 tanh; RSL-RL at its own settings (24
+steps, 5 epochs of 4). The sides take turns, forwards and then backwards, each in a process of its own; compiling and
+capturing are not counted. Then the parts of one of unidle's iterations, each beside the least time that its arithmetic
+and its memory traffic take, and how long CartPole takes to 475.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import RESULTS, provenance, save
+
+STEPS, EPOCHS, MINIBATCHES, UNITS = 32, 4, 4, 64
+SIDES = ("unidle", "jax", "rsl-rl")
+# An H200's, dense, with the clock that it boosts to.
+_TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12
+
+
+def settings(n_envs: int) -> dict[str, Any]:
+    """The recipe for unidle.train."""
+    return {
+        "preset": "classic",
+        "n_envs": n_envs,
+        "n_steps": STEPS,
+        "batch_size": n_envs * STEPS // MINIBATCHES,
+        "n_epochs": EPOCHS,
+        "network_arch": (UNITS, UNITS),
+        "activation": "tanh",
+        "learning_rate": 2.5e-4,
+        "ent_coef": 0.01,
+        "compile": True,
+        "tensorboard": False,
+        "quiet": True,
+    }
+
+
+def measure_unidle(n_envs: int, seconds: float) -> dict[str, Any]:
+    """Steps per second of training, from the third burst on."""
+    import unidle
+
+    marks: list[tuple[float, int]] = []
+    last: dict[str, Any] = {}
+
+    def watch(moment: unidle.Moment) -> None:
+        marks.append((time.perf_counter(), moment.record["step"]))
+        last.update(moment.record)
+        if len(marks) > 4 and marks[-1][0] - marks[2][0] >= seconds:
+            moment.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        unidle.train(
+            "unidle/CartPole-v1",
+            timesteps=10**11,
+            eval_every=0,
+            checkpoint_every=10**11,
+            runs_dir=folder,
+            after_iteration=[watch],
+            **settings(n_envs),
+        )
+    (began, first), (ended, steps) = marks[2], marks[-1]
+    rate = (steps - first) / (ended - began)
+    return {"steps_per_second": rate, "iterations": last["iteration"], "mean_length": last["rollout/length_mean"]}
+
+
+def measure_rsl_rl(n_envs: int, seconds: float) -> dict[str, Any]:
+    """RSL-RL's runner on the same physics."""
+    from rsl_rl_cartpole import train
+
+    return train(n_envs, seconds)
+
+
+def parts(n_envs: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each part of an iteration, captured on its own, and the least that it could take."""
+    import torch
+
+    from unidle.algos.ppo import PPO, in_one_go
+    from unidle.config import Recipe
+    from unidle.engine.capture import Capture
+    from unidle.engine.device_collector import DeviceCollector
+    from unidle.envs.contract import probe
+    from unidle.envs.make import env_maker
+    from unidle.memory.rollout import Rollout
+    from unidle.nn.policy import Policy
+    from unidle.timeline import Timeline
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    fields = Recipe.__dataclass_fields__
+    recipe = Recipe(**{name: value for name, value in settings(n_envs).items() if name in fields})
+    maker = env_maker("unidle/CartPole-v1")
+    contract = probe(maker)
+    policy = Policy(contract.rows, contract.actions, recipe).to(device)
+    algo = PPO(policy, recipe)
+    rollout = Rollout(STEPS, n_envs, contract.rows.row_bytes, contract.actions.width, 0, device)
+    collector = DeviceCollector(maker.on_device(n_envs, 0, device), contract, policy, rollout, 0, Timeline())
+    collector.compile_steps()
+    noise, shuffle = torch.Generator(device), torch.Generator(device)
+    changes = [*collector.moving(), algo.parameters.flat, *algo.adam.state_dict().values()]
+    capture = Capture(device, print)
+
+    def collect() -> None:
+        collector.collect(noise)
+
+    def prepare() -> None:
+        algo.prepare(rollout)
+
+    def learn() -> None:
+        in_one_go(algo.learning(rollout, shuffle))
+
+    def order() -> None:
+        for _ in range(EPOCHS):
+            torch.randperm(n_envs * STEPS, generator=shuffle, device=device)
+
+    measured = {}
+    for name, function in (
+        ("rollout", collect),
+        ("values and advantages", prepare),
+        ("shuffles", order),
+        ("learning", learn),
+    ):
+        replay = capture(name, function, changes, generators=(noise, shuffle))
+        measured[name] = _milliseconds(replay, device)
+    measured["learning"] -= measured["values and advantages"] + measured["shuffles"]
+    return {name: {"ms": ms, "least_ms": _least(name, n_envs)} for name, ms in measured.items()}
+
+
+def _milliseconds(function: Callable[[], None], device: Any) -> float:
+    import torch
+
+    for _ in range(3):
+        function()
+    if device.type != "cuda":
+        began = time.perf_counter()
+        function()
+        return (time.perf_counter() - began) * 1e3
+    times = []
+    for _ in range(20):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return float(np.median(times))
+
+
+def _least(name: str, n_envs: int) -> float:
+    """Milliseconds by arithmetic or by memory traffic, whichever is longer."""
+    samples = n_envs * STEPS
+    network = 2 * (4 * UNITS + UNITS * UNITS)  # floating-point operations of the hidden layers, for one sample
+    flops = {
+        "rollout": samples * (network + 4 * UNITS),
+        "values and advantages": samples * 2 * network,
+        "learning": 3 * EPOCHS * samples * 2 * network,
+    }
+    # The state is read and written each step, and a row, an action, a reward and two flags are kept of it.
+    per_sample = {
+        "rollout": 2 * 32 + 26,
+        "values and advantages": 60,
+        "shuffles": 2 * 8 * EPOCHS,
+        "learning": 48 * EPOCHS,
+    }
+    return 1e3 * max(flops.get(name, 0) / _TF32_FLOPS, samples * per_sample[name] / _BYTES_PER_SECOND)
+
+
+def solve(n_envs: int, seed: int) -> dict[str, float]:
+    """Seconds of training, after the first burst, until 100 episodes of the mode action average 475."""
+    import unidle
+
+    began: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = unidle.train(
+            "unidle/CartPole-v1",
+            seed=seed,
+            timesteps=400 * n_envs * STEPS,
+            eval_every=20 * n_envs * STEPS,
+            eval_episodes=100,
+            target_return=475,
+            runs_dir=folder,
+            after_iteration=[lambda moment: began.append(moment.record["wall"])],
+            **{**settings(n_envs), "learning_rate": 1e-3},
+        )
+        records = [r for r in run.records if r["kind"] == "evaluation"]
+        best = run.summary()["best_evaluation"]
+    spent = records[-1]
+    evaluating = spent["time/evaluate"]
+    return {"seconds": spent["wall"] - began[0] - evaluating, "steps": spent["step"], "return": best}
+
+
+def main() -> None:
+    """Measure all sides and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n-envs", type=int, nargs="+", default=[4096, 32768])
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--seeds", type=int, default=3, help="for the time to 475")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # a child's own part: side, environments
+    arguments = parser.parse_args()
+    if arguments.one:
+        side, n_envs = arguments.one[0], int(arguments.one[1])
+        measure: dict[str, Callable[[], Any]] = {
+            "unidle": lambda: measure_unidle(n_envs, arguments.seconds),
+            "rsl-rl": lambda: measure_rsl_rl(n_envs, arguments.seconds),
+            "parts": lambda: parts(n_envs),
+            "solve": lambda: [solve(n_envs, seed) for seed in range(1, arguments.seeds + 1)],
+        }
+        print(json.dumps(measure[side]()))
+        return
+    result: dict[str, Any] = {"machine": provenance(), "n_envs": {}}
+    for n_envs in arguments.n_envs:
+        row: dict[str, Any] = {side: [] for side in arguments.sides}
+        for side in [*arguments.sides, *reversed(arguments.sides)]:
+            row[side].append(_in_a_process(side, n_envs, arguments))
+            print(f"{n_envs:,} {side}: {row[side][-1]}", file=sys.stderr, flush=True)
+        row["parts"] = _in_a_process("parts", n_envs, arguments)
+        result["n_envs"][str(n_envs)] = row
+        save("gpu_resident", result, arguments.out)
+    result["solved"] = _in_a_process("solve", arguments.n_envs[0], arguments)
+    save("gpu_resident", result, arguments.out)
+    _print(result, arguments.sides)
+
+
+def _in_a_process(side: str, n_envs: int, arguments: argparse.Namespace) -> Any:
+    if side == "jax":
+        updates = str(max(20, 2**22 // n_envs))
+        command = [str(Path(__file__).with_name("jax_ppo.py")), "--n-envs", str(n_envs), "--updates", updates]
+    else:
+        command = [
+            __file__,
+            "--one",
+            side,
+            str(n_envs),
+            "--seconds",
+            str(arguments.seconds),
+            "--seeds",
+            str(arguments.seeds),
+        ]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{side} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _print(result: dict[str, Any], sides: list[str]) -> None:
+    for n_envs, row in result["n_envs"].items():
+        rates = {side: float(np.median([seen["steps_per_second"] for seen in row[side]])) for side in sides}
+        print(f"{int(n_envs):,} environments")
+        for side, rate in rates.items():
+            print(f"  {side:<24}{rate / 1e6:10.2f} M steps/s   unidle has {rates['unidle'] / rate:.2f} times as many")
+        for name, part in row["parts"].items():
+            print(f"  {name:<24}{part['ms']:10.3f} ms          at least {part['least_ms']:.3f}")
+    for solved in result["solved"]:
+        print(f"475 after {solved['seconds']:.2f} s and {solved['steps']:,} steps (return {solved['return']:.0f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The peer of gpu_resident.py: PPO in JAX in PureJaxRL's manner, environment and learning in one `jit`.
+
+    python benchmarks/jax_ppo.py --n-envs 4096 [--updates 100]
+
+The same work as unidle does there: gymnax' CartPole, separate actor and critic of 64,64 tanh, 32 steps, 4 epochs of 4
+minibatches, Adam with gradients clipped to 0.5. Prints one line of JSON: steps per second of the second call, when
+everything is compiled, and the mean return at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import gymnax
+import jax
+import jax.numpy as jnp
+
+STEPS, EPOCHS, MINIBATCHES = 32, 4, 4
+GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, MAX_NORM, RATE = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 2.5e-4
+ENV, ENV_PARAMS = gymnax.make("CartPole-v1")
+
+
+class Seen(NamedTuple):
+    """One step of all environments, or many."""
+
+    observation: Any
+    action: Any
+    log_prob: Any
+    value: Any
+    reward: Any
+    done: Any
+
+
+def network(key: Any, outputs: int, gain: float) -> list[tuple[Any, Any]]:
+    """Weights and biases of 4 → 64 → 64 → outputs."""
+    sizes, gains = [(4, 64), (64, 64), (64, outputs)], (2**0.5, 2**0.5, gain)
+    make = jax.nn.initializers.orthogonal
+    keys = jax.random.split(key, 3)
+    return [(make(g)(k, size), jnp.zeros(size[1])) for k, size, g in zip(keys, sizes, gains)]
+
+
+def forward(layers: list[tuple[Any, Any]], x: Any) -> Any:
+    """Through the layers, tanh between them."""
+    for weights, bias in layers[:-1]:
+        x = jnp.tanh(x @ weights + bias)
+    weights, bias = layers[-1]
+    return x @ weights + bias
+
+
+def act_and_value(params: Any, observation: Any) -> tuple[Any, Any]:
+    """Log-probabilities of both actions, and the value."""
+    return jax.nn.log_softmax(forward(params["actor"], observation)), forward(params["critic"], observation)[..., 0]
+
+
+def loss(params: Any, batch: Seen, advantages: Any, returns: Any) -> Any:
+    """PPO's clipped loss."""
+    table, value = act_and_value(params, batch.observation)
+    log_prob = jnp.take_along_axis(table, batch.action[:, None], 1)[:, 0]
+    ratio = jnp.exp(log_prob - batch.log_prob)
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantages)
+    entropy = -(jnp.exp(table) * table).sum(-1).mean()
+    return -surrogate.mean() + VALUE * jnp.square(value - returns).mean() - ENTROPY * entropy
+
+
+def adam(params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
+    """One step of Adam along the clipped gradient."""
+    norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(gradient)))
+    gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, MAX_NORM / (norm + 1e-6)), gradient)
+    count, mean, square = state
+    count = count + 1
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
+    square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, square, gradient)
+    c1, c2 = 1 - 0.9**count, 1 - 0.999**count
+    params = jax.tree.map(lambda p, m, s: p - RATE * (m / c1) / (jnp.sqrt(s / c2) + 1e-5), params, mean, square)
+    return params, (count, mean, square)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def train(n_envs: int, updates: int, carry: Any) -> tuple[Any, Any]:
+    """So many iterations; returns where everything stands, and the mean length of an episode in each."""
+
+    def step(runner: Any, _: Any) -> tuple[Any, Any]:
+        params, state, observation, key = runner
+        key, for_action, for_env = jax.random.split(key, 3)
+        table, value = act_and_value(params, observation)
+        action = jax.random.categorical(for_action, table)
+        log_prob = jnp.take_along_axis(table, action[:, None], 1)[:, 0]
+        keys = jax.random.split(for_env, n_envs)
+        following, state, reward, done, _ = jax.vmap(ENV.step, in_axes=(0, 0, 0, None))(keys, state, action, ENV_PARAMS)
+        return (params, state, following, key), Seen(observation, action, log_prob, value, reward, done)
+
+    def minibatch(learner: Any, batch: Any) -> tuple[Any, None]:
+        params, optimiser = learner
+        return adam(params, jax.grad(loss)(params, *batch), optimiser), None
+
+    def update(carry: Any, _: Any) -> tuple[Any, Any]:
+        params, optimiser, state, observation, key = carry
+        (params, state, observation, key), seen = jax.lax.scan(step, (params, state, observation, key), None, STEPS)
+        _, last = act_and_value(params, observation)
+
+        def backwards(carry: Any, now: Seen) -> tuple[Any, Any]:
+            advantage, following = carry
+            delta = now.reward + GAMMA * following * (1 - now.done) - now.value
+            advantage = delta + GAMMA * LAMBDA * (1 - now.done) * advantage
+            return (advantage, now.value), advantage
+
+        _, advantages = jax.lax.scan(backwards, (jnp.zeros_like(last), last), seen, reverse=True, unroll=16)
+        flat = jax.tree.map(
+            lambda x: x.reshape(STEPS * n_envs, *x.shape[2:]), (seen, advantages, advantages + seen.value)
+        )
+
+        def epoch(learner: Any, key: Any) -> tuple[Any, None]:
+            order = jax.random.permutation(key, STEPS * n_envs)
+            batches = jax.tree.map(lambda x: x[order].reshape(MINIBATCHES, -1, *x.shape[1:]), flat)
+            return jax.lax.scan(minibatch, learner, batches)[0], None
+
+        key, for_epochs = jax.random.split(key)
+        (params, optimiser), _ = jax.lax.scan(epoch, (params, optimiser), jax.random.split(for_epochs, EPOCHS))
+        length = seen.reward.sum() / jnp.maximum(1, seen.done.sum())
+        return (params, optimiser, state, observation, key), length
+
+    return jax.lax.scan(update, carry, None, updates)
+
+
+def begin(n_envs: int, seed: int) -> Any:
+    """Networks, optimiser and environments at the start."""
+    key, actor, critic, envs = jax.random.split(jax.random.PRNGKey(seed), 4)
+    params = {"actor": network(actor, 2, 0.01), "critic": network(critic, 1, 1.0)}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    observation, state = jax.vmap(ENV.reset, in_axes=(0, None))(jax.random.split(envs, n_envs), ENV_PARAMS)
+    return params, (0, zeros, zeros), state, observation, key
+
+
+def main() -> None:
+    """Compile, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n-envs", type=int, default=4096)
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    n_envs, updates = arguments.n_envs, arguments.updates
+    began = time.perf_counter()
+    carry, _ = jax.block_until_ready(train(n_envs, updates, begin(n_envs, arguments.seed)))
+    compiled = time.perf_counter()
+    carry, lengths = jax.block_until_ready(train(n_envs, updates, carry))
+    seconds = time.perf_counter() - compiled
+    print(
+        json.dumps(
+            {
+                "steps_per_second": n_envs * STEPS * updates / seconds,
+                "first_call_seconds": compiled - began,
+                "mean_length": float(lengths[-1]),
+                "device": str(jax.devices()[0]),
+                "jax": jax.__version__,
+                "gymnax": version("gymnax"),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
