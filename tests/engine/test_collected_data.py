@@ -235,7 +235,7 @@ def check_rollouts(run: SmallRun, plan: Plan, rollouts: int) -> tuple[list[dict[
     for env in range(n_envs):  # whatever the actions: it passes plans over that are not faults but mistakes
         expected_column(Life(env, plan), [0] * rollouts * run.rollout.shape[0])
     told: list[Fault] = []
-    collector._on_fault = told.append
+    collector._on_fault = lambda fault, rollout: told.append(fault)
     lives = [Life(env, plan) for env in range(n_envs)]
     taken, checkpoints, returns, lengths = [], [], [], []
     carried = torch.zeros(n_envs, run.policy.state_size)
@@ -417,7 +417,7 @@ def check_with_deaths(
     """Collect, and follow every environment; returns the faults counted by each rollout, and where episodes are cut."""
     collector, envs = run.collector, run.envs
     told: list[Fault] = []
-    collector._on_fault = told.append
+    collector._on_fault = lambda fault, rollout: told.append(fault)
     collector.until = rollouts
     ledgers = [Ledger(env) for env in range(envs.n_envs)]
     carried = torch.zeros(envs.n_envs, run.policy.state_size)

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_a_run_survives_one_fault_and_says_what_it_was(
     assert (fault["env"], fault["fault"]) == (VICTIM, kind)
     before = (ITERATION - 1) * 200
     # With overlap, that rollout was begun while the one before it was learned from.
-    assert fault["step"] in ([before] if overlap == "off" else [before - 200, before])
+    assert fault["step"] in ([before + 200] if overlap == "off" else [before, before + 200])
     for words in says:
         assert words in fault["text"]
     assert fault["text"].splitlines()[0] in capsys.readouterr().err
@@ -237,6 +238,43 @@ def test_faults_that_repeat_change_no_weight_from_one_engine_to_another_or_throu
             record["text"].splitlines()[0] for record in records(whole, "fault")
         }
     assert records(whole, "iteration")[-1]["faults/exception"] == len(FAULTS)
+
+
+class FailsIn(gymnasium.Env):
+    """Episodes of 40 steps; it fails at the 22nd of the one that begins with `seed`, whenever it is played."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, seed: int) -> None:
+        self._bad = seed
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._now, self._step = seed, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        if self._step == 22 and self._now == self._bad:
+            raise OSError("always here")
+        return np.full(1, self._step / 40, np.float32), float(action), self._step == 40, False, {}
+
+
+@OVERLAP
+def test_a_fault_that_a_resumed_run_sees_again_is_told_once(overlap: str, tmp_path: Path) -> None:
+    """The run is stopped before the rollout with the fault is whole; with overlap, after it was seen."""
+    kwargs = {"seed": episode_seed(SEED, VICTIM, 2)}  # in its 102nd step, so early in the third rollout of 50
+    settings = {**SMALL, **HERE, "overlap": overlap, "timesteps": 1000, "env_kwargs": kwargs}
+
+    def stop(moment: unidle.Moment) -> None:
+        if moment.record["iteration"] == 2:
+            moment.stop()
+
+    stopped = unidle.train(FailsIn, run_name="r", runs_dir=str(tmp_path), after_iteration=[stop], **settings)
+    seen = len(records(stopped, "fault"))
+    run = unidle.resume(tmp_path / "r", quiet=True)
+    (fault,) = records(run, "fault")
+    assert fault["step"] == 600
+    assert seen == (0 if overlap == "off" else 1)
 
 
 # -- faults without end ------------------------------------------------------------------------------------------------

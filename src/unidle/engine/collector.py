@@ -52,9 +52,12 @@ class Collector:
         seed: int,
         timeline: Timeline,
         capture: Capturer = as_it_is,
-        on_fault: Callable[[Fault], None] = lambda fault: None,
+        on_fault: Callable[[Fault, int], None] = lambda fault, rollout: None,
     ) -> None:
-        """One lane per rollout; with more than one, each acts with a copy of `policy`."""
+        """One lane per rollout; with more than one, each acts with a copy of `policy`.
+
+        `on_fault` hears of each fault, and of the number of the rollout that it counts to.
+        """
         self.envs, self.policy = envs, policy
         self._seed, self._timeline, self._on_fault = seed, timeline, on_fault
         self._device = rollouts[0].rows.device
@@ -302,8 +305,9 @@ class Collector:
 
     def _tell_faults(self) -> None:
         for fault in self.envs.faults:
-            self._faults_in[self._rollout_of(fault)][fault.kind] += 1
-            self._on_fault(fault)
+            rollout = self._rollout_of(fault)
+            self._faults_in[rollout][fault.kind] += 1
+            self._on_fault(fault, rollout)
         self.envs.faults.clear()
 
     def _cut(self, lane: Lane, step: int, line: int) -> None:

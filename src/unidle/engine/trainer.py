@@ -146,7 +146,13 @@ class Trainer:
             slices = choose_slices(engine, recipe.n_envs, workers, self.contract.step_seconds, device)
             envs = make_envs(maker, self.contract, recipe.n_envs, run.seed, workers, engine, slices=slices)
             self._workers = envs.workers
-            self.collector = Collector(envs, policy, rollouts, run.seed, self._timeline, self._capture, self._on_fault)
+            try:
+                self.collector = Collector(
+                    envs, policy, rollouts, run.seed, self._timeline, self._capture, self._on_fault
+                )
+            except BaseException:
+                envs.close()
+                raise
         self.collector.until = -(-run.timesteps // recipe.total_batch)
         self._learner = Learner(self.algo)
         self._evaluation_envs: Any = None
@@ -330,11 +336,11 @@ class Trainer:
                 "Lower the learning rate, or normalise observations and rewards (--normalize-obs --normalize-reward)."
             )
 
-    def _on_fault(self, fault: Fault) -> None:
-        """An environment failed and was set going again."""
-        self._journal.write(
-            {"kind": "fault", "step": self.step, "env": fault.env, "fault": fault.kind, "text": fault.text}
-        )
+    def _on_fault(self, fault: Fault, rollout: int | None = None) -> None:
+        """An environment failed and was set going again; in training, in that rollout."""
+        # A run resumed from before the rollout's end sees the fault again: it must not be told twice.
+        step = self.step if rollout is None else (rollout + 1) * self.config.recipe.total_batch
+        self._journal.write({"kind": "fault", "step": step, "env": fault.env, "fault": fault.kind, "text": fault.text})
         self._listener.on_message(fault.text)
 
     def _call(self, callbacks: Sequence[Callback], record: dict[str, Any]) -> None:
@@ -445,9 +451,11 @@ class Trainer:
 
     def close(self) -> None:
         """End all environments and their processes."""
-        self.collector.close()
-        if self._evaluation_envs is not None:
-            self._evaluation_envs.close()
+        try:
+            self.collector.close()
+        finally:
+            if self._evaluation_envs is not None:
+                self._evaluation_envs.close()
 
     # -- what is said --------------------------------------------------------------------------------------------------
 

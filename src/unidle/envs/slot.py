@@ -135,7 +135,10 @@ class EnvSlot:
         self._beat()
         if self.env is None or not _is_restorable(self.env):
             return None
-        own = self.env.unwrapped.state_dict()  # type: ignore[attr-defined]
+        try:
+            own = self.env.unwrapped.state_dict()  # type: ignore[attr-defined]
+        except Exception:
+            return None  # no reason to lose a checkpoint: its episode can be replayed
         return {"env": own, "length": self.length, "return": self._return, "episode": self.episode}
 
     def resume(self, episode: int, actions: np.ndarray, row: np.ndarray, state: dict[str, Any] | None) -> bool:

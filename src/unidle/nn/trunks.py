@@ -32,7 +32,10 @@ def _fused_layers() -> dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], 
     """Activation → a layer that ends in it with fewer kernels, on a GPU."""
     try:
         from unidle.nn.activated_linear import linear_relu, linear_tanh
-    except ImportError:  # torch comes without Triton on some platforms
+
+        one = torch.ones(1, 1, device="cuda", requires_grad=True)
+        linear_tanh(one, one, one[0]).backward()
+    except Exception:  # torch comes without Triton on some platforms, and Triton finds no C compiler on others
         return {}
     return {nn.Tanh: linear_tanh, nn.ReLU: linear_relu}
 
