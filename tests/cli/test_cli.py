@@ -294,7 +294,7 @@ def test_a_nan_that_comes_late_is_survived_told_and_counted(
     answer = json.loads(result.stdout)
     assert (answer["step"], answer["faults"]) == (1024, {"exception": 1})
     assert faults_of(tmp_path / "runs/a") == [
-        {"kind": "fault", "step": 384, "env": 1, "fault": "exception", "text": sentence}
+        {"kind": "fault", "step": 416, "env": 1, "fault": "exception", "text": sentence}
     ]
     assert steps_of(tmp_path / "runs/a") == list(range(32, 1025, 32))
     assert "1 × exception or NaN" in (tmp_path / "runs/a/report.html").read_text()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 import cloudpickle
 import gymnasium
+import numpy as np
 import pytest
 import toy_envs
 from gymnasium import spaces
@@ -123,3 +125,21 @@ def test_a_misspelt_class_of_a_module_gets_the_name_that_is_there() -> None:
 def test_arguments_that_a_factory_does_not_take_are_said_without_a_traceback() -> None:
     with pytest.raises(UsageError, match=r"toy_envs:Walk does not take these env_kwargs: .*legnth"):
         env_maker("toy_envs:Walk", {"legnth": 3})()
+
+
+@pytest.mark.parametrize("name", ["unidle/Mission-v0", "unidle/Trading-v0"])
+def test_gymnasium_knows_the_twins_by_the_same_name(name: str) -> None:
+    found, own = gymnasium.make(f"unidle.envs:{name}"), env_maker(name)()
+    with contextlib.closing(found), contextlib.closing(own):
+        assert type(found.unwrapped) is type(own.unwrapped)
+        first, _ = found.reset(seed=3)
+        assert np.array_equal(first, own.reset(seed=3)[0])
+
+
+def test_a_classic_task_on_the_device_has_gymnasiums_own_as_its_twin() -> None:
+    maker = env_maker("unidle/CartPole-v1")
+    with contextlib.closing(maker()) as env:
+        assert env.spec is not None
+        assert env.spec.id == "CartPole-v1"
+    assert maker.on_host().makes == "one"
+    assert env_maker("CartPole-v1").on_host().makes == "one"

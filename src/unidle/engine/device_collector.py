@@ -159,6 +159,8 @@ class DeviceCollector:
 
     def compile_steps(self) -> None:
         """Have torch make a few kernels of a step's many; should it fail, they stay as they are."""
+        if not self._captured:
+            return  # torch sees nothing of such a step, and one that failed halfway could not be taken again
         compiled, plain = torch.compile(self._take_step, dynamic=False), self._take_step
 
         def try_it() -> None:

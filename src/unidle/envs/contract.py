@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from unidle.envs.check import check_mask, check_observation, check_outcome, check_spaces
-from unidle.envs.make import EnvMaker, vector_kind
+from unidle.envs.make import EnvMaker, on_device_kind, vector_kind
 from unidle.errors import UsageError, reported
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
@@ -46,24 +46,29 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
 
     with reported("The environment failed while it was tried out"):
         if maker.makes == "device":
-            return _contract_on_device(maker, discretize, seed)
+            return _contract_on_device(maker.on_device(1, seed), maker.name, discretize)
         if maker.makes == "many":
             with contextlib.closing(EnvPoolVector(maker, 1)) as pool:
                 return probe_vector(pool, discretize, seed)
-        with contextlib.closing(maker.any()) as env:
+        with maker.tried() as env:
+            if on_device_kind(env):
+                if maker.makes == "one":
+                    raise UsageError(
+                        f"{maker.name} makes many environments at once; give a function that returns it, module:name."
+                    )
+                from unidle.envs.simulators import as_device_env  # loads torch, which worker processes do without
+
+                return _contract_on_device(as_device_env(env, maker.name, seed), maker.name, discretize)
             if vector_kind(env):
                 return probe_vector(as_vector(env, maker.name), discretize, seed)
             return _probe_one(env, discretize, seed)
 
 
-def _contract_on_device(maker: EnvMaker, discretize: int | None, seed: int) -> Contract:
-    from unidle.envs.device import MaskedDeviceEnv  # loads torch, which worker processes do without
+def _contract_on_device(env: Any, name: str, discretize: int | None) -> Contract:
+    from unidle.envs.device import MaskedDeviceEnv  # loads torch too
 
     if discretize is not None:
-        raise UsageError(
-            f"{maker.name} takes its actions on the device, where --discretize does not apply; leave it out."
-        )
-    env = maker.on_device(1, seed)
+        raise UsageError(f"{name} takes its actions on the device, where --discretize does not apply; leave it out.")
     actions = ActionLayout.of(env.action_space)
     rows = RowLayout.of(env.observation_space, actions.mask_width if isinstance(env, MaskedDeviceEnv) else 0)
     return Contract(rows, actions, step_seconds=0.0, on_device=True)

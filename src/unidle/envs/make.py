@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -15,12 +16,16 @@ import gymnasium
 
 from unidle.errors import UsageError
 
-EnvFactory = Callable[..., Any]  # returns a gymnasium.Env, or a vector environment of Gymnasium or Stable-Baselines3
+# Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or one of Isaac Lab's kind.
+EnvFactory = Callable[..., Any]
 
 # What EnvPool is told by unidle itself.
 _ENVPOOL_DECIDED = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}
 # Environments of unidle's own: (module, class) on the device, and of its twin for Gymnasium.
-_OWN: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {}
+_OWN: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
+    "unidle/Mission-v0": (("mission", "Mission"), ("mission_twin", "MissionEnv")),
+    "unidle/Trading-v0": (("trading", "Trading"), ("trading_twin", "TradingEnv")),
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class EnvMaker:
     # returns.
     makes: Literal["one", "many", "device", "either"] = "either"
     twin: EnvFactory | None = None  # of a DeviceEnv: one gymnasium.Env with the same rules
+    # Made to be looked at and not yet stepped: a simulator starts slowly, and may be the only one of its process.
+    spare: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def on_host(self) -> EnvMaker:
         """Makes the same environment as one gymnasium.Env, where it is a DeviceEnv."""
@@ -65,12 +72,29 @@ class EnvMaker:
             )
         return env
 
+    @contextlib.contextmanager
+    def tried(self) -> Iterator[Any]:
+        """`any`, to be looked at: closed afterwards, or kept for `on_device` if it lives there."""
+        env = self.spare.pop() if self.spare else self.any()
+        try:
+            yield env
+        finally:
+            if on_device_kind(env):
+                self.spare.append(env)
+            else:
+                env.close()
+
     def pool(self, seeds: Sequence[int]) -> Any:
         """Make an EnvPool of as many environments as there are seeds."""
         return self._call({"num_envs": len(seeds), "seed": list(seeds)})
 
     def on_device(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
-        """Make a DeviceEnv of environments `first_index`, …"""
+        """Make a DeviceEnv of environments `first_index`, …; of a user's simulator, as many as it has."""
+        if self.makes == "either":
+            from unidle.envs.simulators import as_device_env  # loads torch, which worker processes do without
+
+            env = self.spare.pop() if self.spare else self.any()
+            return as_device_env(env, self.name, seed, device, first_index)
         return self._call({"n_envs": n_envs, "seed": seed, "device": device, "first_index": first_index})
 
     def _call(self, extra: dict[str, Any]) -> Any:
@@ -82,12 +106,29 @@ class EnvMaker:
             raise
 
 
-def vector_kind(env: Any) -> Literal["gymnasium", "sb3"] | None:
+def on_device_kind(env: Any) -> Literal["isaac", "tensors"] | None:
+    """Whether this steps many environments on a device: a vector environment of tensors, or one of Isaac Lab's kind.
+
+    These have an attribute `device`, and no other kind has.
+    """
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        layer: Any = env
+        while layer is not None and not hasattr(layer, "device"):
+            layer = getattr(layer, "env", None)
+        return "tensors" if layer is not None else None
+    inner = getattr(env, "unwrapped", env)
+    return "isaac" if hasattr(inner, "device") and hasattr(inner, "num_envs") else None
+
+
+def vector_kind(env: Any) -> Literal["gymnasium", "sb3", "isaac", "tensors"] | None:
     """Whose vector environment this is; None if it is none."""
     if hasattr(env, "async_reset") and hasattr(env, "recv"):
         raise UsageError(
             "An EnvPool is made by unidle itself; name it as --env envpool:CartPole-v1, with --env-kwargs."
         )
+    on_device = on_device_kind(env)
+    if on_device:
+        return on_device
     if isinstance(env, gymnasium.vector.VectorEnv):
         return "gymnasium"
     # By name, so that Stable-Baselines3 need be neither installed nor imported.
@@ -110,6 +151,8 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
     module, _, attribute = env.partition(":")
     if env.startswith("unidle/"):
         return _from_unidle(env, kwargs)
+    if module in ("gymnax", "brax") and attribute:
+        return EnvMaker(env, _from_jax(module, attribute), kwargs, makes="device")
     if module == "envpool" and attribute:
         return EnvMaker(env, _from_envpool(attribute, kwargs), kwargs, makes="many")
     if attribute:
@@ -124,7 +167,9 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
 
 
 def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
-    is_env = isinstance(factory, type) and issubclass(factory, gymnasium.Env)
+    # Isaac Lab's environments derive from gymnasium.Env, each of them being many.
+    is_many = getattr(factory, "is_vector_env", False)
+    is_env = isinstance(factory, type) and issubclass(factory, gymnasium.Env) and not is_many
     return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
 
 
@@ -141,6 +186,16 @@ def _from_unidle(name: str, kwargs: dict[str, Any]) -> EnvMaker:
         raise UsageError(f"unidle has no environment `{name}`; {hint}")
     on_device, twin = (getattr(importlib.import_module(f"unidle.envs.{module}"), kind) for module, kind in _OWN[name])
     return EnvMaker(name, on_device, kwargs, makes="device", twin=twin)
+
+
+def _from_jax(library: str, task: str) -> EnvFactory:
+    if library == "gymnax":
+        from unidle.envs.gymnax_env import gymnax_env
+
+        return partial(gymnax_env, task)
+    from unidle.envs.brax_env import brax_env
+
+    return partial(brax_env, task)
 
 
 def _from_envpool(task: str, kwargs: dict[str, Any]) -> EnvFactory:

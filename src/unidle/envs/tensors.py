@@ -44,20 +44,21 @@ class TensorEnvs:
         """Step all of them."""
         block = self.block
         self._state, step = self._env.step(self._state, torch.from_numpy(block.actions))
-        ended = (step.terminated | step.truncated).numpy()
-        block.reward[:] = step.reward.numpy()
-        block.terminated[:], block.truncated[:] = step.terminated.numpy(), step.truncated.numpy()
-        self._returns += step.reward.numpy()
+        reward, terminated, truncated = (part.cpu().numpy() for part in (step.reward, step.terminated, step.truncated))
+        ended = terminated | truncated
+        block.reward[:] = reward
+        block.terminated[:], block.truncated[:] = terminated, truncated
+        self._returns += reward
         self._lengths += 1
         block.episode_return[ended], block.episode_length[ended] = self._returns[ended], self._lengths[ended]
         self._returns[ended], self._lengths[ended] = 0.0, 0
         block.episode += ended
         self._show(step.observation)
-        self._write_final(slice(None), step.final_observation.numpy())
+        self._write_final(slice(None), step.final_observation.cpu().numpy())
         return [0]
 
     def _show(self, observation: Tensor) -> None:
-        self._write(slice(None), observation.numpy())
+        self._write(slice(None), observation.cpu().numpy())
         if isinstance(self._env, MaskedDeviceEnv):
             self.contract.rows.mask_view(self.block.rows)[:] = self._env.mask(self._state).numpy()
 
@@ -71,4 +72,6 @@ class TensorEnvs:
         return [False] * self.n_envs
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End the environments, where there is something to end."""
+        if hasattr(self._env, "close"):
+            self._env.close()

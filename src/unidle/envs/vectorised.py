@@ -189,8 +189,8 @@ def vector_size(maker: EnvMaker) -> int | None:
     """How many environments the factory makes at once, if that is for the factory to say; it is called to find out."""
     if maker.makes != "either":
         return None
-    with reported("The environment failed while it was tried out"), contextlib.closing(maker.any()) as env:
-        return int(env.num_envs) if vector_kind(env) else None
+    with reported("The environment failed while it was tried out"), maker.tried() as env:
+        return int(getattr(env, "unwrapped", env).num_envs) if vector_kind(env) else None
 
 
 def _opened(maker: EnvMaker, n_envs: int, slices: int) -> list[Vector]:

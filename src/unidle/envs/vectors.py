@@ -84,7 +84,7 @@ class GymnasiumVector:
     def __init__(self, env: Any, name: str) -> None:
         self._env, self.size = env, int(env.num_envs)
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self._resets_itself = _resets_itself(env, name)
+        self._resets_itself = resets_itself(env, name)
         self._lines = np.arange(self.size)
         self._distrusted = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
 
@@ -141,7 +141,7 @@ class GymnasiumVector:
         self._env.close()
 
 
-def _resets_itself(env: Any, name: str) -> bool:
+def resets_itself(env: Any, name: str) -> bool:
     """Whether a new episode begins within the step; False if it is to be asked for; UsageError if neither works."""
     mode = env.metadata.get("autoreset_mode")
     mode = getattr(mode, "value", mode)  # the enum came with Gymnasium 1.1

@@ -1,0 +1,66 @@
+"""gymnax: `--env gymnax:CartPole-v1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from unidle.envs.jax_env import Array, JaxEnv, JaxTask, Tree, import_package, space_of
+from unidle.errors import UsageError
+
+_NEVER = 2**31 - 1  # steps
+
+
+def gymnax_env(
+    name: str, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0, **kwargs: Any
+) -> JaxEnv:
+    """N environments of gymnax; `kwargs` that are fields of its params go there, the others to its constructor."""
+    return JaxEnv(gymnax_task(name, **kwargs), n_envs, seed, device, first_index)
+
+
+def gymnax_task(name: str, **kwargs: Any) -> JaxTask:
+    """The rules of one environment; UsageError if there is none of that name."""
+    gymnax = import_package("gymnax", f"gymnax:{name}")
+    import jax
+
+    known = gymnax.registered_envs
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "gymnax.registered_envs lists them all."
+        raise UsageError(f"gymnax has no environment `{name}`; {hint}")
+    fields = {field.name for field in dataclasses.fields(type(gymnax.make(name)[1]))}
+    env, params = gymnax.make(name, **{key: value for key, value in kwargs.items() if key not in fields})
+    params = params.replace(**{key: value for key, value in kwargs.items() if key in fields})
+    endless = params.replace(max_steps_in_episode=_NEVER)
+
+    def reset(key: Array) -> tuple[Tree, Array]:
+        observation, state = env.reset_env(key, params)
+        return state, observation
+
+    def step(key: Array, state: Tree, action: Array) -> tuple[Tree, Array, Array, Array, Array]:
+        observation, after, reward, done, _ = env.step_env(key, state, action, params)
+        if hasattr(env, "is_truncated"):  # gymnax 1.0: `done` is termination alone
+            return after, observation, reward, done, env.is_truncated(after, params)
+        # Before, `done` is either; the same step without a time limit says which. XLA computes what they share once.
+        terminated = env.step_env(key, state, action, endless)[3]
+        return after, observation, reward, terminated, done
+
+    seen = jax.eval_shape(reset, jax.random.PRNGKey(0))[1]
+    if not hasattr(seen, "shape"):
+        raise UsageError(f"gymnax:{name} shows several arrays at once; only environments that show one can be trained.")
+    given = env.observation_space(params)
+    # Its Box spaces do not always have the shape of what is shown.
+    observation = spaces.Discrete(int(given.n)) if hasattr(given, "n") else space_of(seen)
+    return JaxTask(observation, _action_space(env.action_space(params)), reset, step)
+
+
+def _action_space(given: Any) -> spaces.Discrete | spaces.Box:
+    if hasattr(given, "n"):
+        return spaces.Discrete(int(given.n))
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), given.shape) for bound in (given.low, given.high))
+    return spaces.Box(low, high, dtype=np.float32)

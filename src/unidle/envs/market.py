@@ -1,0 +1,247 @@
+"""Prices of many instruments, day by day: read from a file or generated, and what is known of them on each day."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unidle.errors import UsageError
+
+RETURNS = (1, 5, 20, 60)  # days over which returns are told
+VOLATILITY_DAYS = 20
+AVERAGE_DAYS = 50
+INDICATORS = len(RETURNS) + 2
+WARM_UP = max(*RETURNS, VOLATILITY_DAYS, AVERAGE_DAYS - 1)  # the first day on which all indicators are known
+BOUND = 10.0  # of an indicator; they are of order 1, and one bad day must not drown the rest
+_USUAL_VOLATILITY, _LEAST_VOLATILITY = 0.01, 1e-6  # a day
+_TRAIN_SHARE = 0.8
+_FORM = "the first column is the date, then comes one column of prices for each instrument"
+
+
+@dataclass(frozen=True, eq=False)
+class Market:
+    """T days of K instruments."""
+
+    names: tuple[str, ...]  # [K]
+    dates: np.ndarray  # [T] datetime64[s], ascending
+    prices: np.ndarray  # [T, K] float64, finite and above 0
+
+    @cached_property
+    def indicators(self) -> np.ndarray:
+        """[T, K, INDICATORS] float32; a day's are made of prices up to that day, and NaN before WARM_UP."""
+        return indicators(self.prices)
+
+    def part(self, split: str, split_date: Any = None) -> range:
+        """The days of "train", "test" (from `split_date` on, or the last fifth) or "all"."""
+        days = len(self.dates)
+        cut = int(_TRAIN_SHARE * days)
+        if split_date is not None:
+            first = _as_date(split_date)
+            if first is None:
+                raise UsageError(f"split_date is `{split_date}`; write it as 2020-01-31.")
+            cut = int(np.searchsorted(self.dates, first))
+        parts = {"train": range(cut), "test": range(cut, days), "all": range(days)}
+        if split not in parts:
+            raise UsageError(f"split is `{split}`; it can be train, test or all.")
+        return parts[split]
+
+
+def indicators(prices: np.ndarray) -> np.ndarray:
+    """Returns, volatility and distance from the moving average [T, K, INDICATORS] of prices [T, K].
+
+    Returns and distance are in units of what the recent volatility makes usual, so that they are of order 1 for any
+    instrument, and for hours as for days.
+    """
+    days, instruments = prices.shape
+    table = np.full((days, instruments, INDICATORS), np.nan, np.float32)
+    if days <= WARM_UP:
+        return table
+    logs = np.log(prices)
+    squares = np.diff(logs, axis=0) ** 2
+    volatility = np.maximum(np.sqrt(_trailing_mean(squares, VOLATILITY_DAYS)), _LEAST_VOLATILITY)
+    average = _trailing_mean(prices, AVERAGE_DAYS)
+    known = days - WARM_UP
+    volatility, average, now = volatility[-known:], average[-known:], logs[-known:]
+    columns = [(now - logs[WARM_UP - n : days - n]) / (volatility * math.sqrt(n)) for n in RETURNS]
+    columns.append(np.log(volatility / _USUAL_VOLATILITY))
+    columns.append((now - np.log(average)) / (volatility * math.sqrt(AVERAGE_DAYS)))
+    table[WARM_UP:] = np.clip(np.stack(columns, -1), -BOUND, BOUND)
+    return table
+
+
+def _trailing_mean(values: np.ndarray, days: int) -> np.ndarray:
+    """Of each day and those before it; the first days - 1 are missing."""
+    return np.lib.stride_tricks.sliding_window_view(values, days, axis=0).mean(-1)
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+def read_market(file: str | Path) -> Market:
+    """A CSV or Parquet file; UsageError says what is wrong with it."""
+    path = Path(file)
+    if path.suffix.lower() not in _READERS:
+        raise UsageError(f"{path} is neither .csv nor .parquet; give prices as one of them.")
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}; check the path given as data.")
+    status = path.stat()
+    return _read(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=2)  # the environments of one process share it
+def _read(path: Path, changed: int, size: int) -> Market:
+    rows = _READERS[path.suffix.lower()](path)
+    if not rows:
+        raise UsageError(f"{path} is empty; {_FORM}.")
+    names, rows = [str(name).strip() for name in rows[0][1:]], rows[1:]
+    _check_names(path, names)
+    if not rows:
+        raise UsageError(f"{path} has no days; {_FORM}.")
+    dates = np.empty(len(rows), "datetime64[s]")
+    prices = np.empty((len(rows), len(names)))
+    for index, row in enumerate(rows):
+        where = f"{path}, row {index + 1}"
+        if len(row) != len(names) + 1:
+            raise UsageError(f"{where} has {len(row)} cells, the header has {len(names) + 1}; {_FORM}.")
+        day = _as_date(row[0])
+        if day is None:
+            raise UsageError(f"{where}: `{row[0]}` is no date; write it as 2020-01-31.")
+        if index and day <= dates[index - 1]:
+            raise UsageError(f"{where}: {row[0]} does not come after the day above it; sort the days, each once.")
+        dates[index] = day
+        prices[index] = [_as_price(cell) for cell in row[1:]]
+        for column in np.flatnonzero(np.isnan(prices[index]))[:1]:
+            cell = f"`{row[1 + column]}`" if row[1 + column] not in ("", None) else "empty"
+            raise UsageError(
+                f"{where} ({row[0]}), column `{names[column]}` is {cell}, not a price above 0; mend it or leave it out."
+            )
+    return _frozen(names, dates, prices)
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    if not names:
+        raise UsageError(f"{path} has no instruments; {_FORM}.")
+    for index, name in enumerate(names):
+        if not name:
+            raise UsageError(f"{path}: column {index + 2} has no name; give each instrument one.")
+        if name in names[:index]:
+            raise UsageError(f"{path} has two columns `{name}`; give each instrument a name of its own.")
+
+
+def _as_price(cell: Any) -> float:
+    """NaN for what is no price."""
+    try:
+        price = float(cell)
+    except (TypeError, ValueError):
+        return math.nan
+    return price if math.isfinite(price) and price > 0 else math.nan
+
+
+def _as_date(given: Any) -> np.datetime64 | None:
+    """From a date, or text in ISO form, without a time zone; None if it is none."""
+    if isinstance(given, date):  # as a datetime is, too
+        moment = given
+    else:
+        try:
+            moment = datetime.fromisoformat(str(given).strip())
+        except ValueError:
+            return None
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        return None
+    return np.datetime64(moment, "s")
+
+
+def _read_csv(path: Path) -> list[list[Any]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [row for row in csv.reader(file) if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as CSV ({error}); save it as CSV in UTF-8.") from None
+
+
+def _read_parquet(path: Path) -> list[list[Any]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise UsageError(f"{path} needs the package pyarrow; run: pip install pyarrow.") from None
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{path} cannot be read as Parquet ({reason}); save it anew, or as CSV.") from None
+    columns = [column.to_pylist() for column in table.columns]
+    return [list(table.column_names), *(list(row) for row in zip(*columns))]
+
+
+_READERS: dict[str, Callable[[Path], list[list[Any]]]] = {".csv": _read_csv, ".parquet": _read_parquet}
+
+
+# -- generated ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How all instruments behave while it lasts."""
+
+    drift: float  # a day
+    volatility: float  # a day
+    correlation: float  # of any two instruments
+    days: float  # that it lasts, on average
+
+
+# Long rises, quiet spells, and short falls in which everything moves together; on the whole the market gains.
+REGIMES = (
+    Regime(0.0010, 0.009, 0.3, 100),
+    Regime(0.0000, 0.006, 0.1, 50),
+    Regime(-0.0020, 0.020, 0.7, 25),
+)
+_TILT = 0.0005  # deviation of an instrument's drift in a regime from the regime's
+_LIVELINESS = (0.7, 1.3)  # an instrument's volatility, in the regime's
+
+
+@lru_cache(maxsize=4)  # the environments of one process share it
+def generated_market(instruments: int, days: int, seed: int) -> Market:
+    """Geometric Brownian motion whose drift, volatility and correlation follow a hidden Markov chain of regimes."""
+    if instruments < 1 or days < 1 or seed < 0:
+        raise UsageError(
+            f"A market of {instruments} instruments over {days} days from seed {seed} cannot be; "
+            "give at least one of each, and a seed from 0 on."
+        )
+    rng = np.random.default_rng(seed)
+    regime = _regimes(days, rng)
+    tilt = rng.normal(0.0, _TILT, (len(REGIMES), instruments))
+    drift = np.array([each.drift for each in REGIMES])[regime, None] + tilt[regime]
+    volatility = np.array([each.volatility for each in REGIMES])[regime, None] * rng.uniform(*_LIVELINESS, instruments)
+    correlation = np.array([each.correlation for each in REGIMES])[regime, None]
+    common, own = rng.standard_normal((days, 1)), rng.standard_normal((days, instruments))
+    shocks = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
+    returns = drift - volatility**2 / 2 + volatility * shocks
+    returns[0] = 0.0
+    dates = np.busday_offset(np.datetime64("2000-01-03"), np.arange(days), roll="forward").astype("datetime64[s]")
+    names = [f"instrument {index}" for index in range(instruments)]
+    return _frozen(names, dates, 100 * np.exp(np.cumsum(returns, axis=0)))
+
+
+def _regimes(days: int, rng: np.random.Generator) -> np.ndarray:
+    """[T] the regime of each day; one that is left is followed by any other alike."""
+    regime = np.zeros(days, np.int64)
+    leaves, turns = rng.random(days), rng.integers(1, len(REGIMES), days)
+    for day in range(1, days):
+        left = leaves[day] < 1 / REGIMES[regime[day - 1]].days
+        regime[day] = (regime[day - 1] + left * turns[day]) % len(REGIMES)
+    return regime
+
+
+def _frozen(names: list[str], dates: np.ndarray, prices: np.ndarray) -> Market:
+    """Not to be written to: it is shared."""
+    dates.flags.writeable = prices.flags.writeable = False
+    return Market(tuple(names), dates, prices)
