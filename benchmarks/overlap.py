@@ -3,7 +3,8 @@
     python benchmarks/overlap.py [--tasks "HalfCheetah-v5 beast" …] [--seeds 10] [--jobs 2] [--workers 1]
 
 Runs that benchmarks/results/overlap.json already holds for the same settings are not done again. Several runs share the
-machine, so this says nothing about speed. Judged by the policy at the end of training, mode action, 20 episodes;
+machine, so this says nothing about speed. (On a GPU one at a time is quickest: processes that share one take turns on it,
+and an inference waits for the others' learning.) Judged by the policy at the end of training, mode action, 20 episodes;
 "no worse" as in learning.py: the lower 95 % bound of the difference of inter-quartile means lies above −5 % of
 (off − random policy).
 """
@@ -24,13 +25,13 @@ from machine import RESULTS, provenance, save
 
 _SMALL = {"preset": "classic", "n_envs": 8}
 TASKS: dict[str, dict[str, Any]] = {
-    "HalfCheetah-v5 beast": {"env": "HalfCheetah-v5", "preset": "beast", "timesteps": 24 * 32_768},
+    "HalfCheetah-v5 beast": {"env": "HalfCheetah-v5", "preset": "beast", "timesteps": 64 * 32_768},
     "HalfCheetah-v5 beast 1024x32": {
         "env": "HalfCheetah-v5",
         "preset": "beast",
         "n_envs": 1024,
         "n_steps": 32,
-        "timesteps": 24 * 32_768,
+        "timesteps": 64 * 32_768,
     },
     "Hopper-v5": {"env": "Hopper-v5", **_SMALL, "n_steps": 256, "batch_size": 256, "timesteps": 204_800},
     "CartPole-v1": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ def make_envs(
         slices,
         env_timeout=engine.env_timeout,
         max_env_restarts=restarts,
-        pin_cores=workers >= available_cores() - 1 if engine.pin_cores is None else engine.pin_cores,
+        # Where a quota, not the set of cores, is what limits us, others are on these cores too.
+        pin_cores=workers >= len(os.sched_getaffinity(0)) - 1 if engine.pin_cores is None else engine.pin_cores,
     )
 
 
