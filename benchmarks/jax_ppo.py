@@ -4,7 +4,8 @@
 
 The same work as unidle does there: gymnax' CartPole, separate actor and critic of 64,64 tanh, 32 steps, 4 epochs of 4
 minibatches, Adam with gradients clipped to 0.5. Prints one line of JSON: steps per second of the second call, when
-everything is compiled, and the mean return at the end.
+everything is compiled, and the mean length of an
+episode at the end.
 """
 
 from __future__ import annotations

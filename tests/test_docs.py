@@ -155,7 +155,12 @@ def test_every_flag_in_the_pages_exists(capsys: pytest.CaptureFixture[str]) -> N
     commands = re.findall(r"^  ([a-z-]+)  ", help_of(capsys), re.MULTILINE)
     assert "check-env" in commands
     known = {flag for command in commands for flag in FLAG.findall(help_of(capsys, command))}
-    known |= {"--no-subproc", "--num-envs", "--total-timesteps"}  # understood, and too many for the help
+    known |= {
+        "--no-subproc",
+        "--no-pin-cores",
+        "--num-envs",
+        "--total-timesteps",
+    }  # understood, and too many for the help
     for page in LINKED:
         text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         assert set(FLAG.findall(text)) - known == set(), page.name

@@ -20,7 +20,7 @@ from unidle.config.schema import refuse_second_run
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
 from unidle.engine.build import choose_workers, make_envs, resolve_network
-from unidle.engine.checkpoint import RunFolder, write_atomically
+from unidle.engine.checkpoint import RunFolder
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
 from unidle.engine.trainer import Callback, Trainer
 from unidle.envs.contract import probe
@@ -258,7 +258,6 @@ class _Build:
                 else:
                     folder = RunFolder.open(path)
                     folder.lock()
-                    write_atomically(path / "config.yaml", config.to_yaml().encode())
                 try:
                     trainer.train(folder)
                 except Exception:

@@ -213,6 +213,7 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --no-subproc --workers 8": "--no-subproc steps environments in this process, and",
     "train --env CartPole-v1 --normalize-obs=true": "say --normalize-obs or --no-normalize-obs.",
     "train --env CartPole-v1 --no_normalize_obs yes": "say --normalize-obs or --no-normalize-obs.",
+    "train --env CartPole-v1 --pin-cores true": "--pin-cores takes no value such as `true`; say --pin-cores or",
     "train --env CartPole-v1 --subproc true": "--subproc takes no value such as `true`; say --subproc or --no-subproc.",
     "train --env CartPole-v1 --run-name a/b": "give a plain folder name",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
@@ -363,7 +364,7 @@ def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_on
 def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: Here) -> None:
     words = "--num_envs 2 --n_steps=8 --batch-size auto --network-arch 8,8 --no-subproc --n-epochs 1 --target-kl none"
     more = "--total-timesteps 1.6e1 --eval-every 0 --no-tensorboard --normalize-obs --target-return none --run-name a"
-    kwargs = ["--env-kwargs", "{answer: 1}", "--preset", "classic", "--quiet"]
+    kwargs = ["--env-kwargs", "{answer: 1}", "--preset", "classic", "--quiet", "--no-pin-cores"]
     sound(here("train", "--env", "cli_envs:Choice", *kwargs, *words.split(), *more.split()))
     settings = settings_of(tmp_path / "runs/a")
     expected = {
@@ -372,6 +373,7 @@ def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: H
         "batch_size": 16,  # the largest divisor of 16 that is not above classic's 64
         "network_arch": [8, 8],
         "subproc": False,
+        "pin_cores": False,
         "target_kl": None,
         "timesteps": 16,
         "tensorboard": False,
@@ -653,10 +655,10 @@ def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("cores", "fits", "instead"),
     [
-        (1, ["classic"], "classic"),
-        (4, ["classic", "fast"], "fast"),
-        (8, ["classic", "fast", "heavy", "max-gpu"], "heavy"),
-        (16, ["classic", "fast", "heavy", "beast", "isaac", "max-gpu"], "beast"),
+        (1, ["classic", "device"], "classic"),
+        (4, ["classic", "fast", "device"], "fast"),
+        (8, ["classic", "fast", "heavy", "device", "max-gpu"], "heavy"),
+        (16, ["classic", "fast", "heavy", "beast", "device", "isaac", "max-gpu"], "beast"),
     ],
 )
 def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
@@ -679,7 +681,7 @@ def test_presets_that_want_more_memory_do_not_fit(
     monkeypatch.setattr(commands, "available_memory", lambda: 2 * 2**30)
     assert run_here(["presets", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["presets"]
-    assert [row["preset"] for row in rows if row["fits"]] == ["classic", "fast"]
+    assert [row["preset"] for row in rows if row["fits"]] == ["classic", "fast", "device"]
     assert {row["instead"] for row in rows if not row["fits"]} == {"fast"}
     assert {row["instead"] for row in rows if row["fits"]} == {None}
 

@@ -67,7 +67,7 @@ def test_applying_a_preset_keeps_the_rest_and_records_its_name() -> None:
 
 
 def test_names_are_listed_by_size_and_then_alphabetically() -> None:
-    expected = ["classic", "fast", "heavy", "beast", "isaac", "isaac-max", "max-gpu"]
+    expected = ["classic", "fast", "heavy", "beast", "device", "isaac", "isaac-max", "max-gpu"]
     assert preset_names() == expected
     cores = [load_preset(name).cores for name in expected[:4]]
     assert cores == sorted(cores)
@@ -77,7 +77,7 @@ def test_an_unknown_preset_is_answered_with_the_names() -> None:
     with pytest.raises(UsageError) as error:
         load_preset("huge")
     assert str(error.value) == (
-        "There is no preset `huge`; choose one of classic, fast, heavy, beast, isaac, isaac-max, max-gpu."
+        "There is no preset `huge`; choose one of classic, fast, heavy, beast, device, isaac, isaac-max, max-gpu."
     )
 
 
@@ -117,3 +117,6 @@ def test_memory_grows_with_the_cores_a_preset_wants() -> None:
 def test_the_default_follows_the_gpu() -> None:
     assert default_preset(has_gpu=True) == "heavy"
     assert default_preset(has_gpu=False) == "classic"
+    assert default_preset(has_gpu=True, env="HalfCheetah-v5") == "heavy"
+    assert default_preset(has_gpu=True, env="unidle/CartPole-v1") == "device"
+    assert default_preset(has_gpu=False, env="unidle/CartPole-v1") == "classic"

@@ -119,6 +119,24 @@ def test_cartpole_on_tensors_is_solved(tmp_path: Path) -> None:
     assert run.evaluate(episodes=100).mean_return >= 475
 
 
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_run_goes_on_where_its_environments_are(workers: int | None, tmp_path: Path) -> None:
+    """On the device or in worker processes: the twin is another environment."""
+    settings = {**SMALL, "workers": workers, "runs_dir": str(tmp_path), "timesteps": 512}
+    unidle.train("unidle/CartPole-v1", run_name="r", **settings)
+    before = (tmp_path / "r/config.yaml").read_text()
+    for _ in range(2):  # the second time, the folder must not be locked by the first
+        with pytest.raises(UsageError, match="leave out --workers" if workers is None else "go on there"):
+            unidle.resume(tmp_path / "r", workers=None if workers else 1, timesteps=1024, quiet=True)
+    assert (tmp_path / "r/config.yaml").read_text() == before
+    assert unidle.resume(tmp_path / "r", timesteps=1024, quiet=True).summary()["step"] == 1024
+
+
+def test_a_few_large_iterations_are_told_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unidle.train("unidle/CartPole-v1", runs_dir=str(tmp_path), timesteps=512, **SMALL)
+    assert "512 steps are 2 iterations of 256" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("env", "settings", "sentence"),
     [
@@ -126,6 +144,8 @@ def test_cartpole_on_tensors_is_solved(tmp_path: Path) -> None:
         ("unidle/CartPole-v1", {"overlap": "strict"}, "nothing to overlap"),
         ("unidle/Pendulum-v1", {"discretize": 5}, "--discretize does not apply"),
         ("unidle/CartPole-v1", {"env_kwargs": {"gravity": 1}}, "gravity"),
+        ("unidle/CartPole-v1", {"env_kwargs": {"n_envs": 1}}, "`n_envs` of unidle/CartPole-v1 is a setting of its own"),
+        ("unidle/Trading-v0", {"env_kwargs": {"seed": 1}}, "--seed; leave it out"),
     ],
 )
 def test_what_does_not_go_together_is_said_in_a_sentence(

@@ -29,7 +29,7 @@ from unidle.engine.device_collector import DeviceCollector
 from unidle.envs.contract import probe
 from unidle.envs.device import Step, Traits, traits_of
 from unidle.envs.make import env_maker
-from unidle.envs.simulators import IsaacEnv, TensorVectorEnv
+from unidle.envs.simulators import IsaacEnv, TensorVectorEnv, as_device_env
 from unidle.envs.tensors import TensorEnvs
 from unidle.envs.vectorised import vector_size
 from unidle.errors import UsageError
@@ -421,3 +421,20 @@ def test_an_id_that_makes_many_is_to_be_wrapped_in_a_function() -> None:
     with pytest.raises(UsageError, match="give a function that returns it"):
         probe(env_maker("IsaacStandIn-v0"))
     assert probe(env_maker(lambda: gymnasium.make("IsaacStandIn-v0"))).on_device
+
+
+@pytest.mark.parametrize("kind", [IsaacLab, IsaacGym, Tensors])
+def test_actions_go_to_the_device_that_the_simulator_is_on(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy may be on another, as it is where an evaluation plays on the CPU."""
+    env, seen = kind(), []
+    env.device = "meta"
+    advance = env.advance
+
+    def look(actions: torch.Tensor) -> Any:
+        seen.append(actions.device.type)
+        return advance(torch.zeros(actions.shape))
+
+    monkeypatch.setattr(env, "advance", look)
+    device_env = as_device_env(env, "elsewhere", 0)
+    device_env.step(device_env.begin()[0], torch.ones(N, 1))
+    assert seen == ["meta"]

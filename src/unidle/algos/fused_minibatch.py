@@ -183,7 +183,7 @@ def _network_gradient(
             clip = tl.load(clip_range)
             clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
             weight = tl.load(weights + i, mask=inside, other=0.0) if WEIGHTED else inside.to(tl.float32)
-            kept = ratio * advantage <= clipped * advantage
+            kept = ~(ratio * advantage > clipped * advantage)  # so that what is not a number stays in, to be seen
             by_log_prob = tl.where(kept, -weight * advantage * ratio, 0.0) * share
             by_log_prob = tl.where(inside, by_log_prob, 0.0)
             by_entropy = tl.where(inside, -ENTROPY * share, 0.0)

@@ -20,7 +20,10 @@ from unidle.errors import UsageError
 _Flags = TypeVar("_Flags")
 
 _ALIASES = {"--num-envs": "--n-envs", "--total-timesteps": "--timesteps"}
-_SWITCHES = {"--subproc": "--subproc=on", "--no-subproc": "--subproc=off"}
+_OPEN_SWITCHES = ("subproc", "pin-cores")  # which may also be left to unidle
+_SWITCHES = {
+    f"--{no}{name}": f"--{name}={word}" for name in _OPEN_SWITCHES for no, word in (("", "on"), ("no-", "off"))
+}
 
 _registry = ConstructorRegistry()
 
@@ -31,7 +34,8 @@ _TOGGLES = {
     for prefix in ("", "no-")
 }
 # Settings whose flag takes one value that a config file writes the same way; a switch takes none.
-_VALUED = {name for name, value in Config().flat().items() if not isinstance(value, (bool, dict))} - {"subproc"}
+_VALUED = {name for name, value in Config().flat().items() if not isinstance(value, (bool, dict))}
+_VALUED -= {name.replace("-", "_") for name in _OPEN_SWITCHES}
 
 
 def settle(argv: list[str]) -> list[str]:

@@ -38,7 +38,7 @@ def lay(
     notes = list(translated.notes) if translated else []
     named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
     if not named:
-        named = default_preset(has_gpu)
+        named = default_preset(has_gpu, env)
         reason = "a GPU is there" if has_gpu else "there is no GPU here"
         notes.append(f"No preset was named; taking `{named}` because {reason}. `unidle presets` lists them all.")
     config = load_preset(named).apply(Config())

@@ -11,6 +11,7 @@ from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "presets"
 _BY_SIZE = ("classic", "fast", "heavy", "beast")
+_ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # how environments that live on the GPU are named
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def load_preset(name: str) -> Preset:
     return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"), measured)
 
 
-def default_preset(has_gpu: bool) -> str:
+def default_preset(has_gpu: bool, env: str | None = None) -> str:
     """What a user who names no preset gets."""
-    return "heavy" if has_gpu else "classic"
+    if not has_gpu:
+        return "classic"
+    return "device" if env is not None and env.startswith(_ON_DEVICE) else "heavy"

@@ -24,6 +24,7 @@ class Capture:
         """`tell` gets one sentence if something falls back."""
         self.device = device
         self._tell = tell
+        self._told: set[tuple[str, str]] = set()
         self.fallbacks: dict[str, str] = {}  # name → why it runs eagerly on a GPU
 
     def __call__(
@@ -45,8 +46,11 @@ class Capture:
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
         """Note and tell, once, that `name` takes a slower way."""
+        while isinstance(error.__context__, Exception):  # the end of a capture that went wrong raises once more
+            error = error.__context__
         reason = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{_culprit(error)}"
-        if name not in self.fallbacks:
+        if (name, to) not in self._told:
+            self._told.add((name, to))
             self._tell(f"{name} {to}, which is slower: {reason}")
         self.fallbacks[name] = reason
 
@@ -102,6 +106,12 @@ class _Replay:
             # Only this thread must keep still meanwhile: others may copy and launch.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 function()
+        except Exception:
+            del graph
+            torch.cuda.set_stream(here)  # a capture that went wrong does not go back by itself
+            for generator in self._generators:  # and leaves its generators as if it still went on
+                generator.graphsafe_set_state(torch.Generator(self._capture.device))
+            raise
         finally:
             here.wait_stream(stream)
             self._put_back(kept)

@@ -42,7 +42,7 @@ class RunFolder:
                 f"No run folder can be made at {path} ({error.strerror}); choose another --runs-dir."
             ) from None
         folder.lock()
-        write_atomically(path / "config.yaml", config.to_yaml().encode())
+        folder.save_config(config)
         return folder
 
     @staticmethod
@@ -56,6 +56,10 @@ class RunFolder:
     def config(self) -> Config:
         """The settings this run was started with."""
         return load_yaml(self.path / "config.yaml")
+
+    def save_config(self, config: Config) -> None:
+        """Write config.yaml."""
+        write_atomically(self.path / "config.yaml", config.to_yaml().encode())
 
     def lock(self) -> None:
         """Keep other processes from training in this folder; released when this process ends, however it ends."""

@@ -164,10 +164,13 @@ class DeviceCollector:
         compiled, plain = torch.compile(self._take_step, dynamic=False), self._take_step
 
         def try_it() -> None:
+            kept = [tensor.clone() for tensor in self.moving()]
             try:
                 compiled()
                 self._step = compiled
             except Exception as error:
+                for tensor, before in zip(self.moving(), kept):  # it may have come half way
+                    tensor.copy_(before)
                 reason = str(error).strip().partition("\n")[0]
                 self._tell(f"The environment's steps could not be compiled and run as they are, slower: {reason}")
                 self._step = plain

@@ -80,7 +80,8 @@ class DeviceLoop:
         values = torch.stack([value.detach().float() for value in metrics.values()])
         if not self._values.numel():  # the first time, which no graph records
             self._names, self._values = list(metrics), torch.zeros_like(values)
-        self._values.copy_(values)
+        # Once not finite, so for the burst: no iteration in the middle is overlooked.
+        self._values.copy_(torch.where(torch.isfinite(self._values), values, self._values))
         self._done.add_(1)
 
     def _look_for_flaws(self, finite: Tensor, rewards: Tensor) -> None:
@@ -95,6 +96,7 @@ class DeviceLoop:
         count, began = max(1, min(self._at_once, most)), perf_counter()
         self._collector.forget_episodes()
         self._done.zero_()
+        self._values.zero_()
         for iteration in range(first, first + count):
             self._algo.set_progress(min(1.0, iteration * batch / timesteps))
             rekeyed(self._noise, self._seed, NOISE, iteration)

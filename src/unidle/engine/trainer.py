@@ -45,6 +45,7 @@ from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
 
 _EVALUATION_ENVS = 10
+_FEW_ITERATIONS = 10
 _PATIENCE_SECONDS = 0.0005  # how long to wait for environments before looking whether learning is over
 
 
@@ -167,6 +168,12 @@ class Trainer:
 
     def train(self, folder: RunFolder) -> None:
         """Run to the end of the run, a reached target, or Ctrl-C; leaves a checkpoint in every case but a failure."""
+        try:
+            self._train(folder)
+        finally:
+            folder.unlock()
+
+    def _train(self, folder: RunFolder) -> None:
         run = self.config.run
         self._folder = folder
         checkpoint = folder.latest()
@@ -174,6 +181,7 @@ class Trainer:
             self.collector.start()
         else:
             self._restore(load_checkpoint(checkpoint))
+            folder.save_config(self.config)  # which may be another now, and is known to go with the checkpoint
         self._journal = Journal(
             self._folder.path,
             step=self.step,
@@ -187,6 +195,12 @@ class Trainer:
         warning = too_many_workers(self.config.engine)
         if warning:
             self._listener.on_message(warning)
+        few = -(-run.timesteps // self.config.recipe.total_batch)
+        if self.contract.on_device and few < _FEW_ITERATIONS:
+            self._listener.on_message(
+                f"{run.timesteps:,} steps are {few} iteration{'s' * (few > 1)} of {self.config.recipe.total_batch:,}; "
+                "to learn more, raise --timesteps or lower --n-envs."
+            )
         if self.step >= run.timesteps:
             self._listener.on_message(f"All of its {run.timesteps:,} steps are done; give it more with --timesteps.")
         elif run.target_return is not None and self.best_return >= run.target_return:
@@ -206,7 +220,6 @@ class Trainer:
         finally:
             self._journal.close()
             self._listener.on_end()
-            folder.unlock()
 
     def _iterate(self) -> None:
         run, began, before = self.config.run, perf_counter(), self.step
@@ -435,6 +448,14 @@ class Trainer:
         if state["spaces"] != spaces_to_plain(self.contract):
             raise UsageError(
                 "The environment has other spaces than the checkpoint; resume with the one it was trained on."
+            )
+        was_on_device = "moving" in state["collector"]
+        if was_on_device != self.contract.on_device:
+            raise UsageError(
+                "This run's environments live on the device, those of worker processes are their twins; leave out "
+                "--workers and --subproc."
+                if was_on_device
+                else "This run's environments are in worker processes; go on there: --subproc."
             )
         self.algo.load_state_dict(state["algo"])
         lost = self.collector.load_state_dict(state["collector"])

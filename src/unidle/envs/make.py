@@ -21,6 +21,7 @@ EnvFactory = Callable[..., Any]
 
 # What EnvPool is told by unidle itself.
 _ENVPOOL_DECIDED = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}
+_DEVICE_DECIDED = {"n_envs", "seed", "device"}
 # Environments of unidle's own: (module, class) on the device, and of its twin for Gymnasium.
 _OWN: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "unidle/Mission-v0": (("mission", "Mission"), ("mission_twin", "MissionEnv")),
@@ -47,7 +48,10 @@ class EnvMaker:
         if self.makes != "device":
             return self
         if self.twin is None:
-            raise UsageError(f"{self.name} steps many at once on the device; there is no single one for this.")
+            raise UsageError(
+                f"{self.name} steps many at once on the device and there is no single one; leave out --workers, "
+                "--subproc and --video."
+            )
         return EnvMaker(self.name, self.twin, self.kwargs, makes="one")
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
@@ -176,6 +180,8 @@ def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> En
 def _from_unidle(name: str, kwargs: dict[str, Any]) -> EnvMaker:
     from unidle.envs.classic import TASKS, Classic  # loads torch, which worker processes do without
 
+    for decided in kwargs.keys() & _DEVICE_DECIDED:
+        raise UsageError(f"`{decided}` of {name} is a setting of its own, --{decided.replace('_', '-')}; leave it out.")
     if name in TASKS:
         twin = _from_registry(name.removeprefix("unidle/"))
         return EnvMaker(name, partial(Classic, TASKS[name]), kwargs, makes="device", twin=twin)

@@ -38,6 +38,7 @@ class _Simulator:
         self._env, self._inner = env, getattr(env, "unwrapped", env)
         self.n_envs = int(self._inner.num_envs)
         self._seed, self._device = episode_seed(seed, first_index, 0), torch.device(device)
+        self._home = torch.device(_device_of(env) or "cpu")  # of its actions; need not be the policy's
 
     def _tensor(self, value: Any, dtype: torch.dtype | None = None) -> Tensor:
         return torch.as_tensor(value).to(self._device, dtype)
@@ -87,7 +88,7 @@ class IsaacEnv(_Simulator):
         with _ordinary_tensors():
             if isinstance(self.action_space, spaces.Discrete):
                 action = action.long()
-            outcome = self._env.step(action.reshape(self.n_envs, *(self.action_space.shape or (1,))))
+            outcome = self._env.step(action.to(self._home).reshape(self.n_envs, *(self.action_space.shape or (1,))))
             if len(outcome) == 5:
                 groups, reward, terminated, time_outs, extras = outcome
                 terminated, time_outs = self._tensor(terminated, torch.bool), self._tensor(time_outs, torch.bool)
@@ -136,7 +137,7 @@ class TensorVectorEnv(_Simulator):
             if isinstance(self.action_space, spaces.Discrete):
                 action = action.long() + int(self.action_space.start)
             observation, reward, terminated, truncated, infos = self._env.step(
-                action.reshape(self.n_envs, *self.action_space.shape)
+                action.to(self._home).reshape(self.n_envs, *self.action_space.shape)
             )
             terminated, truncated = self._tensor(terminated, torch.bool), self._tensor(truncated, torch.bool)
             observation, final = self._followed(self._tensor(observation).clone(), terminated, truncated, infos)
@@ -150,7 +151,7 @@ class TensorVectorEnv(_Simulator):
             ended = terminated | truncated
             if not ended.any():
                 return seen, seen
-            shown = self._tensor(self._env.reset(options={"reset_mask": ended})[0])
+            shown = self._tensor(self._env.reset(options={"reset_mask": ended.to(self._home)})[0])
             return torch.where(ended.view(-1, *[1] * (seen.dim() - 1)), shown, seen), seen
         given = next((infos[key] for key in _FINAL if key in infos), None)
         if given is None:
@@ -182,6 +183,11 @@ class _ordinary_tensors(torch.no_grad):  # noqa: N801  # used as the context man
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
         super().__exit__(*error)
+
+
+def _device_of(env: Any) -> Any:
+    layer = env if hasattr(env, "device") else getattr(env, "env", None) or env.unwrapped
+    return layer.device if hasattr(layer, "device") else _device_of(layer)
 
 
 def _group_of(space: Any, name: str) -> str | None:

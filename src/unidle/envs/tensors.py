@@ -60,7 +60,7 @@ class TensorEnvs:
     def _show(self, observation: Tensor) -> None:
         self._write(slice(None), observation.cpu().numpy())
         if isinstance(self._env, MaskedDeviceEnv):
-            self.contract.rows.mask_view(self.block.rows)[:] = self._env.mask(self._state).numpy()
+            self.contract.rows.mask_view(self.block.rows)[:] = self._env.mask(self._state).cpu().numpy()
 
     def states(self) -> list[dict[str, Any] | None]:
         """None: nobody saves these."""
