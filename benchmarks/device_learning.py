@@ -2,8 +2,9 @@
 
     python benchmarks/device_learning.py [--tasks Pendulum …] [--seeds 3] [--picture docs/images/device.svg]
 
-Judged by 100 episodes in new environments with seeds that training never saw: the mode action, or sampled ones where the
-task says so. Runs that benchmarks/results/device_learning.json already holds for the same settings are not done again.
+Judged by 100 episodes in new environments with seeds that training never saw: the mode action, or sampled ones where
+the task says so. Runs that benchmarks/results/device_learning.json already holds for the same settings are not
+done again.
 """
 
 from __future__ import annotations

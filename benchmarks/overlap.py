@@ -4,9 +4,10 @@
 
 Runs that benchmarks/results/overlap.json already holds for the same settings are not done again. Several runs share the
 machine, so this says nothing about speed. (On a GPU one at a time is quickest: processes that share one take turns on
-it, and an inference waits for the others' learning.) Judged by the policy at the end of training, mode action, 20 episodes;
-"no worse" as in learning.py: the lower 95 % bound of the difference of inter-quartile means lies above −5 % of
-(off − random policy).
+it, and an inference waits for the others' learning.)
+
+Judged by the policy at the end of training, mode action, 20 episodes; "no worse" as in learning.py: the lower 95 %
+bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
 """
 
 from __future__ import annotations
