@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+NODES_PER_GRAPH = 5000  # of a part of an iteration: a larger one takes long to capture and to launch
+
 
 class Capturer(Protocol):
     """Makes a function on static tensors faster without changing what it does (see engine/capture.py)."""

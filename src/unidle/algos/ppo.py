@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
@@ -29,9 +29,7 @@ from unidle.nn.policy import Policy
 from unidle.spaces.distribution import Params
 
 _REWARD_CLIP = 10.0
-# A graph of more nodes than this takes long to capture and to launch. A minibatch has about 250, and some 60 more for
-# each step of a recurrent sequence.
-_NODES_PER_GRAPH, _NODES_PER_MINIBATCH = 5000, 250
+NODES_PER_MINIBATCH = 250  # of a graph, about; and some 60 more for each step of a recurrent sequence
 _BYTES_AT_ONCE = 1 << 29  # of activations, where a whole rollout goes through the network
 # The most that a stale transition may count: importance weights have no upper bound, and a few would drown the rest.
 _WEIGHT_CAP = 2.0
@@ -129,7 +127,7 @@ class PPO:
         self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
         # Several minibatches to a graph; on a CPU one at a time, so that whoever waits between them waits no longer.
         n_minibatches = recipe.total_batch // recipe.batch_size
-        most = _NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * self._length) if device.type == "cuda" else 1
+        most = NODES_PER_GRAPH // (NODES_PER_MINIBATCH + 60 * self._length) if device.type == "cuda" else 1
         per_call = largest_divisor(n_minibatches, most)
         self._orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.config.validate import largest_divisor
 from unidle.engine.lane import Whole
 from unidle.envs.contract import Contract
@@ -20,7 +20,7 @@ from unidle.nn.policy import Policy
 from unidle.streams import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, Timeline
 
-_NODES_PER_GRAPH, _NODES_PER_STEP = 5000, 80
+NODES_PER_STEP = 80  # of a graph, about
 _INEXACT = (
     "The environment does not show the last observation of an episode that it cuts off: "
     "what would have followed is estimated from the one before it."
@@ -77,7 +77,7 @@ class DeviceCollector:
         # Who is not captured may cut off an episode at any step: all last observations are kept, and sorted at the end.
         self._lasts = torch.zeros_like(rollout.rows[1:]) if not self._captured else None
         self._lanes = torch.arange(n_envs, device=device)
-        most = _NODES_PER_GRAPH // _NODES_PER_STEP if device.type == "cuda" and self._captured else 1
+        most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
         self._step: Callable[[], None] = self._take_step

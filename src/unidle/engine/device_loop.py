@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from unidle.algos.capturing import Capturer
-from unidle.algos.ppo import PPO, in_one_go
+from unidle.algos.ppo import NODES_PER_MINIBATCH, PPO, in_one_go
 from unidle.config import Recipe
-from unidle.engine.device_collector import DeviceCollector
+from unidle.engine.device_collector import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learner import all_finite
 from unidle.envs.device import DeviceEnv, traits_of
 from unidle.streams import NOISE, SHUFFLE, rekeyed
 
-_MOST_NODES, _NODES_PER_STEP, _NODES_PER_MINIBATCH = 20_000, 80, 250  # of a graph: it is captured in seconds
+_MOST_NODES = 20_000  # of a whole iteration's graph, which is captured once, in seconds, and always has work to do
 _BURST_SECONDS = 0.1
 _MOST_ITERATIONS = 1000  # in a burst
 
@@ -40,7 +40,7 @@ def fits(env: DeviceEnv, recipe: Recipe) -> bool:
     """Whether a whole iteration can be one graph."""
     assert isinstance(recipe.batch_size, int)
     minibatches = recipe.n_epochs * recipe.total_batch // recipe.batch_size
-    nodes = recipe.n_steps * _NODES_PER_STEP + minibatches * _NODES_PER_MINIBATCH
+    nodes = recipe.n_steps * NODES_PER_STEP + minibatches * NODES_PER_MINIBATCH
     return traits_of(env).capture_safe and recipe.recurrent == "none" and nodes <= _MOST_NODES
 
 
