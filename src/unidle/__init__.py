@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from unidle.api import resume as resume
     from unidle.api import train as train
     from unidle.engine.evaluate import Evaluation as Evaluation
-    from unidle.engine.trainer import Moment as Moment
+    from unidle.engine.listener import Moment as Moment
     from unidle.envs.facade import ProcessVectorEnv as ProcessVectorEnv
     from unidle.errors import TrainingError as TrainingError
     from unidle.errors import UsageError as UsageError
@@ -23,7 +23,7 @@ _WHERE = {
     "load": "unidle.api",
     "TrainedRun": "unidle.api",
     "Evaluation": "unidle.engine.evaluate",
-    "Moment": "unidle.engine.trainer",
+    "Moment": "unidle.engine.listener",
     "ProcessVectorEnv": "unidle.envs.facade",
     "UsageError": "unidle.errors",
     "TrainingError": "unidle.errors",

@@ -22,7 +22,8 @@ from unidle.engine.agent import Agent
 from unidle.engine.build import choose_workers, make_envs, resolve_network
 from unidle.engine.checkpoint import RunFolder
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
-from unidle.engine.trainer import Callback, Trainer
+from unidle.engine.listener import Callback
+from unidle.engine.trainer import Trainer
 from unidle.envs.contract import probe
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
 from unidle.envs.vectorised import vector_size

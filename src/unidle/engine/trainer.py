@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import signal
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import perf_counter
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +29,9 @@ from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
 from unidle.engine.device_loop import DeviceLoop, Flaw, fits
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
+from unidle.engine.interrupts import Interrupts
 from unidle.engine.learner import Learner
+from unidle.engine.listener import Callback, Listener, Moment
 from unidle.envs.contract import probe
 from unidle.envs.host import Fault
 from unidle.envs.make import EnvMaker
@@ -47,37 +45,6 @@ from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
 _EVALUATION_ENVS = 10
 _FEW_ITERATIONS = 10
 _PATIENCE_SECONDS = 0.0005  # how long to wait for environments before looking whether learning is over
-
-
-@dataclass
-class Moment:
-    """What a callback gets: the record just written, the policy, and a way to end the run."""
-
-    record: dict[str, Any]
-    policy: Policy
-    stop: Callable[[], None]
-
-
-Callback = Callable[[Moment], None]
-
-
-class Listener(Protocol):
-    """Whoever shows the run to a person."""
-
-    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None) -> None:
-        """The run begins; a resumed one at `step`, with the `best` evaluation so far."""
-
-    def on_iteration(self, record: dict[str, Any]) -> None:
-        """An iteration is done."""
-
-    def on_evaluation(self, record: dict[str, Any]) -> None:
-        """An evaluation is done."""
-
-    def on_message(self, text: str) -> None:
-        """Something worth a line."""
-
-    def on_end(self) -> None:
-        """The run is over, whichever way."""
 
 
 class Trainer:
@@ -209,7 +176,7 @@ class Trainer:
         self._timeline.begin()
         self._began = perf_counter()
         try:
-            with _Interrupts(self._interrupt):
+            with Interrupts(self._interrupt):
                 if checkpoint is None:
                     self._save()
                 while self.step < run.timesteps and not self._stopping:
@@ -517,26 +484,3 @@ class Trainer:
 def _due(before: int, after: int, every: int) -> bool:
     """Whether a multiple of `every` was passed; never if it is 0."""
     return every > 0 and after // every > before // every
-
-
-class _Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process at once."""
-
-    def __init__(self, first: Callable[[], None]) -> None:
-        self._first = first
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        # Not what was there before: a shell starts its background jobs with Ctrl-C ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._first()
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)

@@ -1,0 +1,40 @@
+"""Who hears of a run: the user's callbacks, and whoever shows it to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from unidle.nn.policy import Policy
+
+
+@dataclass
+class Moment:
+    """What a callback gets: the record just written, the policy, and a way to end the run."""
+
+    record: dict[str, Any]
+    policy: Policy
+    stop: Callable[[], None]
+
+
+Callback = Callable[[Moment], None]
+
+
+class Listener(Protocol):
+    """Whoever shows the run to a person."""
+
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None) -> None:
+        """The run begins; a resumed one at `step`, with the `best` evaluation so far."""
+
+    def on_iteration(self, record: dict[str, Any]) -> None:
+        """An iteration is done."""
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """An evaluation is done."""
+
+    def on_message(self, text: str) -> None:
+        """Something worth a line."""
+
+    def on_end(self) -> None:
+        """The run is over, whichever way."""
