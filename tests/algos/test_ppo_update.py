@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from toy_envs import Senses
 
+from unidle.algos.ppo import Batch
 from unidle.config import Recipe
 from unidle.memory.rollout import Rollout
 
@@ -538,3 +539,26 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
                 state = state if after is None else after
             expected = run.policy.value(finals[int(at)].unsqueeze(0), state)
         assert value.item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.1, float("nan")], ids=["the same", "a tenth too long", "NaN"])
+def test_a_kernel_is_compared_with_autograd_once_before_anything_is_learned_by_it(wrong: float | None) -> None:
+    run = small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2)
+    run.collect()
+    algo, calls = run.algo, []
+
+    def kernel(batch: Batch, order: Tensor) -> Tensor:
+        calls.append(order)
+        logged = algo.gradient(batch, order)
+        algo.parameters.grad.mul_(1.0 if wrong is None else wrong)
+        return logged
+
+    algo._gradients.insert(0, kernel)
+    before = algo.parameters.flat.detach().clone()
+    if wrong is None:
+        run.learn()
+        assert len(calls) == 1 + 2 * 4
+        return
+    with pytest.raises(RuntimeError, match="not the one that autograd computes"):
+        run.learn()
+    assert torch.equal(algo.parameters.flat, before)

@@ -33,6 +33,7 @@ NODES_PER_MINIBATCH = 250  # of a graph, about; and some 60 more for each step o
 _BYTES_AT_ONCE = 1 << 29  # of activations, where a whole rollout goes through the network
 # The most that a stale transition may count: importance weights have no upper bound, and a few would drown the rest.
 _WEIGHT_CAP = 2.0
+_KERNEL_TOLERANCE = 0.02  # of the gradient's length: products in TF32 differ by less, a wrong formula by more
 _Result = TypeVar("_Result")
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
@@ -122,6 +123,7 @@ class PPO:
         self._capture = capture
         # How to put a minibatch's gradient in place, the fastest first.
         self._gradients = [*self._by_one_kernel(), self.gradient]
+        self._trusted: list[Callable[[Batch, Tensor], Tensor]] = [self.gradient]
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.
         self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
@@ -296,8 +298,21 @@ class PPO:
     # -- one minibatch -------------------------------------------------------------------------------------------------
 
     def _minibatches_of(self, batch: Batch, gradient: Callable[[Batch, Tensor], Tensor]) -> None:
+        if gradient not in self._trusted:
+            self._compare(batch, gradient)
         for order in self._orders.unbind():
             self._step_along(gradient(batch, order))
+
+    def _compare(self, batch: Batch, gradient: Callable[[Batch, Tensor], Tensor]) -> None:
+        """Compare `gradient` with autograd's, once, before anything is learned by it; a RuntimeError if they differ."""
+        order = torch.arange(self._per_minibatch, device=self._sums.device)
+        self.gradient(batch, order)
+        expected = self.parameters.grad.clone()
+        gradient(batch, order)
+        error = float(torch.linalg.vector_norm(self.parameters.grad - expected))
+        if not error <= _KERNEL_TOLERANCE * float(torch.linalg.vector_norm(expected)):  # nor if it is NaN
+            raise RuntimeError("its gradient is not the one that autograd computes")
+        self._trusted.append(gradient)
 
     def _step_along(self, logged: Tensor) -> None:
         """One step along the gradient that is in place; `logged` are the first five of what is logged."""
