@@ -76,7 +76,7 @@ class DeviceCollector:
         rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
         # Who is not captured may cut off an episode at any step: all last observations are kept, and sorted at the end.
         self._lasts = torch.zeros_like(rollout.rows[1:]) if not self._captured else None
-        self._lanes = torch.arange(n_envs, device=device)
+        self._lines = torch.arange(n_envs, device=device)
         most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
@@ -215,13 +215,13 @@ class DeviceCollector:
 
     def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
         """The true last observation of the episodes that were cut off."""
-        rollout, n_envs = self._rollout, len(self._lanes)
+        rollout, n_envs = self._rollout, len(self._lines)
         if self._lasts is not None:
             last = torch.zeros_like(self._rows)
             pack_rows(observation, None, self._rows_layout, last)
             self._lasts.index_copy_(0, self._at, last.unsqueeze(0))
             return
-        where = self._at * n_envs + self._lanes
+        where = self._at * n_envs + self._lines
         for number in range(self._cuts):
             lines = slice(number * n_envs, (number + 1) * n_envs)
             now = truncated & (self._cut == number)
@@ -283,4 +283,4 @@ class DeviceCollector:
         self.number, self.episodes = state["number"], state["episodes"]
         self._last = (state["last"][0], state["last"][1])
         self.open()
-        return [] if resumable else self._lanes.tolist()
+        return [] if resumable else self._lines.tolist()

@@ -71,7 +71,7 @@ class Service:
         self._positions_in = torch.full((n_envs,), steps, device=device)
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
-        self._lanes = torch.arange(n_envs, device=device)
+        self._lines = torch.arange(n_envs, device=device)
         fused = self._fused()
         self._arrived = torch.cuda.Event()  # not a blocking one: being woken takes half as long as the inference itself
         # The warm-up writes what the first real call writes again; only the recurrent state would move on.
@@ -121,7 +121,7 @@ class Service:
         self._positions_in.copy_(self._positions, non_blocking=True)
         if self._state.shape[1]:
             self._starts_in.copy_(self._starts, non_blocking=True)
-        self._infer((self._positions_in, self._lanes), self._positions_in)
+        self._infer((self._positions_in, self._lines), self._positions_in)
         self._staged.copy_(self._out, non_blocking=True)
 
     def _infer(self, at: tuple[int] | tuple[Tensor, Tensor], positions: Tensor | None) -> None:
