@@ -1,11 +1,12 @@
 """Environments on the GPU: unidle against PureJaxRL's manner and RSL-RL, the same work, one run, one machine.
 
-    python benchmarks/gpu_resident.py [--n-envs 4096 32768] [--seconds 4] [--sides unidle jax rsl-rl]
+    python benchmarks/gpu_resident.py [--n-envs 4096 32768] [--seconds 4] [--sides unidle unidle-bf16 jax rsl-rl]
 
 CartPole, 32 steps, 4 epochs of 4 minibatches, separate actor and critic of 64,64 tanh; RSL-RL at its own settings (24
-steps, 5 epochs of 4). The sides take turns, forwards and then backwards, each in a process of its own; compiling and
-capturing are not counted. Then the parts of one of unidle's iterations, each beside the least time that its arithmetic
-and its memory traffic take, and how long CartPole takes to 475.
+steps, 5 epochs of 4). Products are TF32's, but for the side that says bf16. The sides take turns, forwards and then
+backwards, each in a process of its own; compiling and capturing are not counted. Then the parts of one of unidle's
+iterations, each beside the least time that its arithmetic and its memory traffic take; how much of the time passes
+between two replays; and how long it takes until 100 and more episodes average 475, while exploring.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import numpy as np
 from machine import RESULTS, provenance, save
 
 STEPS, EPOCHS, MINIBATCHES, UNITS = 32, 4, 4, 64
-SIDES = ("unidle", "jax", "rsl-rl")
+SIDES = ("unidle", "unidle-bf16", "jax", "rsl-rl")
 # An H200's, dense, with the clock that it boosts to.
 _TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12
+_AT_ONCE = 10  # replays that are timed together
 
 
 def settings(n_envs: int) -> dict[str, Any]:
@@ -41,13 +43,12 @@ def settings(n_envs: int) -> dict[str, Any]:
         "activation": "tanh",
         "learning_rate": 2.5e-4,
         "ent_coef": 0.01,
-        "compile": True,
         "tensorboard": False,
         "quiet": True,
     }
 
 
-def measure_unidle(n_envs: int, seconds: float) -> dict[str, Any]:
+def measure_unidle(n_envs: int, seconds: float, precision: str) -> dict[str, Any]:
     """Steps per second of training, from the third burst on."""
     import unidle
 
@@ -68,6 +69,7 @@ def measure_unidle(n_envs: int, seconds: float) -> dict[str, Any]:
             checkpoint_every=10**11,
             runs_dir=folder,
             after_iteration=[watch],
+            precision=precision,
             **settings(n_envs),
         )
     (began, first), (ended, steps) = marks[2], marks[-1]
@@ -86,10 +88,11 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     """Milliseconds of each part of an iteration, captured on its own, and the least that it could take."""
     import torch
 
-    from unidle.algos.ppo import PPO, in_one_go
+    from unidle.algos.ppo import PPO
     from unidle.config import Recipe
     from unidle.engine.capture import Capture
     from unidle.engine.device_collector import DeviceCollector
+    from unidle.engine.device_loop import DeviceLoop
     from unidle.envs.contract import probe
     from unidle.envs.make import env_maker
     from unidle.memory.rollout import Rollout
@@ -106,10 +109,13 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     algo = PPO(policy, recipe)
     rollout = Rollout(STEPS, n_envs, contract.rows.row_bytes, contract.actions.width, 0, device)
     collector = DeviceCollector(maker.on_device(n_envs, 0, device), contract, policy, rollout, 0, Timeline())
-    collector.compile_steps()
+    capture = Capture(device, print)
+    loop = DeviceLoop(collector, algo, 0, capture)
+    measured = {
+        "iteration": _milliseconds(loop._iterate, device)
+    }  # after which kernels are in use, where there are any
     noise, shuffle = torch.Generator(device), torch.Generator(device)
     changes = [*collector.moving(), algo.parameters.flat, *algo.adam.state_dict().values()]
-    capture = Capture(device, print)
 
     def collect() -> None:
         collector.collect(noise)
@@ -117,23 +123,13 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     def prepare() -> None:
         algo.prepare(rollout)
 
-    def learn() -> None:
-        in_one_go(algo.learning(rollout, shuffle))
-
     def order() -> None:
         for _ in range(EPOCHS):
-            torch.randperm(n_envs * STEPS, generator=shuffle, device=device)
+            algo.ways.shuffle(n_envs * STEPS, shuffle)
 
-    measured = {}
-    for name, function in (
-        ("rollout", collect),
-        ("values and advantages", prepare),
-        ("shuffles", order),
-        ("learning", learn),
-    ):
-        replay = capture(name, function, changes, generators=(noise, shuffle))
-        measured[name] = _milliseconds(replay, device)
-    measured["learning"] -= measured["values and advantages"] + measured["shuffles"]
+    for name, function in (("rollout", collect), ("values and advantages", prepare), ("shuffles", order)):
+        measured[name] = _milliseconds(capture(name, function, changes, generators=(noise, shuffle)), device)
+    measured["learning"] = 2 * measured["iteration"] - sum(measured.values())
     return {name: {"ms": ms, "least_ms": _least(name, n_envs)} for name, ms in measured.items()}
 
 
@@ -147,18 +143,22 @@ def _milliseconds(function: Callable[[], None], device: Any) -> float:
         function()
         return (time.perf_counter() - began) * 1e3
     times = []
-    for _ in range(20):
+    for _ in range(10):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(10**7)  # so that the replays are all launched when the first begins
         start.record()
-        function()
+        for _ in range(_AT_ONCE):
+            function()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end))
+        times.append(start.elapsed_time(end) / _AT_ONCE)
     return float(np.median(times))
 
 
 def _least(name: str, n_envs: int) -> float:
     """Milliseconds by arithmetic or by memory traffic, whichever is longer."""
+    if name == "iteration":
+        return sum(_least(part, n_envs) for part in ("rollout", "values and advantages", "shuffles", "learning"))
     samples = n_envs * STEPS
     network = 2 * (4 * UNITS + UNITS * UNITS)  # floating-point operations of the hidden layers, for one sample
     flops = {
@@ -177,27 +177,34 @@ def _least(name: str, n_envs: int) -> float:
 
 
 def solve(n_envs: int, seed: int) -> dict[str, float]:
-    """Seconds of training, after the first burst, until 100 episodes of the mode action average 475."""
+    """Seconds of training, after the first iteration, until a burst's episodes average 475; then 100 are evaluated."""
     import unidle
 
-    began: list[float] = []
+    walls: list[float] = []
+    episodes: list[int] = []
+
+    def watch(moment: unidle.Moment) -> None:
+        record = moment.record
+        walls.append(record["wall"])
+        episodes.append(record["rollout/episodes"])
+        ended = episodes[-1] - episodes[-2] if len(episodes) > 1 else 0
+        if ended >= 100 and record["rollout/return_mean"] >= 475:
+            moment.stop()
+
     with tempfile.TemporaryDirectory() as folder:
         run = unidle.train(
             "unidle/CartPole-v1",
             seed=seed,
-            timesteps=400 * n_envs * STEPS,
-            eval_every=20 * n_envs * STEPS,
+            timesteps=2000 * n_envs * STEPS,
+            eval_every=0,
             eval_episodes=100,
-            target_return=475,
             runs_dir=folder,
-            after_iteration=[lambda moment: began.append(moment.record["wall"])],
+            after_iteration=[watch],
             **{**settings(n_envs), "learning_rate": 1e-3},
         )
-        records = [r for r in run.records if r["kind"] == "evaluation"]
-        best = run.summary()["best_evaluation"]
-    spent = records[-1]
-    evaluating = spent["time/evaluate"]
-    return {"seconds": spent["wall"] - began[0] - evaluating, "steps": spent["step"], "return": best}
+        steps = run.records[-1]["step"]
+        evaluated = run.evaluate(episodes=100).mean_return
+    return {"seconds": walls[-1] - walls[0], "steps": steps, "evaluated": evaluated}
 
 
 def main() -> None:
@@ -213,7 +220,8 @@ def main() -> None:
     if arguments.one:
         side, n_envs = arguments.one[0], int(arguments.one[1])
         measure: dict[str, Callable[[], Any]] = {
-            "unidle": lambda: measure_unidle(n_envs, arguments.seconds),
+            "unidle": lambda: measure_unidle(n_envs, arguments.seconds, "tf32"),
+            "unidle-bf16": lambda: measure_unidle(n_envs, arguments.seconds, "bf16"),
             "rsl-rl": lambda: measure_rsl_rl(n_envs, arguments.seconds),
             "parts": lambda: parts(n_envs),
             "solve": lambda: [solve(n_envs, seed) for seed in range(1, arguments.seeds + 1)],
@@ -232,6 +240,11 @@ def main() -> None:
     result["solved"] = _in_a_process("solve", arguments.n_envs[0], arguments)
     save("gpu_resident", result, arguments.out)
     _print(result, arguments.sides)
+
+
+def between(measured: dict[str, Any], n_envs: int, rate: float) -> float:
+    """Share of the time that passes between the end of an iteration and the start of the next."""
+    return 1 - measured["iteration"]["ms"] / (1e3 * n_envs * STEPS / rate)
 
 
 def _in_a_process(side: str, n_envs: int, arguments: argparse.Namespace) -> Any:
@@ -263,8 +276,9 @@ def _print(result: dict[str, Any], sides: list[str]) -> None:
             print(f"  {side:<24}{rate / 1e6:10.2f} M steps/s   unidle has {rates['unidle'] / rate:.2f} times as many")
         for name, part in row["parts"].items():
             print(f"  {name:<24}{part['ms']:10.3f} ms          at least {part['least_ms']:.3f}")
+        print(f"  between two replays     {100 * between(row['parts'], int(n_envs), rates['unidle']):10.1f} %")
     for solved in result["solved"]:
-        print(f"475 after {solved['seconds']:.2f} s and {solved['steps']:,} steps (return {solved['return']:.0f})")
+        print(f"475 after {solved['seconds']:.2f} s and {solved['steps']:,} steps; evaluated {solved['evaluated']:.0f}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from toy_envs import Senses
 
-from unidle.algos.ppo import Batch
+from unidle.algos.ppo import PPO, Batch
 from unidle.config import Recipe
 from unidle.memory.rollout import Rollout
 
@@ -541,24 +543,37 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
         assert value.item() == pytest.approx(expected.item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("wrong", [None, 1.1, float("nan")], ids=["the same", "a tenth too long", "NaN"])
-def test_a_kernel_is_compared_with_autograd_once_before_anything_is_learned_by_it(wrong: float | None) -> None:
+def test_a_kernel_that_proves_wrong_is_told_of_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(algo: object, rollout: object) -> dict[str, object]:
+        raise RuntimeError("the kernel's gradient is not right")
+
+    monkeypatch.setitem(sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(proven_ways=wrong))
+    run, plain = (small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2) for _ in range(2))
+    told: list[tuple[str, str]] = []
+    run.algo._fall_back = lambda name, error, to: told.append((name, str(error)))
+    run.algo._kernels_untried = True
+    for each in (run, plain):
+        each.collect()
+        each.learn()
+        each.learn()
+    assert told == [("learning", "the kernel's gradient is not right")]
+    assert torch.equal(run.algo.parameters.flat, plain.algo.parameters.flat)
+
+
+def test_a_kernel_that_proves_right_is_learned_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def right(algo: PPO, rollout: Rollout) -> dict[str, object]:
+        def learn(batch: Batch, orders: Tensor) -> None:
+            calls.append(len(orders))
+
+        return {"learn": learn}
+
+    monkeypatch.setitem(sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(proven_ways=right))
     run = small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2)
+    run.algo._kernels_untried = True
     run.collect()
-    algo, calls = run.algo, []
-
-    def kernel(batch: Batch, order: Tensor) -> Tensor:
-        calls.append(order)
-        logged = algo.gradient(batch, order)
-        algo.parameters.grad.mul_(1.0 if wrong is None else wrong)
-        return logged
-
-    algo._gradients.insert(0, kernel)
-    before = algo.parameters.flat.detach().clone()
-    if wrong is None:
-        run.learn()
-        assert len(calls) == 1 + 2 * 4
-        return
-    with pytest.raises(RuntimeError, match="not the one that autograd computes"):
-        run.learn()
-    assert torch.equal(algo.parameters.flat, before)
+    before = run.algo.parameters.flat.detach().clone()
+    run.learn()
+    assert sum(calls) == 2 * 4
+    assert torch.equal(run.algo.parameters.flat, before)  # nothing else learns

@@ -103,7 +103,7 @@ class Breaking(Classic):
         self._broken = broken
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
-        now = (self._env == 5) & (state["episode"] == 1) & (state["length"] == 2)
+        now = (self.indices == 5) & (state["episode"] == 1) & (state["length"] == 2)
         state, step = super().step(state, action)
         if self._broken == "reward":
             return state, step._replace(reward=torch.where(now, torch.inf, step.reward))

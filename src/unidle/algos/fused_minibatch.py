@@ -1,128 +1,44 @@
-"""PPO's gradient for a small network as one kernel: gather, both networks forwards, the loss, and backwards (Triton).
+"""A minibatch of PPO for a small network in three kernels (Triton): gradient, sum, step.
 
 With two hidden layers of up to 64 units, a minibatch through autograd is some 200 kernels of a few microseconds each,
-and the activations go through memory many times. Here a block of threads keeps all weights of one network, takes some
-rows of the minibatch through it and back, and adds up their gradient; nothing but the gradient is written. Every block
-has its own place for it, and these are summed up in order, so the result is the same every time.
+and the activations go through memory many times. Here one kernel does it all: gather, both networks forwards, the loss,
+and backwards. A block of threads keeps all weights of one network, takes some rows of the minibatch through it and
+back, and adds up their gradient; nothing but the gradient is written. Every block has its own place for it, and these
+are summed up in order, so the result is the same every time. Then comes Adam's step.
 
 The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_fused_minibatch.py` compares both.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
-from unidle.config import Recipe
-from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
+from unidle.algos.small_network import (
+    activated,
+    distribution,
+    inputs,
+    layer,
+    layer_bias,
+    layer_weights,
+    product,
+    through_activation,
+)
+from unidle.nn.adam import BETA1, BETA2
 
-_ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
-_UNITS = (16, 32, 64)  # more, and the weights do not fit beside their gradient
-_MOST_INPUTS, _MOST_OUTPUTS, _MOST_HEADS = 64, 32, 8
+if TYPE_CHECKING:
+    from unidle.algos.ppo import PPO, Batch
+
 _BLOCKS = 132  # per network, at most: as many as an H100 or H200 has multiprocessors
 _ROWS = 64  # of a minibatch that a block takes at a time
+_WARPS = 4
 _SUMS = 8  # places for sums per block, of which metrics take five
-
-
-@triton.jit
-def _activated(z, ACTIVATION: tl.constexpr):
-    # Not libdevice's tanh, which takes several times as long; to 1e-7 of the range the same.
-    return tl.maximum(z, 0.0) if ACTIVATION == "relu" else 1.0 - 2.0 / (tl.exp(2.0 * z) + 1.0)
-
-
-@triton.jit
-def _through_activation(gradient, y, ACTIVATION: tl.constexpr):
-    return tl.where(y > 0, gradient, 0.0) if ACTIVATION == "relu" else gradient * (1.0 - y * y)
-
-
-@triton.jit
-def _weights(parameters, at, OUTS: tl.constexpr, INS: tl.constexpr, OUTS_UP: tl.constexpr, INS_UP: tl.constexpr):
-    """A layer's weights [OUTS_UP, INS_UP], zero outside [OUTS, INS]."""
-    row, column = tl.arange(0, OUTS_UP)[:, None], tl.arange(0, INS_UP)[None, :]
-    return tl.load(parameters + at + row * INS + column, mask=(row < OUTS) & (column < INS), other=0.0)
-
-
-@triton.jit
-def _bias(parameters, at, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
-    column = tl.arange(0, OUTS_UP)
-    return tl.load(parameters + at + column, mask=column < OUTS, other=0.0)
-
-
-@triton.jit
-def _inputs(
-    rows, i, inside, norm_shift, norm_scale, ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr,
-    NORMALISE: tl.constexpr,
-):  # fmt: skip
-    """Observations [.., INS_UP] of samples i, as the encoder gives them."""
-    column = tl.arange(0, INS_UP)
-    x = tl.load(rows + i[:, None] * ROW + column[None, :], mask=inside[:, None] & (column[None, :] < INS), other=0.0)
-    if NORMALISE:
-        x -= tl.load(norm_shift + column, mask=column < INS, other=0.0)[None, :]
-        x *= tl.load(norm_scale + column, mask=column < INS, other=0.0)[None, :]
-        x = tl.minimum(tl.maximum(x, -10.0), 10.0)
-    return x
-
-
-@triton.jit
-def _layer(x, w, b, PRECISION: tl.constexpr):
-    """Of x [M, INS]: x · wᵀ [OUTS, INS] + b."""
-    return tl.dot(x, tl.trans(w), input_precision=PRECISION) + b[None, :]
-
-
-@triton.jit
-def _distribution(
-    y, actions, masks, log_std, i, inside,
-    ROW_BYTES: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
-    OUTS_UP: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Of samples i, whose outputs are y: log-probability of their actions, entropy, and the gradients of both.
-
-    The gradient of the log-probability by y, and by log_std [columns of the reals]; that of the entropy by y (by
-    log_std it is 1).
-    """
-    column = tl.arange(0, OUTS_UP)[None, :]
-    log_prob = tl.zeros((y.shape[0],), tl.float32)
-    entropy = tl.zeros((y.shape[0],), tl.float32)
-    by_y = tl.zeros((y.shape[0], OUTS_UP), tl.float32)
-    entropy_by_y = tl.zeros((y.shape[0], OUTS_UP), tl.float32)
-    by_log_std = tl.zeros((y.shape[0], OUTS_UP), tl.float32)
-    width: tl.constexpr = len(HEADS) + REALS
-    if MASKED:
-        allowed = tl.load(masks + i[:, None] * ROW_BYTES + column, mask=inside[:, None] & (column < LOGITS), other=1)
-        y = tl.where(allowed == 0, -1e8, y)
-    for head in tl.static_range(len(HEADS)):
-        of_head = (column >= STARTS[head]) & (column < STARTS[head] + HEADS[head])
-        scores = tl.where(of_head, y, -1e30)
-        scores -= tl.max(scores, 1)[:, None]
-        mass = tl.exp(scores)
-        total = tl.sum(mass, 1)[:, None]
-        log_mass = tl.where(of_head, scores - tl.log(total), 0.0)
-        mass = mass / total
-        choice = tl.load(actions + i * width + head, mask=inside, other=0.0).to(tl.int32)
-        chosen = ((column - STARTS[head]) == choice[:, None]) & of_head
-        log_prob += tl.sum(tl.where(chosen, log_mass, 0.0), 1)
-        uncertain = -tl.sum(mass * log_mass, 1)
-        entropy += uncertain
-        by_y += tl.where(of_head, chosen.to(tl.float32) - mass, 0.0)
-        entropy_by_y -= tl.where(of_head, mass * (log_mass + uncertain[:, None]), 0.0)
-    if REALS:
-        real = column - LOGITS
-        is_real = (real >= 0) & (real < REALS)
-        spread = tl.load(log_std + real, mask=is_real, other=0.0)
-        at = actions + i[:, None] * width + len(HEADS) + real
-        action = tl.load(at, mask=inside[:, None] & is_real, other=0.0)
-        z = tl.where(is_real, (action - y) * tl.exp(-spread), 0.0)
-        # 0.5 log 2π
-        log_prob -= tl.sum(tl.where(is_real, 0.5 * z * z + spread + 0.9189385332046727, 0.0), 1)
-        entropy += tl.sum(tl.where(is_real, spread + 1.4189385332046727, 0.0), 1)
-        by_y += tl.where(is_real, z * tl.exp(-spread), 0.0)
-        by_log_std += tl.where(is_real, z * z - 1.0, 0.0)
-    return log_prob, entropy, by_y, entropy_by_y, by_log_std
+_CHUNK = 64  # parameters that a block sums up and steps
 
 
 @triton.jit
@@ -138,12 +54,12 @@ def _network_gradient(
 ):  # fmt: skip
     """Compute one block's share of the gradient of one network."""
     block = tl.program_id(0)
-    w1 = _weights(parameters, PLACES[0], UNITS, INS, UNITS, INS_UP)
-    b1 = _bias(parameters, PLACES[1], UNITS, UNITS)
-    w2 = _weights(parameters, PLACES[2], UNITS, UNITS, UNITS, UNITS)
-    b2 = _bias(parameters, PLACES[3], UNITS, UNITS)
-    w3 = _weights(parameters, PLACES[4], OUTS, UNITS, OUTS_UP, UNITS)
-    b3 = _bias(parameters, PLACES[5], OUTS, OUTS_UP)
+    w1 = layer_weights(parameters, PLACES[0], UNITS, INS, UNITS, INS_UP)
+    b1 = layer_bias(parameters, PLACES[1], UNITS, UNITS)
+    w2 = layer_weights(parameters, PLACES[2], UNITS, UNITS, UNITS, UNITS)
+    b2 = layer_bias(parameters, PLACES[3], UNITS, UNITS)
+    w3 = layer_weights(parameters, PLACES[4], OUTS, UNITS, OUTS_UP, UNITS)
+    b3 = layer_bias(parameters, PLACES[5], OUTS, OUTS_UP)
     dw1, db1 = tl.zeros((UNITS, INS_UP), tl.float32), tl.zeros((UNITS,), tl.float32)
     dw2, db2 = tl.zeros((UNITS, UNITS), tl.float32), tl.zeros((UNITS,), tl.float32)
     dw3, db3 = tl.zeros((OUTS_UP, UNITS), tl.float32), tl.zeros((OUTS_UP,), tl.float32)
@@ -155,12 +71,12 @@ def _network_gradient(
         sample = begin + tl.arange(0, BM)
         inside = sample < SAMPLES
         i = tl.load(order + sample, mask=inside, other=0)
-        x = _inputs(rows, i, inside, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
-        h1 = _activated(_layer(x, w1, b1, PRECISION), ACTIVATION)
-        h2 = _activated(_layer(h1, w2, b2, PRECISION), ACTIVATION)
-        y = _layer(h2, w3, b3, PRECISION)
+        x = inputs(rows, i, inside, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
+        h1 = activated(layer(x, w1, b1, PRECISION), ACTIVATION)
+        h2 = activated(layer(h1, w2, b2, PRECISION), ACTIVATION)
+        y = layer(h2, w3, b3, PRECISION)
         if ACTOR:
-            log_prob, entropy, by_y, entropy_by_y, by_log_std = _distribution(
+            log_prob, entropy, by_y, entropy_by_y, by_log_std = distribution(
                 y,
                 actions,
                 masks,
@@ -209,13 +125,13 @@ def _network_gradient(
             by_value = tl.where(slope, 2.0 * VALUE * share * error, 0.0)
             dy = tl.where(output[None, :] == 0, by_value[:, None], 0.0)
             first += tl.sum(error * error)
-        dw3 += tl.dot(tl.trans(dy), h2, input_precision=PRECISION)
+        dw3 += product(tl.trans(dy), h2, PRECISION)
         db3 += tl.sum(dy, 0)
-        d2 = _through_activation(tl.dot(dy, w3, input_precision=PRECISION), h2, ACTIVATION)
-        dw2 += tl.dot(tl.trans(d2), h1, input_precision=PRECISION)
+        d2 = through_activation(product(dy, w3, PRECISION), h2, ACTIVATION)
+        dw2 += product(tl.trans(d2), h1, PRECISION)
         db2 += tl.sum(d2, 0)
-        d1 = _through_activation(tl.dot(d2, w2, input_precision=PRECISION), h1, ACTIVATION)
-        dw1 += tl.dot(tl.trans(d1), x, input_precision=PRECISION)
+        d1 = through_activation(product(d2, w2, PRECISION), h1, ACTIVATION)
+        dw1 += product(tl.trans(d1), x, PRECISION)
         db1 += tl.sum(d1, 0)
     own = gradients + block * FLAT
     unit, ins = tl.arange(0, UNITS), tl.arange(0, INS_UP)
@@ -274,97 +190,159 @@ def _minibatch_gradient(
         )  # fmt: skip
 
 
+@triton.jit
+def _sum_up(
+    gradients, sums, grad, squares, logged, stopped, steps, minibatches, totals,
+    FLAT: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr, CHUNK: tl.constexpr,
+    COUNT: tl.constexpr, STOPS: tl.constexpr, MOST_KL: tl.constexpr,
+):  # fmt: skip
+    """Add up all blocks' shares, in order: of the gradient, of its squared length, and of what is logged.
+
+    With COUNT also count the minibatch, unless the policy has moved too far by now.
+    """
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    total = tl.zeros((CHUNK,), tl.float32)
+    for begin in range(0, BLOCKS, 64):
+        block = begin + tl.arange(0, 64)[:, None]
+        some = tl.load(gradients + block * FLAT + at[None, :], mask=(block < BLOCKS) & (at < FLAT)[None, :], other=0.0)
+        total += tl.sum(some, 0)
+    tl.store(grad + at, total, mask=at < FLAT)
+    tl.store(squares + tl.program_id(0), tl.sum(total * total))
+    if tl.program_id(0) == 0:
+        figure = tl.arange(0, SUMS)
+        means = tl.zeros((SUMS,), tl.float32)
+        for begin in range(0, BLOCKS, 16):
+            block = begin + tl.arange(0, 16)[:, None]
+            means += tl.sum(tl.load(sums + block * SUMS + figure[None, :], mask=block < BLOCKS, other=0.0), 0)
+        means = means / SAMPLES
+        tl.store(logged + figure, means)
+        if COUNT:
+            stop = tl.load(stopped)
+            if STOPS:
+                stop = tl.maximum(stop, tl.sum(tl.where(figure == 3, means > MOST_KL, 0).to(tl.float32)))
+                tl.store(stopped, stop)
+            tl.store(steps, tl.load(steps) + 1.0 - stop)
+            tl.store(minibatches, tl.load(minibatches) + 1.0 - stop)
+            tl.store(
+                totals + figure,
+                tl.load(totals + figure, mask=figure < 5) + tl.where(stop > 0, 0.0, means),
+                mask=figure < 5,
+            )
+
+
+@triton.jit
+def _step(
+    parameters, grad, mean, square, squares, stopped, steps, totals, learning_rate,
+    FLAT: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_UP: tl.constexpr, CHUNK: tl.constexpr,
+    MAX_NORM: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr,
+    BETA2: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """Clip the gradient to MAX_NORM and take a step of Adam along it, unless `stopped`."""
+    chunk = tl.arange(0, CHUNKS_UP)
+    norm = tl.sqrt(tl.sum(tl.load(squares + chunk, mask=chunk < CHUNKS, other=0.0)))
+    stop = tl.load(stopped) > 0
+    if tl.program_id(0) == 0:
+        tl.store(totals + 5, tl.load(totals + 5) + tl.where(stop, 0.0, norm))
+    if stop:
+        return
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inside = at < FLAT
+    # Written so that what is not a number stays in, to be seen.
+    gradient = tl.load(grad + at, mask=inside, other=0.0)
+    gradient *= tl.where(norm + 1e-6 > MAX_NORM, MAX_NORM / (norm + 1e-6), 1.0)
+    m, v = tl.load(mean + at, mask=inside, other=0.0), tl.load(square + at, mask=inside, other=0.0)
+    m += (1.0 - BETA1) * (gradient - m)
+    v = BETA2 * v + (1.0 - BETA2) * gradient * gradient
+    count = tl.load(steps).to(tl.float64)  # 1 − β² loses its digits in single precision
+    correction1 = (1.0 - tl.exp(count * LOG_BETA1)).to(tl.float32)
+    correction2 = (1.0 - tl.exp(count * LOG_BETA2)).to(tl.float32)
+    change = tl.load(learning_rate) / correction1 * m / (tl.sqrt(v) / tl.sqrt(correction2) + EPS)
+    tl.store(mean + at, m, mask=inside)
+    tl.store(square + at, v, mask=inside)
+    tl.store(parameters + at, tl.load(parameters + at, mask=inside, other=0.0) - change, mask=inside)
+
+
 class FusedMinibatch:
-    """Puts a minibatch's gradient where autograd would; `of` says None where a policy is not of the kind."""
+    """Learns from minibatches of an algorithm's batch, in three kernels each."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        parameters: FlatParameters,
-        clip_range: Tensor,
-        constants: dict[str, Any],
-        *,
-        normalize_advantage: bool,
-    ) -> None:
-        self._policy, self._parameters, self._clip_range, self._constants = policy, parameters, clip_range, constants
-        self._normalize = normalize_advantage
-        flat = parameters.flat
-        # Padding between parameters is never written and stays 0.
-        self._gradients = torch.zeros(constants["BLOCKS"], flat.numel(), device=flat.device)
-        self._sums = torch.zeros(constants["BLOCKS"], _SUMS, device=flat.device)
-        self._nothing = torch.zeros(1, device=flat.device)
-        self._plain = torch.tensor([0.0, 1.0], device=flat.device)
-
-    @staticmethod
-    def of(policy: Policy, parameters: FlatParameters, recipe: Recipe, clip_range: Tensor) -> FusedMinibatch | None:
-        """For these parameters of `policy`; None if the kernel has no such network."""
-        distribution, trunks = policy.distribution, (policy.actor_trunk, policy.critic_trunk)
-        arch = recipe.network_arch
-        kinds = {type(layer) for trunk in trunks if trunk for layer in trunk if not isinstance(layer, nn.Linear)}
-        outputs = distribution.n_logits + distribution.reals
-        if (
-            policy.critic_trunk is None
-            or policy.core is not None
-            or not policy.encoder.is_plain
-            or len(arch) != 2
-            or arch[0] != arch[1]
-            or arch[0] not in _UNITS
-            or not kinds <= _ACTIVATIONS.keys()
-            or policy.encoder.n_numbers > _MOST_INPUTS
-            or outputs > _MOST_OUTPUTS
-            or distribution.heads > _MOST_HEADS
-        ):
-            return None
+    def __init__(self, algo: PPO, shape: dict[str, Any]) -> None:
+        """`shape` is that of the algorithm's policy (see `shape_of`)."""
+        recipe, flat = algo.recipe, algo.parameters.flat
         assert isinstance(recipe.batch_size, int)
-        linears: list[list[Any]] = [
-            [layer for layer in trunk if isinstance(layer, nn.Linear)] + [head]
-            for trunk, head in ((policy.actor_trunk, policy.actor_head), (policy.critic_trunk, policy.critic_head))
-        ]
-        places = [tuple(p.storage_offset() for layer in net for p in (layer.weight, layer.bias)) for net in linears]
-        rows = policy.rows
-        constants = {
-            "ACTOR_PLACES": places[0],
-            "CRITIC_PLACES": places[1],
-            "LOG_STD": policy.log_std.storage_offset() if distribution.reals else 0,
+        self._algo = algo
+        blocks = min(_BLOCKS, triton.cdiv(recipe.batch_size, _ROWS))
+        self._constants = {
+            **shape,
             "SAMPLES": recipe.batch_size,
-            "FLAT": parameters.flat.numel(),
-            "ROW": rows.row_bytes // 4,
-            "INS": policy.encoder.n_numbers,
-            "INS_UP": max(16, triton.next_power_of_2(policy.encoder.n_numbers)),
-            "UNITS": arch[0],
-            "OUTS": outputs,
-            "OUTS_UP": max(16, triton.next_power_of_2(outputs)),
-            "HEADS": distribution.nvec,
-            "STARTS": tuple(sum(distribution.nvec[:head]) for head in range(distribution.heads)),
-            "REALS": distribution.reals,
-            "LOGITS": distribution.n_logits,
-            "MASKED": policy.masked,
-            "NORMALISE": policy.encoder.norm is not None,
+            "FLAT": flat.numel(),
             "CLIP_VALUES": recipe.clip_range_vf is not None,
             "VALUE_RANGE": recipe.clip_range_vf or 0.0,
             "ENTROPY": recipe.ent_coef,
             "VALUE": recipe.vf_coef,
-            "ACTIVATION": _ACTIVATIONS[kinds.pop()],
-            "PRECISION": "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee",
-            "BLOCKS": min(_BLOCKS, triton.cdiv(recipe.batch_size, _ROWS)),
+            "BLOCKS": blocks,
             "BM": _ROWS,
             "SUMS": _SUMS,
         }
-        normalize = recipe.normalize_advantage
-        return FusedMinibatch(policy, parameters, clip_range, constants, normalize_advantage=normalize)
+
+        def zeros(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, device=flat.device)
+
+        # Padding between parameters is never written and stays 0.
+        self._gradients, self._sums = zeros(blocks, flat.numel()), zeros(blocks, _SUMS)
+        self._chunks = triton.cdiv(flat.numel(), _CHUNK)
+        self._squares, self._logged, self._nothing = zeros(self._chunks), zeros(_SUMS), zeros(1)
+        self._plain = torch.tensor([0.0, 1.0], device=flat.device)
 
     @torch.no_grad()
-    def gradient(self, batch: Any, order: Tensor) -> Tensor:
+    def learn(self, batch: Batch, orders: Tensor) -> None:
+        """Take a step along the gradient of each of the minibatches `orders` [minibatches, samples] of `batch`."""
+        algo, flat = self._algo, self._algo.parameters.flat
+        for order, advantage_norm in zip(orders, self._advantage_norms(batch, orders)):
+            self._compute(batch, order, advantage_norm, count=True)
+            _step[(self._chunks,)](
+                flat,
+                algo.parameters.grad,
+                algo.adam.mean,
+                algo.adam.square,
+                self._squares,
+                algo.stopped,
+                algo.adam.steps,
+                algo.sums,
+                algo.learning_rate,
+                FLAT=flat.numel(),
+                CHUNKS=self._chunks,
+                CHUNKS_UP=triton.next_power_of_2(self._chunks),
+                CHUNK=_CHUNK,
+                MAX_NORM=algo.recipe.max_grad_norm,
+                LOG_BETA1=math.log(BETA1),
+                LOG_BETA2=math.log(BETA2),
+                BETA1=BETA1,
+                BETA2=BETA2,
+                EPS=algo.adam.eps,
+                num_warps=2,
+            )
+
+    @torch.no_grad()
+    def gradient(self, batch: Batch, order: Tensor) -> Tensor:
         """Put the gradient of the samples `order` of `batch` in place; returns the means of what is logged [5]."""
-        norm, nothing = self._policy.encoder.norm, self._nothing
-        advantage_norm = self._plain
-        if self._normalize:
-            deviation, mean = torch.std_mean(batch.advantages.view(-1)[order])
-            advantage_norm = torch.stack((mean, 1.0 / (deviation + 1e-8)))
+        (advantage_norm,) = self._advantage_norms(batch, order.unsqueeze(0))
+        self._compute(batch, order, advantage_norm, count=False)
+        return self._logged[:5].clone()
+
+    def _advantage_norms(self, batch: Batch, orders: Tensor) -> list[Tensor]:
+        """For each minibatch the mean of its advantages, and one over their deviation."""
+        if not self._algo.recipe.normalize_advantage:
+            return [self._plain] * len(orders)
+        deviation, mean = torch.std_mean(batch.advantages.view(-1)[orders], 1)
+        return list(torch.stack((mean, 1.0 / (deviation + 1e-8)), 1))
+
+    def _compute(self, batch: Batch, order: Tensor, advantage_norm: Tensor, *, count: bool) -> None:
+        algo, constants, nothing = self._algo, self._constants, self._nothing
+        policy, recipe, norm = algo.policy, algo.recipe, algo.policy.encoder.norm
         rows = batch.rows.view(-1, batch.rows.shape[-1])
-        _minibatch_gradient[self._constants["BLOCKS"], 2](
+        _minibatch_gradient[constants["BLOCKS"], 2](
             rows.view(torch.float32),
-            rows[:, self._policy.rows.mask_offset :] if self._policy.masked else rows,
+            rows[:, policy.rows.mask_offset :] if policy.masked else rows,
             batch.actions,
             batch.log_probs,
             batch.values,
@@ -373,16 +351,31 @@ class FusedMinibatch:
             nothing if batch.weights is None else batch.weights,
             order,
             advantage_norm,
-            self._clip_range,
+            algo.clip_range,
             nothing if norm is None else norm.shift,
             nothing if norm is None else norm.scale,
-            self._parameters.flat,
+            algo.parameters.flat,
             self._gradients,
             self._sums,
             WEIGHTED=batch.weights is not None,
-            **self._constants,
-            num_warps=4,
+            **constants,
+            num_warps=_WARPS,
             num_stages=1,
         )
-        torch.sum(self._gradients, 0, out=self._parameters.grad)
-        return self._sums.sum(0)[:5] / self._constants["SAMPLES"]
+        _sum_up[(self._chunks,)](
+            self._gradients,
+            self._sums,
+            algo.parameters.grad,
+            self._squares,
+            self._logged,
+            algo.stopped,
+            algo.adam.steps,
+            algo.minibatches,
+            algo.sums,
+            **{name: constants[name] for name in ("FLAT", "SAMPLES", "BLOCKS", "SUMS")},
+            CHUNK=_CHUNK,
+            COUNT=count,
+            STOPS=recipe.target_kl is not None,
+            MOST_KL=1.5 * (recipe.target_kl or 0.0),
+            num_warps=4,
+        )

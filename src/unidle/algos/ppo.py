@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ NODES_PER_MINIBATCH = 250  # of a graph, about; and some 60 more for each step o
 _BYTES_AT_ONCE = 1 << 29  # of activations, where a whole rollout goes through the network
 # The most that a stale transition may count: importance weights have no upper bound, and a few would drown the rest.
 _WEIGHT_CAP = 2.0
-_KERNEL_TOLERANCE = 0.02  # of the gradient's length: products in TF32 differ by less, a wrong formula by more
 _Result = TypeVar("_Result")
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
@@ -61,6 +60,21 @@ class Batch:
         for mine, new in zip(vars(self).values(), vars(other).values()):
             if mine is not None and mine.data_ptr() != new.data_ptr():
                 mine.copy_(new)
+
+
+class Ways(NamedTuple):
+    """How the parts of an iteration are computed: plainly, as below, or by kernels made for a GPU (ppo_kernels.py)."""
+
+    shuffle: Callable[[int, torch.Generator], Tensor]  # the numbers below n, in a random order
+    evaluate: Callable[[Rollout], tuple[Tensor, Tensor]]  # log-probabilities [T, N] and values [T + 1, N]
+    value: Callable[[Tensor, Tensor], Tensor]  # of rows [n, row_bytes] seen in recurrent states [n, S]
+    gae: Callable[..., tuple[Tensor, Tensor]]
+    learn: Callable[[Batch, Tensor], None]  # a step for each of these minibatches
+
+
+def shuffled(n: int, generator: torch.Generator) -> Tensor:
+    """The numbers below n in a random order."""
+    return torch.randperm(n, generator=generator, device=generator.device)
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -100,8 +114,17 @@ def in_one_go(pieces: Generator[None, None, _Result]) -> _Result:
 class PPO:
     """A policy, its optimiser, and how a rollout improves it."""
 
-    def __init__(self, policy: Policy, recipe: Recipe, capture: Capturer = as_it_is) -> None:
-        """`policy` must already be on its device: its parameters become views of one flat tensor there."""
+    def __init__(
+        self,
+        policy: Policy,
+        recipe: Recipe,
+        capture: Capturer = as_it_is,
+        fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
+    ) -> None:
+        """`policy` must already be on its device: its parameters become views of one flat tensor there.
+
+        `fall_back` hears what takes a slower way, and why.
+        """
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe = policy, recipe
         self.parameters = FlatParameters(policy)
@@ -112,26 +135,25 @@ class PPO:
         self.adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=1e-5)
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
-        self._length = sequence_length(recipe)
-        self._per_minibatch = recipe.batch_size // self._length  # sequences
-        self._sums = torch.zeros(len(_METRICS), device=device)
-        self._minibatches = torch.zeros((), device=device)
-        self._stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
+        self.sequence_length = sequence_length(recipe)
+        self._per_minibatch = recipe.batch_size // self.sequence_length  # sequences
+        self.sums = torch.zeros(len(_METRICS), device=device)
+        self.minibatches = torch.zeros((), device=device)
+        self.stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
         # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
         widths = sum(recipe.network_arch) + policy.encoder.n_features
         self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if device.type == "cuda" else 4096
-        self._capture = capture
-        # How to put a minibatch's gradient in place, the fastest first.
-        self._gradients = [*self._by_one_kernel(), self.gradient]
-        self._trusted: list[Callable[[Batch, Tensor], Tensor]] = [self.gradient]
+        self._capture, self._fall_back = capture, fall_back
+        self.ways = Ways(shuffled, self._evaluated, self._values, gae, self._steps)
+        self._kernels_untried = device.type == "cuda"
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.
         self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
         # Several minibatches to a graph; on a CPU one at a time, so that whoever waits between them waits no longer.
         n_minibatches = recipe.total_batch // recipe.batch_size
-        most = NODES_PER_GRAPH // (NODES_PER_MINIBATCH + 60 * self._length) if device.type == "cuda" else 1
+        most = NODES_PER_GRAPH // (NODES_PER_MINIBATCH + 60 * self.sequence_length) if device.type == "cuda" else 1
         per_call = largest_divisor(n_minibatches, most)
-        self._orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
+        self.orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
@@ -154,23 +176,26 @@ class PPO:
         `behaviour` is the policy that acted, if it is not this one. Returns metrics as tensors that nobody waited for.
         """
         recipe = self.recipe
-        for total in (self._sums, self._minibatches, self._stopped):
+        for total in (self.sums, self.minibatches, self.stopped):
             total.zero_()
+        if self._kernels_untried:
+            self._kernels_untried = False
+            self._take_up_kernels(rollout)
         batch = yield from self.preparing(rollout, behaviour)
         learn = self._learn_from(rollout, batch)
         for _ in range(recipe.n_epochs):
-            order = torch.randperm(len(batch.rows), generator=shuffle, device=self._sums.device)
-            for orders in order.view(-1, *self._orders.shape):
-                self._orders.copy_(orders)
+            order = self.ways.shuffle(len(batch.rows), shuffle)
+            for orders in order.view(-1, *self.orders.shape):
+                self.orders.copy_(orders)
                 learn()
                 yield
-            if recipe.target_kl is not None and not self._sums.is_cuda and self._stopped:
+            if recipe.target_kl is not None and not self.sums.is_cuda and self.stopped:
                 break  # on a GPU asking would cost a sync; the updates that remain are masked instead
-        metrics = dict(zip(_METRICS, self._sums / self._minibatches.clamp(min=1)))
+        metrics = dict(zip(_METRICS, self.sums / self.minibatches.clamp(min=1)))
         metrics["explained_variance"] = explained_variance(batch.values, batch.returns)
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["clip_range"] = self.clip_range.clone()
-        metrics["updates"] = self._minibatches.clone()
+        metrics["updates"] = self.minibatches.clone()
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         if self.policy.distribution.reals:
             metrics["std"] = self.policy.log_std.detach().exp().mean()
@@ -179,13 +204,11 @@ class PPO:
         return metrics
 
     def _learn_from(self, rollout: Rollout, batch: Batch) -> Callable[[], None]:
-        """What learns from the minibatches in `_orders` of `batch`, which was cut from `rollout`."""
+        """What learns from the minibatches in `orders` of `batch`, which was cut from `rollout`."""
         if id(rollout) not in self._bound:
-            changes = [*self.adam.state_dict().values(), self._sums, self._minibatches, self._stopped]
-            fast, *plain = (partial(self._minibatches_of, batch, gradient) for gradient in self._gradients)
-            instead = plain[0] if plain else None
-            learn = self._capture("learning", fast, [self.parameters.flat, *changes], instead)
-            self._bound[id(rollout)] = batch, learn
+            changes = [*self.adam.state_dict().values(), self.sums, self.minibatches, self.stopped]
+            steps = partial(self.ways.learn, batch, self.orders)
+            self._bound[id(rollout)] = batch, self._capture("learning", steps, [self.parameters.flat, *changes])
         bound, learn = self._bound[id(rollout)]
         bound.take_over(batch)
         return learn
@@ -197,8 +220,7 @@ class PPO:
     def preparing(self, rollout: Rollout, behaviour: Policy | None) -> Generator[None, None, Batch]:
         """Values, log-probabilities, advantages and importance weights of a rollout, cut into sequences."""
         with torch.no_grad():
-            params, values = self._forward(self.policy, rollout)
-            log_probs, _ = self.policy.distribution.score(params, rollout.actions)
+            log_probs, values = self.ways.evaluate(rollout)
         yield
         weights = None
         if behaviour is not None:
@@ -221,8 +243,8 @@ class PPO:
         if len(rollout.final_rows):
             # The state that sees a final row came out of that step t, so it stands at states[t + 1].
             states = rollout.states[1:].flatten(0, 1)[rollout.final_at.clamp(max=steps * n_envs - 1)]
-            bootstrap[rollout.final_at] = self._in_chunks(self.policy.value, rollout.final_rows, states)
-        advantages, returns = gae(
+            bootstrap[rollout.final_at] = self.ways.value(rollout.final_rows, states)
+        advantages, returns = self.ways.gae(
             self._normalised_rewards(rollout),
             values,
             bootstrap[:-1].view(steps, n_envs),
@@ -231,7 +253,7 @@ class PPO:
             recipe.gamma,
             recipe.gae_lambda,
         )
-        length = self._length
+        length = self.sequence_length
 
         def sequences(field: Tensor) -> Tensor:
             """[T, N, ..] → [T / L · N, L, ..]"""
@@ -252,6 +274,14 @@ class PPO:
             weights=None if weights is None else sequences(weights),
         )
 
+    @torch.no_grad()
+    def _evaluated(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        params, values = self._forward(self.policy, rollout)
+        return self.policy.distribution.score(params, rollout.actions)[0], values
+
+    def _values(self, rows: Tensor, states: Tensor) -> Tensor:
+        return self._in_chunks(self.policy.value, rows, states)
+
     def _forward(self, policy: Policy, rollout: Rollout) -> tuple[Params, Tensor]:
         """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
         lead = rollout.rows.shape[:2]
@@ -266,11 +296,11 @@ class PPO:
         out = self._in_chunks(one_step, rows, starts, states).unflatten(0, lead)
         n_logits, reals = policy.distribution.n_logits, policy.distribution.reals
         logits, mean, value = out.split((n_logits, reals, 1), -1)
-        return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1)
+        return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
     def _in_chunks(self, function, *columns: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         """`function` over pieces of the columns, so that memory stays bounded."""
-        size = max(self._rows_at_once, self._per_minibatch * self._length)
+        size = max(self._rows_at_once, self._per_minibatch * self.sequence_length)
         pieces = zip(*(column.split(size) for column in columns))
         return torch.cat([function(*piece) for piece in pieces])
 
@@ -284,35 +314,22 @@ class PPO:
         self.reward_norm.update(sums.reshape(-1, 1))
         return (rollout.rewards * self.reward_norm.scale).clamp(-_REWARD_CLIP, _REWARD_CLIP)
 
-    def _by_one_kernel(self) -> list[Callable[[Batch, Tensor], Tensor]]:
-        """The gradient by a kernel made for it, where there is one."""
-        if not self.parameters.flat.is_cuda:
-            return []
+    def _take_up_kernels(self, rollout: Rollout) -> None:
+        """Use kernels where they exist and prove right on `rollout`; plain ways are no less right, only slower."""
         try:
-            from unidle.algos.fused_minibatch import FusedMinibatch
+            from unidle.algos.ppo_kernels import proven_ways
         except ImportError:  # torch comes without Triton on some platforms
-            return []
-        fused = FusedMinibatch.of(self.policy, self.parameters, self.recipe, self.clip_range)
-        return [] if fused is None else [fused.gradient]
+            return
+        try:
+            self.ways = self.ways._replace(**proven_ways(self, rollout))
+        except Exception as error:
+            self._fall_back("learning", error, "does without kernels of its own")
 
     # -- one minibatch -------------------------------------------------------------------------------------------------
 
-    def _minibatches_of(self, batch: Batch, gradient: Callable[[Batch, Tensor], Tensor]) -> None:
-        if gradient not in self._trusted:
-            self._compare(batch, gradient)
-        for order in self._orders.unbind():
-            self._step_along(gradient(batch, order))
-
-    def _compare(self, batch: Batch, gradient: Callable[[Batch, Tensor], Tensor]) -> None:
-        """Compare `gradient` with autograd's, once, before anything is learned by it; a RuntimeError if they differ."""
-        order = torch.arange(self._per_minibatch, device=self._sums.device)
-        self.gradient(batch, order)
-        expected = self.parameters.grad.clone()
-        gradient(batch, order)
-        error = float(torch.linalg.vector_norm(self.parameters.grad - expected))
-        if not error <= _KERNEL_TOLERANCE * float(torch.linalg.vector_norm(expected)):  # nor if it is NaN
-            raise RuntimeError("its gradient is not the one that autograd computes")
-        self._trusted.append(gradient)
+    def _steps(self, batch: Batch, orders: Tensor) -> None:
+        for order in orders.unbind():
+            self._step_along(self.gradient(batch, order))
 
     def _step_along(self, logged: Tensor) -> None:
         """One step along the gradient that is in place; `logged` are the first five of what is logged."""
@@ -321,11 +338,11 @@ class PPO:
         with torch.no_grad():
             if recipe.target_kl is not None:
                 kl = logged[_METRICS.index("approx_kl")]
-                self._stopped.copy_(torch.maximum(self._stopped, (kl > 1.5 * recipe.target_kl).float()))
+                self.stopped.copy_(torch.maximum(self.stopped, (kl > 1.5 * recipe.target_kl).float()))
             terms = torch.cat((logged, norm.unsqueeze(0)))
-            self._sums.add_(torch.where(self._stopped > 0, 0.0, terms))  # not a product: a skipped term may be infinite
-            self._minibatches.add_(1.0 - self._stopped)
-        self.adam.step(skip=None if recipe.target_kl is None else self._stopped)
+            self.sums.add_(torch.where(self.stopped > 0, 0.0, terms))  # not a product: a skipped term may be infinite
+            self.minibatches.add_(1.0 - self.stopped)
+        self.adam.step(skip=None if recipe.target_kl is None else self.stopped)
 
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
         """Put the gradient of the sequences `order` of `batch` in place; returns the first five of what is logged."""
@@ -348,11 +365,6 @@ class PPO:
             kl = approximate_kl(log_ratio)
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
             return torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction))
-
-    def leave_out_kernels(self) -> None:
-        """Compute gradients by autograd alone from now on."""
-        self._gradients = [self.gradient]
-        self._bound.clear()
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 

@@ -78,8 +78,8 @@ class Recipe:
     """Turns each Box action into this many bins; none: continuous."""
     overlap: Literal["off", "strict"] = "off"
     """strict: collect the next rollout, with the weights as they were, while learning from the last."""
-    precision: Literal["tf32", "fp32"] = "tf32"
-    """Matrix products on CUDA; the CPU always uses fp32."""
+    precision: Literal["bf16", "tf32", "fp32"] = "tf32"
+    """Matrix products on CUDA, sums in fp32; the CPU always uses fp32."""
 
     @property
     def total_batch(self) -> int:

@@ -41,8 +41,8 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
     torch.backends.cudnn.deterministic = True
     if device.type == "cpu":
         return "fp32"
-    torch.set_float32_matmul_precision("high" if recipe.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
+    torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = recipe.precision != "fp32"
     return recipe.precision
 
 

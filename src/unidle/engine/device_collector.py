@@ -15,16 +15,23 @@ from unidle.engine.lane import Whole
 from unidle.envs.contract import Contract
 from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State, traits_of
 from unidle.memory.rollout import Rollout
-from unidle.nn.encoder import pack_rows
+from unidle.nn.encoder import leaf_tensor, pack_rows
 from unidle.nn.policy import Policy
 from unidle.streams import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, Timeline
 
 NODES_PER_STEP = 80  # of a graph, about
+_AGREE = 0.98  # of the environments must be where they should after the first step by a kernel
 _INEXACT = (
     "The environment does not show the last observation of an episode that it cuts off: "
     "what would have followed is estimated from the one before it."
 )
+
+
+def _agree(ours: Tensor, theirs: Tensor) -> Tensor:
+    """[N] whether two results [N, ..] are the same, but for rounding."""
+    close = torch.isclose(ours.float(), theirs.float(), rtol=0.02, atol=0.02)
+    return close.view(len(close), -1).all(1)
 
 
 class DeviceCollector:
@@ -81,6 +88,8 @@ class DeviceCollector:
         per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
         self._step: Callable[[], None] = self._take_step
+        self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one go
+        self._kernel_untried = device.type == "cuda" and self._captured
         capture = capture if self._captured else as_it_is
         self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
 
@@ -137,7 +146,14 @@ class DeviceCollector:
         rollout, steps = self._rollout, self._rollout.shape[0]
         for counter in (self._at, self._cut):
             counter.zero_()
+        if self._kernel_untried:
+            self._kernel_untried = False
+            self._kernel = self._proven_kernel()
         rollout.final_at.fill_(rollout.rewards.numel())
+        if self._kernel is not None:
+            self._ended.add_(self._kernel())
+            self._rows.copy_(rollout.rows[steps])
+            return
         with torch.no_grad():
             for _ in range(self._calls):
                 self._take()
@@ -169,14 +185,50 @@ class DeviceCollector:
                 compiled()
                 self._step = compiled
             except Exception as error:
-                for tensor, before in zip(self.moving(), kept):  # it may have come half way
-                    tensor.copy_(before)
+                self._put_back(kept)  # it may have come half way
                 reason = str(error).strip().partition("\n")[0]
                 self._tell(f"The environment's steps could not be compiled and run as they are, slower: {reason}")
                 self._step = plain
                 plain()
 
         self._step = try_it
+
+    def _proven_kernel(self) -> Callable[[], Tensor] | None:
+        """A kernel that fills the rollout, if there is one for this environment and its first step is as it should."""
+        try:
+            from unidle.engine.fused_rollout import FusedRollout
+        except ImportError:  # torch comes without Triton on some platforms
+            return None
+        rollout = self._rollout
+        kernel = FusedRollout.of(
+            self._env, self.policy, rollout, self._noise, self._state, self._begins, self._returns, self._lengths
+        )
+        if kernel is None:
+            return None
+        kept = [tensor.clone() for tensor in self.moving()]
+        with torch.no_grad():
+            self._take_step()
+        leaf = self._rows_layout.leaves[0]
+        expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._begins.clone()]
+        expected.append(leaf_tensor(self._rows.clone(), leaf))
+        try:
+            self._put_back(kept)
+            kernel()
+            found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.rows[1], leaf)]
+            agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
+            # Products in TF32 differ a little, and now and then that decides between two actions.
+            if float(agree.float().mean()) < _AGREE:
+                raise RuntimeError("its first step is not the one that the environment takes")
+        except Exception as error:
+            self._tell(f"Rollouts do without a kernel of their own, which is slower: {str(error).splitlines()[0]}")
+            return None
+        finally:
+            self._put_back(kept)
+        return kernel
+
+    def _put_back(self, kept: list[Tensor]) -> None:
+        for tensor, before in zip(self.moving(), kept):
+            tensor.copy_(before)
 
     def _take_steps(self, count: int) -> None:
         for _ in range(count):

@@ -7,7 +7,6 @@ an iteration does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -58,20 +57,12 @@ class DeviceLoop:
         # Flag, iteration of the burst, t × N + environment, and whether it was the reward.
         self._flaw = torch.zeros(4, dtype=torch.long, device=device)
         changes = [*_tensors(algo.state_dict()), *collector.moving(), self._done, self._flaw]
-        self._iterate = capture(
-            "the iteration",
-            self._whole,
-            changes,
-            partial(self._whole, plain=True),
-            (self._noise, self._shuffle),
-        )
+        self._iterate = capture("the iteration", self._whole, changes, generators=(self._noise, self._shuffle))
         self._on_gpu = device.type == "cuda"
         self._at_once = 1  # iterations in the next burst
 
-    def _whole(self, *, plain: bool = False) -> None:
+    def _whole(self) -> None:
         algo = self._algo
-        if plain:
-            algo.leave_out_kernels()
         rollout = self._collector.collect(self._noise)
         finite = all_finite(algo.policy.encoder, rollout)
         self._look_for_flaws(finite, rollout.rewards)

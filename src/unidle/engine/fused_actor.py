@@ -203,6 +203,7 @@ class FusedActor:
             or policy.core is not None
             or not encoder.is_plain
             or policy.masked
+            or policy.in_bf16
             or distribution.heads
             or len(kinds) != 1
             or not kinds <= _ACTIVATIONS.keys()

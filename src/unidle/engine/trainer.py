@@ -82,7 +82,7 @@ class Trainer:
         # Iterations that are captured whole have no captured parts.
         is_whole = env is not None and fits(env, recipe)
         capture_parts: Capturer = as_it_is if is_whole else self._capture
-        self.algo = PPO(policy, recipe, capture_parts)
+        self.algo = PPO(policy, recipe, capture_parts, self._capture.fall_back)
         self._timeline = Timeline()
         # It serves a GPU, or learns while the environments go on.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
@@ -130,6 +130,7 @@ class Trainer:
         self._seconds_before: dict[str, float] = {}
         self._stopping = False
         self._last_evaluated = -1
+        self._owes_evaluation = False  # it was stopped in the middle of one
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -179,6 +180,8 @@ class Trainer:
             with Interrupts(self._interrupt):
                 if checkpoint is None:
                     self._save()
+                if self._owes_evaluation:
+                    self._evaluate()
                 while self.step < run.timesteps and not self._stopping:
                     self._iterate()
                 if run.eval_every != 0 and self._last_evaluated != self.step and self.step >= run.timesteps:
@@ -360,11 +363,12 @@ class Trainer:
         try:
             result = self.evaluate(run.eval_episodes)
         except Stopped:
+            self._owes_evaluation = True
             return
         except TrainingError as error:
             raise self._ended(error) from None
         self._timeline.enter(OTHER)
-        self._last_evaluated = self.step
+        self._last_evaluated, self._owes_evaluation = self.step, False
         is_best = result.mean_return > self.best_return
         record = {
             "kind": "evaluation",
@@ -407,6 +411,7 @@ class Trainer:
             "best_return": self.best_return,
             "best_step": self._best_step,
             "last_evaluated": self._last_evaluated,
+            "owes_evaluation": self._owes_evaluation,
             "wall": self._wall(),
             "seconds": self._seconds(),
         }
@@ -433,7 +438,7 @@ class Trainer:
             )
         self.step, self.iteration = state["step"], state["iteration"]
         self.best_return, self._best_step = state["best_return"], state["best_step"]
-        self._last_evaluated = state["last_evaluated"]
+        self._last_evaluated, self._owes_evaluation = state["last_evaluated"], state["owes_evaluation"]
         self._wall_before, self._seconds_before = state["wall"], state["seconds"]
         restore_random_state(state["random"])
 

@@ -21,6 +21,7 @@ from unidle.envs.device import State, Step, uniform
 class Task:
     """The rules of one kind of environment."""
 
+    name: str
     observation_space: spaces.Box
     action_space: spaces.Space
     limit: int  # steps of an episode
@@ -36,23 +37,23 @@ class Classic:
     def __init__(
         self, task: Task, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0
     ) -> None:
-        self._task, self._seed, self.n_envs = task, seed, n_envs
+        self.task, self.seed, self.n_envs = task, seed, n_envs
         self.observation_space, self.action_space = task.observation_space, task.action_space
         self.episode_limit = task.limit
-        self._env = torch.arange(first_index, first_index + n_envs, device=device)
+        self.indices = torch.arange(first_index, first_index + n_envs, device=device)
 
     def begin(self) -> tuple[State, Tensor]:
         """The state in which every environment begins its episode 0, and what it then sees."""
-        none = torch.zeros_like(self._env)
+        none = torch.zeros_like(self.indices)
         physics = self._fresh(none)
-        return {"physics": physics, "episode": none, "length": none.clone()}, self._task.observe(physics)
+        return {"physics": physics, "episode": none, "length": none.clone()}, self.task.observe(physics)
 
     def _fresh(self, episode: Tensor) -> Tensor:
-        return self._task.begin(uniform(self._seed, self._env, episode, self._task.draws))
+        return self.task.begin(uniform(self.seed, self.indices, episode, self.task.draws))
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
         """One step on flat actions [N, 1]."""
-        task = self._task
+        task = self.task
         physics, reward, terminated = task.advance(state["physics"], action[:, 0])
         length = state["length"] + 1
         truncated = (length >= task.limit) & ~terminated
@@ -91,6 +92,7 @@ def _cartpole_advance(physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, 
 
 
 CARTPOLE = Task(
+    name="cartpole",
     observation_space=_box([2 * _CART_POSITION, np.inf, 2 * _POLE_ANGLE, np.inf]),
     action_space=spaces.Discrete(2),
     limit=500,
@@ -120,6 +122,7 @@ def _pendulum_observe(physics: Tensor) -> Tensor:
 
 
 PENDULUM = Task(
+    name="pendulum",
     observation_space=_box([1.0, 1.0, 8.0]),
     action_space=spaces.Box(-2.0, 2.0, (1,), np.float32),
     limit=200,
@@ -170,6 +173,7 @@ def _acrobot_observe(physics: Tensor) -> Tensor:
 
 
 ACROBOT = Task(
+    name="acrobot",
     observation_space=_box([1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi]),
     action_space=spaces.Discrete(3),
     limit=500,
@@ -203,9 +207,10 @@ def _continuous_mountain_car_advance(physics: Tensor, action: Tensor) -> tuple[T
 
 
 def _mountain_car(
-    action_space: spaces.Space, limit: int, advance: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    name: str, action_space: spaces.Space, limit: int, advance: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> Task:
     return Task(
+        name=name,
         observation_space=spaces.Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32)),
         action_space=action_space,
         limit=limit,
@@ -216,8 +221,10 @@ def _mountain_car(
     )
 
 
-MOUNTAIN_CAR = _mountain_car(spaces.Discrete(3), 200, _mountain_car_advance)
-CONTINUOUS_MOUNTAIN_CAR = _mountain_car(spaces.Box(-1.0, 1.0, (1,), np.float32), 999, _continuous_mountain_car_advance)
+MOUNTAIN_CAR = _mountain_car("mountain car", spaces.Discrete(3), 200, _mountain_car_advance)
+CONTINUOUS_MOUNTAIN_CAR = _mountain_car(
+    "continuous mountain car", spaces.Box(-1.0, 1.0, (1,), np.float32), 999, _continuous_mountain_car_advance
+)
 
 TASKS = {
     "unidle/CartPole-v1": CARTPOLE,

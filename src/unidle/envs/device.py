@@ -15,6 +15,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]  # each [N, ..]; all that the next step depends on
 _32_BITS = 0xFFFFFFFF
+FACTORS, EPISODE, DRAW = (0x21F0AAAD, 0x735A2D97), 0x1E3779B9, 0x05EBCA6B  # odd, and all different
 
 
 class Step(NamedTuple):
@@ -67,22 +68,25 @@ class MaskedDeviceEnv(DeviceEnv, Protocol):
 
 def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:
     """Numbers in [0, 1) [N, draws] float32 that depend on seed, environment [N] and episode [N] alone."""
-    word = _mixed(env + _scrambled(seed))
-    word = _mixed(word ^ _mixed(episode + 0x9E3779B9))
-    draw = torch.arange(1, draws + 1, device=env.device) * 0x85EBCA6B
+    word = _mixed(env + scrambled(seed))
+    word = _mixed(word ^ _mixed(episode + EPISODE))
+    draw = torch.arange(1, draws + 1, device=env.device) * DRAW
     word = _mixed(word.unsqueeze(-1) + draw)
     return (word >> 8).to(torch.float32) * 2.0**-24
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """A hash of 32 bits (the finaliser of MurmurHash3), in int64 that keeps only those bits: products may wrap."""
+    """A hash of 32 bits (found by C. Wellons' search for the least biased), in int64 that keeps only those bits.
+
+    Its factors are below 2^31, so that no product wraps, and torch's compiler takes them.
+    """
     word = word & _32_BITS
-    word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _32_BITS
-    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _32_BITS
-    return word ^ (word >> 16)
+    word = ((word ^ (word >> 16)) * FACTORS[0]) & _32_BITS
+    word = ((word ^ (word >> 15)) * FACTORS[1]) & _32_BITS
+    return word ^ (word >> 15)
 
 
-def _scrambled(seed: int) -> int:
+def scrambled(seed: int) -> int:
     """All bits of a seed in 32."""
     seed = (seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15
     return (seed >> 16) & _32_BITS

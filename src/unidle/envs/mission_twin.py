@@ -250,13 +250,13 @@ def straight(one: Cell, other: Cell) -> list[Cell]:
 def random_numbers(seed: int, env: int, episode: int, draws: int) -> list[float]:
     """The numbers in [0, 1) that `unidle.envs.device.uniform` gives this environment in this episode."""
     word = _mixed(env + (((seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15) >> 16))
-    word = _mixed(word ^ _mixed(episode + 0x9E3779B9))
-    return [(_mixed(word + draw * 0x85EBCA6B) >> 8) / 2**24 for draw in range(1, draws + 1)]
+    word = _mixed(word ^ _mixed(episode + 0x1E3779B9))
+    return [(_mixed(word + draw * 0x05EBCA6B) >> 8) / 2**24 for draw in range(1, draws + 1)]
 
 
 def _mixed(word: int) -> int:
-    """MurmurHash3's finaliser; Python's whole numbers never wrap, so each step keeps 32 bits."""
+    """The same hash; Python's whole numbers never wrap, so each step keeps 32 bits."""
     word &= 0xFFFFFFFF
-    word = ((word ^ (word >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-    return word ^ (word >> 16)
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
+    word = ((word ^ (word >> 15)) * 0x735A2D97) & 0xFFFFFFFF
+    return word ^ (word >> 15)

@@ -28,8 +28,8 @@ def _activation_gradient(
         row = start + tl.arange(0, BR)
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < columns)
-        gradient = tl.load(dy + at, mask=inside, other=0.0)
-        value = tl.load(y + at, mask=inside, other=0.0)
+        gradient = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.where(value > 0, gradient, 0.0) if RELU else gradient * (1 - value * value)
         tl.store(dz + at, gradient, mask=inside)
         total += tl.sum(gradient, 0)
@@ -38,6 +38,7 @@ def _activation_gradient(
 
 class _ActivatedLinear(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.bfloat16)  # under autocast alone
     def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
         out = torch.addmm(bias, values, weight.t())
         out = out.relu_() if relu else out.tanh_()
@@ -46,6 +47,7 @@ class _ActivatedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         values, weight, out = ctx.saved_tensors
         gradient = gradient.contiguous()

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_BETA1, _BETA2 = 0.9, 0.999
+BETA1, BETA2 = 0.9, 0.999
 
 
 class FlatAdam:
     """Steps `flat` along `grad`. The learning rate is a tensor, so that a captured step sees it change."""
 
     def __init__(self, flat: Tensor, grad: Tensor, learning_rate: Tensor, eps: float) -> None:
-        self._flat, self._grad, self._learning_rate, self._eps = flat.detach(), grad, learning_rate, eps
+        self._flat, self._grad, self._learning_rate, self.eps = flat.detach(), grad, learning_rate, eps
         self.mean = torch.zeros_like(self._flat)  # of the gradient
         self.square = torch.zeros_like(self._flat)  # mean of its square
         self.steps = torch.zeros((), device=flat.device)
@@ -33,10 +33,10 @@ class FlatAdam:
             [],
             [self.steps],
             lr=self._learning_rate,
-            beta1=_BETA1,
-            beta2=_BETA2,
+            beta1=BETA1,
+            beta2=BETA2,
             weight_decay=0.0,
-            eps=self._eps,
+            eps=self.eps,
             amsgrad=False,
             maximize=False,
             grad_scale=None,

@@ -28,6 +28,7 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.rows = rows
+        self.in_bf16 = recipe.precision == "bf16"
         self.distribution = ActionDistribution(actions)
         if network is None:
             self.encoder = Encoder(rows, recipe.normalize_obs)
@@ -61,8 +62,17 @@ class Policy(nn.Module):
         start, width = self.rows.mask_offset, self.rows.mask_width
         return rows[..., start : start + width] if width else None
 
+    def _run(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """What `module` gives, its products in bfloat16 if the recipe says so and there is a GPU."""
+        if not (self.in_bf16 and inputs.is_cuda):
+            output: Tensor = module(inputs)
+            return output
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a graph records the casts
+            output = module(inputs)
+        return output.float()
+
     def _params(self, latent: Tensor, mask: Tensor | None) -> Params:
-        out = self.actor_head(latent)
+        out = self._run(self.actor_head, latent)
         logits, mean = out.split((self.distribution.n_logits, self.distribution.reals), -1)
         if mask is not None:
             logits = self.distribution.masked(logits, mask)
@@ -70,15 +80,14 @@ class Policy(nn.Module):
 
     def _value(self, features: Tensor, actor_latent: Tensor | None = None) -> Tensor:
         if self.critic_trunk is not None:
-            latent = self.critic_trunk(features)
+            latent = self._run(self.critic_trunk, features)
         else:
-            latent = actor_latent if actor_latent is not None else self.actor_trunk(features)
-        value: Tensor = self.critic_head(latent).squeeze(-1)
-        return value
+            latent = actor_latent if actor_latent is not None else self._run(self.actor_trunk, features)
+        return self._run(self.critic_head, latent).squeeze(-1)
 
     def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """The actor alone, one step: rows [n, row_bytes], recurrent state [n, S] → params, state after."""
-        return self.act_on(self.encoder(rows), self._mask(rows), state)
+        return self.act_on(self._run(self.encoder, rows), self._mask(rows), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """The actor alone, one step, on features that are already encoded."""
@@ -86,11 +95,11 @@ class Policy(nn.Module):
             assert state is not None
             state = self.core.step(features, state)
             features = state[:, : self.core.size]
-        return self._params(self.actor_trunk(features), mask), state
+        return self._params(self._run(self.actor_trunk, features), mask), state
 
     def value(self, rows: Tensor, state: Tensor | None = None) -> Tensor:
         """The critic alone: rows [n, row_bytes] (seen in recurrent state [n, S]) → [n]."""
-        features = self.encoder(rows)
+        features = self._run(self.encoder, rows)
         if self.core is not None:
             assert state is not None
             features = self.core.step(features, state)[:, : self.core.size]
@@ -98,20 +107,20 @@ class Policy(nn.Module):
 
     def forward(self, rows: Tensor, starts: Tensor | None = None, state: Tensor | None = None) -> tuple[Params, Tensor]:
         """Actor and critic over sequences: rows [n, L, ..], starts [n, L], state [n, S] → params, value [n, L]."""
-        features = self.encoder(rows)
+        features = self._run(self.encoder, rows)
         if self.core is not None:
             assert starts is not None
             assert state is not None
             features = self.core(features, starts, state)
         if self.critic_trunk is None or not features.is_cuda:
-            latent = self.actor_trunk(features)
+            latent = self._run(self.actor_trunk, features)
             return self._params(latent, self._mask(rows)), self._value(features, latent)
         # Two trunks on two streams, forwards and backwards: a layer's gradient alone does not fill a GPU.
         here, there = torch.cuda.current_stream(), _second_stream(features.device)
         there.wait_stream(here)
         with torch.cuda.stream(there):
             value = self._value(features)
-        params = self._params(self.actor_trunk(features), self._mask(rows))
+        params = self._params(self._run(self.actor_trunk, features), self._mask(rows))
         here.wait_stream(there)
         return params, value
 

@@ -82,10 +82,11 @@ class ActionDistribution(torch.nn.Module):
             # Inverse of the cumulative distribution: the first category that reaches beyond u. One without mass reaches
             # nothing, whatever rounding a parallel sum puts between it and its neighbour, so it is never drawn; and
             # u < 1 keeps the threshold below what the last category with mass reaches.
-            mass = self.log_probs(params.logits).exp()
-            reach = mass.cumsum(-1) * (mass > 0)
-            threshold = noise[..., : self.heads].unsqueeze(-1) * reach.amax(-1, keepdim=True)
-            parts.append((reach > threshold).to(torch.int8).argmax(-1).to(noise.dtype))
+            # Categories first: torch's sum along the last, short dimension takes a GPU many times as long.
+            mass = self.log_probs(params.logits).exp().movedim(-1, 0)
+            reach = mass.contiguous().cumsum(0) * (mass > 0)
+            threshold = noise[..., : self.heads] * reach.amax(0)
+            parts.append((reach > threshold).to(torch.int8).argmax(0).to(noise.dtype))
         if self.reals:
             parts.append(params.mean + params.log_std.exp() * noise[..., self.heads :])
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -1,0 +1,94 @@
+"""Log-probabilities and values of a whole rollout as one kernel, for a small network (Triton).
+
+By ordinary kernels every activation of every step goes through memory several times; here only observations and actions
+are read, and one number for each is written. The arithmetic is that of the kernel that learns (`small_network`), so the
+first ratios are 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from unidle.algos.small_network import distribution, inputs, network
+from unidle.memory.rollout import Rollout
+from unidle.nn.flat import FlatParameters
+from unidle.nn.policy import Policy
+
+_ROWS = 64  # that a block takes
+
+
+@triton.jit
+def _evaluate(
+    rows,  # [VALUES, ROW] float32 words
+    masks,  # the same memory as bytes, from the first mask on
+    actions,  # [ACTED, heads + reals]: of the first of them
+    norm_shift, norm_scale, parameters,
+    log_probs,  # [ACTED]
+    values,  # [VALUES]
+    ACTED, VALUES,
+    ACTOR_PLACES: tl.constexpr, CRITIC_PLACES: tl.constexpr, LOG_STD: tl.constexpr,
+    ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
+    OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
+    MASKED: tl.constexpr, NORMALISE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    x = inputs(rows, i, i < VALUES, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
+    if tl.program_id(1) == 0:
+        y = network(x, parameters, CRITIC_PLACES, INS, INS_UP, UNITS, 1, 16, ACTIVATION, PRECISION)
+        value = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, y, 0.0), 1)
+        tl.store(values + i, value, mask=i < VALUES)
+    else:
+        y = network(x, parameters, ACTOR_PLACES, INS, INS_UP, UNITS, OUTS, OUTS_UP, ACTIVATION, PRECISION)
+        log_prob, _, _, _, _ = distribution(
+            y, actions, masks, parameters + LOG_STD, i, i < ACTED, 4 * ROW, HEADS, STARTS, REALS, LOGITS, OUTS_UP,
+            MASKED,
+        )  # fmt: skip
+        tl.store(log_probs + i, log_prob, mask=i < ACTED)
+
+
+class FusedEvaluation:
+    """Evaluates rollouts with one policy."""
+
+    def __init__(self, policy: Policy, parameters: FlatParameters, shape: dict[str, Any]) -> None:
+        """`shape` is that of `policy` (see `shape_of`)."""
+        self._policy, self._parameters, self._shape = policy, parameters, shape
+        self._nothing = torch.zeros(1, device=parameters.flat.device)
+
+    def rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [T, N] of all that was done, and values [T + 1, N]."""
+        values = torch.empty_like(rollout.starts, dtype=torch.float32)
+        log_probs = torch.empty_like(rollout.rewards)
+        self._launch(rollout.rows.flatten(0, 1), rollout.actions, log_probs, values, 2)
+        return log_probs, values
+
+    def values(self, rows: Tensor) -> Tensor:
+        """Values [n] of rows [n, row_bytes]."""
+        values = torch.empty(len(rows), device=rows.device)
+        self._launch(rows, self._nothing, self._nothing, values, 1)
+        return values
+
+    def _launch(self, rows: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int) -> None:
+        norm, nothing = self._policy.encoder.norm, self._nothing
+        if not len(rows):
+            return
+        _evaluate[triton.cdiv(len(rows), _ROWS), networks](
+            rows.view(torch.float32),
+            rows[:, self._policy.rows.mask_offset :] if self._policy.masked else rows,
+            actions,
+            nothing if norm is None else norm.shift,
+            nothing if norm is None else norm.scale,
+            self._parameters.flat,
+            log_probs,
+            values,
+            log_probs.numel(),
+            len(rows),
+            **self._shape,
+            BM=_ROWS,
+            num_warps=4,
+        )

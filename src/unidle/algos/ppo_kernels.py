@@ -1,0 +1,55 @@
+"""PPO's faster ways on a GPU, each compared with the plain one before anything is learned by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.algos.fused_evaluation import FusedEvaluation
+from unidle.algos.fused_minibatch import FusedMinibatch
+from unidle.algos.ppo import PPO, Batch
+from unidle.algos.small_network import shape_of
+from unidle.memory.fused_gae import fused_gae
+from unidle.memory.fused_shuffle import fused_shuffle
+from unidle.memory.rollout import Rollout
+
+_TOLERANCE = 0.02  # of a result's length: products in TF32 differ by less, a wrong formula by more
+
+
+def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
+    """The fields of `Ways` that have a kernel for this algorithm; a RuntimeError if one is wrong on this rollout."""
+    plain, recipe, (steps, n_envs) = algo.ways, algo.recipe, rollout.shape
+    n_sequences = steps * n_envs // algo.sequence_length
+    order = fused_shuffle(n_sequences, torch.Generator(rollout.rows.device).manual_seed(0))
+    if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
+        raise RuntimeError("the kernel that shuffles leaves something out")
+    log_probs, values = plain.evaluate(rollout)
+    of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
+    targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda)
+    for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda), targets):
+        _compare("advantages", ours, theirs)
+    ways: dict[str, Any] = {"shuffle": fused_shuffle, "gae": fused_gae}
+    shape = shape_of(algo.policy)
+    if shape is None:
+        return ways
+    evaluation, minibatch = FusedEvaluation(algo.policy, algo.parameters, shape), FusedMinibatch(algo, shape)
+    for ours, theirs in zip(evaluation.rollout(rollout), (log_probs, values)):
+        _compare("log-probabilities and values", ours, theirs)
+    fields = (rollout.rows[:-1], rollout.actions, log_probs, values[:-1], *targets)
+    columns = [field.reshape(steps * n_envs, 1, *field.shape[2:]) for field in fields]
+    batch = Batch(*columns, None, None, None)  # type: ignore[call-arg]
+    order = order[: recipe.batch_size]
+    algo.gradient(batch, order)
+    expected = algo.parameters.grad.clone()
+    minibatch.gradient(batch, order)
+    _compare("gradient", algo.parameters.grad, expected)
+    evaluate, value = evaluation.rollout, lambda rows, states: evaluation.values(rows)
+    return {**ways, "evaluate": evaluate, "value": value, "learn": minibatch.learn}
+
+
+def _compare(what: str, ours: Tensor, theirs: Tensor) -> None:
+    error = float(torch.linalg.vector_norm(ours - theirs))
+    if not error <= _TOLERANCE * float(torch.linalg.vector_norm(theirs)) + 1e-6:  # nor if it is NaN
+        raise RuntimeError(f"the kernel's {what} are not those of the plain formulas")

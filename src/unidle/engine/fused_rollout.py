@@ -1,0 +1,212 @@
+"""A whole rollout as one kernel (Triton): small policy, classic task.
+
+By ordinary kernels a step of CartPole is some 250 of them, of a microsecond or two each, whatever the number of
+environments. Here a block of threads takes some environments through all steps of the rollout: their state and the
+policy's weights stay on the chip, and only what is kept of a step is written.
+
+The rules are those of `DeviceCollector._take_step` and `Classic.step`; tests/engine/test_fused_rollout.py compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from unidle.algos.small_network import activated, layer, layer_bias, layer_weights, normalised, shape_of
+from unidle.envs.classic import Classic
+from unidle.envs.classic_kernels import advance, begin, episode_word, observation
+from unidle.envs.device import scrambled
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import Policy
+
+
+@triton.jit
+def _category(y, u, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
+    """The category that u in [0, 1) picks from logits y [M, OUTS_UP], as `ActionDistribution.sample` does."""
+    column = tl.arange(0, OUTS_UP)[None, :]
+    scores = tl.where(column < OUTS, y, -1e30)
+    mass = tl.exp(scores - tl.max(scores, 1)[:, None])
+    mass = mass / tl.sum(mass, 1)[:, None]
+    reach = tl.where(mass > 0, tl.cumsum(mass, 1), 0.0)
+    threshold = u * tl.max(reach, 1)
+    return tl.min(tl.where(reach > threshold[:, None], column, OUTS_UP), 1).to(tl.float32)
+
+
+@triton.jit
+def _roll(
+    noise,  # [T, N]
+    physics, episodes, lengths, indices, seed,  # the environments: [N, PHYSICS], [N], [N], [N]
+    begins, returns, counts,  # [N]: whether an episode begins here, its return and its length so far
+    ended,  # [blocks, 3]: episodes that ended, their returns and lengths, summed
+    rows, starts, actions, rewards, terminated, truncated, final_rows, final_at,  # the rollout
+    norm_shift, norm_scale, parameters, range_scale, range_shift, range_low, range_high,
+    T: tl.constexpr, N: tl.constexpr,
+    TASK: tl.constexpr, PHYSICS: tl.constexpr, LIMIT: tl.constexpr, CUTS: tl.constexpr,
+    ACTOR_PLACES: tl.constexpr, LOG_STD: tl.constexpr, ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr,
+    UNITS: tl.constexpr, OUTS: tl.constexpr, OUTS_UP: tl.constexpr, REALS: tl.constexpr,
+    NORMALISE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    env = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = env < N
+    w1 = layer_weights(parameters, ACTOR_PLACES[0], UNITS, INS, UNITS, INS_UP)
+    b1 = layer_bias(parameters, ACTOR_PLACES[1], UNITS, UNITS)
+    w2 = layer_weights(parameters, ACTOR_PLACES[2], UNITS, UNITS, UNITS, UNITS)
+    b2 = layer_bias(parameters, ACTOR_PLACES[3], UNITS, UNITS)
+    w3 = layer_weights(parameters, ACTOR_PLACES[4], OUTS, UNITS, OUTS_UP, UNITS)
+    b3 = layer_bias(parameters, ACTOR_PLACES[5], OUTS, OUTS_UP)
+    column = tl.arange(0, INS_UP)[None, :]
+    keeps = inside[:, None] & (column < INS)
+    a = tl.load(physics + env * PHYSICS, mask=inside, other=0.0)
+    b = tl.load(physics + env * PHYSICS + 1, mask=inside, other=0.0)
+    c, d = tl.zeros_like(a), tl.zeros_like(a)
+    if PHYSICS == 4:
+        c = tl.load(physics + env * PHYSICS + 2, mask=inside, other=0.0)
+        d = tl.load(physics + env * PHYSICS + 3, mask=inside, other=0.0)
+    index = tl.load(indices + env, mask=inside, other=0)
+    episode = tl.load(episodes + env, mask=inside, other=0)
+    length = tl.load(lengths + env, mask=inside, other=0)
+    starting = tl.load(begins + env, mask=inside, other=0)
+    total = tl.load(returns + env, mask=inside, other=0.0)
+    count = tl.load(counts + env, mask=inside, other=0)
+    cut = tl.zeros((BM,), tl.int32)
+    episodes_ended, returns_ended, lengths_ended = tl.zeros_like(a), tl.zeros_like(a), tl.zeros_like(a)
+    seen = observation(a, b, c, d, INS_UP, TASK)
+    for t in range(T):
+        at = t * N + env.to(tl.int64)
+        tl.store(rows + at[:, None] * ROW + column, seen, mask=keeps)
+        tl.store(starts + at, starting, mask=inside)
+        x = normalised(seen, norm_shift, norm_scale, INS, INS_UP, NORMALISE)
+        h = activated(layer(x, w1, b1, PRECISION), ACTIVATION)
+        h = activated(layer(h, w2, b2, PRECISION), ACTIVATION)
+        y = layer(h, w3, b3, PRECISION)
+        drawn = tl.load(noise + at, mask=inside, other=0.0)
+        if REALS:
+            mean = tl.sum(tl.where(tl.arange(0, OUTS_UP)[None, :] == 0, y, 0.0), 1)
+            action = mean + tl.exp(tl.load(parameters + LOG_STD)) * drawn
+            done = action * tl.load(range_scale) + tl.load(range_shift)
+            done = tl.minimum(tl.maximum(done, tl.load(range_low)), tl.load(range_high))
+        else:
+            action = _category(y, drawn, OUTS, OUTS_UP)
+            done = action
+        tl.store(actions + at, action, mask=inside)
+        a, b, c, d, reward, over = advance(a, b, c, d, done, TASK)
+        length += 1
+        late = (length >= LIMIT) & ~over
+        ends = over | late
+        tl.store(rewards + at, reward, mask=inside)
+        tl.store(terminated + at, over.to(tl.uint8), mask=inside)
+        tl.store(truncated + at, late.to(tl.uint8), mask=inside)
+        # The true last observation of an episode that is cut off.
+        seen = observation(a, b, c, d, INS_UP, TASK)
+        kept = inside & late & (cut < CUTS)
+        final = cut.to(tl.int64) * N + env
+        tl.store(final_rows + final[:, None] * ROW + column, seen, mask=kept[:, None] & (column < INS))
+        tl.store(final_at + final, at, mask=kept)
+        cut += late.to(tl.int32)
+        total += reward
+        count += 1
+        episodes_ended += ends.to(tl.float32)
+        returns_ended += tl.where(ends, total, 0.0)
+        lengths_ended += tl.where(ends, count.to(tl.float32), 0.0)
+        total, count = tl.where(ends, 0.0, total), tl.where(ends, 0, count)
+        starting = ends.to(tl.uint8)
+        # Who is at an end begins anew.
+        episode += ends.to(tl.int64)
+        length = tl.where(ends, 0, length)
+        a0, b0, c0, d0 = begin(episode_word(tl.load(seed), index, episode), TASK)
+        a, b, c, d = tl.where(ends, a0, a), tl.where(ends, b0, b), tl.where(ends, c0, c), tl.where(ends, d0, d)
+        seen = observation(a, b, c, d, INS_UP, TASK)
+    at = T * N + env.to(tl.int64)
+    tl.store(rows + at[:, None] * ROW + column, seen, mask=keeps)
+    tl.store(starts + at, starting, mask=inside)
+    tl.store(physics + env * PHYSICS, a, mask=inside)
+    tl.store(physics + env * PHYSICS + 1, b, mask=inside)
+    if PHYSICS == 4:
+        tl.store(physics + env * PHYSICS + 2, c, mask=inside)
+        tl.store(physics + env * PHYSICS + 3, d, mask=inside)
+    tl.store(episodes + env, episode, mask=inside)
+    tl.store(lengths + env, length, mask=inside)
+    tl.store(begins + env, starting, mask=inside)
+    tl.store(returns + env, total, mask=inside)
+    tl.store(counts + env, count, mask=inside)
+    own = ended + tl.program_id(0) * 3
+    tl.store(own, tl.sum(tl.where(inside, episodes_ended, 0.0)))
+    tl.store(own + 1, tl.sum(tl.where(inside, returns_ended, 0.0)))
+    tl.store(own + 2, tl.sum(tl.where(inside, lengths_ended, 0.0)))
+
+
+class FusedRollout:
+    """Fills one rollout from environments of one task; everything it reads and writes stays where it is."""
+
+    def __init__(self, arguments: tuple[Any, ...], ended: Tensor, constants: dict[str, Any]) -> None:
+        self._arguments, self._ended, self._constants = arguments, ended, constants
+
+    @staticmethod
+    def of(
+        env: Any,
+        policy: Policy,
+        rollout: Rollout,
+        noise: Tensor,
+        state: Mapping[str, Tensor],
+        begins: Tensor,
+        returns: Tensor,
+        lengths: Tensor,
+    ) -> FusedRollout | None:
+        """For `env` standing at `state`; `begins`, `returns` and `lengths` [N] are of its open episodes.
+
+        None if it does not apply.
+        """
+        shape = shape_of(policy)
+        if type(env) is not Classic or shape is None or shape["MASKED"]:
+            return None
+        _, n_envs = rollout.shape
+        norm, distribution = policy.encoder.norm, policy.distribution
+        nothing = torch.zeros(1, device=noise.device)
+        rows = 32 if n_envs <= 8192 else 64
+        ended = torch.zeros(triton.cdiv(n_envs, rows), 3, device=noise.device)
+        arguments = (
+            noise,
+            state["physics"],
+            state["episode"],
+            state["length"],
+            env.indices,
+            torch.tensor([scrambled(env.seed)], device=noise.device),
+            begins.view(torch.uint8),
+            returns,
+            lengths,
+            ended,
+            rollout.rows.view(torch.float32),
+            rollout.starts.view(torch.uint8),
+            rollout.actions,
+            rollout.rewards,
+            rollout.terminated.view(torch.uint8),
+            rollout.truncated.view(torch.uint8),
+            rollout.final_rows.view(torch.float32),
+            rollout.final_at,
+            nothing if norm is None else norm.shift,
+            nothing if norm is None else norm.scale,
+            torch.empty(0, device=noise.device).set_(policy.actor_head.weight.untyped_storage()),
+            *(distribution._scale, distribution._shift, distribution._low, distribution._high),
+        )
+        names = ("ACTOR_PLACES", "LOG_STD", "ROW", "INS", "INS_UP", "UNITS", "OUTS", "OUTS_UP", "REALS", "NORMALISE")
+        constants = {
+            **{name: shape[name] for name in (*names, "ACTIVATION", "PRECISION")},
+            "T": rollout.shape[0],
+            "N": n_envs,
+            "TASK": env.task.name,
+            "PHYSICS": state["physics"].shape[1],
+            "LIMIT": env.episode_limit,
+            "CUTS": len(rollout.final_at) // n_envs,
+            "BM": rows,
+        }
+        return FusedRollout(arguments, ended, constants)
+
+    def __call__(self) -> Tensor:
+        """Fill it; returns how many episodes ended, their returns and their lengths, summed [3]."""
+        _roll[(len(self._ended),)](*self._arguments, **self._constants, num_warps=4)
+        return self._ended.double().sum(0)

@@ -1,0 +1,258 @@
+"""PPO's kernels against its plain formulas, on a GPU or (TRITON_INTERPRET=1) step by step on the CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from unidle.algos.ppo import PPO, Batch
+from unidle.config import Recipe
+from unidle.memory.rollout import Rollout, gae
+from unidle.nn.policy import Policy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+if not INTERPRETED:
+    pytestmark = pytest.mark.gpu
+
+SAMPLES, BATCH = 320, 208  # a minibatch that is no multiple of what a block takes at a time
+ACTIONS: dict[str, spaces.Space] = {
+    "one choice": spaces.Discrete(2),
+    "many choices": spaces.Discrete(13),
+    "heads": spaces.MultiDiscrete([3, 2, 5]),
+    "reals": spaces.Box(-1, 1, (6,)),
+    "both": spaces.Dict(turn=spaces.MultiDiscrete([2, 4]), push=spaces.Box(-1, 1, (3,))),
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "relu, 16 units": {"activation": "relu", "network_arch": (16, 16)},
+    "64 units, entropy": {"network_arch": (64, 64), "ent_coef": 0.1},
+    "values clipped": {"clip_range_vf": 0.2, "vf_coef": 0.7},
+    "advantages as they are": {"normalize_advantage": False},
+    "observations normalised": {"normalize_obs": True},
+}
+
+
+def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
+    """Experience that a slightly different policy might have had: some ratios are clipped, some are not."""
+    generator = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    rows = torch.zeros(SAMPLES, 1, policy.rows.row_bytes, dtype=torch.uint8)
+    numbers = policy.encoder.n_numbers
+    rows[:, 0, : 4 * numbers] = (1.5 * normal(SAMPLES, numbers)).view(torch.uint8)
+    allowed = torch.ones(SAMPLES, policy.distribution.n_logits, dtype=torch.uint8)
+    heads = []
+    for start, n in zip(np.cumsum([0, *actions.nvec]), actions.nvec):
+        if masked:
+            allowed[:, start : start + n] = (torch.rand(SAMPLES, n, generator=generator) < 0.6).to(torch.uint8)
+            allowed[:, start + torch.randint(n, (), generator=generator)] = 1
+        heads.append(torch.multinomial(allowed[:, start : start + n].float(), 1, generator=generator).float())
+    if masked:
+        at = policy.rows.mask_offset
+        rows[:, 0, at : at + policy.rows.mask_width] = allowed
+    flat = torch.cat([*heads, normal(SAMPLES, actions.reals)], 1).unsqueeze(1).to(DEVICE)
+    rows = rows.to(DEVICE)
+    with torch.no_grad():
+        params, values = policy(rows)
+        log_probs, _ = policy.distribution.score(params, flat)
+    weights = torch.rand(SAMPLES, 1, generator=generator).to(DEVICE) if weighted else None
+    return Batch(
+        rows,
+        flat,
+        log_probs + 0.3 * normal(SAMPLES, 1).to(DEVICE),
+        values + 0.3 * normal(SAMPLES, 1).to(DEVICE),
+        (3 + 2 * normal(SAMPLES, 1)).to(DEVICE),
+        normal(SAMPLES, 1).to(DEVICE),
+        None,
+        None,
+        weights,
+    )
+
+
+def an_algo(action_space: spaces.Space, changes: dict[str, Any], *, masked: bool = False) -> PPO:
+    """With weights that are not the first ones."""
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(1)
+    actions = ActionLayout.of(action_space)
+    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
+    recipe = Recipe(**{"network_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
+    policy = Policy(rows, actions, recipe)
+    for parameter in policy.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    algo = PPO(policy.to(DEVICE), recipe)
+    if policy.encoder.norm is not None:
+        policy.encoder.norm.update(1 + 3 * torch.randn(100, 5, device=DEVICE))
+    return algo
+
+
+def kernels_of(algo: PPO) -> tuple[Any, Any]:
+    """What evaluates, and what learns."""
+    pytest.importorskip("triton")
+    from unidle.algos.fused_evaluation import FusedEvaluation
+    from unidle.algos.fused_minibatch import FusedMinibatch
+    from unidle.algos.small_network import shape_of
+
+    shape = shape_of(algo.policy)
+    assert shape is not None
+    return FusedEvaluation(algo.policy, algo.parameters, shape), FusedMinibatch(algo, shape)
+
+
+def both_gradients(
+    action_space: spaces.Space, changes: dict[str, Any], *, weighted: bool = False, masked: bool = False
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(gradient, what is logged) by autograd and by the kernel."""
+    algo = an_algo(action_space, changes, masked=masked)
+    batch = a_batch(algo.policy, ActionLayout.of(action_space), weighted=weighted, masked=masked)
+    order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
+    found = []
+    for compute in (algo.gradient, kernels_of(algo)[1].gradient):
+        algo.parameters.grad.fill_(7.0)
+        logged = compute(batch, order)
+        found.append((algo.parameters.grad.clone(), logged))
+    return found
+
+
+def assert_close(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    (expected, logged), (gradient, also_logged) = found
+    assert expected.norm() > 0
+    used = expected != 7.0  # autograd leaves the padding between parameters alone
+    error = (gradient - expected)[used].norm() / expected[used].norm()
+    assert error < 2e-5
+    torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["fresh", "stale"])
+def test_the_gradient_is_that_of_autograd_for_every_kind_of_action(name: str, weighted: bool) -> None:
+    assert_close(both_gradients(ACTIONS[name], {"ent_coef": 0.02}, weighted=weighted))
+
+
+@pytest.mark.parametrize("name", ["one choice", "heads", "both"])
+def test_what_a_mask_forbids_has_no_part_in_the_gradient(name: str) -> None:
+    assert_close(both_gradients(ACTIONS[name], {"ent_coef": 0.02}, masked=True))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_gradient_is_that_of_autograd_for_every_recipe(name: str) -> None:
+    assert_close(both_gradients(ACTIONS["both"], RECIPES[name]))
+
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "short steps": {"max_grad_norm": 0.01},
+    "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
+    "stopped by the KL divergence": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
+    states = []
+    for fused in (False, True):
+        algo = an_algo(ACTIONS["both"], LEARNING[name])
+        batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False)
+        with torch.no_grad():
+            params, _ = algo.policy(batch.rows)
+            batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
+        generator = torch.Generator().manual_seed(5)
+        orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)]).to(DEVICE)
+        learn = kernels_of(algo)[1].learn if fused else algo.ways.learn
+        learn(batch, orders)
+        state = algo.adam.state_dict()
+        states.append([algo.parameters.flat.detach(), *state.values(), algo.sums, algo.minibatches, algo.stopped])
+    assert bool(states[0][-1]) == ("target_kl" in LEARNING[name])
+    assert 0 < float(states[0][-2]) <= 6
+    for ours, theirs in zip(states[1], states[0]):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
+def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool) -> None:
+    changes = {"n_envs": 20, "n_steps": 16, "batch_size": 64, "normalize_obs": True}
+    algo = an_algo(ACTIONS[name], changes, masked=masked)
+    actions = ActionLayout.of(ACTIONS[name])
+    batch = a_batch(algo.policy, actions, weighted=False, masked=masked)
+    rollout = Rollout(15, 20, algo.policy.rows.row_bytes, actions.width, 0, DEVICE)
+    rollout.rows.copy_(batch.rows.view_as(rollout.rows))
+    rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
+    evaluation, _ = kernels_of(algo)
+    for ours, theirs in zip(evaluation.rollout(rollout), algo.ways.evaluate(rollout)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    rows = batch.rows[:77, 0]
+    torch.testing.assert_close(evaluation.values(rows), algo.policy.value(rows), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "n_envs"), [(1, 1), (7, 65), (33, 128)])
+def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int) -> None:
+    pytest.importorskip("triton")
+    from unidle.memory.fused_gae import fused_gae
+
+    generator = torch.Generator().manual_seed(steps)
+    rewards, bootstrap = torch.randn(2, steps, n_envs, generator=generator).to(DEVICE)
+    values = torch.randn(steps + 1, n_envs, generator=generator).to(DEVICE)
+    draw = torch.rand(steps, n_envs, generator=generator).to(DEVICE)
+    of_steps = rewards, values, bootstrap, draw < 0.1, draw > 0.9, 0.97, 0.9
+    for ours, theirs in zip(fused_gae(*of_steps), gae(*of_steps)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 4097])
+def test_a_shuffle_leaves_nothing_out_and_its_key_decides_the_order(n: int) -> None:
+    pytest.importorskip("triton")
+    from unidle.memory.fused_shuffle import fused_shuffle
+
+    first, again, other = (fused_shuffle(n, torch.Generator(DEVICE).manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.sort().values.cpu(), torch.arange(n))
+    assert torch.equal(first, again)
+    assert n < 64 or not torch.equal(first, other)
+
+
+def test_every_number_comes_to_every_place_as_often_as_to_any_other() -> None:
+    pytest.importorskip("triton")
+    from unidle.memory.fused_shuffle import fused_shuffle
+
+    n, times = 12, 120 if INTERPRETED else 3000
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    seen = torch.zeros(n, n)
+    following = torch.zeros(n, n)
+    for _ in range(times):
+        order = fused_shuffle(n, generator).cpu()
+        seen[torch.arange(n), order] += 1
+        following[order[:-1], order[1:]] += 1
+    expected = times / n  # also of each ordered pair: n − 1 of n (n − 1) are neighbours
+    # Chi-squared with 121 and about as many degrees of freedom: mean 121, deviation 16.
+    assert ((seen - expected).square() / expected).sum() < 121 + 5 * 16
+    off = ~torch.eye(n, dtype=torch.bool)
+    assert ((following - expected)[off].square() / expected).sum() < 121 + 5 * 16
+
+
+def test_kernels_are_taken_up_where_they_prove_right_and_a_wrong_one_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton")
+    from unidle.algos import ppo_kernels
+
+    algo = an_algo(ACTIONS["heads"], {"n_envs": 20, "n_steps": 15, "batch_size": 60})
+    actions = ActionLayout.of(ACTIONS["heads"])
+    batch = a_batch(algo.policy, actions, weighted=False, masked=False)
+    rollout = Rollout(15, 20, algo.policy.rows.row_bytes, actions.width, 0, DEVICE)
+    rollout.rows.copy_(batch.rows.view_as(rollout.rows))
+    rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
+    rollout.rewards.copy_(batch.returns[:300].view_as(rollout.rewards))
+    before = algo.parameters.flat.detach().clone()
+    assert ppo_kernels.proven_ways(algo, rollout).keys() == {"shuffle", "evaluate", "value", "gae", "learn"}
+    assert torch.equal(algo.parameters.flat, before)
+    right = ppo_kernels.fused_gae
+    monkeypatch.setattr(ppo_kernels, "fused_gae", lambda *of: [1.1 * part for part in right(*of)])
+    with pytest.raises(RuntimeError, match="advantages are not those of the plain formulas"):
+        ppo_kernels.proven_ways(algo, rollout)

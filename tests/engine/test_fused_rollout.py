@@ -1,0 +1,78 @@
+"""A rollout by one kernel against the same by single steps, on a GPU or (TRITON_INTERPRET=1) on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from unidle.config import Recipe
+from unidle.engine.device_collector import DeviceCollector
+from unidle.envs.classic import TASKS, Classic
+from unidle.envs.contract import probe
+from unidle.envs.make import env_maker
+from unidle.memory.rollout import Rollout
+from unidle.nn.flat import FlatParameters
+from unidle.nn.policy import Policy
+from unidle.timeline import Timeline
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+if not INTERPRETED:
+    pytestmark = pytest.mark.gpu
+
+STEPS, ENVS = 9, 40  # no multiple of what a block takes
+FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_rows", "final_at")
+
+
+def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
+    """In the middle of things: every environment has taken some steps, and the weights are not the first ones."""
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(3)
+    contract = probe(env_maker(name))
+    recipe = Recipe(**{"network_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
+    policy = Policy(contract.rows, contract.actions, recipe).to(DEVICE)
+    for parameter in policy.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    if policy.encoder.norm is not None:
+        numbers = policy.encoder.n_numbers
+        policy.encoder.norm.update(1 + 3 * torch.randn(100, numbers, device=DEVICE))
+    FlatParameters(policy)
+    rollout = Rollout(STEPS, ENVS, contract.rows.row_bytes, contract.actions.width, 0, DEVICE)
+    env = Classic(dataclasses.replace(TASKS[name], limit=limit), ENVS, 2**40 + 7, DEVICE, first_index=5)
+    collector = DeviceCollector(env, contract, policy, rollout, 0, Timeline(), tell=pytest.fail)
+    collector._kernel_untried = False
+    # Episodes end in the middle of a rollout, each at its own time.
+    collector._state["length"].copy_(torch.arange(ENVS, device=DEVICE) % limit)
+    return collector
+
+
+def rollouts_of(collector: DeviceCollector, count: int) -> list[dict[str, torch.Tensor]]:
+    found = []
+    for number in range(count):
+        collector.forget_episodes()
+        collector.collect(torch.Generator(DEVICE).manual_seed(number))
+        kept = {name: getattr(collector._rollout, name).clone() for name in FIELDS}
+        # What a step counts for itself, `_at` and `_cut`, the kernel has no need of.
+        kept |= {f"moving {i}": tensor.clone() for i, tensor in enumerate(collector.moving()[:-2])}
+        kept = {
+            field: tensor.view(torch.float32) if tensor.dtype == torch.uint8 else tensor
+            for field, tensor in kept.items()
+        }
+        found.append(kept)
+    return found
+
+
+@pytest.mark.parametrize("limit", [4, 50], ids=["cut off twice", "seldom cut off"])
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("changes", [{}, {"normalize_obs": True, "activation": "relu"}], ids=["plain", "normalised"])
+def test_one_kernel_does_what_single_steps_do(name: str, limit: int, changes: dict[str, Any]) -> None:
+    pytest.importorskip("triton")
+    steps, kernel = collector_of(name, limit, **changes), collector_of(name, limit, **changes)
+    kernel._kernel = kernel._proven_kernel()
+    assert kernel._kernel is not None
+    for ours, theirs in zip(rollouts_of(kernel, 2), rollouts_of(steps, 2)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
