@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from unidle.algos.algorithm import Algorithm, AnyPolicy, new_policy
+from unidle.algos.capturing import Capturer
+from unidle.algos.dqn import DQN
+from unidle.algos.ppo import PPO
+from unidle.algos.sac import SAC
 from unidle.config import Config, Engine, Recipe
 from unidle.config.machine import available_cores
 from unidle.engine.collector import QUICK_SECONDS
+from unidle.envs.async_pool import AsyncEnvs
 from unidle.envs.contract import Contract
 from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
@@ -18,7 +26,7 @@ from unidle.envs.serial import SerialEnvs
 from unidle.envs.tensors import TensorEnvs
 from unidle.envs.vectorised import vectorised_envs
 from unidle.errors import UsageError
-from unidle.nn.policy import NetworkFactory, Policy
+from unidle.nn.policy import NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 from unidle.spaces.plain import space_from_plain, space_to_plain
@@ -85,13 +93,24 @@ def make_envs(
 ) -> HostEnvs:
     """Environments in this process, or in `workers` worker processes of `slices` slices each.
 
-    Those that step together do as their library does, and of a vector environment there are as many as it has.
+    Those that step together do as their library does, and of a vector environment there are as many as it has. Those
+    that wait do so on an event loop here, or on one in each worker process if the user asks for these; each is a slice
+    of its own, unless the user asks for so many.
     """
+    maker = maker.with_slots(n_envs)
     if contract.on_device:
         return TensorEnvs(maker.on_device(n_envs, seed, first_index=first_index), contract)
     if contract.vectorised:
         return vectorised_envs(maker, contract, n_envs, seed, first_index, slices)
     restarts = engine.max_env_restarts
+    timeout = engine.env_timeout
+    if maker.makes == "async":
+        maker = replace(maker, deadline=timeout)
+        # One loop is enough for most, and it keeps to its manners: those of two processes know nothing of each other.
+        if workers == 0 or not (engine.workers or engine.subproc):
+            return AsyncEnvs(maker, contract, n_envs, seed, first_index, engine.slices, max_env_restarts=restarts)
+        slices = engine.slices or n_envs
+        timeout = timeout and 3 * timeout  # steps have their own deadline, and what follows from one takes time too
     if workers == 0:
         return SerialEnvs(maker, contract, n_envs, seed, first_index, max_env_restarts=restarts)
     return ProcessPool(
@@ -102,7 +121,7 @@ def make_envs(
         workers,
         first_index,
         slices,
-        env_timeout=engine.env_timeout,
+        env_timeout=timeout,
         max_env_restarts=restarts,
         # Where a quota, not the set of cores, is what limits us, others are on these cores too.
         pin_cores=workers >= len(os.sched_getaffinity(0)) - 1 if engine.pin_cores is None else engine.pin_cores,
@@ -136,8 +155,16 @@ def spaces_to_plain(contract: Contract) -> dict[str, Any]:
 
 def policy_from(
     plain: dict[str, Any], config: Config, network: NetworkFactory | None
-) -> tuple[Policy, RowLayout, ActionLayout]:
+) -> tuple[AnyPolicy, RowLayout, ActionLayout]:
     """An untrained policy for the spaces in a checkpoint, without making the environment."""
     actions = ActionLayout.of(space_from_plain(plain["action"]), config.recipe.discretize)
     rows = RowLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])
-    return Policy(rows, actions, config.recipe, network), rows, actions
+    return new_policy(rows, actions, config.recipe, network), rows, actions
+
+
+def new_algorithm(
+    policy: Any, recipe: Recipe, capture: Capturer, fall_back: Callable[[str, Exception, str], None]
+) -> Algorithm:
+    """What improves `policy`, which is on its device already."""
+    kinds: dict[str, Callable[..., Algorithm]] = {"ppo": PPO, "sac": SAC, "dqn": DQN}
+    return kinds[recipe.algo](policy, recipe, capture, fall_back)

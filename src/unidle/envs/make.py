@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import gymnasium
 
+from unidle.envs.async_env import AsyncEnv, Awaited
 from unidle.errors import UsageError
 
-# Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or one of Isaac Lab's kind.
+# Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or one of Isaac Lab's kind; or it is
+# the class of an AsyncEnv.
 EnvFactory = Callable[..., Any]
 
 # What EnvPool is told by unidle itself.
 _ENVPOOL_DECIDED = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}
 _DEVICE_DECIDED = {"n_envs", "seed", "device"}
-# Environments of unidle's own: (module, class) on the device, and of its twin for Gymnasium.
+# Environments of unidle's own: (module, class) on the device or on an event loop, and of its twin for Gymnasium.
 _OWN: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "unidle/Mission-v0": (("mission", "Mission"), ("mission_twin", "MissionEnv")),
+    "unidle/SiteExplore-v0": (("site_explore", "SiteExplore"), ("site_explore_twin", "SiteExploreEnv")),
     "unidle/Trading-v0": (("trading", "Trading"), ("trading_twin", "TradingEnv")),
 }
 
@@ -36,10 +40,11 @@ class EnvMaker:
     name: str  # what config.yaml says; empty brackets around it if it cannot be made again from there
     factory: EnvFactory
     kwargs: dict[str, Any] = field(default_factory=dict)
-    # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; a DeviceEnv; or whatever the user's factory
-    # returns.
-    makes: Literal["one", "many", "device", "either"] = "either"
-    twin: EnvFactory | None = None  # of a DeviceEnv: one gymnasium.Env with the same rules
+    # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; a DeviceEnv; one AsyncEnv; or whatever the
+    # user's factory returns.
+    makes: Literal["one", "many", "device", "async", "either"] = "either"
+    twin: EnvFactory | None = None  # of a DeviceEnv or AsyncEnv: one gymnasium.Env with the same rules
+    deadline: float | None = None  # seconds that a step or reset of an AsyncEnv may take
     # Made to be looked at and not yet stepped: a simulator starts slowly, and may be the only one of its process.
     spare: list[Any] = field(default_factory=list, repr=False, compare=False)
 
@@ -52,12 +57,24 @@ class EnvMaker:
                 f"{self.name} steps many at once on the device and there is no single one; leave out --workers, "
                 "--subproc and --video."
             )
-        return EnvMaker(self.name, self.twin, self.kwargs, makes="one")
+        return self._gymnasium(self.twin)
+
+    def _gymnasium(self, twin: EnvFactory) -> EnvMaker:
+        return EnvMaker(self.name, twin, self.kwargs, makes="one")
+
+    def with_slots(self, n_envs: int) -> EnvMaker:
+        """Makes the same environment as one of `n_envs`, where that decides which task it plays when."""
+        kind = self.factory.func if isinstance(self.factory, partial) else self.factory
+        if not getattr(kind, "takes_turns", False):
+            return self
+        return replace(self, kwargs={**self.kwargs, "n_slots": n_envs})
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
         """Make one environment; `extra` (render_mode) goes to the factory too."""
         if self.makes == "device":
             return self.on_host()(**extra)
+        if self.makes == "async":
+            return self._gymnasium(self.twin or partial(Awaited, self.factory))(**extra)
         if self.makes != "many":
             env = self.any(**extra)
             if vector_kind(env) is None:
@@ -67,8 +84,15 @@ class EnvMaker:
         raise UsageError(f"{self.name} makes many environments at once; give a factory of one gymnasium.Env for this.")
 
     def any(self, **extra: Any) -> Any:
-        """Make what the factory makes: one environment, or a vector environment."""
+        """Make what the factory makes: one environment, or a vector environment; of an AsyncEnv, its twin."""
+        if self.makes == "async":
+            return self(**extra)
         env = self._call(extra)
+        if inspect.iscoroutinefunction(getattr(env, "step", None)):
+            raise UsageError(
+                f"{self.name} returned a {type(env).__name__}, whose step is a coroutine; name the class itself, or "
+                "functools.partial of it, so that its episodes share an event loop."
+            )
         if not isinstance(env, gymnasium.Env) and vector_kind(env) is None:
             raise UsageError(
                 f"{self.name} returned {type(env).__name__}, not a gymnasium.Env; "
@@ -87,6 +111,11 @@ class EnvMaker:
                 self.spare.append(env)
             else:
                 env.close()
+
+    def awaitable(self) -> AsyncEnv:
+        """Make one AsyncEnv."""
+        env: AsyncEnv = self._call({})
+        return env
 
     def pool(self, seeds: Sequence[int]) -> Any:
         """Make an EnvPool of as many environments as there are seeds."""
@@ -107,6 +136,8 @@ class EnvMaker:
         except TypeError as error:
             if self.kwargs and "unexpected keyword" in str(error):
                 raise UsageError(f"{self.name} does not take these env_kwargs: {_one_line(error)}.") from None
+            if self.name.startswith("unidle/") and "required positional" in str(error):
+                raise UsageError(f"{self.name} needs more env_kwargs: {_one_line(error)}.") from None
             raise
 
 
@@ -157,6 +188,11 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
         return _from_unidle(env, kwargs)
     if module in ("gymnax", "brax") and attribute:
         return EnvMaker(env, _from_jax(module, attribute), kwargs, makes="device")
+    if module == "metaworld" and attribute:
+        from unidle.envs.metaworld_env import MultiTaskEnv, task_names
+
+        task_names(attribute)  # says so if there is none of that name, or no package
+        return EnvMaker(env, partial(MultiTaskEnv, attribute), kwargs, makes="one")
     if module == "envpool" and attribute:
         return EnvMaker(env, _from_envpool(attribute, kwargs), kwargs, makes="many")
     if attribute:
@@ -173,6 +209,11 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
 def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
     # Isaac Lab's environments derive from gymnasium.Env, each of them being many.
     is_many = getattr(factory, "is_vector_env", False)
+    inner = factory
+    while isinstance(inner, partial):
+        inner = inner.func
+    if isinstance(inner, type) and inspect.iscoroutinefunction(getattr(inner, "step", None)):
+        return EnvMaker(name, factory, kwargs, makes="async")
     is_env = isinstance(factory, type) and issubclass(factory, gymnasium.Env) and not is_many
     return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
 
@@ -190,8 +231,9 @@ def _from_unidle(name: str, kwargs: dict[str, Any]) -> EnvMaker:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
         raise UsageError(f"unidle has no environment `{name}`; {hint}")
-    on_device, twin = (getattr(importlib.import_module(f"unidle.envs.{module}"), kind) for module, kind in _OWN[name])
-    return EnvMaker(name, on_device, kwargs, makes="device", twin=twin)
+    own, twin = (getattr(importlib.import_module(f"unidle.envs.{module}"), kind) for module, kind in _OWN[name])
+    is_async = inspect.iscoroutinefunction(own.step)
+    return EnvMaker(name, own, kwargs, makes="async" if is_async else "device", twin=twin)
 
 
 def _from_jax(library: str, task: str) -> EnvFactory:

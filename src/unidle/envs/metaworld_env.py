@@ -91,6 +91,7 @@ class MultiTaskEnv(gymnasium.Env):
     """
 
     metadata = MetaWorldTask.metadata
+    takes_turns = True  # unidle tells it the numbers of slot and episode
 
     def __init__(self, benchmark: str = "MT10", slot: int = 0, n_slots: int = 1, seed: int = 0, **kwargs: Any) -> None:
         """`seed` and `kwargs` are those of MetaWorldTask."""

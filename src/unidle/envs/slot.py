@@ -82,7 +82,9 @@ class EnvSlot:
         """Reset with the seed of that episode and write its first observation."""
         self.episode, self.length, self._return = episode, 0, 0.0
         env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
-        observation, info = self._guarded(lambda: check_outcome(env.reset(seed=seed), 2, "reset"))
+        # What an episode is may depend on more than its seed (see MultiTaskEnv).
+        asked = {"options": {"env": self.index, "episode": episode}} if _takes_turns(env) else {}
+        observation, info = self._guarded(lambda: check_outcome(env.reset(seed=seed, **asked), 2, "reset"))
         if self._unchecked:
             self._guarded(lambda: check_observation(env.observation_space, observation, "reset"))
         self._observe(observation, info)
@@ -199,3 +201,8 @@ def _is_restorable(env: gymnasium.Env) -> bool:
             return False
         env = env.env
     return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+
+
+def _takes_turns(env: gymnasium.Env) -> bool:
+    """Whether the number of an environment and of its episode decide which task it plays."""
+    return bool(getattr(env.unwrapped, "takes_turns", False))

@@ -109,7 +109,13 @@ def main() -> None:
         # For environments that draw from the global streams.
         random.seed(job.seed + job.worker)
         np.random.seed((job.seed + job.worker) % 2**32)  # noqa: NPY002
-        with contextlib.closing(_Worker(pipe, job, *cloudpickle.loads(job.cargo))) as worker:
+        maker, contract = cloudpickle.loads(job.cargo)
+        kind = Worker
+        if maker.makes == "async":
+            from unidle.envs.async_worker import AsyncWorker  # which others do without
+
+            kind = AsyncWorker
+        with contextlib.closing(kind(pipe, job, maker, contract)) as worker:
             pipe.send_bytes(cloudpickle.dumps(("ok", None, [])))
             worker.serve()
     except (EOFError, ConnectionError):
@@ -119,7 +125,11 @@ def main() -> None:
             pipe.send_bytes(_in_words(error))
 
 
-class _Worker:
+class Worker:
+    """Steps its slices one after the other."""
+
+    spin_seconds = SPIN_SECONDS
+
     def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
         memory = map_memory(job.memory)
         block = Block(contract, job.n_envs, memory)
@@ -127,16 +137,19 @@ class _Worker:
         board = Switchboard.over(memory, start, len(job.bounds), job.workers, initialise=False)
         self._pipe, self._number, self._board, self._block = pipe, job.worker, board, block
         self._first = job.lines.start
-        self._envs = Slots(maker, contract, block, job.lines, job.seed, job.first_index)
+        self._envs = self._make_slots(maker, contract, job)
         # Slice → its environments, counted from this worker's first.
         self._own = {s: (job.bounds[s][0] - self._first, job.bounds[s][1] - self._first) for s in job.slices}
+
+    def _make_slots(self, maker: Any, contract: Contract, job: Job) -> Any:
+        return Slots(maker, contract, self._block, job.lines, job.seed, job.first_index)
 
     def serve(self) -> None:
         """Do what is handed over, one thing per post of `go`."""
         board, number = self._board, self._number
         go, commands = board.go[number], board.commands
         while True:
-            go.wait(_LOOK_AROUND_SECONDS, SPIN_SECONDS)
+            go.wait(_LOOK_AROUND_SECONDS, self.spin_seconds)
             if commands[number]:
                 commands[number] = 0
                 self._obey()
@@ -146,25 +159,30 @@ class _Worker:
     def _step_one(self) -> bool:
         """Step a slice that was handed over; False if there is none."""
         board = self._board
-        for number, (first, end) in self._own.items():
+        for number in self._own:
             if board.flags[number] == STEP:
-                flag, message = DONE, b""
-                try:
-                    self._envs.step(first, end)
-                except Exception as error:
-                    flag, message = FAILED, _in_words(error)
-                else:
-                    if faults := self._envs.take_faults():
-                        flag, message = TOLD, cloudpickle.dumps(("ok", None, faults))
-                self._block.beats[self._first] += 1
-                board.flags[number] = flag
-                board.ready.post()
-                if message:
-                    self._pipe.send_bytes(message)
+                self._hand_back(number)
                 # The next slice in turn comes first next time, so that none waits for ever.
                 self._own[number] = self._own.pop(number)
                 return True
         return False
+
+    def _hand_back(self, number: int) -> None:
+        """Step a slice, and say that it was."""
+        board, (first, end) = self._board, self._own[number]
+        flag, message = DONE, b""
+        try:
+            self._envs.step(first, end)
+        except Exception as error:
+            flag, message = FAILED, _in_words(error)
+        else:
+            if faults := self._envs.take_faults():
+                flag, message = TOLD, cloudpickle.dumps(("ok", None, faults))
+        self._block.beats[self._first] += 1
+        board.flags[number] = flag
+        board.ready.post()
+        if message:
+            self._pipe.send_bytes(message)
 
     def _obey(self) -> None:
         """A command: make, start, renew, states or resume; rare, so plainly pickled."""
@@ -177,6 +195,7 @@ class _Worker:
         self._pipe.send_bytes(answer)
 
     def close(self) -> None:
+        """Close every environment."""
         self._envs.close()
 
 

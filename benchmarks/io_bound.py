@@ -1,0 +1,408 @@
+"""Episodes on a website: unidle's event loop beside SB3's 32 processes with requests and BeautifulSoup.
+
+Both play the same episodes of `SiteExplore` on a generated site (30 KB pages, about 50 links each) that another process
+serves on this machine, with random links out of those on offer, and learn nothing. The peer's environment is the same
+class, but for how it gets a page (`requests`, one session per environment) and how it reads it (BeautifulSoup on lxml).
+Each side is a process of its own. Memory is what the pool adds: PSS of the process and its children while it runs, less
+what the process had, torch imported, before the pool was made. SB3's processes are forked, so that what was imported
+before is not counted as theirs.
+
+    python benchmarks/io_bound.py              # ratio, memory, curve and shares
+    python benchmarks/io_bound.py --brief      # the ratio only, and less time for it
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import gymnasium
+import numpy as np
+from machine import provenance, save
+
+TOPIC = "comet orbit telescope galaxy nebula planet"
+LATENCY, PEERS, EPISODES = 0.05, 32, 256
+CURVE_EPISODES, CURVE_LATENCIES = (32, 128, 512, 2048), (0.0, 0.05, 0.5)
+PAGES, LINKS, PAGE_BYTES = 1000, 50, 30_000
+
+
+# -- the site ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(latency: float) -> Iterator[str]:
+    """The address of a site that another process serves, all of its pages made once already."""
+    command = [sys.executable, "-m", "unidle.sites", "--latency", str(latency), "--pages", str(PAGES)]
+    command += ["--links", str(LINKS), "--page-bytes", str(PAGE_BYTES)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            asyncio.run(_look_at_all(url))
+            yield url
+        finally:
+            server.terminate()
+
+
+async def _look_at_all(url: str) -> None:
+    import aiohttp
+
+    from unidle.sites.generate import Layout, Site
+
+    places = asyncio.Semaphore(64)
+    async with aiohttp.ClientSession() as session:
+
+        async def look(path: str) -> None:
+            async with places, session.get(url + path) as response:
+                await response.read()
+
+        await asyncio.gather(*map(look, Site.of(0, Layout(PAGES, LINKS, PAGE_BYTES)).paths))
+
+
+# -- memory and time of a process and its children ---------------------------------------------------------------------
+
+
+def tree() -> list[Any]:
+    """This process and its children."""
+    import psutil
+
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def pss() -> float:
+    """MiB."""
+    return sum(process.memory_full_info().pss for process in tree()) / 2**20
+
+
+def cpu_seconds() -> float:
+    """Of all of them, so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in tree())
+
+
+def measured(step: Callable[[], int], seconds: float, before: float) -> dict[str, float]:
+    """Steps a second of `step`, which says how many it took, after a while of warming up."""
+    until = time.perf_counter() + seconds / 3
+    while time.perf_counter() < until:
+        step()
+    steps, cpu, began = 0, cpu_seconds(), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        steps += step()
+    wall = time.perf_counter() - began
+    return {
+        "steps_per_second": steps / wall,
+        "cpu_ms_per_step": 1000 * (cpu_seconds() - cpu) / max(1, steps),
+        "added_mib": pss() - before,
+        "load": os.getloadavg()[0],
+    }
+
+
+def random_links(masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One of the links on offer for each [N], and to stop where there are none."""
+    chances = rng.random(masks.shape) * masks
+    chances[:, -1] *= 1e-9
+    return chances.argmax(1)
+
+
+# -- the two sides -----------------------------------------------------------------------------------------------------
+
+
+def measure_unidle(url: str, seconds: float, episodes: int, loops: int) -> dict[str, float]:
+    """One event loop in this process (0), or in each of so many worker processes."""
+    import torch  # noqa: F401
+
+    before = pss()
+    envs = _pool(url, episodes, loops)
+    masks, rng = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0)
+    at_least = max(1, episodes // 32)
+
+    def go(slices: list[int]) -> None:
+        envs.block.actions[slices, 0] = random_links(masks[slices], rng)
+        envs.send(slices)
+
+    def step() -> int:
+        done: list[int] = envs.recv(at_least, 0.002)
+        if done:
+            go(done)
+        return len(done)
+
+    try:
+        envs.start(np.zeros(episodes, np.int64))
+        go(list(range(episodes)))
+        return {**measured(step, seconds, before), "faults": len(envs.faults)}
+    finally:
+        envs.close()
+
+
+def _pool(url: str, episodes: int, loops: int) -> Any:
+    from unidle.config import Engine
+    from unidle.engine.build import make_envs
+    from unidle.envs.contract import probe
+    from unidle.envs.make import env_maker
+
+    maker = env_maker("unidle/SiteExplore-v0", {"site": url, "topic": TOPIC})
+    return make_envs(maker, probe(maker), episodes, 0, loops, Engine(workers=loops or None))
+
+
+class RequestsFetcher:
+    """What `SiteExplore` asks of a Fetcher, by requests: nothing here ever waits without blocking."""
+
+    def __init__(self) -> None:
+        import requests
+
+        from unidle.envs.manners import Manners
+
+        self.manners = Manners()
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = self.manners.user_agent
+        self._rules: dict[str, Any] = {}
+
+    async def fetch(self, url: str) -> Any:
+        from unidle.envs.manners import Page
+
+        answer = self._session.get(url, timeout=10)
+        kind, _, rest = answer.headers.get("Content-Type", "").partition(";")
+        failure = None if answer.ok else "status"
+        charset = rest.partition("charset=")[2]
+        return Page(answer.url, answer.status_code, failure, "", answer.content if answer.ok else b"", kind, charset)  # type: ignore[arg-type]
+
+    def may_follow(self, urls: Iterator[str]) -> list[bool]:
+        return [self._may(urlsplit(url)) for url in urls]
+
+    def _may(self, url: Any) -> bool:
+        from unidle.envs.robots import Robots
+
+        if url.hostname != "127.0.0.1":
+            return False
+        if url.netloc not in self._rules:
+            text = self._session.get(f"http://{url.netloc}/robots.txt", timeout=10).text
+            self._rules[url.netloc] = Robots.parse(text, "unidle")
+        return bool(self._rules[url.netloc].allows(url.path))
+
+
+async def read_with_soup(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Any:
+    """`unidle.envs.page.read`, by BeautifulSoup."""
+    from collections import Counter
+
+    from bs4 import BeautifulSoup
+
+    from unidle.envs.links import LinkBase
+    from unidle.envs.page import MAX_WORDS, Content, Link
+    from unidle.envs.words import words_of
+
+    if content_type != "text/html":
+        return Content()
+    soup = BeautifulSoup(body, "lxml", from_encoding=charset or None)
+    for unseen in soup(["script", "style", "noscript", "template"]):
+        unseen.decompose()
+    base, links = LinkBase(url), {}
+    for anchor in soup.find_all(["a", "area"], href=True):
+        target = base.absolute(str(anchor["href"]))
+        if target is not None and target not in links:
+            text = " ".join(anchor.get_text(" ").split())
+            links[target] = Link(target, text, "nofollow" in (anchor.get("rel") or ()))
+    words = words_of(soup.body.get_text(" ") if soup.body else "", MAX_WORDS)
+    title = soup.title.get_text() if soup.title else ""
+    return Content(title, Counter(words), list(links.values()), is_html=True)
+
+
+class PeerEnv(gymnasium.Env):
+    """`SiteExplore` as one would write it for 32 processes."""
+
+    def __init__(self, url: str) -> None:
+        from unidle.envs import page
+        from unidle.envs.site_explore import SiteExplore
+
+        page.read = read_with_soup  # in this process only
+        self._explorer = SiteExplore(url, TOPIC, fetcher=RequestsFetcher())  # type: ignore[arg-type]
+        self.observation_space, self.action_space = self._explorer.observation_space, self._explorer.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return _driven(self._explorer.reset(seed or 0))
+
+    def step(self, action: Any) -> Any:
+        return _driven(self._explorer.step(action))
+
+
+def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine that never waits returns."""
+    try:
+        coroutine.send(None)
+    except StopIteration as over:
+        return over.value
+    raise AssertionError("it waited")
+
+
+def measure_sb3(url: str, seconds: float, processes: int) -> dict[str, float]:
+    """As many processes in lockstep, as SB3 has them."""
+    import torch  # noqa: F401
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    before = pss()
+    envs = SubprocVecEnv([lambda: PeerEnv(url)] * processes, start_method="fork")
+    rng = np.random.default_rng(0)
+    try:
+        envs.reset()
+        masks = np.stack([info["action_mask"] for info in envs.reset_infos])
+
+        def step() -> int:
+            _, _, done, infos = envs.step(random_links(masks, rng))
+            for line, info in enumerate(infos):
+                masks[line] = (envs.reset_infos[line] if done[line] else info)["action_mask"]
+            return processes
+
+        return measured(step, seconds, before)
+    finally:
+        envs.close()
+
+
+# -- where the time of a step goes -------------------------------------------------------------------------------------
+
+
+def measure_shares(url: str, seconds: float, episodes: int) -> dict[str, float]:
+    """CPU milliseconds of a step by what they are spent on; what is not named is the network's and the loop's."""
+    from unidle.envs import page
+    from unidle.envs.site_explore import SiteExplore
+    from unidle.envs.slots import Slots
+
+    spent: dict[str, float] = {}
+    for owner, method, name in (
+        (page, "parse", "parse"),
+        (SiteExplore, "_mentions", "links"),
+        (SiteExplore, "_observe", "observe"),
+        (SiteExplore, "_look", "observe"),
+        (page_graph_class(), "add_links", "graph"),
+        (Slots, "step", "block"),
+    ):
+        setattr(owner, method, _timed(getattr(owner, method), name, spent))
+    envs = _pool(url, episodes, 0)
+    masks, rng, steps = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0), 0
+    try:
+        envs.start(np.zeros(episodes, np.int64))
+        slices = list(range(episodes))
+        spent.clear()
+        began, cpu = time.perf_counter(), time.process_time()
+        while time.perf_counter() - began < seconds:
+            envs.block.actions[slices, 0] = random_links(masks[slices], rng)
+            envs.send(slices)
+            slices = envs.recv(max(1, episodes // 32), 0.01)
+            steps += len(slices)
+        whole = time.process_time() - cpu
+    finally:
+        envs.close()
+    parts = {f"{name}_ms": 1000 * value / steps for name, value in spent.items()}
+    return {**parts, "network_ms": 1000 * (whole - sum(spent.values())) / steps, "whole_ms": 1000 * whole / steps}
+
+
+def page_graph_class() -> Any:
+    from unidle.envs.page_graph import PageGraph
+
+    return PageGraph
+
+
+def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
+    def timed(*arguments: Any, **settings: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return call(*arguments, **settings)
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.thread_time() - began
+
+    return timed
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def side(kind: str, url: str, seconds: float, episodes: int = 0, loops: int = 0) -> dict[str, float]:
+    """One measurement, in a process of its own."""
+    command = [sys.executable, __file__, "--side", kind, "--url", url, "--seconds", str(seconds)]
+    command += ["--episodes", str(episodes), "--loops", str(loops)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise SystemExit(f"{kind} failed:\n{done.stderr}")
+    seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    words = ", ".join(f"{name} {value:,.2f}" for name, value in seen.items())
+    print(f"{kind} episodes={episodes} loops={loops}: {words}", file=sys.stderr, flush=True)
+    return seen
+
+
+def main() -> None:
+    """Measure everything and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--brief", action="store_true", help="the ratio only")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
+    parser.add_argument("--side", choices=["unidle", "sb3", "shares"], help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--episodes", type=int, default=EPISODES, help=argparse.SUPPRESS)
+    parser.add_argument("--loops", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side == "unidle":
+        print(json.dumps(measure_unidle(given.url, given.seconds, given.episodes, given.loops)))
+    elif given.side == "sb3":
+        print(json.dumps(measure_sb3(given.url, given.seconds, given.episodes)))
+    elif given.side == "shares":
+        print(json.dumps(measure_shares(given.url, given.seconds, given.episodes)))
+    else:
+        result = measure_all(given.seconds, given.brief)
+        save("io_bound", result, given.out)
+        print_table(result)
+
+
+def measure_all(seconds: float, brief: bool) -> dict[str, Any]:
+    """Peer, ours, ours, peer; then the curve."""
+    packages = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
+    cores = len(os.sched_getaffinity(0))
+    result: dict[str, Any] = {"machine": provenance(*packages), "latency": LATENCY, "page_bytes": PAGE_BYTES}
+    with served(LATENCY) as url:
+        runs: dict[str, list[dict[str, float]]] = {"sb3": [], "one loop": [], "a loop per core": []}
+        for name in ("sb3", "one loop", "a loop per core", "a loop per core", "one loop", "sb3"):
+            loops = cores if name == "a loop per core" else 0
+            kind, episodes = ("sb3", PEERS) if name == "sb3" else ("unidle", EPISODES)
+            runs[name].append(side(kind, url, seconds, episodes, loops))
+        result["sides"] = {
+            name: {"runs": seen, **{key: float(np.mean([run[key] for run in seen])) for key in seen[0]}}
+            for name, seen in runs.items()
+        }
+        if not brief:
+            result["shares"] = side("shares", url, seconds, EPISODES)
+    if not brief:
+        result["curve"] = {}
+        for latency in CURVE_LATENCIES:
+            with served(latency) as url:
+                for episodes in CURVE_EPISODES:
+                    for loops in (0, cores):
+                        name = f"{1000 * latency:.0f} ms, {episodes} episodes, {loops or 1} loops"
+                        result["curve"][name] = side("unidle", url, seconds, episodes, loops)
+    return result
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """Every side beside the peer."""
+    peer = result["sides"]["sb3"]
+    print(f"{'':>18}{'steps/s':>10}{'× SB3':>8}{'CPU ms':>8}{'added MiB':>11}{'of SB3':>8}{'load':>6}")
+    for name, seen in result["sides"].items():
+        ratio, memory = seen["steps_per_second"] / peer["steps_per_second"], seen["added_mib"] / peer["added_mib"]
+        print(
+            f"{name:>18}{seen['steps_per_second']:>10,.0f}{ratio:>8.1f}{seen['cpu_ms_per_step']:>8.2f}"
+            f"{seen['added_mib']:>11,.0f}{memory:>8.2f}{seen['load']:>6.1f}"
+        )
+    for name, seen in result.get("curve", {}).items():
+        print(f"{name:>36}{seen['steps_per_second']:>8,.0f} steps/s{seen['added_mib']:>8,.0f} MiB")
+    if "shares" in result:
+        print("CPU ms of a step: " + ", ".join(f"{name[:-3]} {ms:.2f}" for name, ms in result["shares"].items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A worker process whose environments wait: its slices are all under way at once, on an event loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from unidle.envs.async_pool import AsyncSlots
+from unidle.envs.contract import Contract
+from unidle.envs.worker import STEP, Job, Worker
+
+
+class AsyncWorker(Worker):
+    """Like `Worker`, but a slice is first begun, and stepped when the loop is through with it.
+
+    The loop posts `go` too, so that there is still one thing to wait for; as ever a post alone says nothing.
+    """
+
+    spin_seconds = 0.0  # it would take the interpreter from the loop
+
+    def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
+        self._through: deque[int] = deque()  # slices, from the loop
+        self._begun: set[int] = set()
+        super().__init__(pipe, job, maker, contract)
+        self._first_slice = job.slices[0]
+
+    def _make_slots(self, maker: Any, contract: Contract, job: Job) -> AsyncSlots:
+        go = self._board.go[job.worker]
+
+        def on_through(number: int) -> None:
+            self._through.append(number)
+            go.post()
+
+        return AsyncSlots(maker, contract, self._block, job.lines, job.seed, job.first_index, on_through)
+
+    def _step_one(self) -> bool:
+        """Begin what was handed over, and hand back what is through; False if there is neither."""
+        first = self._first_slice
+        flags = self._board.flags[first : first + len(self._own)]
+        handed = [number for number in (first + np.flatnonzero(flags == STEP)).tolist() if number not in self._begun]
+        if handed:
+            self._begun.update(handed)
+            self._envs.begin([(number, *self._own[number]) for number in handed])
+        is_idle = not handed and not self._through
+        while self._through:
+            number = self._through.popleft()
+            self._begun.discard(number)
+            self._hand_back(number)
+        return not is_idle

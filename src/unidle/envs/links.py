@@ -1,0 +1,52 @@
+"""From what stands in `href` to one spelling of one address, quickly: there are fifty on every page."""
+
+from __future__ import annotations
+
+import re
+
+MAX_LENGTH = 2048  # characters; longer ones are traps more often than pages
+
+# What yarl leaves as it is: nothing to quote, no dots to follow, no scheme, no empty query. A fragment may follow.
+_PLAIN = re.compile(r"(/?(?:[A-Za-z0-9_~\-][A-Za-z0-9_~.\-]*+/?)++(?:\?[A-Za-z0-9/_~.=&+,;\-]++)?)(?:#.*)?")
+_STRIPPED = "".join(map(chr, range(0x21)))  # controls and spaces, as browsers do
+_INNER = str.maketrans("", "", "\t\r\n")
+
+
+class LinkBase:
+    """The page that links are relative to."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is absolute."""
+        from yarl import URL
+
+        self.url = URL(url)
+        self._origin = str(self.url.origin())
+        path = self.url.raw_path
+        self._folder = path[: path.rindex("/") + 1]
+        self._plain_origin = f"{self._origin}/"
+
+    def absolute(self, href: str) -> str | None:
+        """The address without its fragment; None if it is not one that could be fetched (mailto:, javascript:, …)."""
+        plain = _PLAIN.fullmatch(href)
+        if plain is None:
+            href = href.strip(_STRIPPED)
+            if href.startswith(self._plain_origin):
+                plain = _PLAIN.fullmatch(href, len(self._origin))
+            if plain is None:
+                return self.spelled_out(href)
+        path = plain[1]
+        found = f"{self._origin}{path}" if path[0] == "/" else f"{self._origin}{self._folder}{path}"
+        return found if len(found) <= MAX_LENGTH else None
+
+    def spelled_out(self, href: str) -> str | None:
+        """The same for any `href` at all."""
+        from yarl import URL
+
+        try:
+            url = self.url.join(URL(href.partition("#")[0].strip(_STRIPPED).translate(_INNER).replace("\\", "/")))
+            if url.scheme not in ("http", "https") or not url.raw_host or url.user or url.password:
+                return None
+            found = f"{url.origin()}{url.raw_path_qs}"
+        except ValueError:
+            return None
+        return found if len(found) <= MAX_LENGTH else None

@@ -1,0 +1,273 @@
+"""Focused crawling: within a budget of requests, find the pages of a website that are about a topic.
+
+An action follows one of the links that look best, or stops. What is seen, all of it from 0 to 1:
+
+    page   the page just fetched: a hashed bag of its words, and how the request went
+    links  [links, ..] the links on offer: the hashed words of each, and what is known of where it leads
+    graph  how the episode stands
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from unidle.envs import page as pages
+from unidle.envs.addresses import AllowList, RefusedError
+from unidle.envs.fetch import Fetcher
+from unidle.envs.links import LinkBase
+from unidle.envs.manners import Manners, Page
+from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, LINK_WORDS, Mention, PageGraph
+from unidle.envs.words import BUCKETS, Topic, bag, bucket, words_of_each
+from unidle.errors import UsageError
+
+PAGE_WORDS, LINK_BUCKETS = 64, 32  # widths of the hashed bags
+PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
+_EMPTY_WORDS = frozenset(b"html htm php asp aspx jsp index www the and for".split())  # a link says nothing by these
+_RECENT = 8  # requests
+
+Observation = dict[str, np.ndarray]
+
+
+class SiteExplore:
+    """An `AsyncEnv`; all of one event loop share limits and connections."""
+
+    def __init__(
+        self,
+        site: str | Sequence[str],
+        topic: str | Sequence[str],
+        *,
+        budget: int = 40,
+        links: int = 16,
+        relevant_at: float = 0.5,
+        cost: float = 0.05,
+        novelty: float = 0.1,
+        fetcher: Fetcher | None = None,
+        **manners: Any,
+    ) -> None:
+        """Explore `site` (of several, one by the episode's seed), looking for `topic`, in `budget` requests.
+
+        A page counts if its relevance, 0 to 1, is at least `relevant_at`. The reward of a request is 1 for a page that
+        counts and was not found before, plus up to `novelty` for words that no page had before, less `cost`. `manners`
+        are those of `Manners`; without `hosts`, nothing but the site itself is talked to, and that must be on loopback.
+        """
+        self.sites = [_start(url) for url in ([site] if isinstance(site, str) else site)]
+        if not self.sites or budget < 1 or links < 1:
+            raise UsageError(
+                "SiteExplore needs at least one site, a budget of one request and one link to choose from."
+            )
+        self.topic = Topic(topic)
+        self.manners = fetcher.manners if fetcher else _manners(self.sites, manners)
+        self.budget, self.links, self.relevant_at = budget, links, relevant_at
+        self.cost, self.novelty = cost, novelty
+        self.action_space = spaces.Discrete(links + 1)  # the last one stops
+        shapes = {
+            "page": (PAGE_WORDS + PAGE_FACTS,),
+            "links": (links, LINK_FACTS + LINK_BUCKETS),
+            "graph": (GRAPH_FACTS,),
+        }
+        self.observation_space = spaces.Dict({key: spaces.Box(0.0, 1.0, shape) for key, shape in shapes.items()})
+        self._fetcher, self._owns_fetcher = fetcher, fetcher is None
+        self._has_fetched = False
+        self._begin(self.sites[0])
+
+    def _begin(self, start: str) -> None:
+        self.graph = PageGraph(start, blank=BUCKETS)
+        self.requests = self.found = self.failed = 0
+        self._shown = np.zeros(0, np.int64)  # the links on offer, as pages of the graph
+        self._seen = np.zeros(BUCKETS, np.bool_)  # words
+        self._bodies: set[int] = set()
+        self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a page that counts was found
+        self._page = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
+        self._relevance, self._freshness, self._has_failed = 0.0, 0.0, False
+
+    async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        """Fetch the first page, which costs nothing."""
+        if self._fetcher is None:
+            self._fetcher = Fetcher.shared(self.manners)
+        start = self.sites[seed % len(self.sites)]
+        self._begin(start)
+        page = await self._visit(0)
+        if page.failure is None:
+            self._has_fetched = True
+        elif not self._has_fetched:
+            raise UsageError(
+                f"{start} could not be fetched ({page.failure}: {page.why}); check the address, or serve a generated "
+                "site with: python -m unidle.sites"
+            )
+        return self._observe(), self._info()
+
+    async def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Follow a link; one that is not on offer is a request wasted."""
+        choice = int(action)
+        if choice == self.links:
+            return self._observe(), 0.0, True, False, self._info()
+        self.requests += 1
+        found, reward = self.found, -self.cost
+        self._freshness, self._has_failed = 0.0, False
+        if 0 <= choice < len(self._shown):
+            await self._visit(int(self._shown[choice]))
+            reward += (self.found - found) + self.novelty * self._freshness
+        self._recent.append(self.found > found)
+        observation = self._observe()
+        # The budget is seen, so running out of it is an end like any other, and nothing comes after it.
+        terminated = self.requests >= self.budget or not len(self._shown)
+        return observation, reward, terminated, False, self._info()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None and self._owns_fetcher:
+            await fetcher.leave()
+
+    # -- a page --------------------------------------------------------------------------------------------------------
+
+    async def _visit(self, number: int) -> Page:
+        """Fetch a page and add it to what is known."""
+        assert self._fetcher is not None
+        page = await self._fetcher.fetch(self.graph.urls[number])
+        content = None
+        if page.failure is None:
+            content = await pages.read(page.body, page.url, page.content_type, page.charset)
+        if content is None:
+            self.failed += 1
+            self._has_failed = True
+            self.graph.mark(number, FAILED)
+            self._look(None, page, is_duplicate=False, new_links=0)
+            return page
+        is_duplicate = self.graph.is_elsewhere(number, page.url) or hash(page.body) in self._bodies
+        self._bodies.add(hash(page.body))
+        relevance = self.topic.of_text(content.words, content.words.total())
+        counts = relevance >= self.relevant_at and not is_duplicate
+        self.found += counts
+        self.graph.mark(number, DUPLICATE if is_duplicate else FETCHED, relevance, counts)
+        new_links = self.graph.add_links(number, self._mentions(content.links), relevance, self.requests)
+        self._relevance = relevance
+        self._look(content, page, is_duplicate, new_links)
+        return page
+
+    def _mentions(self, links: Sequence[pages.Link]) -> list[Mention]:
+        """What those links say, by address and text, that may be followed."""
+        assert self._fetcher is not None
+        may = self._fetcher.may_follow(link.url for link in links)
+        links = [link for link, allowed in zip(links, may) if allowed]
+        said = words_of_each([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
+        mentions = []
+        for link, words in zip(links, said):
+            words = [word for word in words if len(word) > 2 and word not in _EMPTY_WORDS and not word.isdigit()]
+            match = min(1.0, self.topic.hits(words) / 2)
+            mentions.append(Mention(link.url, match, link.nofollow, list(map(bucket, words[:LINK_WORDS]))))
+        return mentions
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def _look(self, content: pages.Content | None, page: Page, is_duplicate: bool, new_links: int) -> None:
+        """Turn the page just fetched into numbers."""
+        self._page = seen = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
+        if content is None:
+            seen[PAGE_WORDS:] = (0, 0, 0, 0, 0, 1, 0, page.status >= 400)
+            return
+        counts = np.fromiter(content.words.values(), np.float32, len(content.words))
+        hashes = np.fromiter(map(bucket, content.words), np.int64, len(content.words))
+        if len(hashes):
+            self._freshness = float(1.0 - self._seen[hashes].mean()) * (not is_duplicate)
+            self._seen[hashes] = True
+            seen[:PAGE_WORDS] = bag(hashes, counts, PAGE_WORDS)
+        seen[PAGE_WORDS:] = (
+            self._relevance,
+            self._freshness,
+            _squeezed(content.words.total(), pages.MAX_WORDS),
+            _squeezed(len(content.links), pages.MAX_LINKS),
+            new_links / max(1, len(content.links)),
+            0,
+            is_duplicate,
+            not content.is_html,
+        )
+
+    def _observe(self) -> Observation:
+        graph, nodes = self.graph, self.graph.nodes
+        self._shown = graph.frontier(self.links)
+        shown = nodes[self._shown]
+        parents = nodes[shown["parent"]]
+        count = len(shown)
+        links = np.zeros((self.links, LINK_FACTS + LINK_BUCKETS + 1), np.float32)
+        columns = np.where(shown["words"] == BUCKETS, LINK_BUCKETS, shown["words"] % LINK_BUCKETS)
+        links[np.arange(count)[:, None], LINK_FACTS + columns] = 1.0  # no word: in the last column, which is not shown
+        facts = links[:count, :LINK_FACTS]
+        facts[:, 0] = 1.0
+        facts[:, 1] = shown["match"]
+        facts[:, 2] = shown["best"]
+        facts[:, 3] = shown["total"] / np.maximum(shown["linked"], 1)
+        facts[:, 4] = np.minimum(np.log1p(shown["linked"].astype(np.float32)) / math.log(1 + self.budget), 1.0)
+        facts[:, 5] = np.minimum(shown["depth"] / 10.0, 1.0)
+        facts[:, 6] = (self.requests - shown["seen_at"].astype(np.float32)) / self.budget
+        facts[:, 7] = shown["nofollow"]
+        facts[:, 8] = (parents["hits"] + 0.5) / (parents["tried"] + 1.0)  # how good the links of that page were so far
+        done = self.requests or 1
+        summary = (
+            1.0 - self.requests / self.budget,
+            min(self.found / self.budget, 1.0),
+            min(self.found / done, 1.0),
+            sum(self._recent) / _RECENT,
+            len(self._recent) / _RECENT,
+            min(self.failed / done, 1.0),
+            _squeezed(len(graph), 10_000),
+            count / self.links,
+            float(facts[:, 1].mean()) if count else 0.0,
+            float(facts[:, 2].mean()) if count else 0.0,
+        )
+        return {
+            "page": self._page.copy(),
+            "links": links[:, :-1].copy(),
+            "graph": np.array(summary, np.float32),
+        }
+
+    def _info(self) -> dict[str, Any]:
+        mask = np.zeros(self.links + 1, np.uint8)
+        mask[: len(self._shown)] = mask[self.links] = 1
+        return {
+            "action_mask": mask,
+            "requests": self.requests,
+            "found": self.found,
+            "relevance": self._relevance,
+            "failed": self._has_failed,
+        }
+
+
+def _squeezed(count: float, full: float) -> float:
+    """A number that may be large, from 0 to 1."""
+    return min(math.log1p(count) / math.log1p(full), 1.0)
+
+
+def _start(url: str) -> str:
+    bare = LinkBase("http://invalid/").spelled_out(url) if "://" in url else None
+    if bare is None:
+        raise UsageError(f"`{url}` is not the address of a site; write it like http://127.0.0.1:8000/.")
+    return bare
+
+
+def _manners(sites: Sequence[str], given: dict[str, Any]) -> Manners:
+    from yarl import URL
+
+    manners = Manners(**given)
+    allowed = AllowList.of(manners.hosts)
+    for site in sites:
+        url = URL(site)
+        try:
+            allowed.check_host(url.raw_host or "", url.port or 0)
+        except RefusedError:
+            raise UsageError(
+                f"{site} is not among the hosts that may be talked to; if you may crawl it, add hosts=['{url.host}'] "
+                "to env_kwargs."
+            ) from None
+    if manners.hosts:
+        return manners
+    # Other services on this machine are none of its business.
+    own = [(url.raw_host or "", url.port) for url in map(URL, sites)]
+    listed = tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in dict.fromkeys(own))
+    return Manners(**{**given, "hosts": listed})
