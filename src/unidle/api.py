@@ -147,7 +147,8 @@ def train(
     `config` (a YAML file), which overrides `preset`.
     """
     name = env if isinstance(env, str) else None
-    layers = lay(preset, Path(config) if config else None, torch.cuda.is_available(), name, settings.get("n_envs"))
+    file, n_envs, algo = Path(config) if config else None, settings.get("n_envs"), settings.get("algo")
+    layers = lay(preset, file, torch.cuda.is_available(), name, n_envs, algo)
     maker = env_maker(env, settings.get("env_kwargs", layers.config.run.env_kwargs))
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
@@ -225,7 +226,8 @@ def sized(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
             f"{maker.name} makes {size} environments at once, not {recipe.n_envs}; leave out --n-envs, or say {size}."
         )
     # The preset's batch size was meant for the preset's number of environments; the user's own was not.
-    fitted: dict[str, Any] = {"batch_size": "auto"} if recipe.batch_size == preset["batch_size"] else {}
+    is_preset = recipe.algo == "ppo" and recipe.batch_size == preset["batch_size"]
+    fitted: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
     recipe = dataclasses.replace(recipe, n_envs=size, **fitted)
     return dataclasses.replace(config, recipe=recipe), [f"n_envs is {size}: as many as {maker.name} makes at once."]
 

@@ -652,13 +652,16 @@ def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None
 # -- presets ---------------------------------------------------------------------------------------------------------
 
 
+META_WORLD = ["mt10-paper-1024", "mt10-paper-400"]
+
+
 @pytest.mark.parametrize(
     ("cores", "fits", "instead"),
     [
-        (1, ["classic", "device"], "classic"),
-        (4, ["classic", "fast", "device"], "fast"),
-        (8, ["classic", "fast", "heavy", "device", "max-gpu"], "heavy"),
-        (16, ["classic", "fast", "heavy", "beast", "device", "isaac", "max-gpu"], "beast"),
+        (1, ["classic", "device", "dqn", "sac"], "classic"),
+        (4, ["classic", "fast", "device", "dqn", "sac"], "fast"),
+        (8, ["classic", "fast", "heavy", "device", "dqn", "max-gpu", "sac"], "heavy"),
+        (16, ["classic", "fast", "heavy", "beast", "device", "dqn", "isaac", "max-gpu", *META_WORLD, "sac"], "beast"),
     ],
 )
 def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
@@ -681,7 +684,7 @@ def test_presets_that_want_more_memory_do_not_fit(
     monkeypatch.setattr(commands, "available_memory", lambda: 2 * 2**30)
     assert run_here(["presets", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["presets"]
-    assert [row["preset"] for row in rows if row["fits"]] == ["classic", "fast", "device"]
+    assert [row["preset"] for row in rows if row["fits"]] == ["classic", "fast", "device", "dqn", "sac"]
     assert {row["instead"] for row in rows if not row["fits"]} == {"fast"}
     assert {row["instead"] for row in rows if row["fits"]} == {None}
 

@@ -408,9 +408,9 @@ def test_other_shared_settings_pass_through(read: Read) -> None:
 
 
 def test_what_is_not_known_is_named_unless_it_changes_nothing(read: Read) -> None:
-    text = "use_sde: true\nsde_sample_freq: -1\nframe_stack: 1\nenv_wrapper: a.b.C\nbuffer_size: 9"
+    text = "use_sde: true\nsde_sample_freq: -1\nframe_stack: 1\nenv_wrapper: a.b.C\nqf_lr: 9"
     assert sb3(read, text).notes == [
-        f"`{word}` has no counterpart in unidle and is ignored." for word in ("use_sde", "env_wrapper", "buffer_size")
+        f"`{word}` has no counterpart in unidle and is ignored." for word in ("use_sde", "env_wrapper", "qf_lr")
     ]
     assert sb3(read, "use_sde: false").notes == []
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
@@ -53,11 +54,11 @@ def test_classic_is_what_stable_baselines3_does_by_default() -> None:
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_is_a_valid_run_of_recipe_values_only(name: str) -> None:
+def test_every_preset_is_a_valid_run_of_recipe_values_only_unless_it_reproduces_others_numbers(name: str) -> None:
     preset = load_preset(name)
     config = preset.apply(Config().with_values({"env": "CartPole-v1"}, "test"))
     assert validated(config) == config
-    assert {section_of(key) for key in preset.values} == {"recipe"}
+    assert {section_of(key) for key in preset.values} == ({"recipe", "run"} if preset.fixed else {"recipe"})
     assert preset.description
 
 
@@ -67,7 +68,8 @@ def test_applying_a_preset_keeps_the_rest_and_records_its_name() -> None:
 
 
 def test_names_are_listed_by_size_and_then_alphabetically() -> None:
-    expected = ["classic", "fast", "heavy", "beast", "device", "isaac", "isaac-max", "max-gpu"]
+    expected = ["classic", "fast", "heavy", "beast", "device", "dqn", "isaac", "isaac-max", "max-gpu"]
+    expected += ["mt10-paper-1024", "mt10-paper-400", "sac"]
     assert preset_names() == expected
     cores = [load_preset(name).cores for name in expected[:4]]
     assert cores == sorted(cores)
@@ -77,7 +79,8 @@ def test_an_unknown_preset_is_answered_with_the_names() -> None:
     with pytest.raises(UsageError) as error:
         load_preset("huge")
     assert str(error.value) == (
-        "There is no preset `huge`; choose one of classic, fast, heavy, beast, device, isaac, isaac-max, max-gpu."
+        "There is no preset `huge`; choose one of classic, fast, heavy, beast, device, dqn, isaac, isaac-max, max-gpu, "
+        "mt10-paper-1024, mt10-paper-400, sac."
     )
 
 
@@ -120,3 +123,18 @@ def test_the_default_follows_the_gpu() -> None:
     assert default_preset(has_gpu=True, env="HalfCheetah-v5") == "heavy"
     assert default_preset(has_gpu=True, env="unidle/CartPole-v1") == "device"
     assert default_preset(has_gpu=False, env="unidle/CartPole-v1") == "classic"
+
+
+def fixed_config(**changes: Any) -> Config:
+    return load_preset("mt10-paper-1024").apply(Config()).with_values(changes, "test")
+
+
+def test_a_preset_of_fixed_numbers_keeps_them_whatever_the_number_of_environments() -> None:
+    assert validated(fixed_config(n_envs=48, workers=4, timesteps=1000)).recipe.updates_per_step == 0.1
+    with pytest.raises(UsageError) as error:
+        validated(fixed_config(batch_size=640))
+    assert str(error.value) == (
+        "Preset mt10-paper-1024 reproduces fixed numbers, and `batch_size` is 1280 in them, not 640; leave it out, or "
+        "say --allow-recipe-change."
+    )
+    assert validated(fixed_config(batch_size=640, allow_recipe_change=True)).recipe.batch_size == 640

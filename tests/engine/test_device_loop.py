@@ -163,7 +163,7 @@ def test_ten_captured_iterations_equal_ten_eager_ones_bit_for_bit(
 ) -> None:
     settings = {**SMALL, "n_envs": 64, "timesteps": 10 * 64 * 16, "device": "cuda", "runs_dir": str(tmp_path)}
     captured = unidle.train(env, run_name="captured", **settings)
-    monkeypatch.setattr("unidle.engine.capture.Capture.__call__", lambda self, name, function, *_: function)
+    monkeypatch.setattr("unidle.engine.capture.Capture.__call__", lambda self, name, function, *_, **__: function)
     eager = unidle.train(env, run_name="eager", **settings)
     assert_same(final_state(captured.path)["algo"], final_state(eager.path)["algo"])
 

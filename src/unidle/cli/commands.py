@@ -67,7 +67,8 @@ def _layers(argv: list[str], file: Path | None) -> Layers:
     """Preset and config file, which give the flags their defaults."""
     n_envs = peek(argv, "--n-envs")
     known = int(n_envs) if n_envs and n_envs.isdigit() else None
-    return lay(peek(argv, "--preset"), file, not wants_help(argv) and _has_gpu(), peek(argv, "--env"), known)
+    has_gpu, env, algo = not wants_help(argv) and _has_gpu(), peek(argv, "--env"), peek(argv, "--algo")
+    return lay(peek(argv, "--preset"), file, has_gpu, env, known, algo)
 
 
 def _has_gpu() -> bool:
@@ -160,7 +161,7 @@ def eval_command(argv: list[str]) -> Result:
     return None
 
 
-_TABLE_WIDTH = 120  # what the table of presets needs
+_TABLE_WIDTH = 120  # what the table of presets needs, and the monitor's in a pipe
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def presets_command(argv: list[str]) -> Result:
                 "n_steps": recipe.n_steps,
                 "total_batch": recipe.total_batch,
                 "batch_size": recipe.batch_size,
-                "n_epochs": recipe.n_epochs,
+                "n_epochs": recipe.n_epochs if recipe.algo == "ppo" else None,
                 "network": list(recipe.network_arch),
                 "cores": preset.cores,
                 "memory_gb": round(preset.memory() / 2**30, 1),
@@ -286,4 +287,55 @@ def report_command(argv: list[str]) -> Result:
     if flags.json:
         return {"path": str(path)}
     print(path)
+    return None
+
+
+@dataclass(frozen=True)
+class _MonitorFlags:
+    """Show what GPUs and CPU do right now, until Ctrl-C.
+
+    Each reading comes with its least, mean and largest value over the last ten seconds, a sparkline that loses no
+    burst, and how often it is really renewed; a value that was only asked for again does not count. A reading that a
+    GPU does not have is a –. Without an NVIDIA GPU you see the CPU side. Needs the extra `meter`.
+    """
+
+    interval: float = 0.1
+    """Seconds between two looks. NVIDIA's readings are renewed ten times a second at most."""
+    csv: Path | None = None
+    """Write each new value to this file too: time, source, reading, value, unit."""
+    pid: int | None = None
+    """Show also what this process and all that it started use together."""
+    once: bool = False
+    """Look for one second, print one table and exit."""
+    json: bool = False
+    """Look for one second and print the result as one JSON object."""
+
+
+def monitor_command(argv: list[str]) -> Result:
+    """`unidle monitor`"""
+    flags = parse(_MonitorFlags, argv, "monitor")
+    if not 0.01 <= flags.interval <= 60:
+        raise UsageError(f"--interval {flags.interval:g} is not between 0.01 and 60 seconds; 0.1 suits most GPUs.")
+
+    from rich.console import Console
+
+    from unidle.report.monitor import ONCE_S, WINDOW_S, Monitor, look_once, watch
+
+    is_once = flags.once or flags.json
+    monitor = Monitor(flags.pid, flags.csv, ONCE_S if is_once else WINDOW_S)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_TABLE_WIDTH)
+    try:
+        if not is_once:
+            watch(monitor, console, flags.interval)
+            return None
+        look_once(monitor, flags.interval)
+        if flags.json:
+            return monitor.result()
+        console.print(monitor.panel(console.width))
+    except KeyboardInterrupt:
+        pass  # there is nothing to save
+    finally:
+        monitor.close()
     return None

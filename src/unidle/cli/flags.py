@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
@@ -19,7 +19,7 @@ from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")
 
-_ALIASES = {"--num-envs": "--n-envs", "--total-timesteps": "--timesteps"}
+_ALIASES = {"--num-envs": "--n-envs", "--n-parallel-envs": "--n-envs", "--total-timesteps": "--timesteps"}
 _OPEN_SWITCHES = ("subproc", "pin-cores")  # which may also be left to unidle
 _SWITCHES = {
     f"--{no}{name}": f"--{name}={word}" for name in _OPEN_SWITCHES for no, word in (("", "on"), ("no-", "off"))
@@ -70,7 +70,7 @@ def _value_of(flag: str, text: str) -> str:
     value = coerce(name, text, flag)
     if value is None:
         return "none"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return _write(value)
 
 
 def parse(
@@ -158,19 +158,32 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         float: ("none|FLOAT", float),
         str: ("none|STR", str),
         Path: ("PATH", Path),  # none is said by leaving it out
+        tuple: ("none|N,N,…", _read_widths),
     }
     kinds = set(get_args(info.type)) - {NoneType}
-    if NoneType not in get_args(info.type) or len(kinds) != 1 or not kinds <= readers.keys():
+    if NoneType not in get_args(info.type) or len(kinds) != 1:
         return None
     (kind,) = kinds
+    if get_origin(kind) is tuple:
+        kind = tuple
+    if kind not in readers:
+        return None
     metavar, read = readers[kind]
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda words: None if words[0] == "none" else read(words[0]),
         is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: ["none" if value is None else str(value)],
+        str_from_instance=lambda value: ["none" if value is None else _write(value)],
     )
+
+
+def _read_widths(text: str) -> tuple[int, ...]:
+    return tuple(int(width) for width in text.split(",") if width)
+
+
+def _write(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @_registry.primitive_rule
@@ -181,9 +194,9 @@ def _layer_widths(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[int
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="N,N,…",
-        instance_from_str=lambda words: tuple(int(width) for width in words[0].split(",") if width),
+        instance_from_str=lambda words: _read_widths(words[0]),
         is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
+        str_from_instance=lambda value: [_write(value)],
     )
 
 

@@ -23,6 +23,7 @@ _COMMANDS = {
     "check-env": "check an environment for mistakes before training on it",
     "export": "write the policy as ONNX",
     "report": "write a run's report.html again",
+    "monitor": "show what GPU and CPU do right now, with bursts",
 }
 
 _HELP = f"""usage: unidle COMMAND [OPTIONS]

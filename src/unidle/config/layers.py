@@ -31,15 +31,23 @@ class Layers:
 
 
 def lay(
-    preset: str | None, file: Path | None, has_gpu: bool, env: str | None = None, n_envs: int | None = None
+    preset: str | None,
+    file: Path | None,
+    has_gpu: bool,
+    env: str | None = None,
+    n_envs: int | None = None,
+    algo: str | None = None,
 ) -> Layers:
-    """Lay preset and config file over the defaults; what a file means may depend on the flags `env` and `n_envs`."""
+    """Lay preset and config file over the defaults; what they are may depend on the flags `env`, `n_envs`, `algo`."""
     translated = read_config(file, env, n_envs) if file else None
     notes = list(translated.notes) if translated else []
     named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
     if not named:
-        named = default_preset(has_gpu, env)
+        algo = algo or (translated.values.get("algo") if translated else None)
+        named = default_preset(has_gpu, env, algo)
         reason = "a GPU is there" if has_gpu else "there is no GPU here"
+        if named == algo:
+            reason = f"the algorithm is {algo}"
         notes.append(f"No preset was named; taking `{named}` because {reason}. `unidle presets` lists them all.")
     config = load_preset(named).apply(Config())
     if translated:

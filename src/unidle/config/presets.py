@@ -23,6 +23,7 @@ class Preset:
     cores: int  # below this many, collecting is what the run waits for
     values: dict[str, Any]  # flat setting → value
     measured: str | None  # steps/s and GPU share, with machine and date, where they were measured
+    fixed: bool = False  # it reproduces numbers of others: its recipe is not to be changed by the way
 
     def apply(self, config: Config) -> Config:
         """`config` with this preset's values laid over it."""
@@ -56,11 +57,14 @@ def load_preset(name: str) -> Preset:
         raise UsageError(f"There is no preset `{name}`; choose one of {', '.join(preset_names())}.")
     tree = read_yaml(_FOLDER / f"{name}.yaml")
     description, cores, measured = tree.pop("description"), tree.pop("cores"), tree.pop("measured", None)
-    return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"), measured)
+    fixed = tree.pop("fixed", False)
+    return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"), measured, fixed)
 
 
-def default_preset(has_gpu: bool, env: str | None = None) -> str:
+def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = None) -> str:
     """What a user who names no preset gets."""
+    if algo is not None and algo != "ppo":
+        return algo
     if not has_gpu:
         return "classic"
     return "device" if env is not None and env.startswith(_ON_DEVICE) else "heavy"

@@ -22,14 +22,14 @@ Schedule = Literal["constant", "linear"]
 class Recipe:
     """What changes learning."""
 
-    algo: Literal["ppo"] = "ppo"
+    algo: Literal["ppo", "sac", "dqn"] = "ppo"
     """Learning algorithm."""
     n_envs: int = 1
     """Environments collected from in parallel."""
     n_steps: int = 2048
     """Steps per environment and iteration; n_envs × n_steps is the total batch."""
     batch_size: int | Literal["auto"] = 64
-    """Minibatch size, a divisor of n_envs × n_steps; auto: the largest not above the preset's."""
+    """Minibatch size; PPO: a divisor of n_envs × n_steps, auto: the largest not above the preset's."""
     n_epochs: int = 10
     """Passes over the total batch per iteration."""
     network_arch: tuple[int, ...] = (64, 64)
@@ -81,6 +81,47 @@ class Recipe:
     precision: Literal["bf16", "tf32", "fp32"] = "tf32"
     """Matrix products on CUDA, sums in fp32; the CPU always uses fp32."""
 
+    buffer_size: int = 1_000_000
+    """SAC, DQN: steps that are remembered."""
+    learning_starts: int = 1000
+    """SAC, DQN: steps with random actions before anything is learned."""
+    updates_per_step: float = 1.0
+    """SAC, DQN: updates for each environment step after those."""
+    adam_eps: float = 1e-8
+    """SAC, DQN: what Adam adds to a deviation before it divides by it; PPO's is 1e-5."""
+    initial: Literal["torch", "he"] = "torch"
+    """SAC: first weights, as torch's layers have them; he: He's uniform ones, no biases, and heads close to 0."""
+    return_steps: int = 1
+    """SAC, DQN: steps that a return sums up before it trusts a value."""
+    prioritised: bool = False
+    """SAC, DQN: what surprised more is learned from more often."""
+    priority_alpha: float = 0.6
+    """How much more often; 0: no more."""
+    priority_beta: float = 0.4
+    """How far that is corrected for at the start of the run; in full at its end."""
+    tau: float = 0.005
+    """SAC, DQN: how far target networks move at a time."""
+    n_critics: int = 2
+    """SAC: critics, of which the lowest is believed."""
+    critic_arch: tuple[int, ...] | None = None
+    """SAC: hidden layers of the critics; none: as the actor's."""
+    temperature: float | Literal["auto"] = "auto"
+    """SAC: weight of the entropy; auto: learned."""
+    n_tasks: int = 1
+    """SAC: tasks, told by the last numbers of an observation (one-hot); each has its head, temperature and memory."""
+    target_entropy: float | None = None
+    """SAC: entropy that the temperature aims at; none: minus the number of actions, or 0.98 of a choice's most."""
+    double: bool = True
+    """DQN: the network chooses the action that its target values."""
+    duelling: bool = False
+    """DQN: values of states and of actions apart."""
+    target_every: int = 1
+    """DQN: updates between two moves of the target."""
+    epsilon_final: float = 0.05
+    """DQN: share of random actions in the end."""
+    epsilon_fraction: float = 0.1
+    """DQN: part of the run in which it falls to that."""
+
     @property
     def total_batch(self) -> int:
         """Transitions per iteration."""
@@ -129,6 +170,8 @@ class Run:
     """Folder that holds the run folders."""
     preset: str | None = None
     """Preset the settings started from; see `unidle presets`."""
+    allow_recipe_change: bool = False
+    """Take another recipe than that of a preset which reproduces fixed numbers."""
     eval_every: int | None = None
     """Steps between evaluations in separate environments; none: a tenth of the run. 0: never."""
     eval_episodes: int = 10
@@ -139,6 +182,8 @@ class Run:
     """Steps between checkpoints; none: a twentieth of the run."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints are kept, beside the best."""
+    save_replay: bool = True
+    """SAC, DQN: keep what is remembered in checkpoints; without it a resumed run first collects anew."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     wandb: bool = False

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from importlib.util import find_spec
 
+from unidle.config.presets import load_preset
 from unidle.config.schema import Config, Recipe
 from unidle.errors import UsageError
 
@@ -18,10 +19,48 @@ _AT_LEAST_ONE = (
     "eval_episodes",
     "keep_checkpoints",
     "threads",
+    "buffer_size",
+    "return_steps",
+    "n_critics",
+    "n_tasks",
+    "target_every",
 )
-_POSITIVE = ("learning_rate", "clip_range", "max_grad_norm")
-_NOT_NEGATIVE = ("ent_coef", "vf_coef")
+_POSITIVE = ("learning_rate", "clip_range", "max_grad_norm", "tau", "adam_eps")
+_NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "updates_per_step")
 _POSITIVE_OR_NONE = ("clip_range_vf", "target_kl", "workers", "slices", "checkpoint_every", "env_timeout")
+_SHARES = ("gamma", "gae_lambda", "tau", "priority_alpha", "priority_beta", "epsilon_final", "epsilon_fraction")
+# Settings that not every algorithm has, and whose they are.
+_OWNERS = {
+    ("ppo",): (
+        "n_epochs",
+        "share_trunk",
+        "recurrent",
+        "gae_lambda",
+        "clip_range",
+        "clip_schedule",
+        "clip_range_vf",
+        "ent_coef",
+        "vf_coef",
+        "target_kl",
+        "normalize_advantage",
+        "normalize_obs",
+        "normalize_reward",
+        "log_std_init",
+    ),
+    ("sac", "dqn"): (
+        "buffer_size",
+        "learning_starts",
+        "updates_per_step",
+        "return_steps",
+        "prioritised",
+        "priority_alpha",
+        "priority_beta",
+        "tau",
+        "adam_eps",
+    ),
+    ("sac",): ("initial", "n_critics", "critic_arch", "temperature", "target_entropy", "n_tasks"),
+    ("dqn",): ("double", "duelling", "target_every", "epsilon_final", "epsilon_fraction"),
+}
 _MAY_BE_INFINITE = ("max_grad_norm",)  # then gradients are never scaled down
 
 
@@ -43,15 +82,16 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
     for name in _POSITIVE_OR_NONE:
         if flat[name] is not None and not flat[name] > 0:
             raise UsageError(f"`{name}` is {flat[name]}; it must be above 0, or none.")
-    for name in ("gamma", "gae_lambda"):
+    for name in _SHARES:
         if not 0 <= flat[name] <= 1:
             raise UsageError(f"`{name}` is {flat[name]}; it must lie between 0 and 1.")
     check_seed(config.run.seed)
     recipe, engine = config.recipe, config.engine
     if recipe.discretize is not None and recipe.discretize < 2:
         raise UsageError(f"`discretize` is {recipe.discretize}; each action needs at least 2 bins.")
-    if any(width < 1 for width in recipe.network_arch):
-        raise UsageError(f"`network_arch` is {recipe.network_arch}; every layer needs at least 1 unit.")
+    for name in ("network_arch", "critic_arch"):
+        if any(width < 1 for width in flat[name] or ()):
+            raise UsageError(f"`{name}` is {flat[name]}; every layer needs at least 1 unit.")
     if engine.subproc is False and engine.workers is not None:
         raise UsageError(
             f"--no-subproc steps environments in this process, and --workers {engine.workers} in others; "
@@ -65,7 +105,64 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
         raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.")
     if not config.run.env:
         raise UsageError("No environment was given; add --env, for example --env CartPole-v1.")
+    _keep_fixed(config)
+    _refuse_others_settings(recipe)
+    if recipe.algo != "ppo":
+        return dataclasses.replace(config, recipe=_off_policy(recipe))
     return dataclasses.replace(config, recipe=_with_batch_size(recipe, preset_batch_size))
+
+
+def _keep_fixed(config: Config) -> None:
+    """A preset that reproduces fixed numbers is theirs, whatever the number of environments and the machine."""
+    run, recipe = config.run, config.recipe
+    preset = load_preset(run.preset) if run.preset else None
+    if preset is None or not preset.fixed or run.allow_recipe_change:
+        return
+    fixed = preset.apply(Config()).recipe
+    for name, value in vars(fixed).items():
+        if name != "n_envs" and getattr(recipe, name) != value:
+            raise UsageError(
+                f"Preset {preset.name} reproduces fixed numbers, and `{name}` is {value} in them, not "
+                f"{getattr(recipe, name)}; leave it out, or say --allow-recipe-change."
+            )
+
+
+def _refuse_others_settings(recipe: Recipe) -> None:
+    for owners, names in _OWNERS.items():
+        for name in names if recipe.algo not in owners else ():
+            if getattr(recipe, name) != getattr(Recipe(), name):
+                raise UsageError(
+                    f"`{name}` is a setting of {' and '.join(owners)} and means nothing to {recipe.algo}; leave it "
+                    f"out, or start from --preset {'classic' if recipe.algo == 'ppo' else recipe.algo}."
+                )
+
+
+def _off_policy(recipe: Recipe) -> Recipe:
+    """`recipe` of SAC or DQN, or a UsageError."""
+    if recipe.batch_size == "auto":
+        raise UsageError(f"`batch_size` auto is PPO's; give {recipe.algo} a number, such as 256.")
+    if recipe.batch_size < 1:
+        raise UsageError(f"`batch_size` is {recipe.batch_size}; it must be at least 1.")
+    if recipe.precision == "bf16":
+        raise UsageError(f"`precision` bf16 is PPO's so far; {recipe.algo} takes tf32 or fp32.")
+    if isinstance(recipe.temperature, float) and not recipe.temperature > 0:
+        raise UsageError(f"`temperature` is {recipe.temperature}; it must be above 0, or auto.")
+    if recipe.buffer_size < 2 * recipe.total_batch:
+        raise UsageError(
+            f"`buffer_size` is {recipe.buffer_size:,}, and one iteration is {recipe.total_batch:,} steps; "
+            "remember at least twice as many."
+        )
+    if recipe.n_tasks > 1 and (recipe.prioritised or recipe.return_steps > 1):
+        raise UsageError(
+            "The memory of several tasks draws as much of each and looks one step ahead; leave out `prioritised` and "
+            "`return_steps`, or give `n_tasks` 1."
+        )
+    if recipe.batch_size % recipe.n_tasks:
+        raise UsageError(
+            f"A batch of {recipe.batch_size} cannot hold as much of each of {recipe.n_tasks} tasks; "
+            f"make it a multiple of {recipe.n_tasks}."
+        )
+    return recipe
 
 
 def check_seed(seed: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
 from unidle.engine.lane import Lane
@@ -24,7 +25,6 @@ from unidle.engine.service import PageLock, Where
 from unidle.envs.host import Fault, HostEnvs
 from unidle.errors import TrainingError
 from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
 from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
 
 _STALL_SECONDS = 0.002  # then those that are ready are served, be they few: nobody waits for a slow one
@@ -47,7 +47,7 @@ class Collector:
     def __init__(
         self,
         envs: HostEnvs,
-        policy: Policy,
+        policy: AnyPolicy,
         rollouts: Sequence[Rollout],
         seed: int,
         timeline: Timeline,

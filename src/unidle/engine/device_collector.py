@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.config.validate import largest_divisor
 from unidle.engine.lane import Whole
@@ -16,7 +17,6 @@ from unidle.envs.contract import Contract
 from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State, traits_of
 from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import leaf_tensor, pack_rows
-from unidle.nn.policy import Policy
 from unidle.streams import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, Timeline
 
@@ -43,7 +43,7 @@ class DeviceCollector:
         self,
         env: DeviceEnv,
         contract: Contract,
-        policy: Policy,
+        policy: AnyPolicy,
         rollout: Rollout,
         seed: int,
         timeline: Timeline,

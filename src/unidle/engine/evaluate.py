@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.envs.host import Fault, HostEnvs
-from unidle.nn.policy import Policy
 from unidle.streams import keyed_generator
 
 _LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
@@ -50,7 +50,7 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
 
 @torch.inference_mode()
 def play(
-    policy: Policy,
+    policy: AnyPolicy,
     envs: HostEnvs,
     episodes: int,
     *,
@@ -73,7 +73,7 @@ def play(
 
 
 def _play(
-    policy: Policy,
+    policy: AnyPolicy,
     envs: HostEnvs,
     episodes: int,
     deterministic: bool,
@@ -81,7 +81,7 @@ def _play(
     stop: Callable[[], bool],
     on_fault: Callable[[Fault], None],
 ) -> Evaluation:
-    block, device = envs.block, policy.log_std.device
+    block, device = envs.block, next(policy.parameters()).device
     slices = range(len(envs.bounds))
     quota = np.full(envs.n_envs, episodes // envs.n_envs)
     quota[: episodes % envs.n_envs] += 1

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.engine.agent import Agent
 from unidle.errors import UsageError
-from unidle.nn.policy import Policy
 from unidle.spaces.tree import Path as LeafPath
 
 
 class _Exported(nn.Module):
     """Leaves of the observation (and mask, recurrent state) → flat action (and next state), by the mode."""
 
-    def __init__(self, policy: Policy, paths: list[LeafPath]) -> None:
+    def __init__(self, policy: AnyPolicy, paths: list[LeafPath]) -> None:
         super().__init__()
         self.policy, self._paths = policy, paths
 

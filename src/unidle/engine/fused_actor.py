@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra import libdevice
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
 
@@ -189,9 +190,11 @@ class FusedActor:
 
     @staticmethod
     def of(
-        policy: Policy, rollout: Rollout, rows: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
+        policy: AnyPolicy, rollout: Rollout, rows: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
     ) -> FusedActor | None:
         """For observations `rows`, `positions` [N] and `actions` in page-locked memory; None if it does not apply."""
+        if not isinstance(policy, Policy):
+            return None
         encoder, distribution, trunk = policy.encoder, policy.distribution, policy.actor_trunk
         linears: list[Any] = [layer for layer in trunk if isinstance(layer, nn.Linear)] + [policy.actor_head]
         kinds = {type(layer) for layer in trunk if not isinstance(layer, nn.Linear)}

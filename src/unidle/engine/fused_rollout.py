@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.small_network import activated, layer, layer_bias, layer_weights, normalised, shape_of
 from unidle.envs.classic import Classic
 from unidle.envs.classic_kernels import advance, begin, episode_word, observation
@@ -149,7 +150,7 @@ class FusedRollout:
     @staticmethod
     def of(
         env: Any,
-        policy: Policy,
+        policy: AnyPolicy,
         rollout: Rollout,
         noise: Tensor,
         state: Mapping[str, Tensor],
@@ -161,8 +162,10 @@ class FusedRollout:
 
         None if it does not apply.
         """
+        if type(env) is not Classic or not isinstance(policy, Policy):
+            return None
         shape = shape_of(policy)
-        if type(env) is not Classic or shape is None or shape["MASKED"]:
+        if shape is None or shape["MASKED"]:
             return None
         _, n_envs = rollout.shape
         norm, distribution = policy.encoder.norm, policy.distribution

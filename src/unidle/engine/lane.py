@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
 from unidle.engine.service import Service
 from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
 from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
 from unidle.streams import NOISE, keyed_generator
 
 
@@ -82,14 +82,14 @@ class Whole:
     """A rollout to learn from, and the policy that acted in it where it is another than the one that learns."""
 
     rollout: Rollout
-    behaviour: Policy | None
+    behaviour: AnyPolicy | None
 
 
 class Lane:
     """A rollout, the weights that act in it, their inference, and the host's notes."""
 
     def __init__(
-        self, learner: Policy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer, *, own_weights: bool
+        self, learner: AnyPolicy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer, *, own_weights: bool
     ) -> None:
         """`own_weights`: act with a copy of the learner's policy, which may then change meanwhile."""
         self.rollout, self.notes = rollout, Notes(rollout)
@@ -105,7 +105,7 @@ class Lane:
         self.unfinished = 0  # slices that still have steps to take in this rollout
 
     @property
-    def behaviour(self) -> Policy | None:
+    def behaviour(self) -> AnyPolicy | None:
         """The policy that acted, where it is another than the one that learns."""
         return None if self.policy is self._learner else self.policy
 

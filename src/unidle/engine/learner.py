@@ -10,7 +10,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from unidle.algos.ppo import PPO
+from unidle.algos.algorithm import Algorithm
 from unidle.engine.lane import Lane, Whole
 from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import Encoder
@@ -32,7 +32,7 @@ def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
 class Learner:
     """One update at a time: `begin`, `advance` until there is nothing more to tell the device, `numbers`."""
 
-    def __init__(self, algo: PPO) -> None:
+    def __init__(self, algo: Algorithm) -> None:
         self._algo = algo
         on_gpu = algo.parameters.flat.is_cuda
         self._over = torch.cuda.Event() if on_gpu else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from unidle.nn.policy import Policy
+from unidle.algos.algorithm import AnyPolicy
 
 
 @dataclass
@@ -14,7 +14,7 @@ class Moment:
     """What a callback gets: the record just written, the policy, and a way to end the run."""
 
     record: dict[str, Any]
-    policy: Policy
+    policy: AnyPolicy
     stop: Callable[[], None]
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
 from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
 
 Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
 
@@ -48,7 +48,7 @@ class PageLock:
 class Service:
     """Acts with one policy into one rollout."""
 
-    def __init__(self, policy: Policy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer) -> None:
+    def __init__(self, policy: AnyPolicy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer) -> None:
         """`state` [N, S] is the recurrent state of the environments as they stand, shared by all services."""
         self.policy, self.rollout = policy, rollout
         device, (steps, n_envs) = rollout.rows.device, rollout.shape

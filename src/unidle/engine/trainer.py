@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unidle.algos.algorithm import new_policy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.ppo import PPO
 from unidle.config import Config
@@ -19,6 +20,7 @@ from unidle.engine.build import (
     choose_slices,
     choose_workers,
     make_envs,
+    new_algorithm,
     set_numerics,
     spaces_to_plain,
     too_many_workers,
@@ -38,7 +40,7 @@ from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError, UsageError
 from unidle.journal import Journal
 from unidle.memory.rollout import Rollout
-from unidle.nn.policy import NetworkFactory, Policy, n_parameters
+from unidle.nn.policy import NetworkFactory, n_parameters
 from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, EVALUATE, LEARN, OTHER, Timeline
 
@@ -76,13 +78,13 @@ class Trainer:
         random.seed(run.seed)
         np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
         torch.manual_seed(run.seed)
-        policy = Policy(self.contract.rows, self.contract.actions, recipe, network).to(device)
+        policy = new_policy(self.contract.rows, self.contract.actions, recipe, network).to(device)
         self._capture = Capture(device, listener.on_message)
         env = maker.on_device(recipe.n_envs, run.seed, device) if self.contract.on_device else None
         # Iterations that are captured whole have no captured parts.
-        is_whole = env is not None and fits(env, recipe)
+        is_whole = recipe.algo == "ppo" and env is not None and fits(env, recipe)
         capture_parts: Capturer = as_it_is if is_whole else self._capture
-        self.algo = PPO(policy, recipe, capture_parts, self._capture.fall_back)
+        self.algo = new_algorithm(policy, recipe, capture_parts, self._capture.fall_back)
         self._timeline = Timeline()
         # It serves a GPU, or learns while the environments go on.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
@@ -109,6 +111,7 @@ class Trainer:
             if engine.compile:
                 self.collector.compile_steps()
             if is_whole:
+                assert isinstance(self.algo, PPO)
                 self._loop = DeviceLoop(self.collector, self.algo, run.seed, self._capture)
         else:
             slices = choose_slices(engine, recipe.n_envs, workers, self.contract.step_seconds, device)
@@ -387,7 +390,7 @@ class Trainer:
             self.best_return, self._best_step = result.mean_return, self.step
             # The best first: a run killed in between evaluates again and writes it again.
             self._timeline.enter(CHECKPOINT)
-            self._folder.save_best(self._state())
+            self._folder.save_best(_without_memory(self._state()))
             self._save()
         if run.target_return is not None and result.mean_return >= run.target_return:
             self._listener.on_message(f"Target return {run.target_return:g} reached at step {self.step:,}.")
@@ -396,7 +399,8 @@ class Trainer:
 
     def _save(self) -> Any:
         self._timeline.enter(CHECKPOINT)
-        path = self._folder.save(self._state(), self.step, self.config.run.keep_checkpoints)
+        state = self._state() if self.config.run.save_replay else _without_memory(self._state())
+        path = self._folder.save(state, self.step, self.config.run.keep_checkpoints)
         self._timeline.enter(OTHER)
         return path
 
@@ -430,6 +434,11 @@ class Trainer:
                 else "This run's environments are in worker processes; go on there: --subproc."
             )
         self.algo.load_state_dict(state["algo"])
+        if "memory" not in state["algo"].get("experience", {"memory": None}):
+            self._listener.on_message(
+                f"What was remembered is not in the checkpoint (--no-save-replay): learning goes on when "
+                f"{self.config.recipe.learning_starts:,} steps are collected anew."
+            )
         lost = self.collector.load_state_dict(state["collector"])
         if lost:
             self._listener.on_message(
@@ -470,6 +479,9 @@ class Trainer:
         backend = f"{self._workers} worker processes ({step})" if self._workers else f"in this process ({step})"
         if self.contract.on_device:
             backend = "on the device"
+        how_often = f"{recipe.n_epochs} epochs"
+        if recipe.algo != "ppo":
+            how_often = f"{recipe.updates_per_step:g} updates a step, from {recipe.buffer_size:,} steps"
         layers = ",".join(map(str, recipe.network_arch)) or "linear"
         core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
         device = next(policy.parameters()).device
@@ -479,11 +491,20 @@ class Trainer:
             "environment": f"{run.env}, {backend}",
             "preset": run.preset or "none",
             "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",
-            "batch size": f"{recipe.batch_size:,}, {recipe.n_epochs} epochs",
+            "batch size": f"{recipe.batch_size:,}, {how_often}",
             "overlap": recipe.overlap,
             "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
             "device": f"{name}, {self._precision}",
         }
+
+
+def _without_memory(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint without what an off-policy algorithm remembers, which may be most of it."""
+    algo = state["algo"]
+    if "experience" not in algo:
+        return state
+    experience = {name: value for name, value in algo["experience"].items() if name != "memory"}
+    return {**state, "algo": {**algo, "experience": experience}}
 
 
 def _due(before: int, after: int, every: int) -> bool:

@@ -20,6 +20,13 @@ from unidle.spaces.observations import RowLayout
 NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
 
 
+def encoder_of(rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None) -> Encoder:
+    """What makes features of observations: ours, or the user's `network`."""
+    if network is None:
+        return Encoder(rows, recipe.normalize_obs)
+    return CustomEncoder(rows, recipe.normalize_obs, network(rows.space, actions.space))
+
+
 class Policy(nn.Module):
     """Rows of observations → what to do (`Params`) and what it is worth (value)."""
 
@@ -30,10 +37,7 @@ class Policy(nn.Module):
         self.rows = rows
         self.in_bf16 = recipe.precision == "bf16"
         self.distribution = ActionDistribution(actions)
-        if network is None:
-            self.encoder = Encoder(rows, recipe.normalize_obs)
-        else:
-            self.encoder = CustomEncoder(rows, recipe.normalize_obs, network(rows.space, actions.space))
+        self.encoder = encoder_of(rows, actions, recipe, network)
         n_features = self.encoder.n_features
         self.core: RecurrentCore | None = None
         if recipe.recurrent != "none":

@@ -57,11 +57,12 @@ class Mlp(nn.Sequential):
         return flat.view(*values.shape[:-1], flat.shape[-1])
 
 
-def mlp(n_inputs: int, widths: tuple[int, ...], activation: str) -> Mlp:
-    """Linear layers of these widths, an activation after each."""
+def mlp(n_inputs: int, widths: tuple[int, ...], activation: str, *, orthogonally: bool = True) -> Mlp:
+    """Linear layers of these widths, an activation after each; their weights begin orthogonal, or as torch's do."""
     layers: list[nn.Module] = []
     for width in widths:
-        layers += [orthogonal(nn.Linear(n_inputs, width)), ACTIVATIONS[activation]()]
+        linear = nn.Linear(n_inputs, width)
+        layers += [orthogonal(linear) if orthogonally else linear, ACTIVATIONS[activation]()]
         n_inputs = width
     return Mlp(*layers)
 

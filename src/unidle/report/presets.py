@@ -29,7 +29,7 @@ def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memo
             f"{row['n_envs']} × {row['n_steps']}",
             f"{row['total_batch']:,}",
             f"{row['batch_size']:,}",
-            str(row["n_epochs"]),
+            "–" if row["n_epochs"] is None else str(row["n_epochs"]),
             ",".join(map(str, row["network"])),
             str(row["cores"]),
             f"{row['memory_gb']} GB",

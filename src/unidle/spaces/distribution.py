@@ -56,13 +56,15 @@ class ActionDistribution(torch.nn.Module):
     _scale: Tensor
     _shift: Tensor
 
+    def padded_logits(self, logits: Tensor) -> Tensor:
+        """Packed logits → [.., heads, most], log 0 where a head has no such category."""
+        if self.padded:
+            return torch.nn.functional.pad(logits, (0, 1), value=_LOG_ZERO)[..., self._place]
+        return logits.unflatten(-1, (self.heads, self.most))
+
     def log_probs(self, logits: Tensor) -> Tensor:
         """Packed logits → normalised log-probabilities [.., heads, most], log 0 where a head has no such category."""
-        if self.padded:
-            logits = torch.nn.functional.pad(logits, (0, 1), value=_LOG_ZERO)[..., self._place]
-        else:
-            logits = logits.unflatten(-1, (self.heads, self.most))
-        return torch.log_softmax(logits, -1)
+        return torch.log_softmax(self.padded_logits(logits), -1)
 
     @staticmethod
     def masked(logits: Tensor, mask: Tensor) -> Tensor:

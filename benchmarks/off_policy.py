@@ -1,0 +1,186 @@
+"""How fast is an update of SAC? Against Stable-Baselines3's `train()` alone, on a full buffer, in one run.
+
+    python benchmarks/off_policy.py [--batch-sizes 512 1280] [--seconds 3]
+
+Meta-World's sizes: 49 numbers seen, 4 actions, an actor of 256,256 and two critics of 1024,1024,1024 (ReLU), matrix
+products in TF32 on both sides. The sides take turns, A B B A, each in a process of its own. Beside it stands the least
+time that an update takes by its arithmetic and by the memory traffic of its parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import RESULTS, provenance, save
+
+SEEN, ACTIONS, ACTOR, CRITIC = 49, 4, (256, 256), (1024, 1024, 1024)
+FILLED = 100_000  # transitions
+_TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12  # an H200's, dense
+
+
+def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
+    """Updates per second, captured eight to a graph where there is a GPU."""
+    import torch
+    from gymnasium import spaces
+
+    from unidle.algos.sac import SAC
+    from unidle.config import Recipe
+    from unidle.engine.capture import Capture
+    from unidle.nn.soft_policy import SoftPolicy
+    from unidle.spaces.actions import ActionLayout
+    from unidle.spaces.observations import RowLayout
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (SEEN,)))
+    recipe = Recipe(
+        algo="sac",
+        n_envs=100,
+        n_steps=1,
+        batch_size=batch_size,
+        network_arch=actor,
+        critic_arch=critic,
+        activation="relu",
+        max_grad_norm=float("inf"),
+        buffer_size=FILLED + 1000,
+    )
+    policy = SoftPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (ACTIONS,))), recipe).to(device)
+    algo = SAC(policy, recipe, Capture(device, print))
+
+    def some_rows() -> Any:
+        noise = torch.randn(100, rows.row_bytes // 4, device=device)
+        return noise.view(torch.uint8)
+
+    memory: Any = algo.experience.memory
+    none = torch.zeros(100, dtype=torch.bool, device=device)
+    memory.start(some_rows())
+    for _ in range(FILLED // 100):
+        seen = some_rows()
+        actions = torch.rand(100, ACTIONS, device=device) * 2 - 1
+        memory.add(actions, torch.randn(100, device=device), none, none, seen, seen)
+    updates = algo._updates
+    updates.begin(torch.Generator(device).manual_seed(1))
+
+    def rate(seconds: float) -> float:
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            for _ in range(4):
+                count += updates.run(1000)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        return count / (time.perf_counter() - began)
+
+    rate(min(1.0, seconds))
+    return rate(seconds)
+
+
+def measure_sb3(batch_size: int, seconds: float, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
+    """Updates per second of `SAC.train`."""
+    import gymnasium
+    import torch
+    from gymnasium import spaces
+    from stable_baselines3 import SAC
+    from stable_baselines3.common.logger import configure
+
+    class Nothing(gymnasium.Env):
+        observation_space = spaces.Box(-np.inf, np.inf, (SEEN,), np.float32)
+        action_space = spaces.Box(-1, 1, (ACTIONS,), np.float32)
+
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(1)
+    layers = {"pi": list(actor), "qf": list(critic)}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = SAC("MlpPolicy", Nothing(), policy_kwargs={"net_arch": layers}, buffer_size=FILLED, device=device)
+    model.set_logger(configure(None, []))
+    buffer, rng = model.replay_buffer, np.random.default_rng(0)
+    assert buffer is not None
+    buffer.observations[:] = rng.normal(size=buffer.observations.shape)
+    buffer.next_observations[:] = rng.normal(size=buffer.next_observations.shape)
+    buffer.actions[:] = rng.uniform(-1, 1, buffer.actions.shape)
+    buffer.rewards[:] = rng.normal(size=buffer.rewards.shape)
+    buffer.full = True
+
+    def rate(seconds: float) -> float:
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            model.train(gradient_steps=4, batch_size=batch_size)
+            count += 4
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return count / (time.perf_counter() - began)
+
+    rate(min(1.0, seconds))
+    return rate(seconds)
+
+
+def least_seconds(batch_size: int, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
+    """Of one update: its products at the chip's full rate, or its parameters once through memory and back."""
+
+    def size(inputs: int, layers: tuple[int, ...], outputs: int) -> int:
+        widths = (inputs, *layers, outputs)
+        return sum(a * b for a, b in itertools.pairwise(widths))
+
+    of_actor, of_critic = size(SEEN, actor, 2 * ACTIONS), size(SEEN + ACTIONS, critic, 1)
+    # Passes: actor on s' and on s, with its way back (2); both critics on (s, a) with theirs, their targets on s', and
+    # both on (s, a ~ π) with the way back to the action (1, as nothing is kept of their weights' gradients).
+    products = of_actor * (1 + 3) + 2 * of_critic * (3 + 1 + 2)
+    # Adam reads and writes parameter, mean and square and reads the gradient; the target is read and written.
+    traffic = 4 * (7 * (of_actor + 2 * of_critic) + 3 * 2 * of_critic)
+    return max(2 * batch_size * products / _TF32_FLOPS, traffic / _BYTES_PER_SECOND)
+
+
+def main() -> None:
+    """Measure both sides in turn and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[512, 1280])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--actor", type=int, nargs="+", default=list(ACTOR))
+    parser.add_argument("--critic", type=int, nargs="+", default=list(CRITIC))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)  # a child's own part
+    arguments = parser.parse_args()
+    actor, critic = tuple(arguments.actor), tuple(arguments.critic)
+    if arguments.side:
+        measure = measure_unidle if arguments.side == "unidle" else measure_sb3
+        print(measure(arguments.batch_sizes[0], arguments.seconds, actor, critic))
+        return
+    result: dict[str, Any] = {"machine": provenance("stable-baselines3"), "actor": actor, "critic": critic}
+    result["batch_sizes"] = {}
+    for batch_size in arguments.batch_sizes:
+        row: dict[str, Any] = {"sb3": [], "unidle": []}
+        for side in ("sb3", "unidle", "unidle", "sb3"):
+            row[side].append(_in_a_process(side, batch_size, arguments))
+            print(f"{batch_size} {side}: {row[side][-1]:,.0f} updates/s", file=sys.stderr, flush=True)
+        row["least_seconds"] = least_seconds(batch_size, actor, critic)
+        row["ratio"] = float(np.mean(row["unidle"]) / np.mean(row["sb3"]))
+        result["batch_sizes"][str(batch_size)] = row
+        save("off_policy", result, arguments.out)
+    for batch, row in result["batch_sizes"].items():
+        ours, theirs = np.mean(row["unidle"]), np.mean(row["sb3"])
+        print(
+            f"batch {batch}: {ours:,.0f} updates/s against {theirs:,.0f}: {row['ratio']:.1f} times as many; "
+            f"{1e3 / ours:.3f} ms each, at least {1e3 * row['least_seconds']:.3f} ms"
+        )
+
+
+def _in_a_process(side: str, batch_size: int, arguments: argparse.Namespace) -> float:
+    sizes = [str(batch_size)], [str(arguments.seconds)], map(str, arguments.actor), map(str, arguments.critic)
+    names = ("--batch-sizes", "--seconds", "--actor", "--critic")
+    words = [word for name, values in zip(names, sizes) for word in (name, *values)]
+    done = subprocess.run([sys.executable, __file__, "--side", side, *words], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{side} failed:\n{done.stderr}")
+    return float(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

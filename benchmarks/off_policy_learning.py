@@ -1,0 +1,158 @@
+"""Do SAC and DQN learn as well as Stable-Baselines3's? The same hyper-parameters, steps and seeds on both sides.
+
+    python benchmarks/off_policy_learning.py [--tasks "Pendulum-v1 sac" …] [--seeds 10] [--jobs 2]
+
+Judged as in learning.py. Stable-Baselines3 has no prioritised replay: with it, ours is compared with theirs without.
+Runs that benchmarks/results/off_policy_learning.json already holds for the same settings are not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from learning import compare, evaluate, print_table, random_policy
+from machine import RESULTS, provenance, save
+
+_PENDULUM = {
+    "timesteps": 10_000,
+    "unidle": {
+        "n_envs": 4,
+        "n_steps": 4,
+        "learning_rate": 1e-3,
+        "learning_starts": 1000,
+        "buffer_size": 100_000,
+    },
+    "sb3": {
+        "train_freq": 4,
+        "gradient_steps": 16,
+        "learning_rate": 1e-3,
+        "learning_starts": 1000,
+        "buffer_size": 100_000,
+    },
+}
+# rl-zoo's settings. SB3 copies its network to the target every 10 steps while it collects 256, and updates 128 times
+# after that: so once in 128 updates.
+_CARTPOLE = {
+    "timesteps": 50_000,
+    "unidle": {
+        "n_envs": 1,
+        "n_steps": 256,
+        "updates_per_step": 0.5,
+        "learning_rate": 2.3e-3,
+        "batch_size": 64,
+        "buffer_size": 100_000,
+        "learning_starts": 1000,
+        "target_every": 128,
+        "tau": 1.0,
+        "double": False,
+        "epsilon_fraction": 0.16,
+        "epsilon_final": 0.04,
+    },
+    "sb3": {
+        "train_freq": 256,
+        "gradient_steps": 128,
+        "learning_rate": 2.3e-3,
+        "batch_size": 64,
+        "buffer_size": 100_000,
+        "learning_starts": 1000,
+        "target_update_interval": 10,
+        "exploration_fraction": 0.16,
+        "exploration_final_eps": 0.04,
+        "policy_kwargs": {"net_arch": [256, 256]},
+    },
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "Pendulum-v1 sac": _PENDULUM,
+    "Pendulum-v1 sac prioritised": {**_PENDULUM, "unidle": {**_PENDULUM["unidle"], "prioritised": True}},  # type: ignore[dict-item]
+    "CartPole-v1 dqn": _CARTPOLE,
+    "CartPole-v1 dqn prioritised": {**_CARTPOLE, "unidle": {**_CARTPOLE["unidle"], "prioritised": True}},  # type: ignore[dict-item]
+}
+
+
+def train_unidle(name: str, seed: int) -> float:
+    """Return of the policy at the end of training."""
+    import unidle
+    from unidle.engine.agent import Agent
+
+    (env_id, algo), task = name.split()[:2], TASKS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        run = unidle.train(
+            env=env_id,
+            algo=algo,
+            seed=seed,
+            timesteps=task["timesteps"],
+            runs_dir=folder,
+            eval_every=0,
+            checkpoint_every=task["timesteps"],
+            tensorboard=False,
+            device="cpu",
+            subproc=False,  # the cores are busy with other runs
+            quiet=True,
+            **task["unidle"],
+        )
+        latest = run.folder.latest()
+        assert latest is not None
+        agent = Agent(latest, run.config, None)
+    return evaluate(env_id, agent.predict)
+
+
+def train_sb3(name: str, seed: int) -> float:
+    """Return of the policy at the end of training."""
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    (env_id, algo), task = name.split()[:2], TASKS[name]
+    env = make_vec_env(env_id, task["unidle"]["n_envs"], seed=seed)
+    model = getattr(stable_baselines3, algo.upper())("MlpPolicy", env, seed=seed, device="cpu", **task["sb3"])
+    model.learn(task["timesteps"])
+    return evaluate(env_id, lambda observation: model.predict(observation, deterministic=True)[0])
+
+
+def main() -> None:
+    """Train both sides, alternating, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    arguments = parser.parse_args()
+    earlier = arguments.out / "off_policy_learning.json"
+    result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
+    result["machine"] = provenance("stable-baselines3")
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for name in arguments.tasks:
+            row = result["tasks"].get(name, {})
+            if row.get("settings") != TASKS[name]:
+                row = {"settings": TASKS[name], "timesteps": TASKS[name]["timesteps"], "unidle": {}, "sb3": {}}
+            result["tasks"][name] = row
+            plain = result["tasks"].get(name.removesuffix(" prioritised"), row)
+            if plain["settings"]["sb3"] == TASKS[name]["sb3"]:
+                row["sb3"] = plain["sb3"]  # the same runs
+            futures = {
+                pool.submit(train, name, seed): (side, str(seed))
+                for seed in range(1, arguments.seeds + 1)
+                for side, train in (("unidle", train_unidle), ("sb3", train_sb3))
+                if str(seed) not in row[side]
+            }
+            for future in as_completed(futures):
+                side, seed = futures[future]
+                row[side][seed] = future.result()
+                print(f"{name} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr, flush=True)
+                save("off_policy_learning", result, arguments.out)
+            random = random_policy(name.split()[0])
+            row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random)
+            save("off_policy_learning", result, arguments.out)
+    print_table(result)
+
+
+if __name__ == "__main__":
+    main()

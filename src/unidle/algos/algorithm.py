@@ -1,0 +1,49 @@
+"""What the engine asks of an algorithm, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from unidle.config import Recipe
+from unidle.memory.rollout import Rollout
+from unidle.nn.flat import FlatParameters
+from unidle.nn.greedy_policy import GreedyPolicy
+from unidle.nn.policy import NetworkFactory, Policy
+from unidle.nn.soft_policy import SoftPolicy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+
+AnyPolicy = Policy | SoftPolicy | GreedyPolicy
+_POLICIES: dict[str, type[AnyPolicy]] = {"ppo": Policy, "sac": SoftPolicy, "dqn": GreedyPolicy}
+
+
+def new_policy(
+    rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+) -> AnyPolicy:
+    """What acts, untrained, for the recipe's algorithm."""
+    return _POLICIES[recipe.algo](rows, actions, recipe, network)
+
+
+class Algorithm(Protocol):
+    """A policy, and how a fragment of experience improves it."""
+
+    policy: Any
+    parameters: FlatParameters  # of the policy
+
+    def set_progress(self, progress: float) -> None:
+        """From 0 to 1 of the run: what follows a schedule."""
+
+    def learning(
+        self, rollout: Rollout, shuffle: torch.Generator, behaviour: Any = None
+    ) -> Generator[None, None, dict[str, Tensor]]:
+        """Learn from `rollout`, pausing after each piece of the work; returns metrics as tensors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning depends on, as tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put a checkpoint's values into the tensors that are already here."""

@@ -1,0 +1,153 @@
+"""What off-policy algorithms have in common: a memory of what happened, and how often to learn from it.
+
+After each fragment of n_steps × n_envs steps the number of updates ever made is ⌊updates_per_step × (steps −
+learning_starts)⌋, exactly, however the steps were collected. Between two fragments it is behind by at most one
+fragment's updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.algos.capturing import Capturer
+from unidle.config import Recipe
+from unidle.memory.priority import Prioritised
+from unidle.memory.replay import Replay, TaskReplay
+from unidle.memory.rollout import Rollout
+
+
+class Experience:
+    """The memory of one run; `take` puts a fragment into it and says how many updates are due."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        row_bytes: int,
+        width: int,
+        device: torch.device,
+        capture: Capturer,
+        tasks_of: Callable[[Tensor], Tensor] = lambda rows: rows,
+    ) -> None:
+        """`tasks_of` tells which tasks rows [N, row_bytes] are of, where there are several."""
+        self._recipe, self._capture, self._tasks_of = recipe, capture, tasks_of
+        self.memory = _new_memory(recipe, row_bytes, width, device)
+        self._has_begun = False
+        self._ended = torch.ones(recipe.n_envs, dtype=torch.bool, device=device)  # with the step that was added last
+        # What follows each step, the true last observation where an episode ended; and one place for what is none.
+        self._finals = torch.zeros(recipe.total_batch + 1, row_bytes, dtype=torch.uint8, device=device)
+        self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
+        self.steps = self.updates = 0
+        self._since, self._before = recipe.learning_starts, 0  # updates are due from that step on, after so many others
+
+    def take(self, rollout: Rollout) -> int:
+        """Remember a fragment; returns how many updates are due now, and counts them as made."""
+        # Also where an environment had to begin anew between two fragments: what was open there is cut off.
+        if not self._has_begun or (rollout.starts[0] & ~self._ended).any():
+            self._has_begun = True
+            self.memory.start(rollout.rows[0])
+        self._finals[:-1].copy_(rollout.rows[1:].flatten(0, 1))
+        self._finals[rollout.final_at] = rollout.final_rows
+        if id(rollout) not in self._adds:
+            self._adds[id(rollout)] = self._capture("the replay", lambda: self._add(rollout), self.memory.counters)
+        self._adds[id(rollout)]()
+        self._ended.copy_(rollout.terminated[-1] | rollout.truncated[-1])
+        self.steps += self._recipe.total_batch
+        due = self._before + math.floor(self._recipe.updates_per_step * max(0, self.steps - self._since))
+        count, self.updates = due - self.updates, due
+        return count
+
+    def _add(self, rollout: Rollout) -> None:
+        finals = self._finals[:-1].view(*rollout.shape, -1)
+        for step in range(rollout.shape[0]):
+            happened = (
+                rollout.actions[step],
+                rollout.rewards[step],
+                rollout.terminated[step],
+                rollout.truncated[step],
+                rollout.rows[step + 1],
+                finals[step],
+            )
+            if isinstance(self.memory, TaskReplay):
+                self.memory.add(*happened, self._tasks_of(rollout.rows[step]))
+            else:
+                self.memory.add(*happened)
+
+    @property
+    def is_at_random(self) -> bool:
+        """Whether actions are random: until something can be learned for the first time."""
+        return self.steps < self._since and not self._before
+
+    def set_progress(self, progress: float) -> None:
+        """From 0 to 1 of the run: importance weights correct in full at its end."""
+        if isinstance(self.memory, Prioritised):
+            first = self._recipe.priority_beta
+            self.memory.beta.fill_(first + (1 - first) * progress)
+
+    def note_errors(self, index: Tensor, errors: Tensor) -> None:
+        """Remember how wrong the values of a batch's transitions were, if that decides how often they are drawn."""
+        if isinstance(self.memory, Prioritised):
+            self.memory.update(index, errors)
+
+    @property
+    def changes(self) -> list[Tensor]:
+        """What an update changes here."""
+        return [self.memory.highest, *self.memory.tree.levels] if isinstance(self.memory, Prioritised) else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds: all of it."""
+        counts = {"steps": self.steps, "updates": self.updates, "since": self._since, "before": self._before}
+        return {**counts, "ended": self._ended, "memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put a checkpoint's values into the tensors that are here; without a memory, collect anew before learning."""
+        self.steps, self.updates = state["steps"], state["updates"]
+        self._since, self._before = state["since"], state["before"]
+        if "memory" in state:
+            self._ended.copy_(state["ended"])
+            self.memory.load_state_dict(state["memory"])
+            self._has_begun = True
+        else:
+            self._since, self._before = self.steps + self._recipe.learning_starts, self.updates
+
+
+def _new_memory(recipe: Recipe, row_bytes: int, width: int, device: torch.device) -> Replay | TaskReplay | Prioritised:
+    size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
+    if recipe.n_tasks > 1:
+        return TaskReplay(size, recipe.n_tasks, n_envs, row_bytes, width, device, gamma)
+    replay = Replay(size, n_envs, row_bytes, width, device, gamma, n_steps=recipe.return_steps)
+    return Prioritised(replay, recipe.priority_alpha, recipe.priority_beta) if recipe.prioritised else replay
+
+
+class Updates:
+    """Calls `update` so many times, several to a graph where it is captured."""
+
+    def __init__(self, update: Any, changes: list[Tensor], device: torch.device, capture: Capturer) -> None:
+        """`update` takes a generator to draw from; `changes` are the tensors that it changes."""
+        self._generator = torch.Generator(device)
+        self._at_once = 8 if device.type == "cuda" else 1
+
+        def several(count: int) -> Any:
+            def run() -> None:
+                for _ in range(count):
+                    update(self._generator)
+
+            return capture("updates", run, changes, generators=(self._generator,))
+
+        self._one, self._several = several(1), several(self._at_once)
+
+    def begin(self, generator: torch.Generator) -> None:
+        """Draw what `generator` would from here on."""
+        self._generator.manual_seed(generator.initial_seed())
+
+    def run(self, count: int) -> int:
+        """Do some of `count` updates, at least one; returns how many."""
+        if count >= self._at_once > 1:
+            self._several()
+            return self._at_once
+        self._one()
+        return 1

@@ -1,0 +1,249 @@
+"""Soft actor-critic (Haarnoja et al. 2018, with the temperature of the 2019 report), read top to bottom.
+
+    collect a fragment → remember it (`Experience`) → so many updates: critics, policy, temperature, targets
+
+The policy maximises E[Σ γᵗ (r + α H)]. Its critics learn Q(s, a) = r + γ (min Q'(s', a') − α log π(a' | s')) with a'
+from the policy and slowly moving targets Q'; α moves so that the entropy stays at its target. For a Discrete space the
+expectation over a' is a sum (Christodoulou 2019), and the critics give the value of every action at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.experience import Experience, Updates
+from unidle.config import Recipe
+from unidle.memory.replay import Transitions
+from unidle.memory.rollout import Rollout
+from unidle.nn.adam import FlatAdam
+from unidle.nn.encoder import Encoder
+from unidle.nn.ensemble import Ensemble
+from unidle.nn.flat import FlatParameters
+from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
+
+_HE_HEAD = 3e-3  # how close to 0 the critics' heads begin with initial: he
+_METRICS = ("critic_loss", "value", "actor_loss", "entropy")
+
+
+class Critics(nn.Module):
+    """What actions are worth: Q(s, a) [E, B] of reals, or [E, B, categories]."""
+
+    def __init__(self, policy: SoftPolicy, recipe: Recipe) -> None:
+        super().__init__()
+        self.encoder: Encoder = copy.deepcopy(policy.encoder)
+        reals, categories = policy.distribution.reals, policy.distribution.n_logits
+        arch = recipe.network_arch if recipe.critic_arch is None else recipe.critic_arch
+        inputs = self.encoder.n_features + reals
+        self._n_tasks, self._takes_actions = recipe.n_tasks, reals > 0
+        outputs = recipe.n_tasks * max(1, categories)
+        self.ensemble = Ensemble(recipe.n_critics, inputs, arch, outputs, recipe.activation)
+        if recipe.initial == "he":
+            self.ensemble.begin_as_he(_HE_HEAD)
+
+    def forward(self, rows: Tensor, actions: Tensor | None) -> Tensor:
+        """Values of these actions, or of all."""
+        features = self.encoder(rows)
+        if not self._takes_actions:
+            return outputs_of_task(self.ensemble(features), features, self._n_tasks)
+        assert actions is not None
+        values = self.ensemble(torch.cat((features, actions), -1))
+        return outputs_of_task(values, features, self._n_tasks).squeeze(-1)
+
+
+class SAC:
+    """A policy, its critics, and how what it remembers improves them."""
+
+    def __init__(
+        self,
+        policy: SoftPolicy,
+        recipe: Recipe,
+        capture: Capturer = as_it_is,
+        fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
+    ) -> None:
+        """`policy` must already be on its device: its parameters become views of one flat tensor there."""
+        assert isinstance(recipe.batch_size, int)
+        self.policy, self.recipe, self._batch_size = policy, recipe, recipe.batch_size
+        self.critics = Critics(policy, recipe).to(next(policy.parameters()).device)
+        self.parameters = FlatParameters(policy)
+        device = self.parameters.flat.device
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self._critic_parameters = FlatParameters(self.critics)
+        self._target_flat = _flat_copy(self.targets)
+        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        first = 1.0 if recipe.temperature == "auto" else recipe.temperature
+        self.log_temperature = torch.full((recipe.n_tasks,), math.log(first), device=device)
+        self._temperature_grad = torch.zeros_like(self.log_temperature)
+        self._target_entropy = _target_entropy(policy, recipe)
+        self._adams = {
+            "actor": self._adam(self.parameters.flat, self.parameters.grad),
+            "critics": self._adam(self._critic_parameters.flat, self._critic_parameters.grad),
+            "temperature": self._adam(self.log_temperature, self._temperature_grad),
+        }
+        sizes = policy.rows.row_bytes, policy.distribution.width
+        self.experience = Experience(recipe, *sizes, device, capture, policy.tasks)
+        self._sums = torch.zeros(len(_METRICS), device=device)
+        changes = [self.parameters.flat, self._critic_parameters.flat, self._target_flat, self.log_temperature]
+        changes += [tensor for adam in self._adams.values() for tensor in adam.state_dict().values()]
+        self._updates = Updates(self.update, [*changes, self._sums, *self.experience.changes], device, capture)
+        self.policy.distribution.at_random.fill_(self.experience.is_at_random)
+
+    def _adam(self, flat: Tensor, grad: Tensor) -> FlatAdam:
+        return FlatAdam(flat, grad, self.learning_rate, eps=self.recipe.adam_eps)
+
+    # -- one fragment --------------------------------------------------------------------------------------------------
+
+    def set_progress(self, progress: float) -> None:
+        """From 0 to 1 of the run: what follows a schedule."""
+        recipe = self.recipe
+        self.learning_rate.fill_(recipe.learning_rate * (1 - progress if recipe.lr_schedule == "linear" else 1.0))
+        self.experience.set_progress(progress)
+
+    def learning(
+        self, rollout: Rollout, shuffle: torch.Generator, behaviour: object = None
+    ) -> Generator[None, None, dict[str, Tensor]]:
+        """Remember `rollout`, learn as often as is due, pausing now and then; returns metrics that nobody waited for.
+
+        Who acted does not matter: what an action was worth is the same whoever chose it.
+        """
+        self._sums.zero_()
+        due = left = self.experience.take(rollout)
+        self._updates.begin(shuffle)
+        yield
+        while left:
+            left -= self._updates.run(left)
+            yield
+        self.policy.distribution.at_random.fill_(self.experience.is_at_random)
+        metrics = dict(zip(_METRICS, self._sums / max(1, due)))
+        metrics["temperature"] = self.log_temperature.exp().mean()
+        metrics["learning_rate"] = self.learning_rate.clone()
+        metrics["updates"] = torch.tensor(float(due))
+        metrics["updates_in_all"] = torch.tensor(float(self.experience.updates))
+        metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
+        return {name: value.to(self._sums.device, non_blocking=True) for name, value in metrics.items()}
+
+    # -- one update ----------------------------------------------------------------------------------------------------
+
+    def update(self, generator: torch.Generator) -> None:
+        """Learn from one batch."""
+        batch = self.experience.memory.sample(self._batch_size, generator)
+        # An episode has one task: that of what follows is the same.
+        tasks = self.policy.tasks(batch.rows) if self.recipe.n_tasks > 1 else None
+        temperature = self.log_temperature.exp()
+        temperature = temperature if tasks is None else temperature[tasks]
+        losses = [
+            self._learn_values(batch, temperature, generator),
+            self._learn_actions(batch, tasks, temperature, generator),
+        ]
+        with torch.no_grad():
+            # Polyak average: one kernel for all of them.
+            self._target_flat.lerp_(self._critic_parameters.flat, self.recipe.tau)
+            self._sums.add_(torch.stack([part for loss in losses for part in loss]))
+
+    def _learn_values(self, batch: Transitions, temperature: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Move the critics towards what came of the actions."""
+        with torch.no_grad():
+            following = batch.returns + batch.discounts * self._soft_value(batch.next_rows, temperature, generator)
+        values = self.critics(batch.rows, batch.actions)
+        if values.dim() == 3:  # of all categories: take the one that was chosen
+            values = values.gather(2, batch.actions.long().expand(len(values), -1, -1)).squeeze(2)
+        errors = values - following
+        loss = 0.5 * (batch.weights * errors.square()).mean(1).sum()
+        self._step("critics", self._critic_parameters, loss)
+        with torch.no_grad():
+            self.experience.note_errors(batch.index, errors.abs().mean(0))
+            return loss, values.mean()
+
+    def _soft_value(self, rows: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
+        """V(s) = E[min Q'(s, a) − α log π(a | s)]: by one action, or over all categories."""
+        params, _ = self.policy.act(rows)
+        distribution = self.policy.distribution
+        if distribution.heads:
+            log_probs = distribution.log_probs(params.logits).squeeze(-2)
+            values = self.targets(rows, None).amin(0) - temperature.unsqueeze(-1) * log_probs
+            return (log_probs.exp() * values).sum(-1)
+        noise = distribution.noise(rows.shape[:1], generator)
+        actions, log_prob = distribution.sampled_with_log_prob(params, noise)
+        value: Tensor = self.targets(rows, actions).amin(0) - temperature * log_prob
+        return value
+
+    def _learn_actions(
+        self, batch: Transitions, tasks: Tensor | None, temperature: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, ...]:
+        """Move the policy towards better actions, and the temperature towards the entropy that is wanted."""
+        params, _ = self.policy.act(batch.rows)
+        distribution = self.policy.distribution
+        if distribution.heads:
+            log_probs = distribution.log_probs(params.logits).squeeze(-2)
+            with torch.no_grad():
+                values = self.critics(batch.rows, None).amin(0)
+            loss = (log_probs.exp() * (temperature.unsqueeze(-1) * log_probs - values)).sum(-1).mean()
+            log_prob = (log_probs.exp() * log_probs).sum(-1)
+        else:
+            noise = distribution.noise(batch.rows.shape[:1], generator)
+            actions, log_prob = distribution.sampled_with_log_prob(params, noise)
+            loss = (temperature * log_prob - self.critics(batch.rows, actions).amin(0)).mean()
+        self._step("actor", self.parameters, loss)
+        with torch.no_grad():
+            if self.recipe.temperature == "auto":
+                # d/dx of −x (log π + H̄), x = log α of the task.
+                slope = -(log_prob + self._target_entropy) / len(log_prob)
+                self._temperature_grad.zero_()
+                if tasks is None:
+                    self._temperature_grad.add_(slope.sum())
+                else:
+                    self._temperature_grad.index_add_(0, tasks, slope)
+                self._adams["temperature"].step()
+            return loss, -log_prob.mean()
+
+    def _step(self, name: str, parameters: FlatParameters, loss: Tensor) -> None:
+        parameters.backward(loss)
+        if math.isfinite(self.recipe.max_grad_norm):
+            parameters.clip_(self.recipe.max_grad_norm)
+        self._adams[name].step()
+
+    # -- what a checkpoint holds ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning depends on, as tensors and plain values."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critics": self.critics.state_dict(),
+            "targets": self.targets.state_dict(),
+            "log_temperature": self.log_temperature,
+            "adams": {name: adam.state_dict() for name, adam in self._adams.items()},
+            "experience": self.experience.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put a checkpoint's values into the tensors that are already here."""
+        self.policy.load_state_dict(state["policy"])
+        self.critics.load_state_dict(state["critics"])
+        self.targets.load_state_dict(state["targets"])
+        self.log_temperature.copy_(state["log_temperature"])
+        for name, adam in self._adams.items():
+            adam.load_state_dict(state["adams"][name])
+        self.experience.load_state_dict(state["experience"])
+
+
+def _flat_copy(module: nn.Module) -> Tensor:
+    """All parameters of a module that does not learn, as views of one tensor."""
+    module.requires_grad_(True)  # which is how they are found
+    flat = FlatParameters(module).flat.detach()
+    module.requires_grad_(False)
+    return flat
+
+
+def _target_entropy(policy: SoftPolicy, recipe: Recipe) -> float:
+    """What the recipe says; else −1 for each real (2018, table 1), or 0.98 of the most that categories can have."""
+    if recipe.target_entropy is not None:
+        return recipe.target_entropy
+    if policy.distribution.heads:
+        return 0.98 * math.log(policy.distribution.n_logits)
+    return -float(policy.distribution.reals)

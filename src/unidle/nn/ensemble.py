@@ -1,0 +1,44 @@
+"""Several networks of one shape as one: a layer of all of them is one batched matrix product."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from unidle.nn.trunks import ACTIVATIONS
+
+
+class Ensemble(nn.Module):
+    """E multi-layer perceptrons on the same inputs: [B, inputs] → [E, B, outputs]."""
+
+    def __init__(self, members: int, n_inputs: int, widths: tuple[int, ...], n_outputs: int, activation: str) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]()
+        sizes = (n_inputs, *widths, n_outputs)
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for inputs, outputs in itertools.pairwise(sizes):
+            bound = 1 / math.sqrt(inputs)  # as torch's linear layers begin
+            self.weights.append(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
+            self.biases.append(torch.empty(members, 1, outputs).uniform_(-bound, bound))
+
+    def begin_as_he(self, head: float) -> None:
+        """He's uniform weights, no biases, and a last layer within ±`head`, its bias too."""
+        for weight, bias in zip(self.weights, self.biases):
+            bound = math.sqrt(6 / weight.shape[1])
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.zeros_(bias)
+        for last in (self.weights[-1], self.biases[-1]):
+            nn.init.uniform_(last, -head, head)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """All members' outputs."""
+        values = inputs.expand(len(self.weights[0]), *inputs.shape)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            if layer:
+                values = self.activation(values)
+            values = torch.baddbmm(bias, values, weight)
+        return values

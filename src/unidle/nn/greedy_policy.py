@@ -1,0 +1,87 @@
+"""What acts in DQN: the action with the highest value, or now and then any."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unidle.config import Recipe
+from unidle.errors import UsageError
+from unidle.nn.encoder import Encoder
+from unidle.nn.policy import NetworkFactory, encoder_of
+from unidle.nn.trunks import mlp
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.distribution import ActionDistribution, Params
+from unidle.spaces.observations import RowLayout
+
+
+class GreedyActions(ActionDistribution):
+    """Of every head the category with the highest value; with probability `epsilon` any of those allowed."""
+
+    def __init__(self, layout: ActionLayout) -> None:
+        super().__init__(layout)
+        self.register_buffer("epsilon", torch.zeros(()))
+
+    epsilon: Tensor
+
+    def sample(self, params: Params, noise: Tensor) -> Tensor:
+        """One uniform number decides both: below ε it explores, and where below ε says which category."""
+        explores = noise < self.epsilon
+        any_of_them = torch.where(params.logits > -1e7, 0.0, params.logits)  # what a mask forbids stays forbidden
+        within = torch.where(explores, noise / self.epsilon.clamp(min=1e-9), 0.5)
+        anything = super().sample(params._replace(logits=any_of_them), within)
+        return torch.where(explores, anything, self.mode(params))
+
+
+class GreedyPolicy(nn.Module):
+    """Rows of observations → the value of every category of every head, in `Params.logits`.
+
+    Duelling (Wang et al. 2016): Q = V + A − mean A, in each head.
+    """
+
+    state_size = 0  # of a recurrent state: there is none
+
+    def __init__(
+        self, rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+    ) -> None:
+        super().__init__()
+        if actions.reals:
+            raise UsageError("DQN takes choices (Discrete, MultiDiscrete), not a Box; use --algo sac or --discretize.")
+        self.rows = rows
+        self.distribution = GreedyActions(actions)
+        self.encoder: Encoder = encoder_of(rows, actions, recipe, network)
+        self.trunk = mlp(self.encoder.n_features, recipe.network_arch, recipe.activation, orthogonally=False)
+        latent = recipe.network_arch[-1] if recipe.network_arch else self.encoder.n_features
+        self.head = nn.Linear(latent, self.distribution.n_logits)
+        self.value_head = nn.Linear(latent, actions.heads) if recipe.duelling else None
+        member = torch.repeat_interleave(torch.arange(actions.heads), torch.tensor(actions.nvec))
+        self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head that each category is of
+        self.register_buffer("_sizes", torch.tensor(actions.nvec, dtype=torch.float32), persistent=False)
+
+    _member: Tensor
+    _sizes: Tensor
+
+    @property
+    def masked(self) -> bool:
+        """Whether observations come with a mask of the actions."""
+        return self.rows.mask_width > 0
+
+    def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
+        """Rows [n, row_bytes] → values; `state` is handed back as it is."""
+        start, width = self.rows.mask_offset, self.rows.mask_width
+        return self.act_on(self.encoder(rows), rows[..., start : start + width] if width else None, state)
+
+    def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
+        """The same, on features that are already encoded."""
+        latent = self.trunk(features)
+        values = self.head(latent)
+        if self.value_head is not None:
+            sums = values.new_zeros(*values.shape[:-1], len(self._sizes)).index_add(-1, self._member, values)
+            values = values + (self.value_head(latent) - sums / self._sizes)[..., self._member]
+        if mask is not None:
+            values = self.distribution.masked(values, mask)
+        return Params(values, values[..., :0], values.new_zeros(0)), state
+
+    def values(self, rows: Tensor) -> Tensor:
+        """Q of every category [n, heads, most]; log 0 stands where a head has no such category, or it is forbidden."""
+        return self.distribution.padded_logits(self.act(rows)[0].logits)

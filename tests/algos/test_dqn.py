@@ -1,0 +1,267 @@
+"""DQN's update against a slow, obvious implementation: float64, one transition and one head at a time, torch's Adam."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from small_envs import Choosy
+from small_runs import SmallRun, floats
+from test_experience import learned, off_policy_run
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from unidle.memory.priority import Prioritised
+from unidle.memory.replay import Transitions
+
+
+class Levers(gymnasium.Env):
+    """Three choices of different size, none ever forbidden; episodes end either way."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.MultiDiscrete([2, 4, 3])
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=3).astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        end = self.np_random.random()
+        observation = self.np_random.normal(size=3).astype(np.float32)
+        return observation, float(action.sum()), bool(end < 0.1), bool(end > 0.9), {}
+
+
+ENVS: dict[str, Any] = {"Discrete": "CartPole-v1", "MultiDiscrete": Levers, "MultiDiscrete, masked": Choosy}
+
+
+class Values(nn.Module):
+    """A plain network of float64: latent → advantages and, duelling, a value of the state for each head."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(*(_twin(layer) for layer in policy.trunk))
+        self.head = _twin(policy.head)
+        self.value_head = _twin(policy.value_head) if policy.value_head is not None else None
+        self.nvec = policy.distribution.nvec
+
+    def forward(self, observation: Tensor) -> list[Tensor]:
+        """[categories] of each head, for one observation."""
+        latent = self.trunk(observation)
+        heads = list(self.head(latent).split(self.nvec))
+        if self.value_head is not None:
+            heads = [value + a - a.mean() for value, a in zip(self.value_head(latent), heads)]
+        return heads
+
+
+def _twin(layer: nn.Module) -> nn.Module:
+    if not isinstance(layer, nn.Linear):
+        return type(layer)()
+    twin = nn.Linear(layer.in_features, layer.out_features, dtype=torch.float64)
+    twin.load_state_dict(layer.state_dict())
+    return twin
+
+
+class SlowDQN:
+    """Deep Q-learning as the papers tell it."""
+
+    def __init__(self, run: SmallRun) -> None:
+        self.recipe, self.rows = run.algo.recipe, run.policy.rows
+        self.n_inputs = run.policy.encoder.n_features
+        self.values, self.target = Values(run.policy), Values(run.algo.target)
+        self.adam = torch.optim.Adam(self.values.parameters(), lr=self.recipe.learning_rate, eps=1e-8)
+        self.updates = 0
+
+    def see(self, row: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """An observation, and what is allowed of each head."""
+        start, width = self.rows.mask_offset, self.rows.mask_width
+        allowed = row[start : start + width].bool() if width else torch.ones(sum(self.values.nvec), dtype=torch.bool)
+        return floats(row, self.n_inputs).double(), list(allowed.split(self.values.nvec))
+
+    @torch.no_grad()
+    def best(self, row: Tensor) -> float:
+        """Mean over heads of max Q'; of Q's choice where it is double."""
+        observation, allowed = self.see(row)
+        worth = []
+        for mine, others, may in zip(self.values(observation), self.target(observation), allowed):
+            judge = mine if self.recipe.double else others
+            choice = max((i for i in range(len(may)) if may[i]), key=lambda i: float(judge[i]))
+            worth.append(float(others[choice]))
+        return sum(worth) / len(worth)
+
+    def update(self, batch: Transitions) -> Tensor:
+        """Learn from a batch; returns the mean |δ| over heads of each of its transitions."""
+        losses, errors, chosen = [], [], []
+        for i, row in enumerate(batch.rows):
+            target = float(batch.returns[i])
+            if batch.discounts[i] > 0:
+                target += float(batch.discounts[i]) * self.best(batch.next_rows[i])
+            heads = self.values(self.see(row)[0])
+            q = torch.stack([head[int(action)] for head, action in zip(heads, batch.actions[i])])
+            huber = nn.functional.huber_loss(q, torch.full_like(q, target), delta=1.0, reduction="mean")
+            losses.append(float(batch.weights[i]) * huber)
+            errors.append((q.detach() - target).abs().mean())
+            chosen.append(q.detach().mean())
+        self.adam.zero_grad()
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.values.parameters(), self.recipe.max_grad_norm)
+        self.saw = {"loss": loss.item(), "value": torch.stack(chosen).mean().item(), "grad_norm": norm.item()}
+        self.adam.step()
+        self.updates += 1
+        if self.updates % self.recipe.target_every == 0:
+            for slow, fast in zip(self.target.parameters(), self.values.parameters()):
+                slow.data.mul_(1 - self.recipe.tau).add_(self.recipe.tau * fast.data)
+        return torch.stack(errors)
+
+
+def filled(env: Any, **recipe: Any) -> SmallRun:
+    """A run that remembers two fragments and has learned nothing yet."""
+    run = off_policy_run(
+        env,
+        "dqn",
+        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": 10.0, "learning_rate": 1e-3, "tau": 0.3, **recipe},
+        learning_starts=10_000,
+    )
+    for _ in range(2):
+        run.collect()
+        learned(run.algo, run.rollout, run.shuffle())
+        run.collector.open()
+    with torch.no_grad():  # a target that is another network from the start
+        flat = run.algo._target_parameters.flat
+        flat.add_(0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)))
+    return run
+
+
+def assert_same(run: SmallRun, slow: SlowDQN) -> None:
+    for policy, network in ((run.policy, slow.values), (run.algo.target, slow.target)):
+        for mine, others in zip(Values(policy).parameters(), network.parameters(), strict=True):
+            assert_close(mine, others, atol=1e-5, rtol=1e-5)
+
+
+def assert_updates_agree(run: SmallRun, updates: int = 5) -> None:
+    slow, memory = SlowDQN(run), run.algo.experience.memory
+    for number in range(updates):
+        batch = memory.sample(run.algo.recipe.batch_size, torch.Generator().manual_seed(number))
+        run.algo._sums.zero_()
+        run.algo.update(torch.Generator().manual_seed(number))
+        errors = slow.update(batch)
+        assert_same(run, slow)
+        names = ("loss", "value", "grad_norm")
+        assert run.algo._sums.tolist() == pytest.approx([slow.saw[name] for name in names], rel=1e-4, abs=1e-5)
+        if isinstance(memory, Prioritised):
+            for cell in batch.index.unique():
+                priority = (float(errors[batch.index == cell].max()) + 1e-6) ** run.algo.recipe.priority_alpha
+                assert float(memory.tree.leaves[cell]) == pytest.approx(priority, rel=1e-3)
+
+
+@pytest.mark.parametrize("space", ENVS)
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("duelling", [False, True], ids=["plain", "duelling"])
+def test_five_updates_are_those_of_the_papers(space: str, double: bool, duelling: bool) -> None:
+    assert_updates_agree(filled(ENVS[space], double=double, duelling=duelling))
+
+
+@pytest.mark.parametrize("space", ENVS)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"target_every": 2, "tau": 1.0},
+        {"target_every": 3, "tau": 0.5},
+        {"max_grad_norm": 0.02},
+        {"max_grad_norm": math.inf},
+        {"return_steps": 3},
+        {"prioritised": True},
+        {"prioritised": True, "duelling": True, "return_steps": 2, "max_grad_norm": 0.05, "target_every": 2},
+        {"network_arch": ()},
+        {"gamma": 0.0},
+    ],
+    ids=str,
+)
+def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
+    run = filled(ENVS[space], **recipe)
+    if recipe.get("prioritised"):  # other than all alike
+        memory = run.algo.experience.memory
+        acted = memory.replay.acted.nonzero()[:, 0]
+        memory.update(acted, torch.linspace(0.1, 3.0, len(acted)))
+        assert memory.sample(16, torch.Generator().manual_seed(0)).weights.unique().numel() > 4
+    assert_updates_agree(run)
+
+
+def test_errors_far_from_0_pull_no_harder_than_1() -> None:
+    """Huber's loss, at values all of 0: the gradient of a value is its error, cut off at 1, over the batch."""
+    run = filled(Levers, gamma=0.0, max_grad_norm=math.inf, network_arch=(), batch_size=64)
+    with torch.no_grad():
+        run.policy.head.weight.zero_()
+        run.policy.head.bias.zero_()
+    batch = run.algo.experience.memory.sample(64, torch.Generator().manual_seed(0))
+    run.algo.update(torch.Generator().manual_seed(0))
+    expected = torch.zeros(9)
+    for action, reward in zip(batch.actions, batch.returns):
+        for head, start in enumerate((0, 2, 6)):
+            expected[start + int(action[head])] -= min(1.0, float(reward)) / 3 / 64
+    assert batch.returns.max() > 2  # and some are cut off
+    assert_close(run.algo.parameters._grads[-1], expected)  # the bias's
+
+
+def test_the_target_moves_every_so_many_updates_and_only_then() -> None:
+    run = filled("CartPole-v1", target_every=4, tau=1.0)
+    target = run.algo._target_parameters.flat
+    for update in range(1, 13):
+        before = target.detach().clone()
+        run.algo.update(torch.Generator().manual_seed(update))
+        if update % 4 == 0:
+            assert torch.equal(target, run.algo.parameters.flat)
+        else:
+            assert torch.equal(target, before)
+
+
+def test_what_comes_after_termination_is_worth_nothing_whatever_it_is() -> None:
+    run = filled("CartPole-v1")
+    replay = run.algo.experience.memory
+    ended = replay.terminated.nonzero()[:, 0]
+    assert len(ended)
+    before = replay.at(ended)
+    replay.rows[replay.after(ended)] = 0x7F  # 3e38 as floats
+    after = replay.at(ended)
+    assert not torch.equal(before.next_rows, after.next_rows)
+    with torch.no_grad():
+        following = after.returns + after.discounts * run.algo._best_value(after.next_rows).nan_to_num()
+    assert torch.equal(following, before.returns)
+
+
+@pytest.mark.parametrize(
+    ("progress", "epsilon"), [(0.0, 1.0), (0.1, 0.76), (0.2, 0.52), (0.4, 0.04), (0.7, 0.04), (1.0, 0.04)]
+)
+def test_exploration_falls_in_a_line_to_its_final_share(progress: float, epsilon: float) -> None:
+    run = off_policy_run("CartPole-v1", "dqn", learning_starts=32, epsilon_final=0.04, epsilon_fraction=0.4)
+    run.collect()
+    metrics = learned(run.algo, run.rollout, run.shuffle(), progress)
+    assert float(metrics["epsilon"]) == pytest.approx(epsilon)
+    assert float(run.policy.distribution.epsilon) == pytest.approx(epsilon)
+
+
+def test_exploration_is_all_there_is_until_learning_starts_and_may_be_left_out_after() -> None:
+    run = off_policy_run("CartPole-v1", "dqn", learning_starts=33, epsilon_final=0.04, epsilon_fraction=0.0)
+    assert run.policy.distribution.epsilon == 1.0
+    run.collect()
+    learned(run.algo, run.rollout, run.shuffle(), 0.5)
+    assert run.policy.distribution.epsilon == 1.0
+    run.collector.open()
+    run.collect()
+    learned(run.algo, run.rollout, run.shuffle(), 0.5)
+    assert float(run.policy.distribution.epsilon) == pytest.approx(0.04)
+
+
+def test_a_linear_schedule_ends_at_a_learning_rate_of_0() -> None:
+    run = filled("CartPole-v1", lr_schedule="linear")
+    run.algo.set_progress(0.25)
+    assert run.algo.learning_rate.item() == pytest.approx(0.75e-3)
+    run.algo.set_progress(1.0)
+    before = run.algo.parameters.flat.detach().clone()
+    run.algo.update(torch.Generator().manual_seed(0))
+    assert torch.equal(run.algo.parameters.flat.detach(), before)

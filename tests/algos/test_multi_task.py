@@ -1,0 +1,141 @@
+"""SAC on several tasks: heads, temperatures and memory of their own; and whose turn it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from unidle.algos.sac import SAC
+from unidle.config import Config, Recipe
+from unidle.config.validate import validated
+from unidle.engine.build import make_envs
+from unidle.envs.contract import probe
+from unidle.envs.make import EnvMaker
+from unidle.errors import UsageError
+from unidle.memory.replay import TaskReplay
+from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+
+TASKS, SEEN = 3, 5
+
+
+def algo_of(**changes: Any) -> SAC:
+    """Whose memory holds as much of each task, all of it random."""
+    torch.manual_seed(0)
+    given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
+    recipe = Recipe(**{**given, "network_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
+    policy = SoftPolicy(RowLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe)
+    algo = SAC(policy, recipe)
+    memory, none = algo.experience.memory, torch.zeros(6, dtype=torch.bool)
+    assert isinstance(memory, TaskReplay)
+    memory.start(some_rows())
+    for _ in range(20):
+        rows = some_rows()
+        memory.add(torch.rand(6, 2) * 2 - 1, torch.randn(6), none, none, rows, rows, torch.arange(6) % TASKS)
+    return algo
+
+
+def some_rows() -> torch.Tensor:
+    numbers = torch.zeros(6, 6)  # a row is padded to 8 bytes
+    numbers[:, : SEEN - TASKS] = torch.randn(6, SEEN - TASKS)
+    numbers[torch.arange(6), SEEN - TASKS + torch.arange(6) % TASKS] = 1.0
+    return numbers.view(torch.uint8)
+
+
+def test_outputs_are_those_of_the_task_that_the_last_features_tell() -> None:
+    features = torch.eye(4)[[2, 0, 1]][:, -3:]  # tasks 1, 0 (none is told), 0
+    values = torch.arange(3 * 6.0).view(3, 6)
+    assert outputs_of_task(values, features, 3).tolist() == [[2.0, 3.0], [6.0, 7.0], [12.0, 13.0]]
+    both = torch.stack((values, -values))  # of an ensemble
+    assert torch.equal(
+        outputs_of_task(both, features, 3),
+        torch.stack((values, -values)).unflatten(2, (3, 2))[:, torch.arange(3), torch.tensor([1, 0, 0])],
+    )
+    assert outputs_of_task(values, features, 1) is values
+
+
+def test_an_update_for_one_task_leaves_the_heads_of_the_others_alone() -> None:
+    algo = algo_of()
+    rows = some_rows()[[0, 3]]  # both of task 0
+    params, _ = algo.policy.act(rows)
+    loss = params.mean.sum() + algo.critics(rows, torch.zeros(2, 2)).sum()
+    head = algo.policy.actor_head.weight
+    of_actor, of_critics = torch.autograd.grad(loss, (head, algo.critics.ensemble.weights[-1]))
+    touched = of_actor.view(TASKS, -1).abs().sum(1) > 0
+    assert touched.tolist() == [True, False, False]
+    assert (of_critics.abs().sum((0, 1)) > 0).tolist() == [True, False, False]
+
+
+def test_each_task_has_a_temperature_that_follows_its_own_entropy() -> None:
+    algo = algo_of(learning_rate=0.01)
+    entropies = torch.tensor([5.0, -5.0, 5.0])
+    algo._target_entropy = 0.0
+    sampled = algo.policy.distribution.sampled_with_log_prob
+
+    def told(params: Any, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        actions, log_prob = sampled(params, noise)
+        return actions, log_prob * 0 - entropies.repeat_interleave(len(log_prob) // TASKS)
+
+    algo.policy.distribution.sampled_with_log_prob = told  # type: ignore[method-assign]
+    algo.update(torch.Generator().manual_seed(1))
+    # Adam's first step is the learning rate, against the gradient's sign: too much entropy cools, too little heats.
+    assert algo.log_temperature.tolist() == pytest.approx([-0.01, 0.01, -0.01], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"batch_size": 31}, "A batch of 31 cannot hold as much of each of 3 tasks; make it a multiple of 3."),
+        ({"prioritised": True}, "draws as much of each and looks one step ahead; leave out `prioritised`"),
+    ],
+)
+def test_what_several_tasks_do_not_go_with_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    settings = {"algo": "sac", "n_tasks": 3, "batch_size": 30, "n_steps": 1, "env": "Pendulum-v1", **changes}
+    with pytest.raises(UsageError, match=sentence):
+        validated(Config().with_values(settings, "test"))
+
+
+def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:
+    actions, recipe = ActionLayout.of(spaces.Box(-1, 1, (2,))), Recipe(algo="sac", n_tasks=5, batch_size=30)
+    with pytest.raises(UsageError, match="The last 5 numbers of an observation must tell the task"):
+        SoftPolicy(RowLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
+
+
+class Turns(gymnasium.Env):
+    """Shows which slot of how many it is, and in which episode; each lasts a step."""
+
+    takes_turns = True
+    observation_space = spaces.Box(-1, 2**24, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, n_slots: int = 1) -> None:
+        self._n_slots = n_slots
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        told = options or {"env": -1, "episode": -1}
+        self._shown = np.array([told["env"], told["episode"], self._n_slots], np.float32)
+        return self._shown, {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return self._shown, 0.0, True, False, {}
+
+
+def test_environments_that_take_turns_are_told_which_of_how_many_they_are_and_in_which_episode() -> None:
+    maker = EnvMaker("turns", Turns, makes="one")
+    envs = make_envs(maker, probe(maker), 3, 7, 0, Config().engine)
+    try:
+        envs.start(np.zeros(3, np.int64))
+        for episode in range(3):
+            assert envs.block.rows.view(np.float32)[:, :3].tolist() == [[i, episode, 3] for i in range(3)]
+            slices = list(range(len(envs.bounds)))
+            envs.send(slices)
+            envs.recv(len(slices))
+    finally:
+        envs.close()

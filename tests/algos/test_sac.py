@@ -1,0 +1,297 @@
+"""SAC's update against a slow, obvious implementation: plain networks in float64, torch's own Adam."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from small_envs import Drift
+from small_runs import SmallRun, floats
+from test_experience import learned, off_policy_run
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.distributions.transforms import TanhTransform
+from torch.testing import assert_close
+from toy_envs import Masked
+
+from unidle.memory.priority import Prioritised
+from unidle.memory.replay import Transitions
+
+ENVS: dict[str, Any] = {"Box": Drift, "Discrete": "CartPole-v1"}
+
+
+def plain(ensemble: Any, member: int, activation: type[nn.Module]) -> nn.Sequential:
+    """One member of an ensemble as a network of its own."""
+    layers: list[nn.Module] = []
+    for weight, bias in zip(ensemble.weights, ensemble.biases):
+        linear = nn.Linear(*weight.shape[1:], dtype=torch.float64)
+        linear.weight.data.copy_(weight[member].T)
+        linear.bias.data.copy_(bias[member, 0])
+        layers += [linear, activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+class SlowSAC:
+    """Soft actor-critic as the papers tell it."""
+
+    def __init__(self, run: SmallRun) -> None:
+        algo = run.algo
+        self.recipe = algo.recipe
+        self.n_inputs = run.policy.encoder.n_features
+        self.reals, self.categories = run.policy.distribution.reals, run.policy.distribution.n_logits
+        self.actor = nn.Sequential(*(_twin(layer) for layer in (*run.policy.actor_trunk, run.policy.actor_head)))
+        members = range(self.recipe.n_critics)
+        self.critics = [plain(algo.critics.ensemble, member, nn.ReLU) for member in members]
+        self.targets = [plain(algo.targets.ensemble, member, nn.ReLU) for member in members]
+        first = 0.0 if self.recipe.temperature == "auto" else math.log(self.recipe.temperature)
+        self.log_temperature = torch.tensor(first, dtype=torch.float64, requires_grad=True)
+        rate = self.recipe.learning_rate
+        self.critic_weights = [weight for critic in self.critics for weight in critic.parameters()]
+        self.adams = [
+            torch.optim.Adam(weights, lr=rate, eps=1e-8)
+            for weights in (self.critic_weights, self.actor.parameters(), [self.log_temperature])
+        ]
+        self.target_entropy = -self.reals if self.reals else 0.98 * math.log(self.categories)
+        if self.recipe.target_entropy is not None:
+            self.target_entropy = self.recipe.target_entropy
+
+    def see(self, rows: Tensor) -> Tensor:
+        return floats(rows, self.n_inputs).double()
+
+    def act(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """An action, and log π of it: by torch's own distributions."""
+        mean, log_std = self.actor(observation).split(self.reals, -1)
+        normal, squash = Normal(mean, log_std.clamp(-20, 2).exp()), TanhTransform()
+        before = normal.mean + normal.stddev * noise
+        action = squash(before)
+        return action, (normal.log_prob(before) - squash.log_abs_det_jacobian(before, action)).sum(-1)
+
+    def lowest(self, critics: list[nn.Sequential], observation: Tensor, action: Tensor | None) -> Tensor:
+        inputs = observation if action is None else torch.cat([observation, action], -1)
+        return torch.stack([critic(inputs) for critic in critics]).min(0).values
+
+    def update(self, batch: Transitions, noise: list[Tensor]) -> Tensor:
+        """Learn from a batch; returns the mean |δ| of each of its transitions."""
+        recipe = self.recipe
+        here, there = self.see(batch.rows), self.see(batch.next_rows)
+        returns, discounts, weights = (t.double() for t in (batch.returns, batch.discounts, batch.weights))
+        alpha = self.log_temperature.detach().exp()
+        with torch.no_grad():
+            if self.reals:
+                action, log_prob = self.act(there, noise[0])
+                value = self.lowest(self.targets, there, action).squeeze(-1) - alpha * log_prob
+            else:
+                log_probs = torch.log_softmax(self.actor(there), -1)
+                value = (log_probs.exp() * (self.lowest(self.targets, there, None) - alpha * log_probs)).sum(-1)
+            target = returns + discounts * value
+        loss, values, errors = torch.zeros((), dtype=torch.float64), [], []
+        for critic in self.critics:
+            if self.reals:
+                q = critic(torch.cat([here, batch.actions.double()], -1)).squeeze(-1)
+            else:
+                q = critic(here)[torch.arange(len(here)), batch.actions[:, 0].long()]
+            values.append(q.detach())
+            errors.append((q - target).detach().abs())
+            loss = loss + 0.5 * (weights * (q - target) ** 2).mean()
+        self._step(0, loss, self.critic_weights)
+        self.saw = {"critic_loss": loss.item(), "value": torch.stack(values).mean().item()}
+        if self.reals:
+            action, log_prob = self.act(here, noise[1])
+            loss = (alpha * log_prob - self.lowest(self.critics, here, action).squeeze(-1)).mean()
+        else:
+            log_probs = torch.log_softmax(self.actor(here), -1)
+            q = self.lowest(self.critics, here, None).detach()
+            loss = (log_probs.exp() * (alpha * log_probs - q)).sum(-1).mean()
+            log_prob = (log_probs.exp() * log_probs).sum(-1)
+        self._step(1, loss, list(self.actor.parameters()))
+        self.saw |= {"actor_loss": loss.item(), "entropy": -log_prob.mean().item()}
+        if recipe.temperature == "auto":
+            self._step(2, -(self.log_temperature * (log_prob.detach() + self.target_entropy)).mean(), [])
+        for target_net, critic in zip(self.targets, self.critics):
+            for slow, fast in zip(target_net.parameters(), critic.parameters()):
+                slow.data.mul_(1 - recipe.tau).add_(recipe.tau * fast.data)
+        return torch.stack(errors).mean(0)
+
+    def _step(self, which: int, loss: Tensor, weights: list[Tensor]) -> None:
+        self.adams[which].zero_grad()
+        for critic in self.critics:
+            critic.zero_grad()
+        loss.backward()
+        if weights and math.isfinite(self.recipe.max_grad_norm):
+            nn.utils.clip_grad_norm_(weights, self.recipe.max_grad_norm)
+        self.adams[which].step()
+
+
+def _twin(layer: nn.Module) -> nn.Module:
+    if not isinstance(layer, nn.Linear):
+        return type(layer)()
+    twin = nn.Linear(layer.in_features, layer.out_features, dtype=torch.float64)
+    twin.load_state_dict(layer.state_dict())
+    return twin
+
+
+def filled(env: Any, **recipe: Any) -> SmallRun:
+    """A run that remembers two fragments and has learned nothing yet."""
+    run = off_policy_run(
+        env,
+        "sac",
+        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": math.inf, "learning_rate": 1e-3, "tau": 0.05, **recipe},
+        learning_starts=10_000,
+    )
+    for _ in range(2):
+        run.collect()
+        learned(run.algo, run.rollout, run.shuffle())
+        run.collector.open()
+    return run
+
+
+def begin_learning(run: SmallRun) -> None:
+    """From the next fragment on."""
+    run.algo.experience._since = run.algo.experience.steps
+
+
+def assert_same(run: SmallRun, slow: SlowSAC) -> None:
+    close: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+    linears = [layer for layer in (*run.policy.actor_trunk, run.policy.actor_head) if isinstance(layer, nn.Linear)]
+    for mine, others in zip(linears, (layer for layer in slow.actor if isinstance(layer, nn.Linear)), strict=True):
+        assert_close(mine.weight.double(), others.weight, **close)
+        assert_close(mine.bias.double(), others.bias, **close)
+    for ensemble, networks in ((run.algo.critics.ensemble, slow.critics), (run.algo.targets.ensemble, slow.targets)):
+        for member, network in enumerate(networks):
+            for mine, others in zip(plain(ensemble, member, nn.ReLU).parameters(), network.parameters(), strict=True):
+                assert_close(mine, others, **close)
+    assert_close(run.algo.log_temperature[0].double(), slow.log_temperature, **close)
+
+
+def assert_updates_agree(run: SmallRun, updates: int) -> SlowSAC:
+    """The same batches and the same noise for both."""
+    slow, memory = SlowSAC(run), run.algo.experience.memory
+    for number in range(updates):
+        generator = torch.Generator().manual_seed(number)
+        batch = memory.sample(run.algo.recipe.batch_size, generator)
+        noise = [torch.randn(len(batch.rows), slow.reals, generator=generator).double() for _ in range(2)]
+        errors = slow.update(batch, noise)
+        run.algo.update(torch.Generator().manual_seed(number))
+        assert_same(run, slow)
+        if isinstance(memory, Prioritised):
+            for cell in batch.index.unique():
+                largest = float(errors[batch.index == cell].max())
+                priority = (largest + 1e-6) ** run.algo.recipe.priority_alpha
+                assert float(memory.tree.leaves[cell]) == pytest.approx(priority, rel=1e-3)
+    return slow
+
+
+@pytest.mark.parametrize("space", ENVS)
+@pytest.mark.parametrize("n_critics", [1, 2, 5])
+@pytest.mark.parametrize("temperature", ["auto", 0.2])
+def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temperature: Any) -> None:
+    run = filled(ENVS[space], n_critics=n_critics, temperature=temperature)
+    slow = assert_updates_agree(run, 5)
+    moved = slow.log_temperature.item() != (0.0 if temperature == "auto" else math.log(0.2))
+    assert moved == (temperature == "auto")
+
+
+@pytest.mark.parametrize("space", ENVS)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"prioritised": True},
+        {"max_grad_norm": 0.05},
+        {"max_grad_norm": 1e6},
+        {"return_steps": 3},
+        {"prioritised": True, "max_grad_norm": 0.05, "n_critics": 3, "return_steps": 2},
+        {"target_entropy": 0.3},
+        {"critic_arch": (8, 12, 8)},
+        {"critic_arch": (), "network_arch": ()},
+        {"tau": 1.0},
+        {"gamma": 0.0},
+    ],
+    ids=str,
+)
+def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
+    run = filled(ENVS[space], **recipe)
+    if recipe.get("prioritised"):  # other than all alike
+        memory = run.algo.experience.memory
+        acted = memory.replay.acted.nonzero()[:, 0]
+        memory.update(acted, torch.linspace(0.1, 3.0, len(acted)))
+        assert memory.sample(16, torch.Generator().manual_seed(0)).weights.unique().numel() > 4
+    assert_updates_agree(run, 5)
+
+
+def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
+    whole, clipped = filled(Drift), filled(Drift, max_grad_norm=0.01)
+    for run in (whole, clipped):
+        run.algo.update(torch.Generator().manual_seed(0))
+    norms = [torch.linalg.vector_norm(run.algo._critic_parameters.grad).item() for run in (whole, clipped)]
+    assert norms[0] > 0.1
+    assert norms[1] == pytest.approx(0.01, rel=1e-3)
+
+
+# Fails: `_METRICS` names actor_loss before value, and `update` adds them up the other way round.
+@pytest.mark.parametrize("space", ENVS)
+def test_learning_reports_the_means_of_what_its_updates_saw(space: str) -> None:
+    run = filled(ENVS[space], updates_per_step=0.1)
+    slow, memory = SlowSAC(run), run.algo.experience.memory
+    run.collect()
+    begin_learning(run)
+    metrics = learned(run.algo, run.rollout, run.shuffle())
+    assert metrics["updates"] == 3
+    generator, seen = run.shuffle(), []
+    for _ in range(3):
+        batch = memory.sample(16, generator)
+        noise = [torch.randn(16, slow.reals, generator=generator).double() for _ in range(2)]
+        slow.update(batch, noise)
+        seen.append(slow.saw)
+    for name in slow.saw:
+        assert float(metrics[name]) == pytest.approx(sum(saw[name] for saw in seen) / 3, rel=1e-4, abs=1e-5), name
+    assert float(metrics["temperature"]) == pytest.approx(slow.log_temperature.exp().item(), rel=1e-5)
+
+
+def test_the_temperature_rises_where_entropy_is_short_and_falls_where_there_is_plenty() -> None:
+    for target, sign in ((50.0, 1), (-50.0, -1)):
+        run = filled(Drift, target_entropy=target)
+        for number in range(3):
+            run.algo.update(torch.Generator().manual_seed(number))
+        # Adam's first steps are as long as the learning rate.
+        assert run.algo.log_temperature.item() == pytest.approx(sign * 3e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("space", ENVS)
+def test_the_learning_rate_falls_to_0_by_a_linear_schedule(space: str) -> None:
+    run = filled(ENVS[space], lr_schedule="linear")
+    run.algo.set_progress(0.25)
+    assert run.algo.learning_rate.item() == pytest.approx(0.75e-3)
+    run.algo.set_progress(1.0)
+    before = run.algo.parameters.flat.detach().clone()
+    run.algo.update(torch.Generator().manual_seed(0))
+    assert torch.equal(run.algo.parameters.flat.detach(), before)
+
+
+def test_what_a_mask_forbids_is_never_likely_and_breaks_no_update() -> None:
+    """The environment allows one action at a time and fails on any other."""
+    run = off_policy_run(Masked, "sac", learning_starts=32, max_grad_norm=math.inf)
+    for _ in range(4):
+        run.collect()
+        metrics = learned(run.algo, run.rollout, run.shuffle())
+        assert all(bool(torch.isfinite(value.float())) for value in metrics.values())
+        run.collector.open()
+    assert run.algo.experience.updates == 96
+    params, _ = run.policy.act(run.rollout.rows[0])
+    assert run.policy.distribution.log_probs(params.logits).exp().max(-1).values.tolist() == [[1.0], [1.0]]
+
+
+def test_learning_is_the_updates_one_after_another_from_one_stream() -> None:
+    one, other = (filled(Drift, updates_per_step=0.25) for _ in range(2))
+    for run in (one, other):
+        run.collect()
+        begin_learning(run)
+    metrics = learned(one.algo, one.rollout, one.shuffle())
+    assert metrics["updates"] == 8
+    other.algo.experience.take(other.rollout)
+    generator = other.shuffle()
+    for _ in range(8):
+        other.algo.update(generator)
+    assert torch.equal(one.algo.parameters.flat, other.algo.parameters.flat)
+    assert torch.equal(one.algo._target_flat, other.algo._target_flat)

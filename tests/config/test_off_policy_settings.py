@@ -1,0 +1,272 @@
+"""SAC's and DQN's settings: each algorithm takes its own, and says in a sentence what it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import unidle
+from unidle.cli.main import run as run_here
+from unidle.config.layers import lay
+from unidle.config.presets import default_preset, load_preset
+from unidle.config.schema import Config, Recipe, load_yaml
+from unidle.config.validate import _OWNERS, validated
+from unidle.errors import UsageError
+
+OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
+    "n_epochs": 3,
+    "share_trunk": True,
+    "recurrent": "gru",
+    "gae_lambda": 0.9,
+    "clip_range": 0.1,
+    "clip_schedule": "linear",
+    "clip_range_vf": 0.2,
+    "ent_coef": 0.01,
+    "vf_coef": 0.4,
+    "target_kl": 0.02,
+    "normalize_advantage": False,
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "log_std_init": -1.0,
+    "buffer_size": 5000,
+    "learning_starts": 7,
+    "updates_per_step": 0.5,
+    "return_steps": 3,
+    "prioritised": True,
+    "priority_alpha": 0.5,
+    "priority_beta": 0.5,
+    "tau": 0.01,
+    "adam_eps": 1e-5,
+    "initial": "he",
+    "n_tasks": 2,
+    "n_critics": 3,
+    "critic_arch": (8,),
+    "temperature": 0.1,
+    "target_entropy": -1.0,
+    "double": False,
+    "duelling": True,
+    "target_every": 10,
+    "epsilon_final": 0.01,
+    "epsilon_fraction": 0.2,
+}
+OWNER = {name: owners for owners, names in _OWNERS.items() for name in names}
+NEUTRAL = {
+    *("algo", "n_envs", "n_steps", "batch_size", "network_arch", "activation", "network", "recurrent_size"),
+    *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
+}
+
+
+def config_of(algo: str, **values: Any) -> Config:
+    preset = {"ppo": "classic"}.get(algo, algo)
+    return load_preset(preset).apply(Config()).with_values({"env": "CartPole-v1", "algo": algo, **values}, "test")
+
+
+def test_every_setting_of_the_recipe_has_owners_or_is_everyones() -> None:
+    fields = {field.name for field in dataclasses.fields(Recipe)}
+    assert OWNER.keys() == OTHER_THAN_THE_DEFAULT.keys()
+    assert fields == OWNER.keys() | NEUTRAL
+    assert not OWNER.keys() & NEUTRAL
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac", "dqn"])
+@pytest.mark.parametrize("name", OTHER_THAN_THE_DEFAULT)
+def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, algo: str) -> None:
+    config = config_of(algo, **{name: OTHER_THAN_THE_DEFAULT[name]})
+    if algo in OWNER[name]:
+        assert getattr(validated(config).recipe, name) == OTHER_THAN_THE_DEFAULT[name]
+        return
+    with pytest.raises(UsageError) as refusal:
+        validated(config)
+    preset = "classic" if algo == "ppo" else algo
+    assert str(refusal.value) == (
+        f"`{name}` is a setting of {' and '.join(OWNER[name])} and means nothing to {algo}; leave it out, or start "
+        f"from --preset {preset}."
+    )
+
+
+@pytest.mark.parametrize("algo", ["sac", "dqn"])
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"buffer_size": 127, "n_envs": 8, "n_steps": 8},
+            "`buffer_size` is 127, and one iteration is 64 steps; remember at least twice as many.",
+        ),
+        ({"precision": "bf16"}, "`precision` bf16 is PPO's so far; {algo} takes tf32 or fp32."),
+        ({"batch_size": "auto"}, "`batch_size` auto is PPO's; give {algo} a number, such as 256."),
+        ({"batch_size": 0}, "`batch_size` is 0; it must be at least 1."),
+        ({"tau": 0}, "`tau` is 0.0; it must be above 0."),
+        ({"tau": 1.1}, "`tau` is 1.1; it must lie between 0 and 1."),
+        ({"priority_alpha": 1.1}, "`priority_alpha` is 1.1; it must lie between 0 and 1."),
+        ({"priority_beta": -0.1}, "`priority_beta` is -0.1; it must lie between 0 and 1."),
+        ({"updates_per_step": -1}, "`updates_per_step` is -1.0; it must not be negative."),
+        ({"updates_per_step": "inf"}, "`updates_per_step` is inf; it must be a finite number."),
+        ({"learning_starts": -1}, "`learning_starts` is -1; it must not be negative."),
+        ({"return_steps": 0}, "`return_steps` is 0; it must be at least 1."),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        validated(config_of(algo, **values))
+    assert str(refusal.value) == sentence.format(algo=algo)
+
+
+@pytest.mark.parametrize(
+    ("algo", "values", "sentence"),
+    [
+        ("sac", {"temperature": 0}, "`temperature` is 0.0; it must be above 0, or auto."),
+        ("sac", {"temperature": -0.5}, "`temperature` is -0.5; it must be above 0, or auto."),
+        ("sac", {"n_critics": 0}, "`n_critics` is 0; it must be at least 1."),
+        ("sac", {"target_entropy": "inf"}, "`target_entropy` is inf; it must be a finite number."),
+        ("dqn", {"target_every": 0}, "`target_every` is 0; it must be at least 1."),
+        ("dqn", {"epsilon_final": 1.5}, "`epsilon_final` is 1.5; it must lie between 0 and 1."),
+        ("dqn", {"epsilon_fraction": -0.1}, "`epsilon_fraction` is -0.1; it must lie between 0 and 1."),
+    ],
+)
+def test_what_one_algorithm_cannot_take_is_refused_in_a_sentence(
+    algo: str, values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        validated(config_of(algo, **values))
+    assert str(refusal.value) == sentence
+
+
+def test_a_critic_needs_a_unit_in_every_layer() -> None:
+    with pytest.raises(UsageError, match=r"`critic_arch` is \(8, 0\); every layer needs at least 1 unit"):
+        validated(config_of("sac", critic_arch=(8, 0)))
+
+
+@pytest.mark.parametrize(
+    ("algo", "values"),
+    [
+        ("sac", {"buffer_size": 128, "n_envs": 8, "n_steps": 8}),
+        ("sac", {"temperature": "auto"}),
+        ("sac", {"learning_starts": 0}),
+        ("sac", {"batch_size": 3}),  # no divisor of anything
+        ("dqn", {"epsilon_fraction": 0, "epsilon_final": 0}),
+        ("dqn", {"tau": 1.0}),
+        ("dqn", {"max_grad_norm": math.inf}),
+        ("dqn", {"updates_per_step": 0}),
+    ],
+)
+def test_what_is_just_possible_is_taken(algo: str, values: dict[str, Any]) -> None:
+    config = config_of(algo, **values)
+    assert validated(config) == config
+
+
+@pytest.mark.parametrize("algo", ["sac", "dqn"])
+def test_the_presets_are_valid_and_survive_a_file(algo: str, tmp_path: Path) -> None:
+    config = validated(config_of(algo))
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load_yaml(tmp_path / "config.yaml") == config
+
+
+# -- which preset is taken ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+@pytest.mark.parametrize("algo", ["sac", "dqn"])
+def test_an_algorithm_without_a_preset_takes_its_own_and_says_so(algo: str, has_gpu: bool) -> None:
+    assert default_preset(has_gpu, "unidle/CartPole-v1", algo) == algo
+    layers = lay(None, None, has_gpu, algo=algo)
+    assert layers.config.recipe.algo == algo
+    assert layers.config.run.preset == algo
+    assert layers.notes == [
+        f"No preset was named; taking `{algo}` because the algorithm is {algo}. `unidle presets` lists them all."
+    ]
+
+
+def test_ppo_by_its_name_takes_what_no_name_does() -> None:
+    for has_gpu in (False, True):
+        assert default_preset(has_gpu, "CartPole-v1", "ppo") == default_preset(has_gpu, "CartPole-v1")
+
+
+def test_an_algorithm_that_a_config_file_names_takes_its_own_preset_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("recipe: {algo: sac, n_envs: 2}\n")
+    layers = lay(None, tmp_path / "mine.yaml", False)
+    assert layers.config.recipe.algo == "sac"
+    assert layers.config.run.preset == "sac"
+    assert layers.config.recipe.n_envs == 2
+
+
+TINY = ["--timesteps", "64", "--n-envs", "2", "--n-steps", "8", "--batch-size", "8", "--network-arch", "8"]
+
+
+def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["--learning-starts", "16", "--no-subproc", "--eval-every", "0", "--no-tensorboard", "--run-name", "r"]
+    assert run_here(["train", "--env", "Pendulum-v1", "--algo", "sac", *TINY, *few]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "taking `sac` because the algorithm is sac" in said
+    recipe = unidle.load(tmp_path / "runs/r").config.recipe
+    assert (recipe.algo, recipe.activation, recipe.learning_starts) == ("sac", "relu", 16)
+    assert math.isinf(recipe.max_grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--algo", "sac", "--n-epochs", "3"], "`n_epochs` is a setting of ppo and means nothing to sac"),
+        (["--algo", "dqn", "--normalize-obs"], "`normalize_obs` is a setting of ppo and means nothing to dqn"),
+        (["--preset", "classic", "--tau", "0.1"], "`tau` is a setting of sac and dqn and means nothing to ppo"),
+        (["--algo", "dqn", "--n-critics", "3"], "`n_critics` is a setting of sac and means nothing to dqn"),
+        (["--algo", "sac", "--buffer-size", "20"], "`buffer_size` is 20, and one iteration is 64 steps"),
+        (["--algo", "sac", "--preset", "max-gpu"], "leave it out, or start from --preset sac"),
+    ],
+)
+def test_the_command_line_says_which_setting_is_anothers(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_here(["train", "--env", "CartPole-v1", *words]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_keeps_the_recipe_of_its_algorithm(tmp_path: Path) -> None:
+    run = unidle.train(
+        "CartPole-v1",
+        algo="dqn",
+        runs_dir=str(tmp_path),
+        timesteps=32,
+        n_envs=2,
+        n_steps=8,
+        network_arch=(4,),
+        eval_every=0,
+        subproc=False,
+        tensorboard=False,
+        quiet=True,
+    )
+    for setting in ({"buffer_size": 5000}, {"tau": 0.5}, {"algo": "sac"}):
+        with pytest.raises(UsageError, match=f"keeps its recipe, and {next(iter(setting))} would change it"):
+            unidle.resume(run.path, quiet=True, **setting)
+
+
+def five_poles() -> SyncVectorEnv:
+    """As a user's factory makes them: as many as it has, whatever the preset says."""
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 5, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def test_a_factory_of_vector_environments_needs_no_other_batch_size(tmp_path: Path) -> None:
+    run = unidle.train(
+        five_poles,
+        algo="dqn",
+        runs_dir=str(tmp_path),
+        timesteps=80,
+        n_steps=8,
+        network_arch=(4,),
+        learning_starts=40,
+        eval_every=0,
+        tensorboard=False,
+        quiet=True,
+    )
+    assert run.config.recipe.n_envs == 5
+    assert run.config.recipe.batch_size == load_preset("dqn").values["batch_size"]

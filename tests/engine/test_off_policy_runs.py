@@ -1,0 +1,335 @@
+"""Whole runs of SAC and DQN: stopped and resumed, repeated, evaluated, exported; and what they learn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from gymnasium import spaces
+from small_envs import Choosy, Fickle
+from test_resume import StopAfter, assert_same, final_state
+
+import unidle
+from unidle.engine.checkpoint import load_checkpoint
+from unidle.engine.export import export_onnx
+from unidle.errors import UsageError
+
+SMALL: dict[str, Any] = {
+    "n_envs": 3,
+    "n_steps": 8,
+    "batch_size": 16,
+    "network_arch": (16,),
+    "buffer_size": 300,  # written round in the course of the run
+    "learning_starts": 100,
+    "updates_per_step": 0.3,
+    "timesteps": 480,
+    "eval_every": 240,
+    "eval_episodes": 2,
+    "subproc": False,
+    "tensorboard": False,
+    "device": "cpu",
+    "seed": 5,
+    "quiet": True,
+}
+ENV = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}
+ON_DEVICE = {"sac": "unidle/Pendulum-v1", "dqn": "unidle/CartPole-v1"}
+both = pytest.mark.parametrize("algo", ["sac", "dqn"])
+
+
+def timeless(run: unidle.TrainedRun) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if "time/" not in name and "second" not in name} | {"wall": None}
+        for record in run.records
+    ]
+
+
+# -- stopped and resumed -----------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+@pytest.mark.parametrize("prioritised", [False, True], ids=["uniform", "prioritised"])
+def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(
+    algo: str, overlap: str, prioritised: bool, tmp_path: Path
+) -> None:
+    """The first time while actions are still random, the second time after the ring was written round."""
+    settings = {**SMALL, "overlap": overlap, "prioritised": prioritised, "lr_schedule": "linear", "return_steps": 2}
+    settings |= {"algo": algo, "preset": algo, "runs_dir": str(tmp_path)}
+    whole = unidle.train(ENV[algo], run_name="whole", **settings)
+    unidle.train(ENV[algo], run_name="parts", after_iteration=[StopAfter(3)], **settings)
+    unidle.resume(tmp_path / "parts", quiet=True, after_iteration=[StopAfter(12)])
+    parts = unidle.resume(tmp_path / "parts", quiet=True)
+    assert_same(final_state(parts.path), final_state(whole.path))
+    assert timeless(parts) == timeless(whole)
+    experience = final_state(whole.path)["algo"]["experience"]
+    assert (experience["steps"], experience["updates"]) == (480, math.floor(0.3 * 380))
+    assert experience["memory"]["left"].min() > 0
+
+
+@both
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_worker_processes_change_no_number(algo: str, overlap: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "overlap": overlap, "timesteps": 240, "eval_every": 0, "runs_dir": str(tmp_path)}
+    runs = [
+        unidle.train(ENV[algo], preset=algo, run_name=str(number), **{**settings, **engine})
+        for number, engine in enumerate(({}, {"subproc": True, "workers": 2, "slices": 1}))
+    ]
+    one, other = (final_state(run.path)["algo"] for run in runs)
+    assert_same(other, one)
+
+
+@both
+def test_an_environment_on_the_device_runs_and_resumes(algo: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "subproc": None, "algo": algo, "preset": algo, "runs_dir": str(tmp_path), "prioritised": True}
+    whole = unidle.train(ON_DEVICE[algo], run_name="whole", **settings)
+    unidle.train(ON_DEVICE[algo], run_name="parts", after_iteration=[StopAfter(9)], **settings)
+    parts = unidle.resume(tmp_path / "parts", quiet=True)
+    assert_same(final_state(parts.path), final_state(whole.path))
+    assert final_state(whole.path)["algo"]["experience"]["updates"] == math.floor(0.3 * 380)
+
+
+@both
+def test_the_same_seed_repeats_a_run_and_another_does_not(algo: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "preset": algo, "timesteps": 240, "eval_every": 0, "runs_dir": str(tmp_path)}
+    one, again, other = (
+        final_state(unidle.train(ENV[algo], run_name=name, **{**settings, "seed": seed}).path)
+        for name, seed in (("one", 1), ("again", 1), ("other", 2))
+    )
+    assert_same(again, one)
+    rewards = [state["algo"]["experience"]["memory"]["rows"] for state in (one, other)]
+    assert not torch.equal(*rewards)
+    for name, weight in one["algo"]["policy"].items():
+        if weight.numel() > 1:
+            assert not torch.equal(weight, other["algo"]["policy"][name]), name
+
+
+@both
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_extending_a_finished_run_equals_a_longer_one(algo: str, overlap: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "preset": algo, "eval_every": 0, "overlap": overlap, "runs_dir": str(tmp_path)}
+    settings |= {"epsilon_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in the longer one
+    longer = unidle.train(ENV[algo], run_name="longer", **{**settings, "timesteps": 360})
+    short = unidle.train(ENV[algo], run_name="short", **{**settings, "timesteps": 240})
+    extended = unidle.resume(short.path, quiet=True, timesteps=360)
+    assert_same(final_state(extended.path), final_state(longer.path))
+
+
+def test_an_environment_that_does_not_repeat_itself_goes_on_with_what_it_remembers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, "preset": "dqn", "timesteps": 240, "eval_every": 0, "runs_dir": str(tmp_path)}
+    first = unidle.train(Fickle, run_name="r", after_iteration=[StopAfter(5)], **settings)
+    unidle.resume(first.path, env=Fickle, quiet=True)
+    assert "3 of 3 environments are not deterministic" in capsys.readouterr().err
+    memory = final_state(first.path)["algo"]["experience"]["memory"]
+    assert memory["entered"].tolist() == [80, 80, 80]
+    assert memory["ended"][memory["acted"]].sum() == 3  # each was cut off once, where it was stopped
+
+
+# -- how often it learns -----------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_every_checkpoint_and_record_tells_the_updates_that_were_due(algo: str, overlap: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "preset": algo, "overlap": overlap, "runs_dir": str(tmp_path), "eval_every": 0}
+    run = unidle.train(ENV[algo], checkpoint_every=24, keep_checkpoints=100, **settings)
+    saved = run.folder.saved()
+    assert len(saved) == 21
+    for path in saved:
+        state = load_checkpoint(path)
+        due = math.floor(0.3 * max(0, state["step"] - 100))
+        experience = state["algo"]["experience"]
+        assert (experience["steps"], experience["updates"]) == (state["step"], due)
+        adam = state["algo"]["adams"]["critics"] if algo == "sac" else state["algo"]["adam"]
+        assert adam["steps"] == due
+    records = [record for record in run.records if record["kind"] == "iteration"]
+    made = [math.floor(0.3 * max(0, record["step"] - 100)) for record in records]
+    assert [record["train/updates_in_all"] for record in records] == made
+    assert [record["train/updates"] for record in records] == np.diff([0, *made]).tolist()
+
+
+@both
+def test_actions_are_random_until_learning_starts_and_then_the_policys(algo: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "preset": algo, "runs_dir": str(tmp_path), "eval_every": 0, "n_steps": 50, "timesteps": 1500}
+    settings |= {"learning_starts": 600, "buffer_size": 3000, "updates_per_step": 0.0}
+    settings |= {"epsilon_fraction": 0.0, "epsilon_final": 0.0} if algo == "dqn" else {}
+    run = unidle.train(ENV[algo], **settings)
+    state, policy = final_state(run.path)["algo"], run.agent.policy
+    memory, n_envs = state["experience"]["memory"], 3
+    places = 3000 // n_envs
+    cells = memory["order"].view(places, n_envs)[:500].long()  # [steps, environments]
+    rows, actions = memory["rows"][cells], memory["actions"][cells].squeeze(-1)
+    with torch.no_grad():
+        params, _ = policy.act(rows.flatten(0, 1))
+        mode = policy.distribution.mode(params).view(500, n_envs)
+    early, late = slice(0, 200), slice(200, 500)
+    if algo == "dqn":
+        assert 0.4 < (actions[early] == mode[early]).float().mean() < 0.6
+        assert torch.equal(actions[late], mode[late])
+    else:
+        assert actions[early].abs().mean().item() == pytest.approx(0.5, abs=0.05)  # uniform in [-1, 1]
+        before = torch.atanh(actions[late].double().clamp(-1 + 1e-6, 1 - 1e-6))
+        mean, log_std = (value.view(500, n_envs)[late].double() for value in (params.mean, params.log_std))
+        z = (before - mean) / log_std.exp()
+        assert z.mean().item() == pytest.approx(0.0, abs=0.1)
+        assert z.std().item() == pytest.approx(1.0, abs=0.1)
+
+
+# -- what was trained can be used --------------------------------------------------------------------------------------
+
+
+class Noise(gymnasium.Env):
+    """Observations that depend on nothing; a Box to push or a choice."""
+
+    observation_space = spaces.Box(-3, 3, (3,), np.float32)
+
+    def __init__(self, action_space: spaces.Space) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return self._look(), 0.0, False, bool(self.np_random.random() < 0.1), {}
+
+    def _look(self) -> np.ndarray:
+        return self.np_random.uniform(-3, 3, 3).astype(np.float32)
+
+
+ARM = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 10.0], np.float32))
+
+
+def arm() -> gymnasium.Env:
+    return Noise(ARM)
+
+
+def lever() -> gymnasium.Env:
+    return Noise(spaces.Discrete(4, start=-1))
+
+
+def levers() -> gymnasium.Env:
+    return Noise(spaces.MultiDiscrete([3, 2, 4]))
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "extra"),
+    [
+        ("sac", arm, {}),
+        ("sac", lever, {}),
+        ("dqn", lever, {"duelling": True}),
+        ("dqn", levers, {"duelling": True}),
+    ],
+)
+def test_a_trained_run_is_loaded_evaluated_asked_and_exported(
+    algo: str, env: Any, extra: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**SMALL, **extra, "runs_dir": str(tmp_path), "run_name": "r", "timesteps": 240}
+    trained = unidle.train(env, preset=algo, **settings)
+    assert trained.evaluate(episodes=3).episodes == 3
+    run = unidle.load(tmp_path / "r", env=env)
+    assert run.config.recipe.algo == algo
+    space = env().action_space
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # large enough that it takes all sorts of actions
+        for parameter in run.agent.policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    observations = np.random.default_rng(0).uniform(-3, 3, (24, 3)).astype(np.float32)
+    predicted = [run.predict(observation) for observation in observations]
+    assert all(space.contains(action) for action in predicted)
+    assert all(space.contains(run.predict(observation, deterministic=False)) for observation in observations)
+    path = export_onnx(run.agent, tmp_path / "policy.onnx")
+    (actions,) = onnxruntime.InferenceSession(str(path)).run(["action"], {"observation": observations})
+    expected = np.stack([run.agent.actions.encode(action) for action in predicted])
+    assert len(np.unique(expected, axis=0)) > 2
+    np.testing.assert_allclose(actions, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_masks_are_kept_to_from_the_first_random_step_to_the_last(tmp_path: Path) -> None:
+    """The environment fails on an action that it did not allow."""
+    settings = {**SMALL, "runs_dir": str(tmp_path), "max_env_restarts": 0}
+    run = unidle.train(Choosy, preset="dqn", duelling=True, prioritised=True, **settings)
+    assert run.summary()["faults"] == {}
+    assert final_state(run.path)["step"] == 480
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "sentence"),
+    [
+        ("sac", "levers", "SAC takes actions that are a Box or one Discrete choice; for others use --algo ppo."),
+        ("dqn", "arm", r"DQN takes choices \(Discrete, MultiDiscrete\), not a Box; use --algo sac or --discretize."),
+    ],
+)
+def test_a_space_that_does_not_fit_is_told_before_a_folder_is_made(
+    algo: str, env: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        unidle.train({"arm": arm, "levers": levers}[env], preset=algo, runs_dir=str(tmp_path / "runs"), **SMALL)
+    assert not (tmp_path / "runs").exists()
+
+
+@both
+def test_a_box_in_bins_is_learned_by_both(algo: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 240, "runs_dir": str(tmp_path)}
+    run = unidle.train("Pendulum-v1", preset=algo, discretize=5, **settings)
+    assert float(run.predict(np.zeros(3, np.float32))[0]) in (-2.0, -1.0, 0.0, 1.0, 2.0)
+
+
+class Breaking(gymnasium.Env):
+    """Tells nothing any more from its 60th step on."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._steps += 1
+        return np.array([math.nan if self._steps >= 60 else 0.5], np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("prioritised", [False, True], ids=["uniform", "prioritised"])
+def test_of_an_environment_that_failed_and_began_anew_only_what_is_sound_is_remembered(
+    prioritised: bool, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "runs_dir": str(tmp_path), "eval_every": 0, "buffer_size": 1500, "prioritised": prioritised}
+    run = unidle.train(Breaking, preset="dqn", **settings)  # 160 steps each: it fails in the 60th and the 119th
+    assert sum(run.summary()["faults"].values()) == 6
+    memory = final_state(run.path)["algo"]["experience"]["memory"]
+    assert memory["rows"].view(torch.float32).isfinite().all()
+    ended = (memory["ended"] & memory["acted"]).nonzero()[:, 0]
+    assert len(ended) == 6
+    assert not memory["terminated"].any()
+    finals = memory["rows"].view(torch.float32)[ended + 3, 0]  # the next cell of the same environment
+    assert finals.tolist() == [0.5] * 6
+
+
+# -- and it learns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.learning
+def test_sac_swings_the_pendulum_up_within_8000_steps(tmp_path: Path) -> None:
+    run = unidle.train(
+        "Pendulum-v1",
+        preset="sac",
+        n_envs=4,
+        n_steps=4,
+        network_arch=(64, 64),
+        learning_rate=1e-3,
+        timesteps=8000,
+        eval_every=2000,
+        subproc=False,
+        tensorboard=False,
+        quiet=True,
+        runs_dir=str(tmp_path),
+    )
+    assert run.evaluate(episodes=20).mean_return >= -200
