@@ -333,3 +333,32 @@ def test_sac_swings_the_pendulum_up_within_8000_steps(tmp_path: Path) -> None:
         runs_dir=str(tmp_path),
     )
     assert run.evaluate(episodes=20).mean_return >= -200
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_prioritised_dqn_balances_the_pole_within_25000_steps(seed: int, tmp_path: Path) -> None:
+    run = unidle.train(
+        "CartPole-v1",
+        preset="dqn",
+        seed=seed,
+        n_envs=8,
+        n_steps=8,
+        batch_size=64,
+        network_arch=(64, 64),
+        learning_rate=1e-3,
+        updates_per_step=1.0,
+        target_every=128,
+        tau=1.0,
+        prioritised=True,
+        epsilon_fraction=0.16,
+        epsilon_final=0.04,
+        timesteps=25_000,
+        eval_every=1000,
+        target_return=480,
+        subproc=False,
+        tensorboard=False,
+        quiet=True,
+        runs_dir=str(tmp_path),
+    )
+    assert run.evaluate(episodes=50).mean_return >= 475

@@ -77,20 +77,13 @@ class DQN:
         Who acted does not matter: what an action was worth is the same whoever chose it.
         """
         self._sums.zero_()
-        due = left = self.experience.take(rollout)
-        self._updates.begin(shuffle)
-        yield
-        while left:
-            left -= self._updates.run(left)
-            yield
+        due = yield from self.experience.rehearse(rollout, self._updates, shuffle)
         self._explore(self._progress)
         metrics = dict(zip(_METRICS, self._sums / max(1, due)))
         metrics["epsilon"] = self.policy.distribution.epsilon.clone()
         metrics["learning_rate"] = self.learning_rate.clone()
-        metrics["updates"] = torch.tensor(float(due))
-        metrics["updates_in_all"] = torch.tensor(float(self.experience.updates))
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
-        return {name: value.to(self._sums.device, non_blocking=True) for name, value in metrics.items()}
+        return metrics | self.experience.told(due)
 
     # -- one update ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ fragment's updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -43,6 +43,24 @@ class Experience:
         self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
         self.steps = self.updates = 0
         self._since, self._before = recipe.learning_starts, 0  # updates are due from that step on, after so many others
+
+    def rehearse(self, rollout: Rollout, updates: Updates, shuffle: torch.Generator) -> Generator[None, None, int]:
+        """Remember a fragment and make the updates that are due, pausing after each piece; returns how many."""
+        due = left = self.take(rollout)
+        updates.begin(shuffle)
+        yield
+        while left:
+            left -= updates.run(left)
+            yield
+        return due
+
+    def told(self, due: int) -> dict[str, Tensor]:
+        """What is logged of the updates: those of this fragment, and all."""
+        device = self._finals.device
+        return {
+            "updates": torch.full((), float(due), device=device),
+            "updates_in_all": torch.full((), float(self.updates), device=device),
+        }
 
     def take(self, rollout: Rollout) -> int:
         """Remember a fragment; returns how many updates are due now, and counts them as made."""

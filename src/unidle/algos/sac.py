@@ -113,20 +113,13 @@ class SAC:
         Who acted does not matter: what an action was worth is the same whoever chose it.
         """
         self._sums.zero_()
-        due = left = self.experience.take(rollout)
-        self._updates.begin(shuffle)
-        yield
-        while left:
-            left -= self._updates.run(left)
-            yield
+        due = yield from self.experience.rehearse(rollout, self._updates, shuffle)
         self.policy.distribution.at_random.fill_(self.experience.is_at_random)
         metrics = dict(zip(_METRICS, self._sums / max(1, due)))
         metrics["temperature"] = self.log_temperature.exp().mean()
         metrics["learning_rate"] = self.learning_rate.clone()
-        metrics["updates"] = torch.tensor(float(due))
-        metrics["updates_in_all"] = torch.tensor(float(self.experience.updates))
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
-        return {name: value.to(self._sums.device, non_blocking=True) for name, value in metrics.items()}
+        return metrics | self.experience.told(due)
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
