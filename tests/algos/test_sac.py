@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from small_envs import Drift
 from small_runs import SmallRun, floats
 from test_experience import learned, off_policy_run
@@ -229,7 +232,6 @@ def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
     assert norms[1] == pytest.approx(0.01, rel=1e-3)
 
 
-# Fails: `_METRICS` names actor_loss before value, and `update` adds them up the other way round.
 @pytest.mark.parametrize("space", ENVS)
 def test_learning_reports_the_means_of_what_its_updates_saw(space: str) -> None:
     run = filled(ENVS[space], updates_per_step=0.1)
@@ -295,3 +297,33 @@ def test_learning_is_the_updates_one_after_another_from_one_stream() -> None:
         other.algo.update(generator)
     assert torch.equal(one.algo.parameters.flat, other.algo.parameters.flat)
     assert torch.equal(one.algo._target_flat, other.algo._target_flat)
+
+
+class HalfAllowed(gymnasium.Env):
+    """Of four actions the first two are allowed, and the first is the better one."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self._outcome()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        observation, info = self._outcome()
+        return observation, float(action == 0), False, bool(self.np_random.random() < 0.1), info
+
+    def _outcome(self) -> tuple[np.ndarray, dict]:
+        return np.zeros(1, np.float32), {"action_mask": np.array([1, 1, 0, 0], np.int8)}
+
+
+def test_the_entropy_aimed_at_is_one_that_the_mask_allows() -> None:
+    run = off_policy_run(HalfAllowed, "sac", learning_rate=1e-2, max_grad_norm=math.inf, updates_per_step=4.0)
+    for _ in range(6):
+        run.collect()
+        metrics = learned(run.algo, run.rollout, run.shuffle())
+        run.collector.open()
+    assert metrics["updates_in_all"] == 640
+    # The better action has p = σ(1 / α), since it earns 1 more; its entropy is 0.98 log 2 at α = 2.98.
+    assert float(metrics["entropy"]) == pytest.approx(0.98 * math.log(2), abs=0.003)
+    assert float(metrics["temperature"]) == pytest.approx(2.98, abs=0.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Experience:
         # What follows each step, the true last observation where an episode ended; and one place for what is none.
         self._finals = torch.zeros(recipe.total_batch + 1, row_bytes, dtype=torch.uint8, device=device)
         self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
+        self._ratio = Fraction(str(recipe.updates_per_step))  # as it is written: 0.29 × 100 is 29
         self.steps = self.updates = 0
         self._since, self._before = recipe.learning_starts, 0  # updates are due from that step on, after so many others
 
@@ -75,7 +77,7 @@ class Experience:
         self._adds[id(rollout)]()
         self._ended.copy_(rollout.terminated[-1] | rollout.truncated[-1])
         self.steps += self._recipe.total_batch
-        due = self._before + math.floor(self._recipe.updates_per_step * max(0, self.steps - self._since))
+        due = self._before + math.floor(self._ratio * max(0, self.steps - self._since))
         count, self.updates = due - self.updates, due
         return count
 

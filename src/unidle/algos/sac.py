@@ -28,6 +28,7 @@ from unidle.nn.ensemble import Ensemble
 from unidle.nn.flat import FlatParameters
 from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
 
+_OF_THE_MOST = 0.98  # entropy that categories aim at, as a part of the most they can have
 _HE_HEAD = 3e-3  # how close to 0 the critics' heads begin with initial: he
 _METRICS = ("critic_loss", "value", "actor_loss", "entropy")
 
@@ -185,8 +186,11 @@ class SAC:
         self._step("actor", self.parameters, loss)
         with torch.no_grad():
             if self.recipe.temperature == "auto":
+                wanted: Tensor | float = self._target_entropy
+                if distribution.heads and self.recipe.target_entropy is None:
+                    wanted = _OF_THE_MOST * (log_probs > -1e7).sum(-1).log()  # that a mask allows
                 # d/dx of −x (log π + H̄), x = log α of the task.
-                slope = -(log_prob + self._target_entropy) / len(log_prob)
+                slope = -(log_prob + wanted) / len(log_prob)
                 self._temperature_grad.zero_()
                 if tasks is None:
                     self._temperature_grad.add_(slope.sum())
@@ -238,5 +242,5 @@ def _target_entropy(policy: SoftPolicy, recipe: Recipe) -> float:
     if recipe.target_entropy is not None:
         return recipe.target_entropy
     if policy.distribution.heads:
-        return 0.98 * math.log(policy.distribution.n_logits)
+        return _OF_THE_MOST * math.log(policy.distribution.n_logits)
     return -float(policy.distribution.reals)

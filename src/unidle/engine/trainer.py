@@ -317,9 +317,10 @@ class Trainer:
         bad = [name for name, value in numbers.items() if not np.isfinite(value) and name != "explained_variance"]
         if bad or not numbers["weights_finite"]:
             what = ", ".join(bad) or "a weight"
+            normalise = ", or normalise observations and rewards (--normalize-obs --normalize-reward)"
             raise TrainingError(
                 f"Learning diverged: {what} is not finite at step {self.step}; {self._kept_checkpoint()}. "
-                "Lower the learning rate, or normalise observations and rewards (--normalize-obs --normalize-reward)."
+                f"Lower the learning rate{normalise if self.config.recipe.algo == 'ppo' else ''}."
             )
 
     def _on_fault(self, fault: Fault, rollout: int | None = None) -> None:
