@@ -362,3 +362,29 @@ def test_prioritised_dqn_balances_the_pole_within_25000_steps(seed: int, tmp_pat
         runs_dir=str(tmp_path),
     )
     assert run.evaluate(episodes=50).mean_return >= 475
+
+
+class Masked(gymnasium.Env):
+    """Cut off after 5 steps, each worth 1; of three actions the last is never allowed."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(2, np.float32), {"action_mask": np.array([1, 1, 0], np.int8)}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert action < 2
+        self._steps += 1
+        seen = np.full(2, self._steps / 5, np.float32)
+        return seen, 1.0, False, self._steps == 5, {"action_mask": np.array([1, 1, 0], np.int8)}
+
+
+@pytest.mark.parametrize("env", [Masked, "unidle/Mission-v0"])
+def test_what_follows_a_masked_episode_that_is_cut_off_is_worth_something(env: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"n_envs": 4, "n_steps": 16, "timesteps": 640, "learning_starts": 64, "eval_every": 0}
+    run = unidle.train(env, algo="dqn", runs_dir=str(tmp_path), tensorboard=False, quiet=True, **settings)
+    losses = [record["train/loss"] for record in run.records if record["kind"] == "iteration"]
+    assert 0 < max(losses) < 100

@@ -148,21 +148,22 @@ class Updates:
 
     def __init__(self, update: Any, changes: list[Tensor], device: torch.device, capture: Capturer) -> None:
         """`update` takes a generator to draw from; `changes` are the tensors that it changes."""
-        self._generator = torch.Generator(device)
         self._at_once = 8 if device.type == "cuda" else 1
+        self._generators = [torch.Generator(device) for _ in range(2)]  # each graph has its own
 
-        def several(count: int) -> Any:
+        def several(count: int, generator: torch.Generator) -> Any:
             def run() -> None:
                 for _ in range(count):
-                    update(self._generator)
+                    update(generator)
 
-            return capture("updates", run, changes, generators=(self._generator,))
+            return capture("updates", run, changes, generators=(generator,))
 
-        self._one, self._several = several(1), several(self._at_once)
+        self._one, self._several = several(1, self._generators[0]), several(self._at_once, self._generators[1])
 
     def begin(self, generator: torch.Generator) -> None:
-        """Draw what `generator` would from here on."""
-        self._generator.manual_seed(generator.initial_seed())
+        """Draw from streams that this generator's seed stands for."""
+        for number, own in enumerate(self._generators):
+            own.manual_seed((generator.initial_seed() + number) % 2**63)
 
     def run(self, count: int) -> int:
         """Do some of `count` updates, at least one; returns how many."""

@@ -329,9 +329,9 @@ class PPO:
 
     def _steps(self, batch: Batch, orders: Tensor) -> None:
         for order in orders.unbind():
-            self._step_along(self.gradient(batch, order))
+            self.step_along(self.gradient(batch, order))
 
-    def _step_along(self, logged: Tensor) -> None:
+    def step_along(self, logged: Tensor) -> None:
         """One step along the gradient that is in place; `logged` are the first five of what is logged."""
         recipe = self.recipe
         norm = self.parameters.clip_(recipe.max_grad_norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,12 +42,29 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     columns = [field.reshape(steps * n_envs, 1, *field.shape[2:]) for field in fields]
     batch = Batch(*columns, None, None, None)  # type: ignore[call-arg]
     order = order[: recipe.batch_size]
+    if recipe.overlap == "strict":
+        batch.weights = torch.rand_like(batch.log_probs)
     algo.gradient(batch, order)
     expected = algo.parameters.grad.clone()
     minibatch.gradient(batch, order)
     _compare("gradient", algo.parameters.grad, expected)
+    # Adam along the same gradient: where that is close to 0, rounding alone turns a step round.
+    plain_step = _moved(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
+    _compare("step", _moved(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step)
     evaluate, value = evaluation.rollout, lambda rows, states: evaluation.values(rows)
     return {**ways, "evaluate": evaluate, "value": value, "learn": minibatch.learn}
+
+
+def _moved(algo: PPO, step: Callable[[], None]) -> Tensor:
+    """How `step` changes the parameters, after which all is as it was."""
+    flat = algo.parameters.flat.detach()
+    changed = [flat, *algo.adam.state_dict().values(), algo.sums, algo.minibatches, algo.stopped]
+    before = [tensor.clone() for tensor in changed]
+    step()
+    moved = flat - before[0]
+    for tensor, value in zip(changed, before):
+        tensor.copy_(value)
+    return moved
 
 
 def _compare(what: str, ours: Tensor, theirs: Tensor) -> None:

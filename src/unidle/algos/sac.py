@@ -74,9 +74,10 @@ class SAC:
         self.critics = Critics(policy, recipe).to(next(policy.parameters()).device)
         self.parameters = FlatParameters(policy)
         device = self.parameters.flat.device
-        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.targets = copy.deepcopy(self.critics)
+        self._target_flat = FlatParameters(self.targets).flat.detach()
+        self.targets.requires_grad_(False)
         self._critic_parameters = FlatParameters(self.critics)
-        self._target_flat = _flat_copy(self.targets)
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         first = 1.0 if recipe.temperature == "auto" else recipe.temperature
         self.log_temperature = torch.full((recipe.n_tasks,), math.log(first), device=device)
@@ -173,16 +174,18 @@ class SAC:
         """Move the policy towards better actions, and the temperature towards the entropy that is wanted."""
         params, _ = self.policy.act(batch.rows)
         distribution = self.policy.distribution
+        counts = (batch.weights > 0).float()  # 0 where a task has nothing yet to be drawn
         if distribution.heads:
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
             with torch.no_grad():
                 values = self.critics(batch.rows, None).amin(0)
-            loss = (log_probs.exp() * (temperature.unsqueeze(-1) * log_probs - values)).sum(-1).mean()
+            losses = (log_probs.exp() * (temperature.unsqueeze(-1) * log_probs - values)).sum(-1)
             log_prob = (log_probs.exp() * log_probs).sum(-1)
         else:
             noise = distribution.noise(batch.rows.shape[:1], generator)
             actions, log_prob = distribution.sampled_with_log_prob(params, noise)
-            loss = (temperature * log_prob - self.critics(batch.rows, actions).amin(0)).mean()
+            losses = temperature * log_prob - self.critics(batch.rows, actions).amin(0)
+        loss = (counts * losses).mean()
         self._step("actor", self.parameters, loss)
         with torch.no_grad():
             if self.recipe.temperature == "auto":
@@ -190,12 +193,13 @@ class SAC:
                 if distribution.heads and self.recipe.target_entropy is None:
                     wanted = _OF_THE_MOST * (log_probs > -1e7).sum(-1).log()  # that a mask allows
                 # d/dx of −x (log π + H̄), x = log α of the task.
-                slope = -(log_prob + wanted) / len(log_prob)
+                slope = -counts * (log_prob + wanted) / len(log_prob)
                 self._temperature_grad.zero_()
                 if tasks is None:
                     self._temperature_grad.add_(slope.sum())
-                else:
-                    self._temperature_grad.index_add_(0, tasks, slope)
+                else:  # not index_add, whose order, and so its rounding, is another each time on a GPU
+                    mine = tasks.unsqueeze(1) == torch.arange(len(self.log_temperature), device=tasks.device)
+                    self._temperature_grad.add_((slope.unsqueeze(1) * mine).sum(0))
                 self._adams["temperature"].step()
             return loss, -log_prob.mean()
 
@@ -227,14 +231,6 @@ class SAC:
         for name, adam in self._adams.items():
             adam.load_state_dict(state["adams"][name])
         self.experience.load_state_dict(state["experience"])
-
-
-def _flat_copy(module: nn.Module) -> Tensor:
-    """All parameters of a module that does not learn, as views of one tensor."""
-    module.requires_grad_(True)  # which is how they are found
-    flat = FlatParameters(module).flat.detach()
-    module.requires_grad_(False)
-    return flat
 
 
 def _target_entropy(policy: SoftPolicy, recipe: Recipe) -> float:

@@ -21,7 +21,7 @@ from unidle.streams import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, Timeline
 
 NODES_PER_STEP = 80  # of a graph, about
-_AGREE = 0.98  # of the environments must be where they should after the first step by a kernel
+_MAY_DIFFER = 0.02  # of the environments may be elsewhere than they should after the first step by a kernel
 _INEXACT = (
     "The environment does not show the last observation of an episode that it cuts off: "
     "what would have followed is estimated from the one before it."
@@ -217,7 +217,7 @@ class DeviceCollector:
             found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.rows[1], leaf)]
             agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
             # Products in TF32 differ a little, and now and then that decides between two actions.
-            if float(agree.float().mean()) < _AGREE:
+            if int((~agree).sum()) > max(1, _MAY_DIFFER * self.n_envs):
                 raise RuntimeError("its first step is not the one that the environment takes")
         except Exception as error:
             self._tell(f"Rollouts do without a kernel of their own, which is slower: {str(error).splitlines()[0]}")

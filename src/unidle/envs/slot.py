@@ -44,6 +44,7 @@ class EnvSlot:
         self._write = contract.rows.writer(block.rows)
         self._write_final = contract.rows.writer(block.final_rows)
         self._masks = contract.rows.mask_view(block.rows) if contract.rows.mask_width else None
+        self._final_masks = contract.rows.mask_view(block.final_rows) if contract.rows.mask_width else None
         self._decode = contract.actions.decoder()
         self.episode = 0
         self.length = 0  # steps of the open episode
@@ -115,11 +116,20 @@ class EnvSlot:
         if terminated or truncated:
             if not terminated:
                 self._guarded(lambda: self._write_final(line, observation))
+                self._guarded(lambda: self._write_final_mask(observation, info))
             block.episode_return[line] = self._return
             block.episode_length[line] = self.length
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
+
+    def _write_final_mask(self, observation: Any, info: dict[str, Any]) -> None:
+        """What might have been done next; nothing at all if the environment does not say, as it need not here."""
+        if self._final_masks is None:
+            return
+        actions, mask = self._contract.actions, mask_from(observation, info, self._contract.rows.space)
+        flat = None if mask is None else actions.flatten_mask(mask)
+        self._final_masks[self.line] = 0 if flat is None or actions.empty_head(flat) is not None else flat
 
     def _observe(self, observation: Any, info: dict[str, Any]) -> None:
         try:

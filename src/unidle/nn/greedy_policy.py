@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.encoder import Encoder
-from unidle.nn.policy import NetworkFactory, encoder_of
+from unidle.nn.policy import NetworkFactory, encoder_of, mask_of
 from unidle.nn.trunks import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distribution import ActionDistribution, Params
@@ -56,10 +56,11 @@ class GreedyPolicy(nn.Module):
         self.value_head = nn.Linear(latent, actions.heads) if recipe.duelling else None
         member = torch.repeat_interleave(torch.arange(actions.heads), torch.tensor(actions.nvec))
         self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head that each category is of
-        self.register_buffer("_sizes", torch.tensor(actions.nvec, dtype=torch.float32), persistent=False)
+        is_category = torch.arange(self.distribution.most) < torch.tensor(actions.nvec).unsqueeze(-1)
+        self.register_buffer("_is_category", is_category, persistent=False)  # [heads, most]
 
     _member: Tensor
-    _sizes: Tensor
+    _is_category: Tensor
 
     @property
     def masked(self) -> bool:
@@ -68,16 +69,17 @@ class GreedyPolicy(nn.Module):
 
     def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """Rows [n, row_bytes] → values; `state` is handed back as it is."""
-        start, width = self.rows.mask_offset, self.rows.mask_width
-        return self.act_on(self.encoder(rows), rows[..., start : start + width] if width else None, state)
+        return self.act_on(self.encoder(rows), mask_of(rows, self.rows), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """The same, on features that are already encoded."""
         latent = self.trunk(features)
         values = self.head(latent)
         if self.value_head is not None:
-            sums = values.new_zeros(*values.shape[:-1], len(self._sizes)).index_add(-1, self._member, values)
-            values = values + (self.value_head(latent) - sums / self._sizes)[..., self._member]
+            # Not index_add, whose order, and so its rounding, is another each time on a GPU.
+            table = self.distribution.padded_logits(values).masked_fill(~self._is_category, 0.0)
+            mean = table.sum(-1) / self._is_category.sum(-1)
+            values = values + (self.value_head(latent) - mean)[..., self._member]
         if mask is not None:
             values = self.distribution.masked(values, mask)
         return Params(values, values[..., :0], values.new_zeros(0)), state

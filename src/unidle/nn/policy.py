@@ -27,6 +27,17 @@ def encoder_of(rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: 
     return CustomEncoder(rows, recipe.normalize_obs, network(rows.space, actions.space))
 
 
+def mask_of(rows: Tensor, layout: RowLayout) -> Tensor | None:
+    """What may be done in rows [n, row_bytes]; None if environments do not say.
+
+    Some do not say it of an episode's last observation, in which nobody acts: then everything may.
+    """
+    if not layout.mask_width:
+        return None
+    mask = rows[..., layout.mask_offset : layout.mask_offset + layout.mask_width].bool()
+    return mask | ~mask.any(-1, keepdim=True)
+
+
 class Policy(nn.Module):
     """Rows of observations → what to do (`Params`) and what it is worth (value)."""
 

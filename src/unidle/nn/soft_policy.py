@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.encoder import Encoder
-from unidle.nn.policy import NetworkFactory, encoder_of
+from unidle.nn.policy import NetworkFactory, encoder_of, mask_of
 from unidle.nn.trunks import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distribution import ActionDistribution, Params
@@ -110,7 +110,7 @@ class SoftPolicy(nn.Module):
 
     def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """Rows [n, row_bytes] → params; `state` is handed back as it is."""
-        return self.act_on(self.encoder(rows), self.mask(rows), state)
+        return self.act_on(self.encoder(rows), mask_of(rows, self.rows), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """The same, on features that are already encoded."""
@@ -124,8 +124,3 @@ class SoftPolicy(nn.Module):
     def tasks(self, rows: Tensor) -> Tensor:
         """[n] the task that each row is of."""
         return task_of(self.encoder(rows), self.n_tasks)
-
-    def mask(self, rows: Tensor) -> Tensor | None:
-        """What the environment allows [n, Σ categories]; None if it says nothing."""
-        start, width = self.rows.mask_offset, self.rows.mask_width
-        return rows[..., start : start + width] if width else None
