@@ -388,3 +388,10 @@ def test_what_follows_a_masked_episode_that_is_cut_off_is_worth_something(env: A
     run = unidle.train(env, algo="dqn", runs_dir=str(tmp_path), tensorboard=False, quiet=True, **settings)
     losses = [record["train/loss"] for record in run.records if record["kind"] == "iteration"]
     assert 0 < max(losses) < 100
+
+
+def test_a_memory_that_does_not_fit_is_refused_with_the_size_that_would(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"A replay of 1,000,000,000,000 transitions takes .* at most [\d,]+\.$"):
+        unidle.train(
+            "Pendulum-v1", algo="sac", buffer_size=10**12, runs_dir=str(tmp_path), tensorboard=False, quiet=True
+        )

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer
 from unidle.config import Recipe
+from unidle.config.machine import available_memory
+from unidle.errors import UsageError
 from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Replay, TaskReplay
+from unidle.memory.replay import Replay, TaskReplay, choose_place
 from unidle.memory.rollout import Rollout
 
 
@@ -136,7 +138,16 @@ class Experience:
 
 
 def _new_memory(recipe: Recipe, row_bytes: int, width: int, device: torch.device) -> Replay | TaskReplay | Prioritised:
+    """A memory that fits; a UsageError, before anything is taken, if none of that size does."""
     size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
+    kind: Any = TaskReplay if recipe.n_tasks > 1 else Prioritised if recipe.prioritised else Replay
+    each, on_gpu = kind.bytes_per_place(row_bytes, width), device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else 0
+    if choose_place(size, each, device, free, available_memory()) == "host":
+        raise UsageError(
+            f"A memory of {size:,} steps takes {size * each / 2**30:,.1f} GiB, and the GPU has {free / 2**30:,.1f} GiB "
+            f"free; give --buffer-size at most {free // each:,}."
+        )
     if recipe.n_tasks > 1:
         return TaskReplay(size, recipe.n_tasks, n_envs, row_bytes, width, device, gamma)
     replay = Replay(size, n_envs, row_bytes, width, device, gamma, n_steps=recipe.return_steps)

@@ -172,3 +172,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])
+
+
+def without_memory(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint without what an off-policy algorithm remembers, which may be most of it."""
+    algo = state["algo"]
+    if "experience" not in algo:
+        return state
+    experience = {name: value for name, value in algo["experience"].items() if name != "memory"}
+    return {**state, "algo": {**algo, "experience": experience}}

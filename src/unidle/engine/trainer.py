@@ -26,7 +26,7 @@ from unidle.engine.build import (
     too_many_workers,
 )
 from unidle.engine.capture import Capture
-from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state
+from unidle.engine.checkpoint import RunFolder, load_checkpoint, random_state, restore_random_state, without_memory
 from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
 from unidle.engine.device_loop import DeviceLoop, Flaw, fits
@@ -391,7 +391,7 @@ class Trainer:
             self.best_return, self._best_step = result.mean_return, self.step
             # The best first: a run killed in between evaluates again and writes it again.
             self._timeline.enter(CHECKPOINT)
-            self._folder.save_best(_without_memory(self._state()))
+            self._folder.save_best(without_memory(self._state()))
             self._save()
         if run.target_return is not None and result.mean_return >= run.target_return:
             self._listener.on_message(f"Target return {run.target_return:g} reached at step {self.step:,}.")
@@ -400,7 +400,7 @@ class Trainer:
 
     def _save(self) -> Any:
         self._timeline.enter(CHECKPOINT)
-        state = self._state() if self.config.run.save_replay else _without_memory(self._state())
+        state = self._state() if self.config.run.save_replay else without_memory(self._state())
         path = self._folder.save(state, self.step, self.config.run.keep_checkpoints)
         self._timeline.enter(OTHER)
         return path
@@ -497,15 +497,6 @@ class Trainer:
             "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
             "device": f"{name}, {self._precision}",
         }
-
-
-def _without_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint without what an off-policy algorithm remembers, which may be most of it."""
-    algo = state["algo"]
-    if "experience" not in algo:
-        return state
-    experience = {name: value for name, value in algo["experience"].items() if name != "memory"}
-    return {**state, "algo": {**algo, "experience": experience}}
 
 
 def _due(before: int, after: int, every: int) -> bool:
