@@ -281,8 +281,6 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
                 line.begin(write(rollout.rows[0, env], next(names)))
             else:
                 rollout.rows[0, env] = rollout.rows[-1, env]
-                if any(again):  # those that could go on are cut off there too: a shorter return, and as true
-                    line.begin(line.past[-1].row)
             rollout.starts[0, env] = bool(again[env] or over[env])
         for t, step in enumerate(fragment):
             for env, end in enumerate(step):

@@ -17,7 +17,7 @@ from unidle.engine.build import make_envs
 from unidle.envs.contract import probe
 from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
-from unidle.memory.replay import TaskReplay
+from unidle.memory.task_replay import TaskReplay
 from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
@@ -91,7 +91,6 @@ def test_each_task_has_a_temperature_that_follows_its_own_entropy() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"batch_size": 31}, "A batch of 31 cannot hold as much of each of 3 tasks; make it a multiple of 3."),
         ({"prioritised": True}, "draws as much of each and looks one step ahead; leave out `prioritised`"),
     ],
 )
@@ -99,6 +98,15 @@ def test_what_several_tasks_do_not_go_with_is_refused(changes: dict[str, Any], s
     settings = {"algo": "sac", "n_tasks": 3, "batch_size": 30, "n_steps": 1, "env": "Pendulum-v1", **changes}
     with pytest.raises(UsageError, match=sentence):
         validated(Config().with_values(settings, "test"))
+
+
+def test_a_batch_that_is_no_multiple_of_the_tasks_is_learned_from_too() -> None:
+    settings = {"algo": "sac", "n_tasks": 3, "batch_size": 31, "n_steps": 1, "env": "Pendulum-v1"}
+    assert validated(Config().with_values(settings, "test")).recipe.batch_size == 31
+    algo = algo_of(batch_size=31)
+    before = algo.log_temperature.clone()
+    algo.update(torch.Generator().manual_seed(1))
+    assert (algo.log_temperature != before).all()
 
 
 def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:

@@ -227,7 +227,7 @@ def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
     whole, clipped = filled(Drift), filled(Drift, max_grad_norm=0.01)
     for run in (whole, clipped):
         run.algo.update(torch.Generator().manual_seed(0))
-    norms = [torch.linalg.vector_norm(run.algo._critic_parameters.grad).item() for run in (whole, clipped)]
+    norms = [torch.linalg.vector_norm(run.algo.critic_parameters.grad).item() for run in (whole, clipped)]
     assert norms[0] > 0.1
     assert norms[1] == pytest.approx(0.01, rel=1e-3)
 
@@ -296,7 +296,7 @@ def test_learning_is_the_updates_one_after_another_from_one_stream() -> None:
     for _ in range(8):
         other.algo.update(generator)
     assert torch.equal(one.algo.parameters.flat, other.algo.parameters.flat)
-    assert torch.equal(one.algo._target_flat, other.algo._target_flat)
+    assert torch.equal(one.algo.target_flat, other.algo.target_flat)
 
 
 class HalfAllowed(gymnasium.Env):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +89,47 @@ def test_captured_training_equals_eager_training_bit_for_bit(
     monkeypatch.setattr(Capture, "__call__", lambda self, name, function, *_, **__: function)
     eager = weights("eager")
     assert [name for name in eager if not torch.equal(eager[name], captured[name])] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("Pendulum-v1", {"algo": "sac", "activation": "relu"}),  # by kernels of its own
+        ("Pendulum-v1", {"algo": "sac", "activation": "elu", "prioritised": True}),  # the plain way
+        ("CartPole-v1", {"algo": "dqn", "prioritised": True, "return_steps": 3, "duelling": True}),
+    ],
+    ids=["sac", "plain sac", "dqn"],
+)
+def test_captured_updates_equal_eager_ones_bit_for_bit(
+    env: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state(name: str) -> dict[str, Any]:
+        run = unidle.train(
+            env=env,
+            n_envs=4,
+            n_steps=8,
+            batch_size=64,
+            updates_per_step=0.4,  # so that graphs of eight and of one take turns
+            learning_starts=100,
+            buffer_size=2000,
+            timesteps=1280,
+            network_arch=(32, 32),
+            device="cuda",
+            eval_every=0,
+            tensorboard=False,
+            quiet=True,
+            runs_dir=str(tmp_path),
+            run_name=name,
+            **settings,
+        )
+        latest = RunFolder.open(run.path).latest()
+        assert latest is not None
+        algo: dict[str, Any] = load_checkpoint(latest)["algo"]
+        return algo
+
+    captured = state("captured")
+    monkeypatch.setattr(Capture, "__call__", lambda self, name, function, *_, **__: function)
+    eager = state("eager")
+    for part in captured:
+        torch.testing.assert_close(captured[part], eager[part], rtol=0, atol=0)

@@ -16,22 +16,26 @@ from unidle.envs.make import env_maker
 from unidle.memory.rollout import Rollout
 from unidle.nn.flat import FlatParameters
 from unidle.nn.policy import Policy
+from unidle.nn.soft_policy import SoftPolicy
 
 pytestmark = pytest.mark.gpu
 STEPS = 5
 
 
 def outcome(
-    recipe: Recipe, env: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, env: str, fused: bool, monkeypatch: pytest.MonkeyPatch, *, at_random: bool = False
 ) -> tuple[dict[str, torch.Tensor], bool]:
     """What a service leaves behind: actions for the environments and in the rollout, rows; and whether it was fused."""
     device = torch.device("cuda")
     torch.set_float32_matmul_precision("highest")
     contract = probe(env_maker(env), None, 0)
     torch.manual_seed(1)
-    policy = Policy(contract.rows, contract.actions, recipe).to(device)
+    kind = SoftPolicy if recipe.algo == "sac" else Policy
+    policy = kind(contract.rows, contract.actions, recipe).to(device)
+    if at_random:
+        policy.distribution.at_random.fill_(1.0)
     with torch.no_grad():
-        policy.actor_head.weight.mul_(50)  # so that what is said depends on what is seen
+        policy.actor_head.weight.mul_(5 if recipe.algo == "sac" else 50)  # what is said depends on what is seen
         if policy.encoder.norm is not None:
             policy.encoder.norm.shift.normal_()
             policy.encoder.norm.scale.uniform_(0.5, 20)
@@ -84,6 +88,23 @@ def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
         torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
     assert torch.equal(fused["rows"], plain["rows"])
     assert fused["rows"].any()
+    for name in ("others", "later"):
+        assert not fused[name].any()
+
+
+@pytest.mark.parametrize("at_random", [False, True], ids=["by the policy", "at random"])
+@pytest.mark.parametrize(("n_tasks", "arch", "n_envs"), [(1, (64, 64), 10), (2, (400, 400, 400), 48), (2, (33,), 300)])
+def test_squashed_actions_are_those_of_the_plain_kernels_by_each_tasks_head(
+    n_tasks: int, arch: tuple[int, ...], n_envs: int, at_random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(algo="sac", n_envs=n_envs, network_arch=arch, activation="relu", n_tasks=n_tasks)
+    fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch, at_random=at_random)
+    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch, at_random=at_random)
+    assert is_fused
+    for name in ("env actions", "actions"):
+        torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
+    assert float(plain["actions"].std()) > 0.1
+    assert torch.equal(fused["rows"], plain["rows"])
     for name in ("others", "later"):
         assert not fused[name].any()
 

@@ -3,7 +3,6 @@
 What holds of every memory (checkpoints, nothing asks the host, capture) is tested here for all of them.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unidle.errors import UsageError
 from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Prefetch, Replay, TaskReplay, Transitions, _integers_below, choose_place
+from unidle.memory.replay import Replay, Transitions, integers_below
+from unidle.memory.task_replay import TaskReplay
 from unidle.nn.encoder import leaf_tensor
 from unidle.spaces.observations import RowLayout
 
@@ -217,7 +217,7 @@ def test_draws_are_uniform_among_lines_that_hold_different_numbers(n_steps: int)
 
 
 def test_draws_reach_every_cell_of_a_ring_larger_than_float32_can_count() -> None:
-    draws = _integers_below(torch.tensor(2**26), (10_000,), seeded())
+    draws = integers_below(torch.tensor(2**26), (10_000,), seeded())
     assert torch.bincount(draws % 4, minlength=4).min() > 2000  # float32 draws would be multiples of 4
     assert draws.max() > 2**26 - 2**17
 
@@ -278,87 +278,6 @@ def test_a_replay_too_small_for_its_environments_says_what_it_needs() -> None:
     with pytest.raises(UsageError, match=r"39 transitions is too small for 8 environments; .* at least 40\."):
         Replay(39, 8, ROW_BYTES, WIDTH, CPU, GAMMA, n_steps=3)
     Replay(40, 8, ROW_BYTES, WIDTH, CPU, GAMMA, n_steps=3)
-
-
-# -- TaskReplay ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Step:
-    """What each of N environments did, in which task."""
-
-    tasks: list[int]
-    ends: list[int]
-
-
-@st.composite
-def task_histories(draw: st.DrawFn) -> tuple[int, int, list[Step]]:
-    """(tasks, places of each, steps)"""
-    n_tasks, n_envs = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-
-    def each(elements: st.SearchStrategy) -> st.SearchStrategy:
-        return st.lists(elements, min_size=n_envs, max_size=n_envs)
-
-    step = st.builds(Step, each(st.integers(0, n_tasks - 1)), each(st.sampled_from(range(4))))
-    return n_tasks, n_envs + draw(st.integers(0, 5)), draw(st.lists(step, min_size=1, max_size=30))
-
-
-@given(task_histories())
-def test_each_task_has_a_ring_of_its_own_and_an_equal_share_of_the_batch(
-    history: tuple[int, int, list[Step]],
-) -> None:
-    n_tasks, places, steps = history
-    n_envs = len(steps[0].tasks)
-    replay = TaskReplay(places * n_tasks, n_tasks, n_envs, ROW_BYTES, WIDTH, CPU, GAMMA)
-    rings: list[deque] = [deque(maxlen=places) for _ in range(n_tasks)]
-    open_names = list(range(n_envs))
-    replay.start(rows_of(open_names))
-    for t, step in enumerate(steps, start=1):
-        following = [1000 * t + env for env in range(n_envs)]
-        finals = [1000 * t + 500 + env for env in range(n_envs)]
-        replay.add(
-            actions_of(open_names),
-            torch.tensor([float(reward_of(name)) for name in open_names]),
-            torch.tensor([end in (TERMINATED, BOTH) for end in step.ends]),
-            torch.tensor([end in (TRUNCATED, BOTH) for end in step.ends]),
-            rows_of(following),
-            rows_of(finals),
-            torch.tensor(step.tasks),
-        )
-        for env, (task, end) in enumerate(zip(step.tasks, step.ends)):
-            discount = 0.0 if end in (TERMINATED, BOTH) else GAMMA
-            true_next = following[env] if end == GOES_ON else finals[env]
-            rings[task].append((open_names[env], (float(reward_of(open_names[env])), discount, true_next)))
-        open_names = following
-    assert replay.counts.tolist() == [len(ring) for ring in rings]
-    batch = replay.sample(300 * n_tasks, seeded())
-    for task, ring in enumerate(rings):
-        share = Transitions(*(t[300 * task : 300 * (task + 1)] for t in batch.tensors()))
-        assert share.weights.tolist() == [float(len(ring) > 0)] * 300
-        assert (share.index // places).tolist() == [task] * 300
-        if ring:
-            assert read(share) == dict(ring)
-
-
-def test_draws_within_a_task_are_uniform() -> None:
-    replay = TaskReplay(30, 3, 1, ROW_BYTES, WIDTH, CPU, GAMMA)
-    replay.entered.copy_(torch.tensor([4, 10, 77]))
-    counts = torch.bincount(replay.sample(30_000, seeded(2)).index, minlength=30).view(3, 10).double()
-    for row, held in zip(counts, (4, 10, 10)):
-        assert (row[held:] == 0).all()
-        mean = 10_000 / held
-        assert ((row[:held] - mean) ** 2 / mean).sum() < held - 1 + 4 * (2 * (held - 1)) ** 0.5
-
-
-def test_a_batch_that_cannot_be_shared_out_is_refused() -> None:
-    replay = TaskReplay(30, 3, 1, ROW_BYTES, WIDTH, CPU, GAMMA)
-    with pytest.raises(UsageError, match="multiple of 3"):
-        replay.sample(100, seeded())
-
-
-def test_a_task_ring_smaller_than_the_environments_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"at least 200\."):
-        TaskReplay(199, 10, 20, ROW_BYTES, WIDTH, CPU, GAMMA)
 
 
 # -- every memory ----------------------------------------------------------------------------------------------------
@@ -495,7 +414,7 @@ def test_nothing_asks_the_host(make: Callable[[], Any]) -> None:
     with NothingAsked():
         for step in steps:
             memory.add(**step)
-            batch = memory.sample(8, generator)
+            batch = memory.sample(10, generator)  # of four tasks, two give one more
             if isinstance(memory, Prioritised):
                 memory.update(batch.index, batch.returns)
 
@@ -505,51 +424,6 @@ def test_the_test_above_sees_a_question() -> None:
     for ask in (lambda: flags.any().item(), lambda: flags.nonzero(), lambda: flags[flags], lambda: bool(flags[0])):
         with pytest.raises(AssertionError), NothingAsked():
             ask()
-
-
-# -- Prefetch and the choice of a place ------------------------------------------------------------------------------
-
-
-def test_prefetched_batches_are_the_memory_s_own_in_tensors_that_stay() -> None:
-    replay = make_replay()
-    replay.start(torch.zeros(3, ROW_BYTES, dtype=torch.uint8))
-    live(replay, np.random.default_rng(8), 20)
-    prefetch, expected, generator = Prefetch(replay, 16, CPU), seeded(9), seeded(9)
-    prefetch.send(generator)
-    first = prefetch.take()
-    addresses = [t.data_ptr() for t in first.tensors()]
-    assert same(first, replay.sample(16, expected))
-    kept = Transitions(*(t.clone() for t in first.tensors()))
-    prefetch.send(generator)
-    assert same(first, kept)  # until the next is taken
-    assert same(prefetch.take(), replay.sample(16, expected))
-    assert [t.data_ptr() for t in prefetch.batch.tensors()] == addresses
-
-
-GIB = 2**30
-CUDA = torch.device("cuda")
-
-
-def test_a_memory_lives_on_the_device_where_it_fits_there_and_on_the_host_where_not() -> None:
-    assert choose_place(10, GIB, CUDA, 10 * GIB, 0) == "device"
-    assert choose_place(10, GIB, CUDA, 10 * GIB - 1, 10 * GIB) == "host"
-    assert choose_place(10, GIB, CPU, 0, 10 * GIB) == "device"  # the device is the host
-
-
-def test_a_memory_that_fits_nowhere_names_the_sizes_and_what_would_fit() -> None:
-    with pytest.raises(UsageError) as error:
-        choose_place(2_000, GIB // 16, CUDA, 80 * GIB, 96 * GIB + 1)
-    assert str(error.value) == (
-        "A replay of 2,000 transitions takes 125.0 GiB, but cuda has 80.0 GiB free and the host has 96.0 GiB free; "
-        "give it a capacity of at most 1,536."
-    )
-    with pytest.raises(UsageError) as error:
-        choose_place(2_000, GIB // 16, CPU, 500 * GIB, 96 * GIB)
-    assert str(error.value) == (
-        "A replay of 2,000 transitions takes 125.0 GiB, but the host has 96.0 GiB free; "
-        "give it a capacity of at most 1,536."
-    )
-    assert choose_place(1_536, GIB // 16, CPU, 0, 96 * GIB) == "device"
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------
@@ -572,7 +446,7 @@ def test_a_captured_memory_equals_one_on_the_host(make: Callable[..., Any]) -> N
     with torch.cuda.stream(stream):
         for _ in range(2):
             there.add(**static)
-            there.sample(64, generator)
+            there.sample(66, generator)
             for counter, before in zip(there.counters, kept):
                 counter.copy_(before)
     torch.cuda.current_stream().wait_stream(stream)
@@ -580,7 +454,7 @@ def test_a_captured_memory_equals_one_on_the_host(make: Callable[..., Any]) -> N
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         there.add(**static)
-        batches.append(there.sample(64, generator))
+        batches.append(there.sample(66, generator))
     seen: set[int] = set()
     for _ in range(60):
         step = random_step(here, rng)
@@ -597,21 +471,3 @@ def test_a_captured_memory_equals_one_on_the_host(make: Callable[..., Any]) -> N
     assert len(seen) > 20
     for name, value in here.state_dict().items():
         assert_close(there.state_dict()[name].cpu(), value)
-
-
-@pytest.mark.gpu
-def test_prefetched_batches_arrive_whole_while_the_gpu_is_busy() -> None:
-    replay = make_replay()
-    replay.start(torch.zeros(3, ROW_BYTES, dtype=torch.uint8))
-    live(replay, np.random.default_rng(12), 30)
-    prefetch, expected, generator = Prefetch(replay, 4096, CUDA), seeded(13), seeded(13)
-    work = torch.randn(2048, 2048, device=CUDA)
-    taken = []
-    prefetch.send(generator)
-    for _ in range(20):
-        batch = prefetch.take()
-        prefetch.send(generator)  # while the stream below still reads the batch
-        work = (work @ work).tanh()
-        taken.append(Transitions(*(t.clone() for t in batch.tensors())))
-    for batch in taken:
-        assert same(Transitions(*(t.cpu() for t in batch.tensors())), replay.sample(4096, expected))

@@ -46,7 +46,8 @@ class DQN:
         device = self.parameters.flat.device
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         self._adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=self.recipe.adam_eps)
-        self.experience = Experience(recipe, policy.rows.row_bytes, policy.distribution.width, device, capture)
+        sizes = policy.rows.row_bytes, policy.distribution.width
+        self.experience = Experience(recipe, *sizes, device, capture, fall_back=fall_back)
         self._sums = torch.zeros(len(_METRICS), device=device)
         self._until_target = torch.full((), recipe.target_every, device=device)  # updates
         changes = [self.parameters.flat, self._target_parameters.flat, *self._adam.state_dict().values()]

@@ -3,10 +3,14 @@
 After each fragment of n_steps × n_envs steps the number of updates ever made is ⌊updates_per_step × (steps −
 learning_starts)⌋, exactly, however the steps were collected. Between two fragments it is behind by at most one
 fragment's updates.
+
+A memory lies on the device of the networks, or, if there is no room for it there, on the host: then fragments are
+copied there, and batches are sent back ahead of their updates (`Prefetch`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Generator
 from fractions import Fraction
@@ -17,15 +21,23 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer
 from unidle.config import Recipe
-from unidle.config.machine import available_memory
+from unidle.config.machine import free_memory
 from unidle.errors import UsageError
+from unidle.memory.prefetch import Prefetch, choose_place, in_gib
 from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Replay, TaskReplay, choose_place
+from unidle.memory.replay import Replay
 from unidle.memory.rollout import Rollout
+from unidle.memory.task_replay import TaskReplay
+
+_MAY_BE_SPENT = 0.9  # of what is free; networks, their graphs and workers need some as well
+_HOST = torch.device("cpu")
 
 
 class Experience:
-    """The memory of one run; `take` puts a fragment into it and says how many updates are due."""
+    """The memory of one run; `take` puts a fragment into it and says how many updates are due.
+
+    `replay` is what is remembered, `memory` what updates draw from: the same, unless batches are sent from the host.
+    """
 
     def __init__(
         self,
@@ -35,14 +47,24 @@ class Experience:
         device: torch.device,
         capture: Capturer,
         tasks_of: Callable[[Tensor], Tensor] = lambda rows: rows,
+        fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
     ) -> None:
-        """`tasks_of` tells which tasks rows [N, row_bytes] are of, where there are several."""
-        self._recipe, self._capture, self._tasks_of = recipe, capture, tasks_of
-        self.memory = _new_memory(recipe, row_bytes, width, device)
-        self._has_begun = False
-        self._ended = torch.ones(recipe.n_envs, dtype=torch.bool, device=device)  # with the step that was added last
+        """`tasks_of` tells which tasks rows [N, row_bytes] are of, where there are several.
+
+        `fall_back` is told what takes a slower way, why, and which.
+        """
+        self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
+        self._is_apart = _must_lie_apart(recipe, row_bytes, width, device, fall_back)
+        place = _HOST if self._is_apart else device
+        self.replay = _new_replay(recipe, row_bytes, width, place, fall_back)
+        self.memory: Replay | TaskReplay | Prioritised | Prefetch = self.replay
+        if self._is_apart:
+            assert isinstance(recipe.batch_size, int)
+            self.memory = Prefetch(self.replay, recipe.batch_size, device)
+        self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=device)  # with the step that was added last
+        self._begins = torch.zeros(recipe.n_envs, dtype=torch.bool, device=place)
         # What follows each step, the true last observation where an episode ended; and one place for what is none.
-        self._finals = torch.zeros(recipe.total_batch + 1, row_bytes, dtype=torch.uint8, device=device)
+        self._finals = torch.zeros(recipe.total_batch + 1, row_bytes, dtype=torch.uint8, device=place)
         self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
         self._ratio = Fraction(str(recipe.updates_per_step))  # as it is written: 0.29 × 100 is 29
         self.steps = self.updates = 0
@@ -53,6 +75,9 @@ class Experience:
         due = left = self.take(rollout)
         updates.begin(shuffle)
         yield
+        if isinstance(self.memory, Prefetch):
+            yield from _one_by_one(due, updates, self.memory, shuffle)
+            return due
         while left:
             left -= updates.run(left)
             yield
@@ -60,30 +85,40 @@ class Experience:
 
     def told(self, due: int) -> dict[str, Tensor]:
         """What is logged of the updates: those of this fragment, and all."""
-        device = self._finals.device
         return {
-            "updates": torch.full((), float(due), device=device),
-            "updates_in_all": torch.full((), float(self.updates), device=device),
+            "updates": torch.full((), float(due), device=self._device),
+            "updates_in_all": torch.full((), float(self.updates), device=self._device),
         }
 
     def take(self, rollout: Rollout) -> int:
         """Remember a fragment; returns how many updates are due now, and counts them as made."""
-        # Also where an environment had to begin anew between two fragments: what was open there is cut off.
-        if not self._has_begun or (rollout.starts[0] & ~self._ended).any():
-            self._has_begun = True
-            self.memory.start(rollout.rows[0])
-        self._finals[:-1].copy_(rollout.rows[1:].flatten(0, 1))
-        self._finals[rollout.final_at] = rollout.final_rows
-        if id(rollout) not in self._adds:
-            self._adds[id(rollout)] = self._capture("the replay", lambda: self._add(rollout), self.memory.counters)
-        self._adds[id(rollout)]()
+        kept = _on_host(rollout) if self._is_apart else rollout
+        self._finals[:-1].copy_(kept.rows[1:].flatten(0, 1))
+        self._finals[kept.final_at] = kept.final_rows
+        # At first; and where an environment had to begin anew between two fragments: what was open there is cut off.
+        self._begins.copy_(rollout.starts[0] & ~self._ended)
+        if self._is_apart:
+            self._add(kept, self._tasks(rollout).to(_HOST))
+        else:
+            if id(rollout) not in self._adds:
+                self._adds[id(rollout)] = self._capture(
+                    "the replay", lambda: self._add(rollout, self._tasks(rollout)), self.replay.counters
+                )
+            self._adds[id(rollout)]()
         self._ended.copy_(rollout.terminated[-1] | rollout.truncated[-1])
         self.steps += self._recipe.total_batch
         due = self._before + math.floor(self._ratio * max(0, self.steps - self._since))
         count, self.updates = due - self.updates, due
         return count
 
-    def _add(self, rollout: Rollout) -> None:
+    def _tasks(self, rollout: Rollout) -> Tensor:
+        """[T, N] what was played; empty if there is but one."""
+        if self._recipe.n_tasks == 1:
+            return torch.empty(0, device=self._device)
+        return self._tasks_of(rollout.rows[:-1].flatten(0, 1)).view(rollout.shape)
+
+    def _add(self, rollout: Rollout, tasks: Tensor) -> None:
+        self.replay.start(rollout.rows[0], self._begins)
         finals = self._finals[:-1].view(*rollout.shape, -1)
         for step in range(rollout.shape[0]):
             happened = (
@@ -94,10 +129,10 @@ class Experience:
                 rollout.rows[step + 1],
                 finals[step],
             )
-            if isinstance(self.memory, TaskReplay):
-                self.memory.add(*happened, self._tasks_of(rollout.rows[step]))
+            if isinstance(self.replay, TaskReplay):
+                self.replay.add(*happened, tasks[step])
             else:
-                self.memory.add(*happened)
+                self.replay.add(*happened)
 
     @property
     def is_at_random(self) -> bool:
@@ -106,24 +141,24 @@ class Experience:
 
     def set_progress(self, progress: float) -> None:
         """From 0 to 1 of the run: importance weights correct in full at its end."""
-        if isinstance(self.memory, Prioritised):
+        if isinstance(self.replay, Prioritised):
             first = self._recipe.priority_beta
-            self.memory.beta.fill_(first + (1 - first) * progress)
+            self.replay.beta.fill_(first + (1 - first) * progress)
 
     def note_errors(self, index: Tensor, errors: Tensor) -> None:
         """Remember how wrong the values of a batch's transitions were, if that decides how often they are drawn."""
-        if isinstance(self.memory, Prioritised):
-            self.memory.update(index, errors)
+        if isinstance(self.replay, Prioritised):
+            self.replay.update(index, errors)
 
     @property
     def changes(self) -> list[Tensor]:
         """What an update changes here."""
-        return [self.memory.highest, *self.memory.tree.levels] if isinstance(self.memory, Prioritised) else []
+        return [self.replay.highest, *self.replay.tree.levels] if isinstance(self.replay, Prioritised) else []
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds: all of it."""
         counts = {"steps": self.steps, "updates": self.updates, "since": self._since, "before": self._before}
-        return {**counts, "ended": self._ended, "memory": self.memory.state_dict()}
+        return {**counts, "ended": self._ended, "memory": self.replay.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put a checkpoint's values into the tensors that are here; without a memory, collect anew before learning."""
@@ -131,27 +166,82 @@ class Experience:
         self._since, self._before = state["since"], state["before"]
         if "memory" in state:
             self._ended.copy_(state["ended"])
-            self.memory.load_state_dict(state["memory"])
-            self._has_begun = True
+            self.replay.load_state_dict(state["memory"])
         else:
             self._since, self._before = self.steps + self._recipe.learning_starts, self.updates
 
 
-def _new_memory(recipe: Recipe, row_bytes: int, width: int, device: torch.device) -> Replay | TaskReplay | Prioritised:
-    """A memory that fits; a UsageError, before anything is taken, if none of that size does."""
-    size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
+def _must_lie_apart(
+    recipe: Recipe,
+    row_bytes: int,
+    width: int,
+    device: torch.device,
+    fall_back: Callable[[str, Exception, str], None],
+) -> bool:
+    """Whether there is room for the memory on the host only; a UsageError, before any is taken, if not even there."""
+    size = recipe.buffer_size
     kind: Any = TaskReplay if recipe.n_tasks > 1 else Prioritised if recipe.prioritised else Replay
     each, on_gpu = kind.bytes_per_place(row_bytes, width), device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else 0
-    if choose_place(size, each, device, free, available_memory()) == "host":
+    room = int(_MAY_BE_SPENT * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
+    why = f"{size:,} steps take {in_gib(size * each)}, and there is room for {in_gib(room)} on the GPU"
+    if kind is Prioritised and on_gpu and size * each > room:
         raise UsageError(
-            f"A memory of {size:,} steps takes {size * each / 2**30:,.1f} GiB, and the GPU has {free / 2**30:,.1f} GiB "
-            f"free; give --buffer-size at most {free // each:,}."
+            f"A prioritised memory lies where the networks do: {why}; give --buffer-size at most {room // each:,}, or "
+            "leave out --prioritised."
         )
+    if choose_place(size, each, device, room, int(_MAY_BE_SPENT * free_memory())) == "device":
+        return False
+    fall_back("The memory", UsageError(f"{why}."), "lies on the host, from where each batch is sent to the GPU")
+    return True
+
+
+def _new_replay(
+    recipe: Recipe, row_bytes: int, width: int, place: torch.device, fall_back: Callable[[str, Exception, str], None]
+) -> Replay | TaskReplay | Prioritised:
+    size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
+    of_lines, of_tasks = _kinds(place, fall_back)
     if recipe.n_tasks > 1:
-        return TaskReplay(size, recipe.n_tasks, n_envs, row_bytes, width, device, gamma)
-    replay = Replay(size, n_envs, row_bytes, width, device, gamma, n_steps=recipe.return_steps)
+        return of_tasks(size, recipe.n_tasks, n_envs, row_bytes, width, place, gamma)
+    replay = of_lines(size, n_envs, row_bytes, width, place, gamma, n_steps=recipe.return_steps)
     return Prioritised(replay, recipe.priority_alpha, recipe.priority_beta) if recipe.prioritised else replay
+
+
+def _kinds(
+    place: torch.device, fall_back: Callable[[str, Exception, str], None]
+) -> tuple[type[Replay], type[TaskReplay]]:
+    """Those with kernels of their own, where these run and draw what the plain ones do."""
+    if place.type == "cuda":
+        try:
+            from unidle.memory.fused_replay import FusedReplay, FusedTaskReplay, prove
+
+            prove(place)
+            return FusedReplay, FusedTaskReplay
+        except ImportError:  # torch comes without Triton on some platforms
+            pass
+        except Exception as error:
+            fall_back("The memory", error, "does without kernels of its own")
+    return Replay, TaskReplay
+
+
+def _on_host(rollout: Rollout) -> Rollout:
+    """A copy there; waits for it."""
+    there = copy.copy(rollout)
+    for name, value in vars(rollout).items():
+        setattr(there, name, value.to(_HOST))
+    return there
+
+
+def _one_by_one(due: int, updates: Updates, memory: Prefetch, shuffle: torch.Generator) -> Generator[None, None, None]:
+    """So many updates, each from a batch that was sent while the device learned from the one before it."""
+    draws = torch.Generator().manual_seed((shuffle.initial_seed() + 2) % 2**63)  # those of `Updates` come before it
+    for number in range(due):
+        if number == 0:
+            memory.send(draws)
+        memory.take()
+        updates.run(1)
+        if number + 1 < due:
+            memory.send(draws)
+        yield
 
 
 class Updates:

@@ -11,7 +11,6 @@ The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_fuse
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from unidle.algos.fused_adam import BETAS, adam
 from unidle.algos.small_network import (
     activated,
     distribution,
@@ -29,7 +29,6 @@ from unidle.algos.small_network import (
     product,
     through_activation,
 )
-from unidle.nn.adam import BETA1, BETA2
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch
@@ -250,16 +249,18 @@ def _step(
     # Written so that what is not a number stays in, to be seen.
     gradient = tl.load(grad + at, mask=inside, other=0.0)
     gradient *= tl.where(norm + 1e-6 > MAX_NORM, MAX_NORM / (norm + 1e-6), 1.0)
-    m, v = tl.load(mean + at, mask=inside, other=0.0), tl.load(square + at, mask=inside, other=0.0)
-    m += (1.0 - BETA1) * (gradient - m)
-    v = BETA2 * v + (1.0 - BETA2) * gradient * gradient
-    count = tl.load(steps).to(tl.float64)  # 1 − β² loses its digits in single precision
-    correction1 = (1.0 - tl.exp(count * LOG_BETA1)).to(tl.float32)
-    correction2 = (1.0 - tl.exp(count * LOG_BETA2)).to(tl.float32)
-    change = tl.load(learning_rate) / correction1 * m / (tl.sqrt(v) / tl.sqrt(correction2) + EPS)
+    parameter, m, v = adam(
+        tl.load(parameters + at, mask=inside, other=0.0),
+        gradient,
+        tl.load(mean + at, mask=inside, other=0.0),
+        tl.load(square + at, mask=inside, other=0.0),
+        tl.load(steps),
+        tl.load(learning_rate),
+        LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPS,
+    )  # fmt: skip
     tl.store(mean + at, m, mask=inside)
     tl.store(square + at, v, mask=inside)
-    tl.store(parameters + at, tl.load(parameters + at, mask=inside, other=0.0) - change, mask=inside)
+    tl.store(parameters + at, parameter, mask=inside)
 
 
 class FusedMinibatch:
@@ -314,11 +315,8 @@ class FusedMinibatch:
                 CHUNKS_UP=triton.next_power_of_2(self._chunks),
                 CHUNK=_CHUNK,
                 MAX_NORM=algo.recipe.max_grad_norm,
-                LOG_BETA1=math.log(BETA1),
-                LOG_BETA2=math.log(BETA2),
-                BETA1=BETA1,
-                BETA2=BETA2,
                 EPS=algo.adam.eps,
+                **BETAS,
                 num_warps=2,
             )
 

@@ -11,12 +11,11 @@ from torch import Tensor
 from unidle.algos.fused_evaluation import FusedEvaluation
 from unidle.algos.fused_minibatch import FusedMinibatch
 from unidle.algos.ppo import PPO, Batch
+from unidle.algos.proof import compare, undone
 from unidle.algos.small_network import shape_of
 from unidle.memory.fused_gae import fused_gae
 from unidle.memory.fused_shuffle import fused_shuffle
 from unidle.memory.rollout import Rollout
-
-_TOLERANCE = 0.02  # of a result's length: products in TF32 differ by less, a wrong formula by more
 
 
 def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
@@ -30,14 +29,14 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
     targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda)
     for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda), targets):
-        _compare("advantages", ours, theirs)
+        compare("advantages", ours, theirs)
     ways: dict[str, Any] = {"shuffle": fused_shuffle, "gae": fused_gae}
     shape = shape_of(algo.policy)
     if shape is None:
         return ways
     evaluation, minibatch = FusedEvaluation(algo.policy, algo.parameters, shape), FusedMinibatch(algo, shape)
     for ours, theirs in zip(evaluation.rollout(rollout), (log_probs, values)):
-        _compare("log-probabilities and values", ours, theirs)
+        compare("log-probabilities and values", ours, theirs)
     fields = (rollout.rows[:-1], rollout.actions, log_probs, values[:-1], *targets)
     columns = [field.reshape(steps * n_envs, 1, *field.shape[2:]) for field in fields]
     batch = Batch(*columns, None, None, None)  # type: ignore[call-arg]
@@ -47,10 +46,10 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     algo.gradient(batch, order)
     expected = algo.parameters.grad.clone()
     minibatch.gradient(batch, order)
-    _compare("gradient", algo.parameters.grad, expected)
+    compare("gradient", algo.parameters.grad, expected)
     # Adam along the same gradient: where that is close to 0, rounding alone turns a step round.
     plain_step = _moved(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
-    _compare("step", _moved(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step)
+    compare("step", _moved(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step)
     evaluate, value = evaluation.rollout, lambda rows, states: evaluation.values(rows)
     return {**ways, "evaluate": evaluate, "value": value, "learn": minibatch.learn}
 
@@ -58,16 +57,6 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
 def _moved(algo: PPO, step: Callable[[], None]) -> Tensor:
     """How `step` changes the parameters, after which all is as it was."""
     flat = algo.parameters.flat.detach()
-    changed = [flat, *algo.adam.state_dict().values(), algo.sums, algo.minibatches, algo.stopped]
-    before = [tensor.clone() for tensor in changed]
-    step()
-    moved = flat - before[0]
-    for tensor, value in zip(changed, before):
-        tensor.copy_(value)
-    return moved
-
-
-def _compare(what: str, ours: Tensor, theirs: Tensor) -> None:
-    error = float(torch.linalg.vector_norm(ours - theirs))
-    if not error <= _TOLERANCE * float(torch.linalg.vector_norm(theirs)) + 1e-6:  # nor if it is NaN
-        raise RuntimeError(f"the kernel's {what} are not those of the plain formulas")
+    with undone([flat, *algo.adam.state_dict().values(), algo.sums, algo.minibatches, algo.stopped]) as before:
+        step()
+        return flat - before[0]

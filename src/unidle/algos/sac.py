@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.experience import Experience, Updates
+from unidle.algos.plasticity import of_ensemble, of_trunk
 from unidle.config import Recipe
 from unidle.memory.replay import Transitions
 from unidle.memory.rollout import Rollout
@@ -27,6 +28,7 @@ from unidle.nn.encoder import Encoder
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.flat import FlatParameters
 from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
+from unidle.streams import PLASTICITY, keyed_generator
 
 _OF_THE_MOST = 0.98  # entropy that categories aim at, as a part of the most they can have
 _HE_HEAD = 3e-3  # how close to 0 the critics' heads begin with initial: he
@@ -75,25 +77,28 @@ class SAC:
         self.parameters = FlatParameters(policy)
         device = self.parameters.flat.device
         self.targets = copy.deepcopy(self.critics)
-        self._target_flat = FlatParameters(self.targets).flat.detach()
+        self.target_flat = FlatParameters(self.targets).flat.detach()
         self.targets.requires_grad_(False)
-        self._critic_parameters = FlatParameters(self.critics)
+        self.critic_parameters = FlatParameters(self.critics)
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         first = 1.0 if recipe.temperature == "auto" else recipe.temperature
         self.log_temperature = torch.full((recipe.n_tasks,), math.log(first), device=device)
-        self._temperature_grad = torch.zeros_like(self.log_temperature)
-        self._target_entropy = _target_entropy(policy, recipe)
-        self._adams = {
+        self.temperature_grad = torch.zeros_like(self.log_temperature)
+        self.target_entropy = _target_entropy(policy, recipe)
+        self.adams = {
             "actor": self._adam(self.parameters.flat, self.parameters.grad),
-            "critics": self._adam(self._critic_parameters.flat, self._critic_parameters.grad),
-            "temperature": self._adam(self.log_temperature, self._temperature_grad),
+            "critics": self._adam(self.critic_parameters.flat, self.critic_parameters.grad),
+            "temperature": self._adam(self.log_temperature, self.temperature_grad),
         }
         sizes = policy.rows.row_bytes, policy.distribution.width
-        self.experience = Experience(recipe, *sizes, device, capture, policy.tasks)
-        self._sums = torch.zeros(len(_METRICS), device=device)
-        changes = [self.parameters.flat, self._critic_parameters.flat, self._target_flat, self.log_temperature]
-        changes += [tensor for adam in self._adams.values() for tensor in adam.state_dict().values()]
-        self._updates = Updates(self.update, [*changes, self._sums, *self.experience.changes], device, capture)
+        self.experience = Experience(recipe, *sizes, device, capture, policy.tasks, fall_back)
+        self.sums = torch.zeros(len(_METRICS), device=device)
+        flats = [self.parameters.flat.detach(), self.critic_parameters.flat.detach(), self.target_flat]
+        states = [tensor for adam in self.adams.values() for tensor in adam.state_dict().values()]
+        self.changes = [*flats, self.log_temperature, *states, self.sums]  # by learning from a batch
+        self._updates = Updates(self.update, [*self.changes, *self.experience.changes], device, capture)
+        self._learn: Callable[[Transitions, Tensor], Tensor] = self.learn_plainly
+        self._kernels_untried, self._fall_back = device.type == "cuda", fall_back
         self.policy.distribution.at_random.fill_(self.experience.is_at_random)
 
     def _adam(self, flat: Tensor, grad: Tensor) -> FlatAdam:
@@ -114,10 +119,10 @@ class SAC:
 
         Who acted does not matter: what an action was worth is the same whoever chose it.
         """
-        self._sums.zero_()
+        self.sums.zero_()
         due = yield from self.experience.rehearse(rollout, self._updates, shuffle)
         self.policy.distribution.at_random.fill_(self.experience.is_at_random)
-        metrics = dict(zip(_METRICS, self._sums / max(1, due)))
+        metrics = dict(zip(_METRICS, self.sums / max(1, due)))
         metrics["temperature"] = self.log_temperature.exp().mean()
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
@@ -128,34 +133,54 @@ class SAC:
     def update(self, generator: torch.Generator) -> None:
         """Learn from one batch."""
         batch = self.experience.memory.sample(self._batch_size, generator)
+        reals = self.policy.distribution.reals
+        noise = torch.randn(2, self._batch_size, reals, generator=generator, device=self.sums.device)
+        if self._kernels_untried:
+            self._kernels_untried = False
+            self._take_up_kernels(batch, noise)
+        self.experience.note_errors(batch.index, self._learn(batch, noise))
+
+    def _take_up_kernels(self, batch: Transitions, noise: Tensor) -> None:
+        """Use kernels if they exist and prove right on `batch`; the plain way is no less right, only slower."""
+        try:
+            from unidle.algos.sac_kernels import proven_update
+        except ImportError:  # torch comes without Triton on some platforms
+            return
+        try:
+            fused = proven_update(self, batch, noise)
+        except Exception as error:
+            self._fall_back("learning", error, "does without kernels of its own")
+            return
+        self._learn = self._learn if fused is None else fused.learn
+
+    def learn_plainly(self, batch: Transitions, noise: Tensor) -> Tensor:
+        """Take a step of all parts, with noise [2, B, ..] for what came next and what was seen.
+
+        Returns how wrong the values were [B].
+        """
         # An episode has one task: that of what follows is the same.
         tasks = self.policy.tasks(batch.rows) if self.recipe.n_tasks > 1 else None
         temperature = self.log_temperature.exp()
         temperature = temperature if tasks is None else temperature[tasks]
-        losses = [
-            self._learn_values(batch, temperature, generator),
-            self._learn_actions(batch, tasks, temperature, generator),
-        ]
-        with torch.no_grad():
-            # Polyak average: one kernel for all of them.
-            self._target_flat.lerp_(self._critic_parameters.flat, self.recipe.tau)
-            self._sums.add_(torch.stack([part for loss in losses for part in loss]))
+        errors, *of_values = self._learn_values(batch, temperature, noise[0])
+        of_actions = self._learn_actions(batch, tasks, temperature, noise[1])
+        self.sums.add_(torch.stack([*of_values, *of_actions]))
+        return errors
 
-    def _learn_values(self, batch: Transitions, temperature: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Move the critics towards what came of the actions."""
+    def _learn_values(self, batch: Transitions, temperature: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+        """Move the critics towards what came of the actions, and their targets after them."""
         with torch.no_grad():
-            following = batch.returns + batch.discounts * self._soft_value(batch.next_rows, temperature, generator)
+            following = batch.returns + batch.discounts * self._soft_value(batch.next_rows, temperature, noise)
         values = self.critics(batch.rows, batch.actions)
         if values.dim() == 3:  # of all categories: take the one that was chosen
             values = values.gather(2, batch.actions.long().expand(len(values), -1, -1)).squeeze(2)
         errors = values - following
         loss = 0.5 * (batch.weights * errors.square()).mean(1).sum()
-        self._step("critics", self._critic_parameters, loss)
-        with torch.no_grad():
-            self.experience.note_errors(batch.index, errors.abs().mean(0))
-            return loss, values.mean()
+        self.critic_parameters.backward(loss)
+        self.step_plainly("critics")
+        return errors.detach().abs().mean(0), loss.detach(), values.detach().mean()
 
-    def _soft_value(self, rows: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
+    def _soft_value(self, rows: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
         """V(s) = E[min Q'(s, a) − α log π(a | s)]: by one action, or over all categories."""
         params, _ = self.policy.act(rows)
         distribution = self.policy.distribution
@@ -163,13 +188,12 @@ class SAC:
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
             values = self.targets(rows, None).amin(0) - temperature.unsqueeze(-1) * log_probs
             return (log_probs.exp() * values).sum(-1)
-        noise = distribution.noise(rows.shape[:1], generator)
         actions, log_prob = distribution.sampled_with_log_prob(params, noise)
         value: Tensor = self.targets(rows, actions).amin(0) - temperature * log_prob
         return value
 
     def _learn_actions(
-        self, batch: Transitions, tasks: Tensor | None, temperature: Tensor, generator: torch.Generator
+        self, batch: Transitions, tasks: Tensor | None, temperature: Tensor, noise: Tensor
     ) -> tuple[Tensor, ...]:
         """Move the policy towards better actions, and the temperature towards the entropy that is wanted."""
         params, _ = self.policy.act(batch.rows)
@@ -182,32 +206,37 @@ class SAC:
             losses = (log_probs.exp() * (temperature.unsqueeze(-1) * log_probs - values)).sum(-1)
             log_prob = (log_probs.exp() * log_probs).sum(-1)
         else:
-            noise = distribution.noise(batch.rows.shape[:1], generator)
             actions, log_prob = distribution.sampled_with_log_prob(params, noise)
             losses = temperature * log_prob - self.critics(batch.rows, actions).amin(0)
         loss = (counts * losses).mean()
-        self._step("actor", self.parameters, loss)
+        self.parameters.backward(loss)
+        self.step_plainly("actor")
         with torch.no_grad():
             if self.recipe.temperature == "auto":
-                wanted: Tensor | float = self._target_entropy
+                wanted: Tensor | float = self.target_entropy
                 if distribution.heads and self.recipe.target_entropy is None:
                     wanted = _OF_THE_MOST * (log_probs > -1e7).sum(-1).log()  # that a mask allows
                 # d/dx of −x (log π + H̄), x = log α of the task.
                 slope = -counts * (log_prob + wanted) / len(log_prob)
-                self._temperature_grad.zero_()
+                self.temperature_grad.zero_()
                 if tasks is None:
-                    self._temperature_grad.add_(slope.sum())
+                    self.temperature_grad.add_(slope.sum())
                 else:  # not index_add, whose order, and so its rounding, is another each time on a GPU
                     mine = tasks.unsqueeze(1) == torch.arange(len(self.log_temperature), device=tasks.device)
-                    self._temperature_grad.add_((slope.unsqueeze(1) * mine).sum(0))
-                self._adams["temperature"].step()
-            return loss, -log_prob.mean()
+                    self.temperature_grad.add_((slope.unsqueeze(1) * mine).sum(0))
+                self.adams["temperature"].step()
+            return loss.detach(), -log_prob.mean()
 
-    def _step(self, name: str, parameters: FlatParameters, loss: Tensor) -> None:
-        parameters.backward(loss)
+    @torch.no_grad()
+    def step_plainly(self, name: str) -> None:
+        """Clip the gradient that is in place and step along it; the critics' targets follow them."""
+        parameters = self.parameters if name == "actor" else self.critic_parameters
         if math.isfinite(self.recipe.max_grad_norm):
             parameters.clip_(self.recipe.max_grad_norm)
-        self._adams[name].step()
+        self.adams[name].step()
+        if name == "critics":
+            # Polyak average: one kernel for all of them.
+            self.target_flat.lerp_(self.critic_parameters.flat.detach(), self.recipe.tau)
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
@@ -218,7 +247,7 @@ class SAC:
             "critics": self.critics.state_dict(),
             "targets": self.targets.state_dict(),
             "log_temperature": self.log_temperature,
-            "adams": {name: adam.state_dict() for name, adam in self._adams.items()},
+            "adams": {name: adam.state_dict() for name, adam in self.adams.items()},
             "experience": self.experience.state_dict(),
         }
 
@@ -228,9 +257,27 @@ class SAC:
         self.critics.load_state_dict(state["critics"])
         self.targets.load_state_dict(state["targets"])
         self.log_temperature.copy_(state["log_temperature"])
-        for name, adam in self._adams.items():
+        for name, adam in self.adams.items():
             adam.load_state_dict(state["adams"][name])
         self.experience.load_state_dict(state["experience"])
+
+    # -- how much of the networks can still learn ----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
+        """Measures of actor and critic 0 on a batch of its own, drawn from no stream of the run's; once it learns."""
+        if not self.experience.updates:
+            return {}
+        replay, clip = self.experience.replay, self.recipe.max_grad_norm
+        generator = keyed_generator(replay.counters[0].device, seed, PLASTICITY, step)
+        batch = replay.sample(self._batch_size, generator)
+        rows, actions = (part.to(self.sums.device) for part in (batch.rows, batch.actions))
+        features = self.critics.encoder(rows)
+        inputs = torch.cat((features, actions), -1) if self.policy.distribution.reals else features
+        critic = of_ensemble(self.critics.ensemble, inputs, self.critic_parameters, clip)
+        actor = of_trunk(self.policy.actor_trunk, self.policy.encoder(rows), self.parameters, clip)
+        parts = {"critic": critic, "actor": actor}
+        return {f"plasticity/{of}/{name}": value for of, part in parts.items() for name, value in part.items()}
 
 
 def _target_entropy(policy: SoftPolicy, recipe: Recipe) -> float:

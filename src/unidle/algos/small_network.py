@@ -14,7 +14,7 @@ from torch import nn
 
 from unidle.nn.policy import Policy
 
-_ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 _UNITS = (16, 32, 64)  # more, and the weights do not fit beside their gradient
 _MOST_INPUTS, _MOST_OUTPUTS, _MOST_HEADS = 64, 32, 8
 
@@ -39,7 +39,7 @@ def shape_of(policy: Policy) -> dict[str, Any] | None:
         [module.out_features for module in linears[0][:-1]] != [units, units]
         or units not in _UNITS
         or len(kinds) != 1
-        or not kinds <= _ACTIVATIONS.keys()
+        or not kinds <= ACTIVATIONS.keys()
         or encoder.n_numbers > _MOST_INPUTS
         or outputs > _MOST_OUTPUTS
         or distribution.heads > _MOST_HEADS
@@ -63,7 +63,7 @@ def shape_of(policy: Policy) -> dict[str, Any] | None:
         "LOGITS": distribution.n_logits,
         "MASKED": policy.masked,
         "NORMALISE": encoder.norm is not None,
-        "ACTIVATION": _ACTIVATIONS[kinds.pop()],
+        "ACTIVATION": ACTIVATIONS[kinds.pop()],
         "PRECISION": "bf16" if policy.in_bf16 else precision,
     }
 

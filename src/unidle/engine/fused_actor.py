@@ -5,8 +5,8 @@ them waits for its place on the GPU. Here one grid of blocks goes through the la
 tiles of a layer, then all wait for one another (a counter in memory), then comes the next. Observations are read from,
 and actions written to, page-locked host memory, so there is no copy either.
 
-Covers what most simulators need: one float32 observation, an MLP, Gaussian actions. `FusedActor.of` says None to the
-rest, and to many environments, where ordinary kernels are no slower.
+Covers what most simulators need: one float32 observation, an MLP, Gaussian actions, or SAC's squashed ones with a head
+for each task. `FusedActor.of` says None to the rest, and to many environments, where ordinary kernels are no slower.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from triton.language.extra import libdevice
 
 from unidle.algos.algorithm import AnyPolicy
+from unidle.algos.small_network import ACTIVATIONS
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
+from unidle.nn.soft_policy import LOG_STD_RANGE, SoftPolicy
 
-_ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 _MOST_ENVS = 1024
 _MOST_BLOCKS = 128
 
@@ -76,8 +77,102 @@ def _hidden_layer(
         m = (tile // across) * BM + tl.arange(0, BM)
         n = (tile % across) * BN + tl.arange(0, BN)
         total = _linear(x, w, b, m, n, N, INS, OUTS, BK, PRECISION)
-        total = tl.maximum(total, 0.0) if ACTIVATION == "relu" else libdevice.tanh(total)
+        if ACTIVATION != "none":
+            total = tl.maximum(total, 0.0) if ACTIVATION == "relu" else libdevice.tanh(total)
         tl.store(y + m[:, None] * OUTS + n[None, :], total, mask=(m[:, None] < N) & (n[None, :] < OUTS))
+
+
+@triton.jit
+def _gaussian(
+    positions, env_actions, rollout_actions, noise, parameters, log_std,
+    range_scale, range_shift, range_low, range_high, scratch, pid,
+    N: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr, PLACES: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Compute this block's means; sample, keep, and hand out in the environment's range."""
+    last: tl.constexpr = len(WEIGHTS) - 1
+    outs: tl.constexpr = WIDTHS[last + 1]
+    across: tl.constexpr = (outs + BN - 1) // BN
+    tiles: tl.constexpr = across * ((N + BM - 1) // BM)
+    for tile in range(pid, tiles, BLOCKS):
+        m = (tile // across) * BM + tl.arange(0, BM)
+        n = (tile % across) * BN + tl.arange(0, BN)
+        mean = _linear(
+            scratch + PLACES[last],
+            parameters + WEIGHTS[last],
+            parameters + BIASES[last],
+            m,
+            n,
+            N,
+            WIDTHS[last],
+            outs,
+            BK,
+            PRECISION,
+        )
+        inside = (m[:, None] < N) & (n[None, :] < outs)
+        position = tl.load(positions + m, mask=m < N, other=0)
+        at = (position[:, None] * N + m[:, None]) * outs + n[None, :]
+        std = tl.exp(tl.load(log_std + n, mask=n < outs, other=0.0))
+        action = mean + std[None, :] * tl.load(noise + at, mask=inside, other=0.0)
+        tl.store(rollout_actions + at, action, mask=inside)
+        action = action * tl.load(range_scale + n, mask=n < outs, other=0.0)[None, :]
+        action += tl.load(range_shift + n, mask=n < outs, other=0.0)[None, :]
+        action = tl.maximum(action, tl.load(range_low + n, mask=n < outs, other=0.0)[None, :])
+        action = tl.minimum(action, tl.load(range_high + n, mask=n < outs, other=0.0)[None, :])
+        tl.store(env_actions + m[:, None] * outs + n[None, :], action, mask=inside)
+
+
+@triton.jit
+def _squashed(
+    rows, positions, env_actions, rollout_actions, noise, parameters, at_random,
+    range_scale, range_shift, range_low, range_high, scratch, counter, pid,
+    N: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
+    PLACES: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, REALS_UP: tl.constexpr, LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Compute this block's tiles of means and deviations; then sample for its environments, each by its task's head."""
+    last: tl.constexpr = len(WEIGHTS) - 1
+    outs: tl.constexpr = WIDTHS[last + 1]
+    reals: tl.constexpr = outs // (2 * TASKS)
+    _hidden_layer(
+        scratch + PLACES[last],
+        parameters + WEIGHTS[last],
+        parameters + BIASES[last],
+        scratch + PLACES[last + 1],
+        pid,
+        N,
+        WIDTHS[last],
+        outs,
+        "none",
+        PRECISION,
+        BLOCKS,
+        BM,
+        BN,
+        BK,
+    )
+    _wait_for_all(counter, BLOCKS * (last + 2))
+    place, real = tl.arange(0, TASKS_UP), tl.arange(0, REALS_UP)
+    inside = real < reals
+    for env in range(pid, N, BLOCKS):
+        task = 0
+        if TASKS > 1:
+            told = tl.load(rows + env * ROW + WIDTHS[0] - TASKS + place, mask=place < TASKS, other=-float("inf"))
+            task = tl.argmax(told, 0)
+        own = scratch + PLACES[last + 1] + env * outs + task * 2 * reals + real
+        mean = tl.load(own, mask=inside, other=0.0)
+        log_std = tl.load(own + reals, mask=inside, other=0.0)
+        log_std = tl.minimum(tl.maximum(log_std, LOWEST), HIGHEST)
+        position = tl.load(positions + env)
+        drawn = tl.load(noise + (position * N + env) * reals + real, mask=inside, other=0.0)
+        action = libdevice.tanh(mean + tl.exp(log_std) * drawn)
+        action = tl.where(tl.load(at_random) > 0, libdevice.erf(drawn * 0.7071067811865476), action)
+        tl.store(rollout_actions + (position * N + env) * reals + real, action, mask=inside)
+        action = action * tl.load(range_scale + real, mask=inside, other=0.0)
+        action += tl.load(range_shift + real, mask=inside, other=0.0)
+        action = tl.maximum(action, tl.load(range_low + real, mask=inside, other=0.0))
+        action = tl.minimum(action, tl.load(range_high + real, mask=inside, other=0.0))
+        tl.store(env_actions + env * reals + real, action, mask=inside)
 
 
 @triton.jit
@@ -91,7 +186,7 @@ def _act(
     norm_shift,
     norm_scale,  # [D]
     parameters,  # all weights and biases
-    log_std,
+    log_std,  # [A]; squashed: whether to act at random
     range_scale,
     range_shift,
     range_low,
@@ -101,11 +196,16 @@ def _act(
     N: tl.constexpr,
     ROW: tl.constexpr,
     ROW_UP: tl.constexpr,  # to a power of two
-    WIDTHS: tl.constexpr,  # D, hidden …, A
+    WIDTHS: tl.constexpr,  # D, hidden …, A; squashed: 2 A for each task
     WEIGHTS: tl.constexpr,
     BIASES: tl.constexpr,  # where each layer's begin in `parameters`
     PLACES: tl.constexpr,  # where each layer's input begins in `scratch`
     NORMALISE: tl.constexpr,
+    TASKS: tl.constexpr,  # 0: Gaussian actions
+    TASKS_UP: tl.constexpr,
+    REALS_UP: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,  # that log_std may be
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -146,39 +246,22 @@ def _act(
             BK,
         )
         _wait_for_all(counter, BLOCKS * (layer + 2))
-    # The mean: sample, keep, and hand out in the environment's range.
-    outs: tl.constexpr = WIDTHS[last + 1]
-    across: tl.constexpr = (outs + BN - 1) // BN
-    tiles: tl.constexpr = across * ((N + BM - 1) // BM)
-    for tile in range(pid, tiles, BLOCKS):
-        m = (tile // across) * BM + tl.arange(0, BM)
-        n = (tile % across) * BN + tl.arange(0, BN)
-        mean = _linear(
-            scratch + PLACES[last],
-            parameters + WEIGHTS[last],
-            parameters + BIASES[last],
-            m,
-            n,
-            N,
-            WIDTHS[last],
-            outs,
-            BK,
-            PRECISION,
-        )
-        inside = (m[:, None] < N) & (n[None, :] < outs)
-        position = tl.load(positions + m, mask=m < N, other=0)
-        at = (position[:, None] * N + m[:, None]) * outs + n[None, :]
-        std = tl.exp(tl.load(log_std + n, mask=n < outs, other=0.0))
-        action = mean + std[None, :] * tl.load(noise + at, mask=inside, other=0.0)
-        tl.store(rollout_actions + at, action, mask=inside)
-        action = action * tl.load(range_scale + n, mask=n < outs, other=0.0)[None, :]
-        action += tl.load(range_shift + n, mask=n < outs, other=0.0)[None, :]
-        action = tl.maximum(action, tl.load(range_low + n, mask=n < outs, other=0.0)[None, :])
-        action = tl.minimum(action, tl.load(range_high + n, mask=n < outs, other=0.0)[None, :])
-        tl.store(env_actions + m[:, None] * outs + n[None, :], action, mask=inside)
+    if TASKS > 0:
+        _squashed(
+            rows, positions, env_actions, rollout_actions, noise, parameters, log_std,
+            range_scale, range_shift, range_low, range_high, scratch, counter, pid,
+            N, ROW, WIDTHS, WEIGHTS, BIASES, PLACES, TASKS, TASKS_UP, REALS_UP, LOWEST, HIGHEST, PRECISION,
+            BLOCKS, BM, BN, BK,
+        )  # fmt: skip
+    else:
+        _gaussian(
+            positions, env_actions, rollout_actions, noise, parameters, log_std,
+            range_scale, range_shift, range_low, range_high, scratch, pid,
+            N, WIDTHS, WEIGHTS, BIASES, PLACES, PRECISION, BLOCKS, BM, BN, BK,
+        )  # fmt: skip
     # The last to leave sets the counter back for the next launch.
     tl.debug_barrier()
-    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == BLOCKS * (last + 2) - 1:
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == BLOCKS * (last + 2 + (TASKS > 0)) - 1:
         tl.store(counter, 0)
 
 
@@ -193,8 +276,9 @@ class FusedActor:
         policy: AnyPolicy, rollout: Rollout, rows: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
     ) -> FusedActor | None:
         """For observations `rows`, `positions` [N] and `actions` in page-locked memory; None if it does not apply."""
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, (Policy, SoftPolicy)):
             return None
+        n_tasks = policy.n_tasks if isinstance(policy, SoftPolicy) else 0
         encoder, distribution, trunk = policy.encoder, policy.distribution, policy.actor_trunk
         linears: list[Any] = [layer for layer in trunk if isinstance(layer, nn.Linear)] + [policy.actor_head]
         kinds = {type(layer) for layer in trunk if not isinstance(layer, nn.Linear)}
@@ -203,19 +287,18 @@ class FusedActor:
         together = all(layer.weight.untyped_storage().data_ptr() == storage.data_ptr() for layer in linears)
         if (
             n_envs > _MOST_ENVS
-            or policy.core is not None
+            or (isinstance(policy, Policy) and (policy.core is not None or policy.in_bf16))
             or not encoder.is_plain
             or policy.masked
-            or policy.in_bf16
             or distribution.heads
             or len(kinds) != 1
-            or not kinds <= _ACTIVATIONS.keys()
+            or not kinds <= ACTIVATIONS.keys()
             or not together
         ):
             return None
         widths = (encoder.n_numbers, *(layer.out_features for layer in linears))
         places = [0]
-        for width in widths[:-2]:
+        for width in widths[:-1]:
             places.append(places[-1] + n_envs * width)
         norm = encoder.norm
         nothing = torch.zeros(1, device=device)
@@ -229,12 +312,12 @@ class FusedActor:
             nothing if norm is None else norm.shift,
             nothing if norm is None else norm.scale,
             torch.empty(0, device=device).set_(storage),
-            policy.log_std,
+            policy.distribution.at_random if isinstance(policy, SoftPolicy) else policy.log_std,
             distribution._scale,
             distribution._shift,
             distribution._low,
             distribution._high,
-            torch.zeros(n_envs * sum(widths[:-1]), device=device),
+            torch.zeros(n_envs * sum(widths), device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
         # No more blocks than can be at work at the same time: they wait for one another.
@@ -250,7 +333,12 @@ class FusedActor:
             "BIASES": tuple(layer.bias.storage_offset() for layer in linears),
             "PLACES": tuple(places),
             "NORMALISE": norm is not None,
-            "ACTIVATION": _ACTIVATIONS[kinds.pop()],
+            "TASKS": n_tasks,
+            "TASKS_UP": triton.next_power_of_2(max(1, n_tasks)),
+            "REALS_UP": triton.next_power_of_2(distribution.reals),
+            "LOWEST": LOG_STD_RANGE[0],
+            "HIGHEST": LOG_STD_RANGE[1],
+            "ACTIVATION": ACTIVATIONS[kinds.pop()],
             "PRECISION": "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee",
             "BLOCKS": blocks,
             **dict(zip(("BM", "BN", "BK"), tile)),

@@ -96,9 +96,9 @@ class Prioritised:
         """What a capture that adds or updates must put back after its warm-up."""
         return [*self.replay.counters, self.highest, *self.tree.levels]
 
-    def start(self, rows: Tensor) -> None:
+    def start(self, rows: Tensor, lines: Tensor | None = None) -> None:
         """As `Replay.start`."""
-        self.replay.start(rows)
+        self.replay.start(rows, lines)
         self.tree.update(self.replay.cursor, torch.zeros_like(self.replay.cursor))
 
     def add(

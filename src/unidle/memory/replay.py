@@ -16,10 +16,7 @@ once. Along a line the cells read
 - `order` is a second ring, of the acted cells of each line as they were added. The transitions held by a line are the
   numbers left ≤ j < entered; a uniform draw among all lines' is exact, without rejections.
 
-`TaskReplay`: a ring for each task, and both observations of a transition in full: several environments may play a task
-at the same time, so that neighbours in a ring need not belong together.
-
-Everything but `start` and checkpoints may be captured in a CUDA graph: counters are tensors and shapes are static. A
+Everything but checkpoints may be captured in a CUDA graph: counters are tensors and shapes are static. A
 draw from an empty memory is legal (graphs are warmed up before anything was added); such transitions weigh 0.
 """
 
@@ -27,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -55,13 +51,6 @@ class Transitions:
         """Take over another batch's values, in place, without waiting for a copy between devices."""
         for mine, others in zip(self.tensors(), other.tensors()):
             mine.copy_(others, non_blocking=True)
-
-
-class Sampler(Protocol):
-    """What hands out transitions: every class of this room."""
-
-    def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """A batch of new tensors."""
 
 
 class Replay:
@@ -92,7 +81,7 @@ class Replay:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.n_cells, self._n_envs, self._places = places * n_envs, n_envs, places
+        self.n_cells, self.n_lines, self._places = places * n_envs, n_envs, places
         self.rows = zeros(self.n_cells, row_bytes, dtype=torch.uint8)
         self.actions = zeros(self.n_cells, width)
         self.rewards = zeros(self.n_cells)
@@ -106,7 +95,7 @@ class Replay:
         self.left = torch.zeros_like(self.cursor)  # [N] and those of them that were overwritten
         self._ahead = torch.arange(n_steps, device=device) * n_envs  # [n] from a cell to those of the steps from it
         powers = gamma ** torch.arange(n_steps + 1, dtype=torch.float64)
-        self._powers = powers.to(device, torch.float32)  # [n + 1] γᵏ
+        self.powers = powers.to(device, torch.float32)  # [n + 1] γᵏ
 
     @staticmethod
     def bytes_per_place(row_bytes: int, width: int) -> int:
@@ -126,14 +115,15 @@ class Replay:
         """
         return [self.cursor, self.entered, self.left, self.acted]
 
-    def start(self, rows: Tensor) -> None:
-        """The observations [N, row_bytes] that environments begin with; before the first `add`.
+    def start(self, rows: Tensor, lines: Tensor | None = None) -> None:
+        """The observations [N, row_bytes] that environments stand at: in `lines` [N] a new one, else that of last time.
 
-        If it is called again (environments were made anew), episodes that were open count as cut off where they were.
+        At first that is all of them. Later, where one was made anew, its episode counts as cut off where it was.
         """
+        lines = torch.ones_like(self._lines, dtype=torch.bool) if lines is None else lines
         last = self.after(self.cursor, -1)
-        open_ = self.acted[last]  # after an episode's end the last cell is a final one
-        self.ended.index_fill_(0, last, True)  # in a final cell it says nothing
+        open_ = self.acted[last] & lines  # after an episode's end the last cell is a final one
+        self.ended.index_copy_(0, last, self.ended[last] | lines)  # in a final cell it says nothing
         self.cursor.copy_(self.after(self.cursor, open_.long()))  # what was open is now final
         self._claim(self.cursor, rows)
 
@@ -167,7 +157,7 @@ class Replay:
 
     def after(self, cells: Tensor, steps: Tensor | int = 1) -> Tensor:
         """The cells so many places on, each in its own line."""
-        return (cells + steps * self._n_envs) % self.n_cells
+        return (cells + steps * self.n_lines) % self.n_cells
 
     def _claim(self, cells: Tensor, rows: Tensor) -> None:
         """Put observations into cells, one in each line; the transition that was there has left."""
@@ -176,21 +166,21 @@ class Replay:
         self.rows.index_copy_(0, cells, rows)
 
     def _place_in_order(self, number: Tensor, line: Tensor) -> Tensor:
-        return number % self._places * self._n_envs + line
+        return number % self._places * self.n_lines + line
 
     def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
         """[B] cells, uniformly among all transitions of all lines, with replacement."""
         held = self.entered - self.left  # [N]
         upto = held.cumsum(0)
-        pick = _integers_below(upto[-1], (batch_size,), generator)
-        line = torch.searchsorted(upto, pick, right=True).clamp_(max=self._n_envs - 1)
+        pick = integers_below(upto[-1], (batch_size,), generator)
+        line = torch.searchsorted(upto, pick, right=True).clamp_(max=self.n_lines - 1)
         number = self.left[line] + pick - (upto - held)[line]
         return self.order[self._place_in_order(number, line)].long()
 
     def at(self, cells: Tensor) -> Transitions:
         """The transitions that start in these cells [B], n steps long or as long as they are."""
         path = (cells.unsqueeze(1) + self._ahead) % self.n_cells  # [B, n]
-        is_open = path == self.cursor[cells % self._n_envs].unsqueeze(1)
+        is_open = path == self.cursor[cells % self.n_lines].unsqueeze(1)
         # Step k is made if all before it are, none of them ended the episode, and k's cell is not the open one.
         goes_on = ~(self.ended[path[:, :-1]] | is_open[:, 1:])
         made = torch.cat([torch.ones_like(is_open[:, :1]), goes_on.cumprod(1).bool()], 1)  # [B, n]
@@ -198,11 +188,11 @@ class Replay:
         rewards = self.rewards[path].masked_fill(~made, 0.0)
         terminated = self.terminated[self.after(cells, m - 1)]
         return Transitions(
-            rows=_rows_at(self.rows, cells),
+            rows=rows_at(self.rows, cells),
             actions=self.actions.index_select(0, cells),
-            returns=(rewards * self._powers[:-1]).sum(1),
-            discounts=self._powers[m].masked_fill(terminated, 0.0),
-            next_rows=_rows_at(self.rows, self.after(cells, m)),
+            returns=(rewards * self.powers[:-1]).sum(1),
+            discounts=self.powers[m].masked_fill(terminated, 0.0),
+            next_rows=rows_at(self.rows, self.after(cells, m)),
             index=cells,
             weights=self.acted[cells].float(),
         )
@@ -221,169 +211,6 @@ class Replay:
         restore(self.state_dict(), state)
 
 
-class TaskReplay:
-    """A ring of P = capacity // K transitions for each of K tasks; a batch holds as many of each. One step ahead."""
-
-    def __init__(
-        self, capacity: int, n_tasks: int, n_envs: int, row_bytes: int, width: int, device: torch.device, gamma: float
-    ) -> None:
-        places = capacity // n_tasks
-        if places < n_envs:  # all environments may play the same task at once
-            raise UsageError(
-                f"A replay of {capacity:,} transitions is too small for {n_tasks:,} tasks and {n_envs:,} environments; "
-                f"give it a capacity of at least {n_tasks * n_envs:,}."
-            )
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._n_tasks, self._places, self._gamma = n_tasks, places, gamma
-        n_cells = n_tasks * places  # a cell is task × P + place
-        self.rows = zeros(n_cells, row_bytes, dtype=torch.uint8)
-        self.next_rows = zeros(n_cells, row_bytes, dtype=torch.uint8)  # final ones where an episode ended
-        self.actions = zeros(n_cells, width)
-        self.rewards = zeros(n_cells)
-        self.terminated = zeros(n_cells, dtype=torch.bool)
-        self.open_rows = zeros(n_envs, row_bytes, dtype=torch.uint8)  # what is acted on next
-        self._tasks = torch.arange(n_tasks, device=device)
-        self.entered = torch.zeros_like(self._tasks)  # [K] transitions that were ever added
-
-    @staticmethod
-    def bytes_per_place(row_bytes: int, width: int) -> int:
-        """What one unit of capacity costs."""
-        return 2 * row_bytes + 4 * width + 4 + 1
-
-    @property
-    def counts(self) -> Tensor:
-        """[K] how many transitions of each task there are."""
-        return self.entered.clamp(max=self._places)
-
-    @property
-    def counters(self) -> list[Tensor]:
-        """What a capture that adds must put back after its warm-up."""
-        return [self.entered, self.open_rows]
-
-    def start(self, rows: Tensor) -> None:
-        """The observations [N, row_bytes] that environments begin with; before the first `add`."""
-        self.open_rows.copy_(rows)
-
-    def add(
-        self,
-        actions: Tensor,
-        rewards: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        next_rows: Tensor,
-        final_rows: Tensor,
-        tasks: Tensor,
-    ) -> None:
-        """One step of every environment, as in `Replay.add`, which played tasks [N] (long)."""
-        plays = (tasks.unsqueeze(1) == self._tasks).long()  # [N, K]
-        # An environment's place comes after those of the environments before it that play the same task.
-        number = (self.entered + plays.cumsum(0) - 1).gather(1, tasks.unsqueeze(1)).squeeze(1)
-        cells = tasks * self._places + number % self._places
-        ended = (terminated | truncated).unsqueeze(1)
-        self.rows.index_copy_(0, cells, self.open_rows)
-        self.next_rows.index_copy_(0, cells, torch.where(ended, final_rows, next_rows))
-        self.actions.index_copy_(0, cells, actions)
-        self.rewards.index_copy_(0, cells, rewards)
-        self.terminated.index_copy_(0, cells, terminated)
-        self.entered.add_(plays.sum(0))
-        self.open_rows.copy_(next_rows)
-
-    def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """B / K of each task, in the order of tasks, uniform within each; a task without any gives weight 0."""
-        if batch_size % self._n_tasks:
-            raise UsageError(
-                f"A batch of {batch_size:,} cannot hold as much of each of {self._n_tasks:,} tasks; "
-                f"make it a multiple of {self._n_tasks:,}."
-            )
-        counts = self.counts.unsqueeze(1)  # [K, 1]
-        place = _integers_below(counts, (self._n_tasks, batch_size // self._n_tasks), generator)
-        cells = (self._tasks.unsqueeze(1) * self._places + place).flatten()
-        return Transitions(
-            rows=_rows_at(self.rows, cells),
-            actions=self.actions.index_select(0, cells),
-            returns=self.rewards[cells],
-            discounts=self._gamma * (~self.terminated[cells]).float(),
-            next_rows=_rows_at(self.next_rows, cells),
-            index=cells,
-            weights=(counts > 0).float().expand_as(place).flatten(),
-        )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
-        names = "rows next_rows actions rewards terminated open_rows entered"
-        return {name: getattr(self, name) for name in names.split()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put a checkpoint's values into the tensors that are here."""
-        restore(self.state_dict(), state)
-
-
-class Prefetch:
-    """Batches of a memory on the host, on their way to the device while it still learns from the last one.
-
-    host memory → staging (pinned) → landing (device) → batch (device). Only `take` writes to `batch`, always the same
-    tensors, so that a captured graph can read them; the landing is free for the next batch as soon as it did.
-    """
-
-    def __init__(self, source: Sampler, batch_size: int, device: torch.device) -> None:
-        self._source, self._batch_size, self._device = source, batch_size, device
-        example = source.sample(batch_size, torch.Generator())  # tells shapes; the run's own stream is not drawn from
-        self._on_gpu = device.type == "cuda"
-        self._staging = Transitions(*(torch.empty_like(t, pin_memory=self._on_gpu) for t in example.tensors()))
-        self._landing = Transitions(*(torch.zeros_like(t, device=device) for t in example.tensors()))
-        self.batch = Transitions(*(torch.zeros_like(t, device=device) for t in example.tensors()))
-        if self._on_gpu:
-            self._stream = torch.cuda.Stream(device)
-            self._arrived, self._taken = torch.cuda.Event(), torch.cuda.Event()
-            self._taken.record(torch.cuda.current_stream(device))  # the landing exists
-
-    def send(self, generator: torch.Generator) -> None:
-        """Draw the next batch (from a host generator) and send it off. What is added later is not in it."""
-        sample = self._source.sample(self._batch_size, generator)
-        if not self._on_gpu:
-            self._landing.copy_(sample)
-            return
-        self._arrived.synchronize()  # the last batch has left the staging: long ago, so nothing waits
-        self._staging.copy_(sample)
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._taken)
-            self._landing.copy_(self._staging)
-            self._arrived.record(self._stream)
-
-    def take(self) -> Transitions:
-        """The batch that was sent last; the current stream waits for it, the host does not."""
-        if not self._on_gpu:
-            self.batch.copy_(self._landing)
-            return self.batch
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(self._arrived)
-        self.batch.copy_(self._landing)
-        self._taken.record(stream)
-        return self.batch
-
-
-def choose_place(
-    capacity: int, bytes_per_place: int, device: torch.device, free_device_bytes: int, free_host_bytes: int
-) -> Literal["device", "host"]:
-    """Where a memory of this size lives: on the device if it fits into what may be spent there, else on the host."""
-    needed = capacity * bytes_per_place
-    if device.type == "cpu":
-        free_device_bytes = free_host_bytes
-    if needed <= free_device_bytes:
-        return "device"
-    if needed <= free_host_bytes:
-        return "host"
-    on_device = "" if device.type == "cpu" else f"{device} has {_size(free_device_bytes)} free and "
-    raise UsageError(
-        f"A replay of {capacity:,} transitions takes {_size(needed)}, but {on_device}the host has "
-        f"{_size(free_host_bytes)} free; give it a capacity of at most "
-        f"{max(free_device_bytes, free_host_bytes) // bytes_per_place:,}."
-    )
-
-
 def restore(tensors: dict[str, Tensor], state: dict[str, Tensor]) -> None:
     """Put a checkpoint's values into these tensors; UsageError if they are of another memory."""
     for name, tensor in tensors.items():
@@ -395,16 +222,12 @@ def restore(tensors: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         tensor.copy_(state[name])
 
 
-def _integers_below(bound: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def integers_below(bound: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Uniform in 0 ≤ i < bound, a tensor; 0 where bound is. float64: of float32's 2²⁴ values some cells get none."""
     draws = torch.rand(shape, dtype=torch.float64, device=bound.device, generator=generator)
     return torch.minimum((draws * bound).long(), bound - 1).clamp_(min=0)
 
 
-def _rows_at(rows: Tensor, cells: Tensor) -> Tensor:
+def rows_at(rows: Tensor, cells: Tensor) -> Tensor:
     """Rows [B, row_bytes]; gathered by words of 8 bytes, because a gather costs by the element."""
     return rows.view(torch.int64).index_select(0, cells).view(torch.uint8)
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:,.1f} GiB"

@@ -16,9 +16,9 @@ class FlatAdam:
     """Steps `flat` along `grad`. The learning rate is a tensor, so that a captured step sees it change."""
 
     def __init__(self, flat: Tensor, grad: Tensor, learning_rate: Tensor, eps: float) -> None:
-        self._flat, self._grad, self._learning_rate, self.eps = flat.detach(), grad, learning_rate, eps
-        self.mean = torch.zeros_like(self._flat)  # of the gradient
-        self.square = torch.zeros_like(self._flat)  # mean of its square
+        self.flat, self.grad, self.learning_rate, self.eps = flat.detach(), grad, learning_rate, eps
+        self.mean = torch.zeros_like(self.flat)  # of the gradient
+        self.square = torch.zeros_like(self.flat)  # mean of its square
         self.steps = torch.zeros((), device=flat.device)
 
     @torch.no_grad()
@@ -26,13 +26,13 @@ class FlatAdam:
         """One step; where `skip` is 1 nothing changes, decided on the device."""
         self.steps.add_(1.0 if skip is None else 1.0 - skip)
         torch._fused_adam_(
-            [self._flat],
-            [self._grad],
+            [self.flat],
+            [self.grad],
             [self.mean],
             [self.square],
             [],
             [self.steps],
-            lr=self._learning_rate,
+            lr=self.learning_rate,
             beta1=BETA1,
             beta2=BETA2,
             weight_decay=0.0,

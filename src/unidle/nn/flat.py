@@ -26,7 +26,12 @@ class FlatParameters:
             span = slice(start, start + parameter.numel())
             self.flat.data[span] = parameter.detach().reshape(-1)
             parameter.data = self.flat.data[span].view_as(parameter)
-            self._grads.append(self.grad[span].view_as(parameter))
+            self._grads.append(self.grad_of(parameter))
+
+    def grad_of(self, parameter: Tensor) -> Tensor:
+        """The part of `grad` that belongs to one of the parameters."""
+        start = parameter.storage_offset()
+        return self.grad[start : start + parameter.numel()].view_as(parameter)
 
     def backward(self, loss: Tensor) -> None:
         """Put the gradient of `loss` in `grad`; a parameter the loss does not reach gets 0."""

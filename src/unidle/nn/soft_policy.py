@@ -16,7 +16,7 @@ from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distribution import ActionDistribution, Params
 from unidle.spaces.observations import RowLayout
 
-_LOG_STD_RANGE = (-20.0, 2.0)
+LOG_STD_RANGE = (-20.0, 2.0)
 _HE_HEAD = 1e-3  # how close to 0 the head begins with initial: he
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -119,7 +119,7 @@ class SoftPolicy(nn.Module):
         logits, mean, log_std = out.split((n_logits, reals, reals), -1)
         if mask is not None:
             logits = self.distribution.masked(logits, mask)
-        return Params(logits, mean, log_std.clamp(*_LOG_STD_RANGE)), state
+        return Params(logits, mean, log_std.clamp(*LOG_STD_RANGE)), state
 
     def tasks(self, rows: Tensor) -> Tensor:
         """[n] the task that each row is of."""

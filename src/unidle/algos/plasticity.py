@@ -1,0 +1,81 @@
+"""How much of a network can still learn: neurons that say nothing, directions its features have, norms by layer.
+
+*Dormant* (Sokar et al. 2023; McLean et al. 2025): neuron i of a layer is if sᵢ = mean |hᵢ| / (mean of that over the
+layer + 1e-9) ≤ 0.1, h being what it gives on a batch; the ratio counts the neurons of all hidden layers together.
+*Rank* (Kumar et al. 2021): the least k for which the k largest singular values of the last hidden layer's features
+[samples, width] sum up to 0.99 of all of them; of at most 512 samples, spread evenly over the batch.
+*Norms*: lengths of each layer's weights, and of the gradient by them that the last update stepped along, as clipped.
+
+What is returned are tensors, to be read later; only the rank waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from unidle.nn.ensemble import Ensemble
+from unidle.nn.flat import FlatParameters
+
+_SCORE, _EPSILON = 0.1, 1e-9
+_RANKED, _OF_ALL = 512, 0.99
+
+
+@torch.no_grad()
+def of_ensemble(network: Ensemble, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
+    """Measures of the first member, on inputs [B, n]; `flat` holds its parameters, clipped to `clip` at an update."""
+    hidden, values = [], inputs
+    for weight, bias in zip(network.weights[:-1], network.biases[:-1]):
+        values = network.activation(torch.addmm(bias[0], values, weight[0]))
+        hidden.append(values)
+    return _activity(hidden) | _norms(list(network.weights), flat, clip, lambda tensor: tensor[0])
+
+
+@torch.no_grad()
+def of_trunk(network: nn.Sequential, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
+    """Measures of linear layers with an activation after each, as above."""
+    hidden, values = [], inputs
+    for module in network:
+        values = module(values)
+        if not isinstance(module, nn.Linear):
+            hidden.append(values)
+    weights = [module.weight for module in network if isinstance(module, nn.Linear)]
+    return _activity(hidden) | _norms(weights, flat, clip, lambda tensor: tensor)
+
+
+def _activity(hidden: list[Tensor]) -> dict[str, Tensor]:
+    if not hidden:  # a linear model has no neurons
+        return {}
+    return {"dormant": dormant_ratio(hidden), "rank": feature_rank(hidden[-1])}
+
+
+def dormant_ratio(hidden: list[Tensor]) -> Tensor:
+    """[] share of dormant neurons, given what each layer's say [B, width]."""
+    asleep = []
+    for values in hidden:
+        mean = values.abs().mean(0)
+        asleep.append(mean / (mean.mean() + _EPSILON) <= _SCORE)
+    return torch.cat(asleep).float().mean()
+
+
+def feature_rank(features: Tensor) -> Tensor:
+    """[] effective rank of features [B, width]."""
+    some = features[:: -(-len(features) // _RANKED)].double()  # squares would lose small values in single precision
+    # The smaller of the two products has the squares of all singular values that there are.
+    product = some @ some.T if len(some) < some.shape[1] else some.T @ some
+    values = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().flip(0)
+    upto = values.cumsum(0)
+    return (upto < _OF_ALL * upto[-1]).sum() + 1
+
+
+def _norms(
+    weights: list[Tensor], flat: FlatParameters, clip: float, part: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    scale = (clip / (torch.linalg.vector_norm(flat.grad) + 1e-6)).clamp(max=1.0)  # 1 where it is clipped already
+    norms: dict[str, Tensor] = {}
+    for layer, weight in enumerate(weights):
+        norms[f"weight_norm/{layer}"] = torch.linalg.vector_norm(part(weight))
+        norms[f"grad_norm/{layer}"] = torch.linalg.vector_norm(part(flat.grad_of(weight))) * scale
+    return norms

@@ -1,0 +1,125 @@
+"""Replay for several tasks: a ring for each, and as much of each in every batch.
+
+Both observations of a transition are stored in full: several environments may play a task at the same time, so that
+neighbours in a ring need not belong together. What may be captured is as in `Replay`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unidle.errors import UsageError
+from unidle.memory.replay import Transitions, integers_below, restore, rows_at
+
+
+class TaskReplay:
+    """A ring of P = capacity // K transitions for each of K tasks. A sample looks one step ahead."""
+
+    def __init__(
+        self, capacity: int, n_tasks: int, n_envs: int, row_bytes: int, width: int, device: torch.device, gamma: float
+    ) -> None:
+        places = capacity // n_tasks
+        if places < n_envs:  # all environments may play the same task at once
+            raise UsageError(
+                f"A replay of {capacity:,} transitions is too small for {n_tasks:,} tasks and {n_envs:,} environments; "
+                f"give it a capacity of at least {n_tasks * n_envs:,}."
+            )
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.places, self.gamma = places, gamma
+        n_cells = n_tasks * places  # a cell is task × P + place
+        self.rows = zeros(n_cells, row_bytes, dtype=torch.uint8)
+        self.next_rows = zeros(n_cells, row_bytes, dtype=torch.uint8)  # final ones where an episode ended
+        self.actions = zeros(n_cells, width)
+        self.rewards = zeros(n_cells)
+        self.terminated = zeros(n_cells, dtype=torch.bool)
+        self.open_rows = zeros(n_envs, row_bytes, dtype=torch.uint8)  # what is acted on next
+        self._tasks = torch.arange(n_tasks, device=device)
+        self.entered = torch.zeros_like(self._tasks)  # [K] transitions that were ever added
+
+    @staticmethod
+    def bytes_per_place(row_bytes: int, width: int) -> int:
+        """What one unit of capacity costs."""
+        return 2 * row_bytes + 4 * width + 4 + 1
+
+    @property
+    def counts(self) -> Tensor:
+        """[K] how many transitions of each task there are."""
+        return self.entered.clamp(max=self.places)
+
+    @property
+    def counters(self) -> list[Tensor]:
+        """What a capture that adds must put back after its warm-up."""
+        return [self.entered, self.open_rows]
+
+    def start(self, rows: Tensor, lines: Tensor | None = None) -> None:
+        """The observations [N, row_bytes] that environments stand at; which of them are new does not matter here."""
+        self.open_rows.copy_(rows)
+
+    def add(
+        self,
+        actions: Tensor,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        next_rows: Tensor,
+        final_rows: Tensor,
+        tasks: Tensor,
+    ) -> None:
+        """One step of every environment, as in `Replay.add`, which played tasks [N] (long)."""
+        plays = (tasks.unsqueeze(1) == self._tasks).long()  # [N, K]
+        # An environment's place comes after those of the environments before it that play the same task.
+        number = (self.entered + plays.cumsum(0) - 1).gather(1, tasks.unsqueeze(1)).squeeze(1)
+        cells = tasks * self.places + number % self.places
+        ended = (terminated | truncated).unsqueeze(1)
+        self.rows.index_copy_(0, cells, self.open_rows)
+        self.next_rows.index_copy_(0, cells, torch.where(ended, final_rows, next_rows))
+        self.actions.index_copy_(0, cells, actions)
+        self.rewards.index_copy_(0, cells, rewards)
+        self.terminated.index_copy_(0, cells, terminated)
+        self.entered.add_(plays.sum(0))
+        self.open_rows.copy_(next_rows)
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
+        """As much of each task, in the order of tasks, uniform within each; a task without any gives weight 0."""
+        return self.at(self.draw(batch_size, generator))
+
+    def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """[B] cells, by tasks: B / K of every task; where that is no whole number, the one above or below.
+
+        Task ⌊(K i + shift) / B⌋ has the i-th. Whatever the shift from 0 to K − 1, tasks differ by one at most; over all
+        shifts each has B / K on average, exactly (Hermite's identity).
+        """
+        shift = self.shift(batch_size, generator)
+        tasks = (torch.arange(batch_size, device=shift.device) * len(self._tasks) + shift) // batch_size
+        return tasks * self.places + integers_below(self.counts[tasks], (batch_size,), generator)
+
+    def shift(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """[1] Drawn from 0 to K − 1, where a batch cannot hold as much of each task; else 0."""
+        if batch_size % len(self._tasks) == 0:
+            return self._tasks[:1]
+        return torch.randint(len(self._tasks), (1,), generator=generator, device=self._tasks.device)
+
+    def at(self, cells: Tensor) -> Transitions:
+        """The transitions in these cells [B]."""
+        return Transitions(
+            rows=rows_at(self.rows, cells),
+            actions=self.actions.index_select(0, cells),
+            returns=self.rewards[cells],
+            discounts=self.gamma * (~self.terminated[cells]).float(),
+            next_rows=rows_at(self.next_rows, cells),
+            index=cells,
+            weights=(self.entered[cells // self.places] > 0).float(),
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
+        names = "rows next_rows actions rewards terminated open_rows entered"
+        return {name: getattr(self, name) for name in names.split()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put a checkpoint's values into the tensors that are here."""
+        restore(self.state_dict(), state)

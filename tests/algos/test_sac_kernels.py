@@ -1,0 +1,139 @@
+"""SAC's kernels against its plain formulas, on a GPU or (TRITON_INTERPRET=1) step by step on the CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from unidle.algos.sac import SAC
+from unidle.config import Recipe
+from unidle.memory.replay import Transitions
+from unidle.nn.soft_policy import SoftPolicy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+if not INTERPRETED:
+    pytestmark = pytest.mark.gpu
+
+BATCH = 70  # no multiple of what a program takes
+RECIPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tanh, other widths": {"activation": "tanh", "network_arch": (24,), "critic_arch": (40, 17)},
+    "three critics, clipped": {"n_critics": 3, "max_grad_norm": 0.05},
+    "never clipped": {"max_grad_norm": 1e9},
+    "tasks": {"n_tasks": 3, "initial": "he"},
+    "temperature given": {"temperature": 0.3},
+    "temperature and entropy given": {"target_entropy": -1.5, "n_critics": 1},
+}
+
+
+def an_algorithm(reals: int, **changes: Any) -> SAC:
+    torch.manual_seed(3)
+    settings: dict[str, Any] = {"activation": "relu", "network_arch": (32, 32), "critic_arch": (48, 32)} | changes
+    recipe = Recipe(algo="sac", n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
+    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
+    policy = SoftPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
+    return SAC(policy, recipe)
+
+
+def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
+    """Some samples terminated, some weigh less, one weighs nothing; every task is among them."""
+    generator = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    rows, next_rows = (torch.zeros(BATCH, algo.policy.rows.row_bytes // 4) for _ in range(2))
+    n_tasks = algo.recipe.n_tasks
+    for seen in (rows, next_rows):
+        seen[:, :9] = normal(BATCH, 9)
+        if n_tasks > 1:
+            seen[:, 9 - n_tasks : 9] = torch.nn.functional.one_hot(torch.arange(BATCH) % n_tasks, n_tasks).float()
+    reals = algo.policy.distribution.reals
+    weights = torch.rand(BATCH, generator=generator)
+    weights[5] = 0.0
+    discounts = 0.99 * (torch.rand(BATCH, generator=generator) < 0.8).float()
+    fields = (
+        rows.view(torch.uint8),
+        torch.tanh(normal(BATCH, reals)),
+        normal(BATCH),
+        discounts,
+        next_rows.view(torch.uint8),
+        torch.arange(BATCH),
+        weights,
+    )
+    noise = normal(2, BATCH, reals)
+    noise[1, 3] = 30.0  # far out: its log-probability must not be log 0
+    return Transitions(*(field.to(DEVICE) for field in fields)), noise.to(DEVICE)
+
+
+@pytest.mark.parametrize("reals", [1, 4])
+@pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES.keys())
+def test_an_update_is_the_plain_one(changes: dict[str, Any], reals: int) -> None:
+    from unidle.algos.fused_sac import FusedUpdate
+
+    torch.set_float32_matmul_precision("highest")
+    plain, fused = (an_algorithm(reals, **changes) for _ in range(2))
+    batch, noise = a_batch(plain)
+    learn = FusedUpdate(fused).learn
+    begun = [tensor.clone() for tensor in plain.changes]
+    for _ in range(3):  # so that moments, temperature and targets count as well
+        errors = plain.learn_plainly(batch, noise)
+        torch.testing.assert_close(learn(batch, noise), errors, rtol=2e-4, atol=2e-5)
+    assert float(plain.temperature_grad.abs().sum()) > 0 or "temperature" in changes
+    for mine, theirs, before in zip(fused.changes, plain.changes, begun):
+        # Of all that moved: a single weight moves by the learning rate however small its gradient is, up to rounding.
+        assert float((mine - theirs).norm()) <= 0.02 * float((theirs - before).norm()) + 1e-6
+    for name in ("parameters", "critic_parameters"):
+        mine, theirs = getattr(fused, name).grad, getattr(plain, name).grad
+        mine = mine * min(1.0, plain.recipe.max_grad_norm / float(torch.linalg.vector_norm(mine)))
+        assert float(torch.linalg.vector_norm(mine - theirs)) <= 5e-3 * float(torch.linalg.vector_norm(theirs))
+
+
+@pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES.keys())
+def test_they_are_proven_on_the_first_batch_and_leave_nothing_behind(changes: dict[str, Any]) -> None:
+    from unidle.algos.sac_kernels import proven_update
+
+    algo = an_algorithm(2, **changes)
+    batch, noise = a_batch(algo)
+    algo.learn_plainly(batch, noise)
+    before = [tensor.clone() for tensor in (*algo.changes, algo.learning_rate)]
+    assert proven_update(algo, batch, noise) is not None
+    assert all(torch.equal(a, b) for a, b in zip((*algo.changes, algo.learning_rate), before))
+
+
+@pytest.mark.parametrize("wrong", ["_judge_values", "_judge_actions", "_through_choice", "_choose"])
+def test_a_kernel_that_is_wrong_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unidle.algos import fused_sac
+    from unidle.algos.sac_kernels import proven_update
+
+    algo = an_algorithm(2)
+    batch, noise = a_batch(algo)
+    honest = fused_sac.FusedUpdate._run
+
+    def skip(self: Any, kernel: Any, *tensors: Any, **words: Any) -> None:
+        if kernel is not getattr(fused_sac, wrong):
+            honest(self, kernel, *tensors, **words)
+
+    monkeypatch.setattr(fused_sac.FusedUpdate, "_run", skip)
+    with pytest.raises(RuntimeError, match="not those of the plain formulas"):
+        proven_update(algo, batch, noise)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))], ids=["parts"])
+def test_what_has_no_kernels_learns_the_plain_way(space: spaces.Space) -> None:
+    from unidle.algos.fused_sac import suits
+
+    recipe = Recipe(algo="sac", n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
+    policy = SoftPolicy(RowLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
+    assert not suits(SAC(policy, recipe))
+    assert suits(an_algorithm(2))
+    assert not suits(an_algorithm(2, activation="elu"))
+    assert not suits(an_algorithm(2, critic_arch=()))
