@@ -140,6 +140,30 @@ def test_so_does_the_least_limit_of_the_cgroups_above_this_process(cgroup: Path)
     assert machine.available_memory() == 2**20
 
 
+def test_free_memory_is_what_the_machine_and_the_least_cgroup_have_left(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_MEMORY", cgroup / "meminfo")
+    assert machine.free_memory() == machine.available_memory()  # nothing tells
+    (cgroup / "meminfo").write_text("MemTotal:  4096 kB\nMemFree:  1 kB\nMemAvailable:  3072 kB\n")
+    assert machine.free_memory() == 3 * 2**20
+    (cgroup / "memory.max").write_text(f"{4 * 2**20}\n")
+    (cgroup / "memory.current").write_text(f"{3 * 2**20}\n")
+    assert machine.free_memory() == 2**20
+    (cgroup / "memory.stat").write_text(f"anon 5\ninactive_file {2**20}\n")  # which may be dropped at any time
+    assert machine.free_memory() == 2 * 2**20
+    (cgroup / "memory.max").write_text("max\n")
+    assert machine.free_memory() == 3 * 2**20
+
+
+def test_so_it_is_in_the_trees_of_cgroup_v1(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_MEMORY", cgroup / "meminfo")
+    (cgroup / "memory").mkdir()
+    (cgroup / "memory/memory.limit_in_bytes").write_text(f"{4 * 2**20}\n")
+    (cgroup / "memory/memory.usage_in_bytes").write_text(f"{5 * 2**20}\n")
+    assert machine.free_memory() == 0
+
+
 def test_threads_are_limited_to_one_unless_the_user_said_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unidle.config.layers import lay
 from unidle.config.presets import default_preset, load_preset, preset_names
 from unidle.config.schema import Config, section_of
 from unidle.config.validate import validated
@@ -68,20 +70,18 @@ def test_applying_a_preset_keeps_the_rest_and_records_its_name() -> None:
 
 
 def test_names_are_listed_by_size_and_then_alphabetically() -> None:
-    expected = ["classic", "fast", "heavy", "beast", "device", "dqn", "isaac", "isaac-max", "max-gpu"]
-    expected += ["mt10-paper-1024", "mt10-paper-400", "sac"]
-    assert preset_names() == expected
-    cores = [load_preset(name).cores for name in expected[:4]]
+    names = preset_names()
+    assert names[:4] == ["classic", "fast", "heavy", "beast"]
+    assert names[4:] == sorted(names[4:])
+    assert {"device", "dqn", "isaac", "isaac-max", "max-gpu", "sac", *META_WORLD} <= set(names[4:])
+    cores = [load_preset(name).cores for name in names[:4]]
     assert cores == sorted(cores)
 
 
 def test_an_unknown_preset_is_answered_with_the_names() -> None:
     with pytest.raises(UsageError) as error:
         load_preset("huge")
-    assert str(error.value) == (
-        "There is no preset `huge`; choose one of classic, fast, heavy, beast, device, dqn, isaac, isaac-max, max-gpu, "
-        "mt10-paper-1024, mt10-paper-400, sac."
-    )
+    assert str(error.value) == f"There is no preset `huge`; choose one of {', '.join(preset_names())}."
 
 
 @pytest.mark.parametrize("name", ["../presets/fast", "", "fast.yaml"])
@@ -104,6 +104,7 @@ def test_a_preset_name_is_no_path(name: str) -> None:
         ("fast", 2, 1.5, "classic"),
         ("heavy", 64, 1, None),
         ("classic", 1, 1, None),
+        ("mt10-2m", 2, 64, None),  # it is too small for it, and nothing else is Meta-World
     ],
 )
 def test_too_few_cores_or_too_little_memory_suggest_the_largest_preset_that_fits_both(
@@ -125,12 +126,38 @@ def test_the_default_follows_the_gpu() -> None:
     assert default_preset(has_gpu=False, env="unidle/CartPole-v1") == "classic"
 
 
-def fixed_config(**changes: Any) -> Config:
-    return load_preset("mt10-paper-1024").apply(Config()).with_values(changes, "test")
+# -- presets of fixed numbers ------------------------------------------------------------------------------------------
+
+FIXED = [name for name in preset_names() if load_preset(name).fixed]
+# name: tasks, envs, steps in all, batch, memory, warm-up, updates per step, actor, critics, episodes of an evaluation
+META_WORLD = {
+    "mt10-2m": (10, 32, 2_000_000, 512, 2_000_000, 40_000, 0.1, (256, 256), (1024,) * 3, 50),
+    "mt10-20m": (10, 48, 20_000_000, 512, 2_000_000, 40_000, 0.1, (256, 256), (1024,) * 3, 50),
+    "mt10-paper-400": (10, 10, 20_000_000, 1280, 1_000_000, 40_000, 0.1, (400,) * 3, (400,) * 3, 500),
+    "mt10-paper-1024": (10, 10, 20_000_000, 1280, 1_000_000, 40_000, 0.1, (400,) * 3, (1024,) * 3, 500),
+    "mt50-paper-1024": (50, 50, 100_000_000, 6400, 5_000_000, 200_000, 0.02, (1024,) * 3, (1024,) * 3, 2500),
+}
 
 
-def test_a_preset_of_fixed_numbers_keeps_them_whatever_the_number_of_environments() -> None:
-    assert validated(fixed_config(n_envs=48, workers=4, timesteps=1000)).recipe.updates_per_step == 0.1
+@pytest.mark.parametrize("name", META_WORLD)
+def test_a_preset_of_meta_world_has_its_documented_numbers(name: str) -> None:
+    config = load_preset(name).apply(Config())
+    recipe, run = config.recipe, config.run
+    assert (
+        *(recipe.n_tasks, recipe.n_envs, run.timesteps, recipe.batch_size, recipe.buffer_size, recipe.learning_starts),
+        *(recipe.updates_per_step, recipe.network_arch, recipe.critic_arch, run.eval_episodes),
+    ) == META_WORLD[name]
+    assert (recipe.gamma, recipe.tau, recipe.learning_rate, recipe.target_entropy) == (0.99, 0.005, 3e-4, -4.0)
+    assert (recipe.adam_eps, recipe.max_grad_norm, recipe.initial, recipe.activation) == (1e-5, 1.0, "he", "relu")
+    assert run.env == f"metaworld:MT{recipe.n_tasks}"
+    assert run.eval_every == (200_000 if recipe.n_tasks == 10 else 1_000_000)
+
+
+def fixed_config(name: str = "mt10-paper-1024", **changes: Any) -> Config:
+    return load_preset(name).apply(Config()).with_values(changes, "test")
+
+
+def test_a_preset_of_fixed_numbers_keeps_them_unless_told_otherwise() -> None:
     with pytest.raises(UsageError) as error:
         validated(fixed_config(batch_size=640))
     assert str(error.value) == (
@@ -138,3 +165,50 @@ def test_a_preset_of_fixed_numbers_keeps_them_whatever_the_number_of_environment
         "say --allow-recipe-change."
     )
     assert validated(fixed_config(batch_size=640, allow_recipe_change=True)).recipe.batch_size == 640
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("n_envs", [1, 16, 32, 48])
+def test_how_its_steps_are_collected_is_open(name: str, n_envs: int) -> None:
+    preset = load_preset(name).apply(Config()).recipe
+    config = validated(fixed_config(name, n_envs=n_envs, overlap="off", workers=4, timesteps=1000))
+    assert (config.recipe.n_envs, config.recipe.overlap) == (n_envs, "off")
+    assert preset.overlap == "strict"
+    for setting in ("updates_per_step", "learning_starts", "n_steps", "buffer_size", "batch_size"):
+        assert getattr(config.recipe, setting) == getattr(preset, setting)
+
+
+def test_a_variable_gives_the_environments_of_a_fixed_preset_if_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NUM_PARALLEL_ENVS", "16")
+    layers = lay("mt10-20m", None, has_gpu=False)
+    assert layers.config.recipe.n_envs == 16
+    assert layers.notes == ["n_envs is 16: NUM_PARALLEL_ENVS says so."]
+    by_flag = lay("mt10-20m", None, has_gpu=False, n_envs=3)
+    assert by_flag.settled_with({"n_envs": 3}).recipe.n_envs == 3
+    assert by_flag.notes == []
+    (tmp_path / "mine.yaml").write_text("n_envs: 4\n")
+    by_file = lay("mt10-20m", tmp_path / "mine.yaml", has_gpu=False)
+    assert by_file.config.recipe.n_envs == 4
+    assert by_file.notes == []
+    assert lay("sac", None, has_gpu=False).config.recipe.n_envs == 8  # whose recipe it would change
+    monkeypatch.setenv("NUM_PARALLEL_ENVS", "")
+    assert lay("mt10-20m", None, has_gpu=False).config.recipe.n_envs == 48
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("many", "NUM_PARALLEL_ENVS: `n_envs` must be a whole number, not 'many'."),
+        ("1.5", "NUM_PARALLEL_ENVS: `n_envs` must be a whole number, not '1.5'."),
+        ("0", "`n_envs` is 0; it must be at least 1."),
+    ],
+)
+def test_a_variable_that_is_no_number_of_environments_is_refused(
+    value: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUM_PARALLEL_ENVS", value)
+    with pytest.raises(UsageError) as error:
+        validated(lay("mt10-2m", None, has_gpu=False).config)
+    assert str(error.value) == sentence

@@ -231,6 +231,22 @@ def test_the_command_line_says_which_setting_is_anothers(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--n-parallel-envs", "0"], "`n_envs` is 0; it must be at least 1."),
+        (["--n-parallel-envs", "16", "--overlap", "off", "--gamma", "0.9"], "`gamma` is 0.99 in them, not 0.9"),
+        (["--n_parallel_envs=many"], "`n_envs` must be a whole number, not 'many'"),
+    ],
+)
+def test_the_command_line_leaves_only_how_steps_are_collected_open_in_a_fixed_preset(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_here(["train", "--preset", "mt10-2m", "--env", "Pendulum-v1", *words]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_resumed_run_keeps_the_recipe_of_its_algorithm(tmp_path: Path) -> None:
     run = unidle.train(
         "CartPole-v1",

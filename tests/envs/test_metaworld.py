@@ -493,6 +493,32 @@ def test_a_slot_plays_the_tasks_in_turn(slot: int, n_slots: int) -> None:
     env.close()
 
 
+@pytest.mark.parametrize("n_slots", [1, 10, 16, 32, 48])
+def test_every_task_gets_its_share_whatever_the_number_of_slots(n_slots: int) -> None:
+    env, played_ = MultiTaskEnv("MT10", 0, n_slots), np.zeros(10, int)
+    for episode in range(10):
+        for slot in range(n_slots):
+            _, info = env.reset(seed=1, options={"env": slot, "episode": episode})
+            played_[info["task"]] += 1
+        assert np.ptp(played_) <= 1  # also on the way, as long as slots keep step
+    assert played_.tolist() == [n_slots] * 10
+    env.close()
+
+
+def test_the_fifty_tasks_are_an_environment_by_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, name = env_maker("metaworld:MT50").with_slots(48)(), "sweep-into-v3"
+    assert env.observation_space.shape == (39 + 50,)
+    monkeypatch.setattr(metaworld, "_N_GOALS", 1)
+    monkeypatch.setattr(metaworld_env, "_GOALS", 1)
+    only = {name: metaworld.MT1(name, seed=0).train_tasks}  # to draw those of all takes seconds
+    monkeypatch.setattr(metaworld_env, "goals_of", lambda benchmark, seed: only)
+    task = task_names("MT50").index(name)
+    seen, info = env.reset(seed=3, options={"env": (task - 48) % 50, "episode": 1})
+    assert info["task"] == seen[39:].argmax() == task
+    assert env.observation_space.contains(seen)
+    env.close()
+
+
 def test_a_slot_begins_whichever_episode_it_is_told_to() -> None:
     through = MultiTaskEnv("MT10", 1, 4)
     episodes = [played(through, 50 + episode) for episode in range(7)]

@@ -1,14 +1,20 @@
-"""How a run's settings come together: defaults, then the preset, then a config file, then flags."""
+"""How a run's settings come together: defaults, then the preset, then a config file, then flags.
+
+Of a preset of fixed numbers, the variable NUM_PARALLEL_ENVS gives the number of environments, if file and flags do not.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unidle.config.foreign import read_config
-from unidle.config.presets import default_preset, load_preset
+from unidle.config.presets import EXPLORER, default_preset, load_preset
 from unidle.config.schema import Config
+
+_N_ENVS_OF_FIXED = "NUM_PARALLEL_ENVS"  # the environment variable for what one may tune of a preset of fixed numbers
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,15 @@ def lay(
         reason = "a GPU is there" if has_gpu else "there is no GPU here"
         if named == algo:
             reason = f"the algorithm is {algo}"
+        elif env == EXPLORER:
+            reason = f"it was made for {env}"
         notes.append(f"No preset was named; taking `{named}` because {reason}. `unidle presets` lists them all.")
-    config = load_preset(named).apply(Config())
+    base = load_preset(named)
+    config = base.apply(Config())
+    asked = os.environ.get(_N_ENVS_OF_FIXED)
+    if asked and base.fixed and n_envs is None and not (translated and "n_envs" in translated.values):
+        config = config.with_values({"n_envs": asked}, _N_ENVS_OF_FIXED)
+        notes.append(f"n_envs is {config.recipe.n_envs}: {_N_ENVS_OF_FIXED} says so.")
     if translated:
         config = config.with_values({**translated.values, "preset": named}, str(file))
     return Layers(config, notes)

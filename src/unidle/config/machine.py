@@ -7,6 +7,7 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_MEMORY = Path("/proc/meminfo")
 
 
 def available_cores() -> int:
@@ -29,6 +30,22 @@ def available_memory() -> int:
     for folder in _cgroups("memory"):
         limits += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
     return min(limits)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are still to be had: of the machine, and of each cgroup; files that are kept count as such.
+
+    A system that does not tell has all that `available_memory` says.
+    """
+    free = [available_memory()]
+    free += [1024 * kibibytes for kibibytes in _entry(_MEMORY, "MemAvailable:")]
+    for folder in _cgroups("memory"):
+        limit = _numbers(folder / "memory.max") or _numbers(folder / "memory.limit_in_bytes")
+        used = _numbers(folder / "memory.current") or _numbers(folder / "memory.usage_in_bytes")
+        kept = _entry(folder / "memory.stat", "inactive_file") or [0]
+        if limit and used:
+            free.append(max(0, limit[0] - used[0] + kept[0]))
+    return min(free)
 
 
 def _cgroups(controller: str) -> list[Path]:
@@ -54,6 +71,15 @@ def _numbers(path: Path) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in words if word.isdecimal() and int(word) > 0]
+
+
+def _entry(path: Path, name: str) -> list[int]:
+    """The number behind a name in a file of `name number` lines; none if it is not there."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return []
+    return [int(words[1]) for words in lines if words[:1] == [name]]
 
 
 def limit_threads() -> None:

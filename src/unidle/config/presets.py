@@ -11,6 +11,7 @@ from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "presets"
 _BY_SIZE = ("classic", "fast", "heavy", "beast")
+EXPLORER = "unidle/SiteExplore-v0"
 _ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # how environments that live on the GPU are named
 
 
@@ -38,8 +39,8 @@ class Preset:
         return self.cores <= cores and self.memory() <= memory
 
     def smaller(self, cores: int, memory: int) -> str | None:
-        """The largest preset that fits, if this one does not; None if it does, or if none fits."""
-        if self.fits(cores, memory):
+        """The largest preset that fits, if this one does not; None if it does, if none fits, or none can stand in."""
+        if self.fixed or self.fits(cores, memory):
             return None
         fitting = [name for name in _BY_SIZE if load_preset(name).fits(cores, memory)]
         return fitting[-1] if fitting else None
@@ -65,6 +66,8 @@ def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = Non
     """What a user who names no preset gets."""
     if algo is not None and algo != "ppo":
         return algo
+    if env == EXPLORER:
+        return "site-explore"
     if not has_gpu:
         return "classic"
     return "device" if env is not None and env.startswith(_ON_DEVICE) else "heavy"

@@ -148,6 +148,8 @@ class Engine:
     """Threads of torch in the training process."""
     env_timeout: float | None = 300.0
     """Seconds after which a worker that does not come back from a step is started again; none: never."""
+    eval_workers: int | None = None
+    """Processes that evaluate beside training; 0: training waits. none: a quarter of the cores for several tasks."""
     max_env_restarts: int = 10
     """Faults of one environment in a row, without an episode that ends by itself, that the run bears."""
 

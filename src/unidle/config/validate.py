@@ -61,6 +61,9 @@ _OWNERS = {
     ("sac",): ("initial", "n_critics", "critic_arch", "temperature", "target_entropy", "n_tasks"),
     ("dqn",): ("double", "duelling", "target_every", "epsilon_final", "epsilon_fraction"),
 }
+# What a preset of fixed numbers leaves open: how many environments give the steps, and how old the weights are that act
+# in them. The updates for each step stay the same.
+_OPEN_IN_FIXED = ("n_envs", "overlap")
 _MAY_BE_INFINITE = ("max_grad_norm",)  # then gradients are never scaled down
 
 
@@ -99,6 +102,8 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
         )
     if config.run.eval_every is not None and config.run.eval_every < 0:
         raise UsageError("`eval_every` must not be negative; 0 turns evaluation off.")
+    if engine.eval_workers is not None and engine.eval_workers < 0:
+        raise UsageError("`eval_workers` must not be negative; with 0 the trainer evaluates by itself.")
     if config.run.target_return is not None and config.run.eval_every == 0:
         raise UsageError("`target_return` is judged by evaluations, and `eval_every` is 0; give it a number of steps.")
     if config.run.wandb and find_spec("wandb") is None:
@@ -113,14 +118,14 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
 
 
 def _keep_fixed(config: Config) -> None:
-    """A preset that reproduces fixed numbers is theirs, whatever the number of environments and the machine."""
+    """A preset that reproduces fixed numbers keeps them, however its steps are collected."""
     run, recipe = config.run, config.recipe
     preset = load_preset(run.preset) if run.preset else None
     if preset is None or not preset.fixed or run.allow_recipe_change:
         return
     fixed = preset.apply(Config()).recipe
     for name, value in vars(fixed).items():
-        if name != "n_envs" and getattr(recipe, name) != value:
+        if name not in _OPEN_IN_FIXED and getattr(recipe, name) != value:
             raise UsageError(
                 f"Preset {preset.name} reproduces fixed numbers, and `{name}` is {value} in them, not "
                 f"{getattr(recipe, name)}; leave it out, or say --allow-recipe-change."
@@ -156,11 +161,6 @@ def _off_policy(recipe: Recipe) -> Recipe:
         raise UsageError(
             "The memory of several tasks draws as much of each and looks one step ahead; leave out `prioritised` and "
             "`return_steps`, or give `n_tasks` 1."
-        )
-    if recipe.batch_size % recipe.n_tasks:
-        raise UsageError(
-            f"A batch of {recipe.batch_size} cannot hold as much of each of {recipe.n_tasks} tasks; "
-            f"make it a multiple of {recipe.n_tasks}."
         )
     return recipe
 

@@ -30,16 +30,17 @@ def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memo
             f"{row['total_batch']:,}",
             f"{row['batch_size']:,}",
             "–" if row["n_epochs"] is None else str(row["n_epochs"]),
-            ",".join(map(str, row["network"])),
+            ",".join(map(str, row["network"])) or "its own",
             str(row["cores"]),
             f"{row['memory_gb']} GB",
             "fits" if row["fits"] else f"too small, take {row['instead']}" if row["instead"] else "too small",
         )
     console.print(table)
     console.print()
+    widest = max(len(row["preset"]) for row in rows)
     for row in rows:
         measured = f"; {row['measured']}" if row["measured"] else ""
-        console.print(f"{row['preset']:<10} {row['description']}{measured}", highlight=False)
+        console.print(f"{row['preset']:<{widest}} {row['description']}{measured}", highlight=False)
     console.print()
     machine = f"{cores} {'core' if cores == 1 else 'cores'}, {round(memory / 2**30, 1):g} GB of memory"
     none = "" if any(row["fits"] for row in rows) else " Even `classic` may run out of memory."
