@@ -26,6 +26,7 @@ class Journal:
     ) -> None:
         """Open a run folder's journal at `step`: what was written past it is dropped, for it will be written anew."""
         self._file = _reopen(folder / "metrics.jsonl", step)
+        self._latest = step
         self._board: Any = None
         self._wandb: Any = None
         if tensorboard:
@@ -50,7 +51,9 @@ class Journal:
             for key, value in numbers.items():
                 self._board.add_scalar(key, value, record["step"])
         if self._wandb is not None:
-            self._wandb.log(numbers, step=record["step"])
+            # An evaluation beside training is done when later steps are logged already, and W&B never goes back.
+            self._latest = max(self._latest, record["step"])
+            self._wandb.log({**numbers, "at_step": record["step"]}, step=self._latest)
 
     def close(self) -> None:
         """Flush and close every sink."""

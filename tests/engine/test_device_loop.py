@@ -13,7 +13,7 @@ from torch import Tensor
 
 import unidle
 from unidle.config import Recipe
-from unidle.engine import device_loop, trainer
+from unidle.engine import device_loop
 from unidle.engine.device_collector import DeviceCollector
 from unidle.engine.device_loop import DeviceLoop
 from unidle.envs.classic import TASKS, Classic
@@ -63,7 +63,7 @@ def test_whole_iterations_are_those_of_rollout_and_learning_in_turn(
     env: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "fits", lambda env, recipe: False)
+        patch.setattr("unidle.engine.parts.fits", lambda env, recipe: False)
         apart = unidle.train(env, run_name="apart", runs_dir=str(tmp_path), **SMALL)
     burst_of(monkeypatch, burst)
     whole = unidle.train(env, run_name="whole", runs_dir=str(tmp_path), **SMALL)

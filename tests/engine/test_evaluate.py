@@ -11,7 +11,7 @@ import torch
 from small_envs import Counting, Drift, Luck, counting_steps, short_cartpole
 from small_runs import SmallRun, small_run
 
-from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, play
+from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Share, Stopped, play
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.slot import episode_seed
 
@@ -51,6 +51,19 @@ def test_episodes_are_those_one_would_play_by_hand(env: Any, recurrent: str) -> 
     assert result.lengths == [length for _, length in expected]
     assert result.returns == pytest.approx([total for total, _ in expected], rel=1e-5)
     assert result.episodes == 7
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_shares_played_apart_are_the_whole_bit_for_bit(recurrent: str) -> None:
+    run = small_run(Drift, recurrent=recurrent)
+    run.collect()
+    run.learn()
+    whole = play(run.policy, evaluation_envs(run, 5), 13)
+    contract, parts = run.envs.contract, []
+    for first, count in ((0, 2), (2, 1), (3, 2)):
+        envs = SerialEnvs(run.maker, contract, count, run.seed, FIRST_EVALUATION_ENV + first)
+        parts.append(play(run.policy, envs, 13, share=Share(first, 5)))
+    assert Evaluation.together(parts) == whole
 
 
 def test_short_episodes_are_not_favoured() -> None:

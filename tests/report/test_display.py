@@ -268,3 +268,13 @@ def test_the_cursor_is_visible_after_a_failure_and_even_after_a_kill(end: str, c
     hidden, visible = shown.rfind("\x1b[?25l"), shown.rfind("\x1b[?25h")
     assert visible > hidden
     assert ("boom" in shown) == (code == 1)
+
+
+def test_an_evaluation_tells_its_success_in_all_and_by_task() -> None:
+    log = Log()
+    log.display.on_start({}, 1000, 0)
+    tasks = {"eval/success": 0.7, "eval/success/reach-v3": 1.0, "eval/success/push-v3": 0.4}
+    log.display.on_evaluation(evaluation(100, 50.0, best=False) | tasks)
+    assert log.lines[-1] == (
+        "evaluation 50.00 ± 2.50, success 70 % at 100 over 10 episodes (reach-v3 100 %, push-v3 40 %)"
+    )

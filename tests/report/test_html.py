@@ -296,3 +296,52 @@ def test_the_terminal_summary_counts_faults_and_says_where_they_are_told(tmp_pat
     [line] = [line for line in said.splitlines() if line.startswith("faults")]
     assert line.split(maxsplit=1)[1] == f"2 × worker hung; what failed is in {tmp_path / 'metrics.jsonl'}"
     assert "faults" not in summary_of(run_folder(tmp_path, RECORDS))
+
+
+# -- success and plasticity --------------------------------------------------------------------------------------------
+
+
+def of_tasks(step: int, push: float, reach: float, dormant: float) -> dict[str, Any]:
+    return {
+        **evaluation(step, 10.0, 1.0),
+        "eval/success": (push + reach) / 2,
+        "eval/success/push": push,
+        "eval/success/reach": reach,
+        "eval/return/push": 100 * push,
+        "eval/return/reach": 100 * reach,
+        "plasticity/critic/dormant": dormant,
+        "plasticity/critic/rank": 40,
+        "plasticity/critic/weight_norm/0": 3.5,
+        "plasticity/critic/grad_norm/0": 0.25,
+        "plasticity/actor/dormant": 0.5,
+        "plasticity/actor/rank": 30,
+    }
+
+
+def test_success_is_plotted_and_told_by_task(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.8, 0.1, 0.1), of_tasks(2000, 0.5, 0.3, 0.2)]))
+    assert page.figures()["Success"] == ("40 %", "final evaluation; best 45 %")
+    assert "environment steps: 1,000\nevaluation: 45 %" in page.of("title")
+    cells = page.of("td")[:6]
+    assert cells == ["50 %", "80 %", "50.00", "30 %", "30 %", "30.00"]  # of the last evaluation, its best, its return
+    assert page.of("th")[4:6] == ["push", "reach"]
+    assert "Tasks at step 2k" in page.of("h3")
+    assert "success 40 % at step 2k" in summary_of(tmp_path)
+
+
+def test_plasticity_is_plotted_and_a_note_appears_past_the_threshold_alone(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.5, 0.5, 0.45), of_tasks(2000, 0.5, 0.5, 0.3)]))
+    assert {"Dormant neurons", "Feature rank"} <= set(page.of("text", "chart-title"))
+    assert "environment steps: 1,000\ncritic: 45 %" in page.of("title")
+    assert "environment steps: 1,000\nactor: 50 %" in page.of("title")
+    assert "environment steps: 2,000\nlayer 0: 3.5" in page.of("title")
+    assert not page.of("p", "note")
+    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.5, 0.5, 0.31)]))
+    (note,) = page.of("p", "note")
+    assert note.startswith("31% of the critic's neurons are dormant")
+
+
+def test_without_success_or_plasticity_nothing_is_said_of_them(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, RECORDS))
+    assert "Success" not in page.figures()
+    assert not {"Success", "Plasticity"} & set(page.of("h2"))

@@ -88,6 +88,7 @@ class Collector:
         self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
+        self.recent_successes: deque[bool] = deque(maxlen=100)  # of environments that tell
         self.episodes = 0
         self.faults: Counter[str] = Counter()  # kind → how many, in the rollouts that are finished
         self._faults_in: defaultdict[int, Counter[str]] = defaultdict(Counter)  # the same of each one in the making
@@ -162,6 +163,10 @@ class Collector:
             self.turn()
         return self._hand_over(lane)
 
+    def request_counts(self) -> dict[str, int]:
+        """What became of the requests that environments made, by kind."""
+        return self.envs.block.request_counts()
+
     def settle(self) -> None:
         """Nothing is left to take in: the host saw every episode end."""
 
@@ -218,8 +223,8 @@ class Collector:
             notes.final_rows.append(block.final_rows[envs[truncated]])
             notes.final_at.append(at[truncated])
             ended &= block.episode_length[lines] >= 0  # less than 0: cut off by a fault, no result of the policy's
-            returns, lengths = block.episode_return[envs[ended]], block.episode_length[envs[ended]]
-            notes.episodes.append(np.stack([at[ended], returns, lengths]))
+            told = (block.episode_return, block.episode_length, block.episode_success)
+            notes.episodes.append(np.stack([at[ended], *(of_all[envs[ended]] for of_all in told)]))
 
     def _go_on(self, number: int) -> None:
         """One more step is behind this slice."""
@@ -259,10 +264,11 @@ class Collector:
         self._boundary = _Boundary(
             notes.last_rows.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
         )
-        returns, lengths = notes.finished_episodes()
+        returns, lengths, successes = notes.finished_episodes()
         self.episodes += len(returns)
         self.recent_returns.extend(returns)
         self.recent_lengths.extend(lengths)
+        self.recent_successes.extend(successes)
         self.faults.update(self._faults_in.pop(self.number, Counter()))
         self.number += 1
         return lane
@@ -369,6 +375,7 @@ class Collector:
             "weights": [self._lane(n).policy.state_dict() for n in range(self.number, self._opened)],
             "recent_returns": list(self.recent_returns),
             "recent_lengths": list(self.recent_lengths),
+            "recent_successes": list(self.recent_successes),
             "episodes": self.episodes,
             "faults": dict(self.faults),
         }
@@ -390,6 +397,7 @@ class Collector:
             self.log.restart(env, None if env in lost else actions[env])
         self.recent_returns.extend(state["recent_returns"])
         self.recent_lengths.extend(state["recent_lengths"])
+        self.recent_successes.extend(state.get("recent_successes", ()))
         self.episodes = state["episodes"]
         self.faults.update(state["faults"])
         self._boundary = self._stand()

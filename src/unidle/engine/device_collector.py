@@ -295,6 +295,10 @@ class DeviceCollector:
 
     # -- what is told ------------------------------------------------------------------------------------------------
 
+    def request_counts(self) -> dict[str, int]:
+        """None: nothing on a device asks anybody."""
+        return {}
+
     def settle(self) -> None:
         """Take in what the finished rollout says of its episodes, once the device is done with it."""
         count, returns, lengths = self._told.tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
 from unidle.engine.service import Service
-from unidle.envs.block import Block
+from unidle.envs.block import SUCCEEDED, Block
 from unidle.memory.rollout import Rollout
 from unidle.nn.flat import FlatParameters
 from unidle.streams import NOISE, keyed_generator
@@ -47,7 +47,7 @@ class Notes:
         """Forget what is kept as lists; the arrays are written over."""
         self.final_rows: list[np.ndarray] = []  # of truncated episodes
         self.final_at: list[np.ndarray] = []  # t × N + environment
-        self.episodes: list[np.ndarray] = []  # [t × N + environment, return, length] of those that ended
+        self.episodes: list[np.ndarray] = []  # [t × N + environment, return, length, success] of those that ended
 
     def hand_over(self, rollout: Rollout) -> None:
         """Bring to the device what the host noted."""
@@ -70,11 +70,11 @@ class Notes:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(device, non_blocking=True) if self._pinned else tensor
 
-    def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the episodes that ended, by time, then environment."""
-        episodes = np.concatenate([np.zeros((3, 0)), *self.episodes], 1)
-        _, returns, lengths = episodes[:, np.argsort(episodes[0])]
-        return returns.tolist(), lengths.astype(int).tolist()
+    def finished_episodes(self) -> tuple[list[float], list[int], list[bool]]:
+        """Returns and lengths of the episodes that ended, by time, then environment; and successes that were told."""
+        episodes = np.concatenate([np.zeros((4, 0)), *self.episodes], 1)
+        _, returns, lengths, successes = episodes[:, np.argsort(episodes[0])]
+        return returns.tolist(), lengths.astype(int).tolist(), (successes[successes > 0] == SUCCEEDED).tolist()
 
 
 @dataclass(frozen=True)

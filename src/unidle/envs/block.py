@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from unidle.envs.contract import Contract
+from unidle.envs.manners import OUTCOMES
+
+FAILED, SUCCEEDED = 1, 2  # in `episode_success`; 0 where the environment does not tell
 
 # What a step leaves behind, beside the observation rows: plain numbers in shared memory, nothing is pickled.
 _FIELDS: tuple[tuple[str, Any], ...] = (
@@ -18,6 +21,7 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("truncated", np.bool_),
     ("episode_return", np.float64),  # of the episode that just ended
     ("episode_length", np.int64),  # −1 where a worker's death cut the episode off: it did not end by itself
+    ("episode_success", np.int8),  # whether it succeeded at any of its steps
     ("episode", np.int64),  # number of the episode now open
     ("skip", np.bool_),  # set by the trainer: this line is not stepped with its slice, and stays as it is
     # The step did not happen: the environment failed and was made again, and `rows` holds the first observation of its
@@ -35,6 +39,7 @@ class Block:
     truncated: np.ndarray
     episode_return: np.ndarray
     episode_length: np.ndarray
+    episode_success: np.ndarray
     episode: np.ndarray
     skip: np.ndarray
     redo: np.ndarray
@@ -56,14 +61,24 @@ class Block:
         self.actions = view((n_envs, contract.actions.width), np.float32)
         for name, dtype in _FIELDS:
             setattr(self, name, view((n_envs,), dtype))
+        # What became of the requests of environments that make some, so far.
+        self.requests = view((n_envs, len(OUTCOMES)), np.int64)
 
     @staticmethod
     def nbytes(contract: Contract, n_envs: int) -> int:
         """Bytes a block of this shape takes, paddings included."""
         per_env = (
-            2 * contract.rows.row_bytes + 4 * contract.actions.width + sum(np.dtype(d).itemsize for _, d in _FIELDS)
+            2 * contract.rows.row_bytes
+            + 4 * contract.actions.width
+            + sum(np.dtype(d).itemsize for _, d in _FIELDS)
+            + 8 * len(OUTCOMES)
         )
-        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 3)
+        return -(-(n_envs * per_env) // 64) * 64 + 64 * (len(_FIELDS) + 4)
+
+    def request_counts(self) -> dict[str, int]:
+        """What became of all requests so far, by kind; nothing where none are made."""
+        counts = self.requests.sum(0).tolist()
+        return {kind: count for kind, count in zip(OUTCOMES, counts) if count}
 
 
 def shared_memory(nbytes: int) -> int:

@@ -8,13 +8,12 @@ import socket
 import subprocess
 import sys
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import cloudpickle
 import numpy as np
 
 from unidle.envs.faults import Fault, FaultKind
-from unidle.envs.worker import Job
 from unidle.errors import TrainingError, UsageError
 
 LOOK_AROUND_SECONDS = 0.5  # how often a waiting trainer looks whether all workers are still there
@@ -29,12 +28,26 @@ class WorkerError(TrainingError):
         self.kind = kind
 
 
-class WorkerProcess:
+class AnyJob(Protocol):
+    """What a worker is told at its start, as far as its process is concerned."""
+
+    memory: int  # descriptor of the shared memory
+    first_index: int
+
+    @property
+    def lines(self) -> range:
+        """Its environments, counted from `first_index`."""
+
+
+JobKind = TypeVar("JobKind", bound=AnyJob)
+
+
+class WorkerProcess(Generic[JobKind]):
     """The process that does a job. It is the caller who decides when it is to be ended and started again."""
 
-    def __init__(self, job: Job, beats: np.ndarray) -> None:
-        """`beats` are those lines of the block's field that are this worker's."""
-        self.job, self._beats = job, beats
+    def __init__(self, job: JobKind, beats: np.ndarray, module: str = "unidle.envs.worker") -> None:
+        """`beats` are those lines of the block's field that are this worker's; `module` is what it runs."""
+        self.job, self._beats, self._module = job, beats, module
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._last_beats: int | None = None
@@ -56,7 +69,7 @@ class WorkerProcess:
             try:
                 self._process = subprocess.Popen(
                     # -P: the current folder is not searched, so that a queue.py there does not stand in for Python's.
-                    [sys.executable, "-P", "-m", "unidle.envs.worker", str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
                     pass_fds=(theirs.fileno(), self.job.memory),
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # standard output is for results; what an environment prints goes to standard error
@@ -99,6 +112,11 @@ class WorkerProcess:
         except (EOFError, OSError):  # OSError: it died in the middle of a message
             raise self._ended() from None
         return _value_of(message)
+
+    def has_answered(self) -> bool:
+        """Whether `answer` would not have to wait."""
+        assert self._pipe is not None
+        return self._pipe.poll()
 
     def last_words(self) -> list[Fault]:
         """The faults told by messages that were not read yet, of a process that has ended."""

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from unidle.envs.block import Block
+from unidle.envs.block import FAILED, SUCCEEDED, Block
 from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.contract import Contract, mask_from
 from unidle.envs.make import EnvMaker
@@ -49,6 +49,7 @@ class EnvSlot:
         self.episode = 0
         self.length = 0  # steps of the open episode
         self._return = 0.0
+        self._success = 0  # of the open episode, as the block tells it
         self._unchecked = _CHECKED_STEPS
 
     def make(self) -> gymnasium.Env:
@@ -81,7 +82,7 @@ class EnvSlot:
 
     def start_episode(self, episode: int) -> None:
         """Reset with the seed of that episode and write its first observation."""
-        self.episode, self.length, self._return = episode, 0, 0.0
+        self.episode, self.length, self._return, self._success = episode, 0, 0.0, 0
         env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
         # What an episode is may depend on more than its seed (see MultiTaskEnv).
         asked = {"options": {"env": self.index, "episode": episode}} if _takes_turns(env) else {}
@@ -106,6 +107,8 @@ class EnvSlot:
                 check_observation(env.observation_space, observation, "step", reward)
                 self._unchecked -= 1
             self._return += float(reward)
+            if info:
+                self._success = max(self._success, _success(info))
             block.reward[line] = reward
             block.terminated[line] = terminated
             # An episode that both ends and runs out of time has ended: nothing is to be expected after it.
@@ -119,6 +122,7 @@ class EnvSlot:
                 self._guarded(lambda: self._write_final_mask(observation, info))
             block.episode_return[line] = self._return
             block.episode_length[line] = self.length
+            block.episode_success[line] = self._success
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
@@ -151,7 +155,8 @@ class EnvSlot:
             own = self.env.unwrapped.state_dict()  # type: ignore[attr-defined]
         except Exception:
             return None  # no reason to lose a checkpoint: its episode can be replayed
-        return {"env": own, "length": self.length, "return": self._return, "episode": self.episode}
+        kept = {"length": self.length, "return": self._return, "success": self._success, "episode": self.episode}
+        return {"env": own, **kept}
 
     def resume(self, episode: int, actions: np.ndarray, row: np.ndarray, state: dict[str, Any] | None) -> bool:
         """Bring the open `episode` back to where it was, by its state or by replaying `actions` [k, width].
@@ -184,6 +189,7 @@ class EnvSlot:
             env = env.env
         env.load_state_dict(state["env"])
         self.length, self._return, self.episode = state["length"], state["return"], state["episode"]
+        self._success = state.get("success", 0)
 
     def _beat(self) -> None:
         """A sign of life: a long replay is told from one that hangs."""
@@ -211,6 +217,12 @@ def _is_restorable(env: gymnasium.Env) -> bool:
             return False
         env = env.env
     return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+
+
+def _success(info: dict[str, Any]) -> int:
+    """What a step says of success, as the block tells it."""
+    said = info.get("success", info.get("is_success"))
+    return 0 if said is None or np.ndim(said) else SUCCEEDED if said else FAILED
 
 
 def _takes_turns(env: gymnasium.Env) -> bool:

@@ -8,9 +8,7 @@ trainer goes, however it goes, the socket closes and the worker ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import random
-import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -25,12 +23,12 @@ from unidle.envs.contract import Contract
 from unidle.envs.signals import SEMAPHORE_BYTES, Semaphore
 from unidle.envs.slots import Slots
 from unidle.errors import UsageError
+from unidle.lifeline import end_with_trainer
 
 # What a slice's flag says. The trainer writes STEP, and IDLE once it has taken a slice back; the worker writes DONE, or
 # TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
 IDLE, STEP, DONE, TOLD, FAILED = range(5)
 SPIN_SECONDS = 2e-4  # before sleeping: being woken takes about as long as a step
-_PR_SET_PDEATHSIG = 1  # Linux: have a signal sent when the parent dies
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
 
@@ -96,12 +94,7 @@ class Job:
 
 def main() -> None:
     """Serve one pool until it hangs up."""
-    # These may reach the whole group, and the trainer decides what they mean. A handler that does nothing, not SIG_IGN:
-    # that one would be inherited by whatever processes an environment starts.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    # Should the trainer be killed while a step takes its time here, do not wait for the step to end.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_trainer()
     pipe = Connection(int(sys.argv[1]))
     try:
         job: Job = cloudpickle.loads(pipe.recv_bytes())
@@ -122,7 +115,7 @@ def main() -> None:
         pass  # the trainer is gone
     except Exception as error:
         with contextlib.suppress(OSError):
-            pipe.send_bytes(_in_words(error))
+            pipe.send_bytes(in_words(error))
 
 
 class Worker:
@@ -174,7 +167,7 @@ class Worker:
         try:
             self._envs.step(first, end)
         except Exception as error:
-            flag, message = FAILED, _in_words(error)
+            flag, message = FAILED, in_words(error)
         else:
             if faults := self._envs.take_faults():
                 flag, message = TOLD, cloudpickle.dumps(("ok", None, faults))
@@ -191,7 +184,7 @@ class Worker:
             value = getattr(self._envs, method)(*arguments)
             answer = cloudpickle.dumps(("ok", value, self._envs.take_faults()))
         except Exception as error:
-            answer = _in_words(error)
+            answer = in_words(error)
         self._pipe.send_bytes(answer)
 
     def close(self) -> None:
@@ -199,7 +192,7 @@ class Worker:
         self._envs.close()
 
 
-def _in_words(error: Exception) -> bytes:
+def in_words(error: Exception) -> bytes:
     """The message that tells of an error: in words, as an exception of the user's own class may not unpickle there."""
     kind = "usage" if isinstance(error, UsageError) else "failure"
     return cloudpickle.dumps((kind, str(error) or "".join(traceback.format_exception(error)), []))

@@ -10,6 +10,7 @@ from typing import Any
 
 from unidle.config.schema import read_yaml, run_config_file
 from unidle.journal import read_records
+from unidle.report.wording import outcome
 from unidle.timeline import PHASES
 
 Record = dict[str, Any]
@@ -39,8 +40,11 @@ class History:
 
     @property
     def wall(self) -> float:
-        """Seconds of training so far."""
-        return max((number(r, "wall") or 0.0 for r in (*self.iterations, *self.evaluations)), default=0.0)
+        """Seconds of training so far, and of waiting for the last evaluations."""
+        records = (*self.iterations, *self.evaluations)
+        return max(
+            ((number(r, "wall") or 0.0) + (number(r, "eval/seconds_behind") or 0.0) for r in records), default=0.0
+        )
 
     @property
     def steps_per_second(self) -> float | None:
@@ -65,6 +69,17 @@ class History:
     def best_evaluation(self) -> Record | None:
         """The evaluation with the highest mean return, the earlier one of equals."""
         return max(self.evaluations, key=lambda r: float(r["eval/return_mean"]), default=None)
+
+    @property
+    def success(self) -> float | None:
+        """Share of the latest evaluation's episodes that succeeded."""
+        return None if self.final_evaluation is None else number(self.final_evaluation, "eval/success")
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks that the latest evaluation tells apart."""
+        names = [key for key in self.final_evaluation or () if key.startswith("eval/return/")]
+        return [name.removeprefix("eval/return/") for name in names]
 
     @property
     def fault_counts(self) -> dict[str, int]:
@@ -112,6 +127,18 @@ def number(record: Record, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def evaluation_in_words(record: Record) -> str:
+    """Its mean return, and what else it tells of all episodes together."""
+    std, success = number(record, "eval/return_std"), number(record, "eval/success")
+    return outcome(float(record["eval/return_mean"]), std, success)
+
+
+def task_success(record: Record) -> dict[str, float]:
+    """Share of episodes that succeeded, by task."""
+    keys = [key for key in record if key.startswith("eval/success/")]
+    return {key.removeprefix("eval/success/"): value for key in keys if (value := number(record, key)) is not None}
 
 
 def fault_counts(record: Record) -> dict[str, int]:

@@ -9,12 +9,14 @@ from typing import Any
 
 import yaml
 
+from unidle.report.cards import SMALL, section, series
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
+from unidle.report.plasticity import plasticity_section
 from unidle.report.style import CSS
+from unidle.report.success import success_section
 from unidle.report.svg import Reference, Series, line_chart, stacked_bar
 from unidle.report.wording import duration, faults, percent, score, short_number
 
-_SMALL = (380, 270)
 _TIME_UNITS = (
     (2 * 3600.0, 3600.0, "h"),
     (120.0, 60.0, "min"),
@@ -48,7 +50,8 @@ def write_report(folder: Path) -> Path:
 def _page(history: History) -> str:
     sections = [_heading(history), _figures(history), _faults(history)]
     if history.iterations or history.evaluations:
-        sections += [_returns(history), _speed(history), _learning(history)]
+        sections += [_returns(history), success_section(history), plasticity_section(history)]
+        sections += [_speed(history), _learning(history)]
     else:
         sections.append('<p class="note">No iteration has been recorded yet.</p>')
     sections.append(_config(history))
@@ -110,6 +113,9 @@ def _figures(history: History) -> str:
         ("Final evaluation", *_evaluation_figure(final)),
         ("Training return", "–" if training is None else score(training), "last 100 episodes"),
     ]
+    if history.success is not None:
+        best_success = max(number(r, "eval/success") or 0.0 for r in history.evaluations)
+        figures.insert(5, ("Success", percent(history.success), f"final evaluation; best {percent(best_success)}"))
     cells = "".join(
         f'<div><dt>{name}</dt><dd class="value">{escape(value)}</dd><dd class="detail">{escape(detail)}</dd></div>'
         for name, value, detail in figures
@@ -150,7 +156,7 @@ def _returns(history: History) -> str:
             ("Return against wall time", "wall", seconds, f"wall time ({unit})"),
         )
     ]
-    return _section("Return", "evaluations are shaded by one standard deviation", "two", charts)
+    return section("Return", "evaluations are shaded by one standard deviation", "two", charts)
 
 
 def _return_series(history: History, key: str, scale: float) -> list[Series]:
@@ -158,7 +164,7 @@ def _return_series(history: History, key: str, scale: float) -> list[Series]:
     means = [number(r, "eval/return_mean") or 0.0 for r in evaluations]
     spreads = [number(r, "eval/return_std") or 0.0 for r in evaluations]
     return [
-        _series("training, last 100 episodes", history.iterations, "rollout/return_mean", key, scale),
+        series("training, last 100 episodes", history.iterations, "rollout/return_mean", key, scale),
         Series(
             "evaluation",
             [r[key] / scale for r in evaluations],
@@ -176,29 +182,29 @@ def _speed(history: History) -> str:
     steps = [0.0, *(float(record["step"]) for record, _ in windows)]
     spans = [shares for _, shares in (*windows[:1], *windows)]
     layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans]) for part in parts]
-    rate = _series("steps per second", history.iterations, "rollout/steps_per_second")
+    rate = series("steps per second", history.iterations, "rollout/steps_per_second")
     charts = [
         line_chart(
             "Steps per second",
             [rate],
             "environment steps",
             "steps/s",
-            size=_SMALL,
+            size=SMALL,
             from_zero=True,
             smooth=True,
         ),
-        stacked_bar("Where the time went", history.time_shares, size=_SMALL),
+        stacked_bar("Where the time went", history.time_shares, size=SMALL),
         line_chart(
             "Where it went over time",
             layers,
             "environment steps",
             "share of wall time",
-            size=_SMALL,
+            size=SMALL,
             stacked=True,
             as_percent=True,
         ),
     ]
-    return _section("Speed", "faint: each iteration; bold: their running mean", "three", charts)
+    return section("Speed", "faint: each iteration; bold: their running mean", "three", charts)
 
 
 def _learning(history: History) -> str:
@@ -207,17 +213,17 @@ def _learning(history: History) -> str:
     charts = [
         line_chart(
             title,
-            [_series(title, history.iterations, key)],
+            [series(title, history.iterations, key)],
             "environment steps",
             meaning,
-            size=_SMALL,
+            size=SMALL,
             reference=references.get(key),
             smooth=True,
         )
         for key, (title, meaning) in _LEARNING.items()
         if any(key in record for record in history.iterations)
     ]
-    return _section("Learning", "faint: each iteration; bold: their running mean", "three", charts) if charts else ""
+    return section("Learning", "faint: each iteration; bold: their running mean", "three", charts) if charts else ""
 
 
 def _config(history: History) -> str:
@@ -246,17 +252,6 @@ def _setting(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 
-def _series(name: str, records: list[Record], key: str, x_key: str = "step", x_scale: float = 1.0) -> Series:
-    placed = [(x / x_scale, number(r, key)) for r in records if (x := number(r, x_key)) is not None]
-    return Series(name, [x for x, _ in placed], [y for _, y in placed])
-
-
 def _time_unit(longest: float) -> tuple[float, str]:
     """Seconds and name of the unit in which a time axis up to `longest` seconds reads best."""
     return next((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start)
-
-
-def _section(title: str, remark: str, columns: str, cards: list[str]) -> str:
-    note = f"<small>{escape(remark)}</small>" if remark else ""
-    inner = "\n".join(f'<div class="card">{card}</div>' for card in cards)
-    return f'<section><h2>{title}{note}</h2>\n<div class="grid {columns}">\n{inner}\n</div></section>'

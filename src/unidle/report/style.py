@@ -80,6 +80,9 @@ td {
   text-align: right; overflow-wrap: anywhere;
   font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace;
 }
+.card h3 { margin: 0 0 8px; font-size: 14px; }
+.tasks tr:first-child th { border-top: 0; }
+.tasks th:not(:first-child) { padding-right: 0; padding-left: 14px; text-align: right; }
 footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 .figures, table, .chart { font-variant-numeric: tabular-nums; }
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from unidle.report.history import Record, number, read_history
-from unidle.report.wording import duration, faults, percent, score, score_with_spread, short_number
+from unidle.report.history import Record, evaluation_in_words, read_history
+from unidle.report.wording import duration, faults, percent, score, short_number
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:
@@ -46,5 +46,4 @@ def print_summary(
 def _evaluation(record: Record | None) -> str | None:
     if record is None:
         return None
-    mean = score_with_spread(float(record["eval/return_mean"]), number(record, "eval/return_std"))
-    return f"{mean} at step {short_number(record['step'])}"
+    return f"{evaluation_in_words(record)} at step {short_number(record['step'])}"

@@ -1,0 +1,98 @@
+"""`unidle scaling`: critics of several widths beside one actor, on Meta-World."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from unidle.cli.flags import parse, settle
+from unidle.config import Engine
+from unidle.config.presets import load_preset
+from unidle.errors import TrainingError, UsageError
+
+if TYPE_CHECKING:
+    from unidle.api import TrainedRun
+
+_PRESETS = {"mt10": "mt10-paper-400", "mt50": "mt50-paper-1024"}
+_LAYERS = 3
+
+
+@dataclass(frozen=True)
+class _ScalingFlags:
+    """Train with critics of several widths, one after the other, and plot success and dormant neurons against width.
+
+    What was trained before is not trained again, and what was stopped goes on.
+    """
+
+    actor: int = 400
+    """Width of the actor's three layers."""
+    critic: tuple[int, ...] = (200, 400, 1024, 4096)
+    """Widths of the critics' three layers, as in 200,400."""
+    tasks: Literal["mt10", "mt50"] = "mt10"
+    """Tasks of Meta-World; all else is as in the preset mt10-paper-400 or mt50-paper-1024."""
+    timesteps: int | None = None
+    """Steps of each run; none: the preset's."""
+    eval_episodes: int | None = None
+    """Episodes per evaluation; none: the preset's."""
+    seed: int = 0
+    """Seed of each run."""
+    save_replay: bool = True
+    """Keep what is remembered in checkpoints; without it a run that was stopped first collects anew."""
+    runs_dir: str = "runs"
+    """Folder that holds the run folders, and gets the plot."""
+    engine: Engine = field(default_factory=Engine)
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def scaling_command(argv: list[str]) -> dict[str, Any] | None:
+    """`unidle scaling`"""
+    flags = parse(_ScalingFlags, settle(argv), "scaling")
+    if not flags.critic or min(flags.actor, *flags.critic) < 1:
+        raise UsageError("Widths must be at least 1, and there must be one for the critic; say --critic 200,400.")
+
+    from unidle.scaling import chart, compare
+
+    points = compare(flags.critic, lambda width: _trained(flags, width))
+    plot = Path(flags.runs_dir) / f"scaling-{flags.tasks}-actor{flags.actor}-seed{flags.seed}.svg"
+    plot.write_text(chart(points, f"{flags.tasks.upper()}, actor {flags.actor} wide"), encoding="utf-8")
+    if flags.json:
+        return {"actor": flags.actor, "points": [dataclasses.asdict(point) for point in points], "plot": str(plot)}
+    print("critic  success  dormant  run")
+    for point in points:
+        shares = ("–" if share is None else f"{share:.0%}" for share in (point.success, point.dormant))
+        print("{:>6}  {:>7}  {:>7}  {}".format(point.critic, *shares, point.run))
+    print(f"plot    {plot}")
+    return None
+
+
+def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
+    """The run with that width: as it is if it is whole, else trained to its end.
+
+    A TrainingError if the user stops it: then no other is to be trained after it.
+    """
+    from unidle.api import load, resume, train
+    from unidle.scaling import is_whole
+
+    preset = load_preset(_PRESETS[flags.tasks])
+    run_name = f"scaling-{flags.tasks}-actor{flags.actor}-critic{width}-seed{flags.seed}"
+    path = Path(flags.runs_dir) / run_name
+    given = {"timesteps": flags.timesteps, "eval_episodes": flags.eval_episodes}
+    # The preset's even where a run is there already: what was a short trial is not charted as a whole run.
+    settings: dict[str, Any] = {name: preset.values[name] if value is None else value for name, value in given.items()}
+    settings |= vars(flags.engine)
+    if (path / "config.yaml").exists():
+        run = load(path)
+        if is_whole(run, settings["timesteps"]):
+            return run
+        run = resume(path, **settings)
+    else:
+        settings |= {"network_arch": (flags.actor,) * _LAYERS, "critic_arch": (width,) * _LAYERS, "seed": flags.seed}
+        settings |= {"run_name": run_name, "runs_dir": flags.runs_dir, "save_replay": flags.save_replay}
+        env = f"metaworld:{flags.tasks.upper()}"
+        run = train(env, preset=preset.name, allow_recipe_change=True, **settings)
+    if not is_whole(run, settings["timesteps"]):
+        raise TrainingError("Stopped; the same command goes on from there.")
+    return run

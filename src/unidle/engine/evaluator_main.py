@@ -1,0 +1,39 @@
+"""An evaluator's process: tied to the trainer's life from its first moment on, before it imports what takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from unidle.lifeline import end_with_trainer
+
+
+def main() -> None:
+    """Serve one trainer until it hangs up."""
+    end_with_trainer()
+    from multiprocessing.connection import Connection
+
+    import cloudpickle
+
+    from unidle.engine.evaluate import Stopped
+    from unidle.engine.evaluator import EvaluationJob, Evaluator
+    from unidle.envs.worker import in_words
+
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        job: EvaluationJob = cloudpickle.loads(pipe.recv_bytes())
+        if os.getppid() != job.trainer:
+            return  # it was gone before this process was tied to it
+        sys.path[:] = job.path
+        with contextlib.closing(Evaluator(job)) as evaluator:
+            evaluator.serve(pipe)
+    except (EOFError, ConnectionError, Stopped):
+        pass  # the trainer is gone
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            pipe.send_bytes(in_words(error))
+
+
+if __name__ == "__main__":
+    main()

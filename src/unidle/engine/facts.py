@@ -1,0 +1,50 @@
+"""What a run says of itself when it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from unidle.config import Config
+from unidle.engine.parts import Parts
+from unidle.nn.policy import n_parameters
+
+
+def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int) -> dict[str, str]:
+    """A line of each: its name and what it says."""
+    recipe, run, contract, workers = config.recipe, config.run, parts.contract, parts.workers
+    step = f"a step takes {contract.step_seconds * 1e6:.0f} µs"
+    backend = (
+        f"{_counted(workers, 'worker process', 'worker processes')} ({step})"
+        if workers
+        else f"in this process ({step})"
+    )
+    if contract.on_device:
+        backend = "on the device"
+    how_often = f"{recipe.n_epochs} epochs"
+    if recipe.algo != "ppo":
+        how_often = f"{recipe.updates_per_step:g} updates a step, from {recipe.buffer_size:,} steps"
+    layers = ",".join(map(str, recipe.network_arch)) or "linear"
+    core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
+    policy = parts.algo.policy
+    device = next(policy.parameters()).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    facts = {
+        "run": str(folder),
+        "environment": f"{run.env}, {backend}",
+        "preset": run.preset or "none",
+        "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",
+        "batch size": f"{recipe.batch_size:,}, {how_often}",
+        "overlap": recipe.overlap,
+        "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
+        "device": f"{name}, {parts.precision}",
+    }
+    if eval_workers:
+        episodes = _counted(run.eval_episodes, "episode", "episodes")
+        facts["evaluation"] = f"{episodes}, beside training ({_counted(eval_workers, 'process', 'processes')})"
+    return facts
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"

@@ -1,0 +1,95 @@
+"""The parts that a run is made of, put together as its settings say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from unidle.algos.algorithm import Algorithm, new_policy
+from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.ppo import PPO
+from unidle.config import Config
+from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, new_algorithm, set_numerics
+from unidle.engine.capture import Capture
+from unidle.engine.collector import Collector
+from unidle.engine.device_collector import DeviceCollector
+from unidle.engine.device_loop import DeviceLoop, fits
+from unidle.envs.contract import Contract, probe
+from unidle.envs.make import EnvMaker
+from unidle.errors import UsageError
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import NetworkFactory
+from unidle.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What collects and what learns."""
+
+    contract: Contract
+    algo: Algorithm
+    collector: Collector | DeviceCollector
+    loop: DeviceLoop | None  # where whole iterations are done on the device
+    workers: int  # processes that step environments; 0: this one does
+    precision: str
+
+
+def build_parts(
+    config: Config,
+    maker: EnvMaker,
+    network: NetworkFactory | None,
+    timeline: Timeline,
+    say: Callable[[str], None],
+    on_fault: Callable[..., None],
+) -> Parts:
+    """Try the environment out, make as many as there are to be, and everything that works on them."""
+    recipe, run, engine = config.recipe, config.run, config.engine
+    device = choose_device(engine.device)
+    torch.set_num_threads(engine.threads)
+    precision = set_numerics(device, recipe)
+    contract = probe(maker, recipe.discretize, run.seed)
+    if contract.on_device and recipe.overlap == "strict":
+        raise UsageError(f"{run.env} lives on the device and has nothing to overlap with learning; use --overlap off.")
+    # After the probe, which takes as many steps as there is time for and may draw from these.
+    random.seed(run.seed)
+    np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
+    torch.manual_seed(run.seed)
+    policy = new_policy(contract.rows, contract.actions, recipe, network).to(device)
+    capture = Capture(device, say)
+    env = maker.on_device(recipe.n_envs, run.seed, device) if contract.on_device else None
+    # Iterations that are captured whole have no captured parts.
+    is_whole = recipe.algo == "ppo" and env is not None and fits(env, recipe)
+    capture_parts: Capturer = as_it_is if is_whole else capture
+    algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
+    sizes = contract.rows.row_bytes, contract.actions.width, policy.state_size
+    rollouts = [
+        Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(2 if recipe.overlap == "strict" else 1)
+    ]
+    loop: DeviceLoop | None = None
+    collector: Collector | DeviceCollector
+    if env is not None:
+        workers = 0
+        collector = DeviceCollector(env, contract, policy, rollouts[0], run.seed, timeline, capture_parts, say)
+        if engine.compile:
+            collector.compile_steps()
+        if is_whole:
+            assert isinstance(algo, PPO)
+            loop = DeviceLoop(collector, algo, run.seed, capture)
+    else:
+        # It serves a GPU, or learns while the environments go on.
+        is_busy = device.type == "cuda" or recipe.overlap == "strict"
+        workers = choose_workers(engine, recipe.n_envs, contract.step_seconds, is_busy=is_busy)
+        slices = choose_slices(engine, recipe.n_envs, workers, contract.step_seconds, device)
+        envs = make_envs(maker, contract, recipe.n_envs, run.seed, workers, engine, slices=slices)
+        workers = envs.workers
+        try:
+            collector = Collector(envs, policy, rollouts, run.seed, timeline, capture, on_fault)
+        except BaseException:
+            envs.close()
+            raise
+    collector.until = -(-run.timesteps // recipe.total_batch)
+    return Parts(contract, algo, collector, loop, workers, precision)

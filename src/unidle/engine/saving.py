@@ -1,0 +1,97 @@
+"""What a run goes on from: all of it in one checkpoint, and back into the parts that are already there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unidle.algos.algorithm import Algorithm
+from unidle.config import Config
+from unidle.engine.build import spaces_to_plain
+from unidle.engine.checkpoint import RunFolder, random_state, restore_random_state, without_memory
+from unidle.engine.clock import RunClock
+from unidle.engine.collector import Collector
+from unidle.engine.device_collector import DeviceCollector
+from unidle.envs.contract import Contract
+from unidle.errors import UsageError
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    iteration: int = 0
+    best_return: float = -math.inf  # mean return of the best evaluation so far …
+    best_step: int = -1  # … and the step it was of
+    last_evaluated: int = -1  # step at which an evaluation was last asked for
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the values out of a checkpoint, among whatever else is in it."""
+        for name in asdict(self):
+            setattr(self, name, state[name])
+
+
+@dataclass(frozen=True)
+class Saver:
+    """The parts of a run that a checkpoint is of."""
+
+    config: Config
+    contract: Contract
+    algo: Algorithm
+    collector: Collector | DeviceCollector
+    progress: Progress
+    clock: RunClock
+
+    def save(self, folder: RunFolder, evaluations: list[dict[str, Any]]) -> None:
+        """Write a checkpoint; `evaluations` are those asked for and not done."""
+        state = {
+            "spaces": spaces_to_plain(self.contract),
+            "algo": self.algo.state_dict(),
+            "collector": self.collector.state_dict(),
+            "random": random_state(),
+            **asdict(self.progress),
+            "evaluations": evaluations,
+            "wall": self.clock.wall(),
+            "seconds": self.clock.seconds(),
+        }
+        if not self.config.run.save_replay:
+            state = without_memory(state)
+        folder.save(state, self.progress.step, self.config.run.keep_checkpoints)
+
+    def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
+        """Write the checkpoint to evaluate and predict with: the policy alone, as it was at `step`."""
+        folder.save_best({"spaces": spaces_to_plain(self.contract), "algo": {"policy": dict(weights)}, "step": step})
+
+    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> None:
+        """Put a checkpoint's values into the parts; UsageError if it is of other ones."""
+        if state["spaces"] != spaces_to_plain(self.contract):
+            raise UsageError(
+                "The environment has other spaces than the checkpoint; resume with the one it was trained on."
+            )
+        was_on_device = "moving" in state["collector"]
+        if was_on_device != self.contract.on_device:
+            raise UsageError(
+                "This run's environments live on the device, those of worker processes are their twins; leave out "
+                "--workers and --subproc."
+                if was_on_device
+                else "This run's environments are in worker processes; go on there: --subproc."
+            )
+        recipe = self.config.recipe
+        self.algo.load_state_dict(state["algo"])
+        if "memory" not in state["algo"].get("experience", {"memory": None}):
+            say(
+                f"What was remembered is not in the checkpoint (--no-save-replay): learning goes on when "
+                f"{recipe.learning_starts:,} steps are collected anew."
+            )
+        lost = self.collector.load_state_dict(state["collector"])
+        if lost:
+            say(
+                f"{len(lost)} of {recipe.n_envs} environments are not deterministic: their open episode "
+                "could not be replayed and starts anew, so this run will differ from one that was never stopped."
+            )
+        self.progress.load_state_dict(state)
+        self.clock.go_on_from(state["wall"], state["seconds"])
+        restore_random_state(state["random"])

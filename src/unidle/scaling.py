@@ -1,0 +1,55 @@
+"""What a wider critic is worth beside one actor: the same run once for each width, and a chart of how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from unidle.algos.dormancy import DORMANT
+from unidle.api import TrainedRun
+from unidle.report.history import number, read_history
+from unidle.report.svg import Series, line_chart, standalone
+
+_SIZE = (640, 380)
+
+
+@dataclass(frozen=True)
+class Point:
+    """How the run with one width ended."""
+
+    critic: int
+    step: int
+    success: float | None  # of the last evaluation
+    dormant: float | None  # share of the critic's neurons then
+    mean_return: float | None
+    run: str
+
+
+def compare(critics: Sequence[int], train: Callable[[int], TrainedRun]) -> list[Point]:
+    """Train with each width of the critic, one after the other, the narrowest first."""
+    return [_point(width, train(width)) for width in sorted(set(critics))]
+
+
+def is_whole(run: TrainedRun, timesteps: int) -> bool:
+    """Whether it made so many steps, and was evaluated after the last of them."""
+    history = read_history(run.path)
+    final = history.final_evaluation
+    return history.steps >= timesteps and final is not None and final["step"] == history.steps
+
+
+def _point(critic: int, run: TrainedRun) -> Point:
+    history = read_history(run.path)
+    final = history.final_evaluation or {}
+    success, dormant, mean = (number(final, name) for name in ("eval/success", DORMANT, "eval/return_mean"))
+    return Point(critic, history.steps, success, dormant, mean, str(run.path))
+
+
+def chart(points: Sequence[Point], title: str) -> str:
+    """An SVG file: success and dormant neurons in the end, against the width of the critic."""
+    widths = [float(point.critic) for point in points]
+    lines = [
+        Series("success", widths, [point.success for point in points]),
+        Series("dormant neurons of the critic", widths, [point.dormant for point in points]),
+    ]
+    drawn = line_chart(title, lines, "width of the critic", "share", size=_SIZE, from_zero=True, as_percent=True)
+    return standalone(drawn, _SIZE)

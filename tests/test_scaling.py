@@ -1,0 +1,86 @@
+"""Critics of several widths beside one actor, trained for real, and what is drawn of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from task_envs import Errands
+
+import unidle
+from unidle.cli.main import run as command_line
+from unidle.scaling import Point, chart, compare
+
+SMALL: dict[str, Any] = {
+    "preset": "sac",
+    "n_tasks": 3,
+    "n_envs": 3,
+    "n_steps": 8,
+    "batch_size": 15,
+    "network_arch": (16, 16),
+    "buffer_size": 900,
+    "learning_starts": 60,
+    "updates_per_step": 0.2,
+    "timesteps": 240,
+    "eval_episodes": 6,
+    "subproc": False,
+    "tensorboard": False,
+    "device": "cpu",
+    "quiet": True,
+}
+
+
+def test_each_width_is_trained_once_and_told_as_its_run_ended(tmp_path: Path) -> None:
+    trained: list[int] = []
+
+    def train(width: int) -> unidle.TrainedRun:
+        trained.append(width)
+        widths = {"critic_arch": (width, width), "run_name": str(width), "runs_dir": str(tmp_path)}
+        return unidle.train(Errands, **SMALL, **widths)
+
+    points = compare((8, 4, 8), train)
+    assert trained == [4, 8]
+    for point in points:
+        run = unidle.load(tmp_path / str(point.critic), env=Errands)
+        final = [record for record in run.records if record["kind"] == "evaluation"][-1]
+        assert (point.step, point.success) == (240, final["eval/success"])
+        assert (point.dormant, point.mean_return) == (final["plasticity/critic/dormant"], final["eval/return_mean"])
+
+
+def test_the_chart_shows_both_against_width() -> None:
+    measured = [(200, 0.25, 0.05), (400, 0.5, None), (1024, 0.75, 0.3)]
+    points = [Point(width, 9, success, dormant, 1.0, "run") for width, success, dormant in measured]
+    drawn = chart(points, "MT10, actor 400 wide")
+    assert drawn.startswith("<svg xmlns=")
+    tips = re.findall("<title>(.*?)</title>", drawn, re.DOTALL)
+    assert "width of the critic: 1,024\nsuccess: 75 %" in tips
+    assert "width of the critic: 200\ndormant neurons of the critic: 5.0 %" in tips
+    assert not any("400\ndormant" in tip for tip in tips)  # before anything was learned there is nothing to measure
+
+
+def test_the_command_trains_and_plots_and_does_not_train_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("metaworld")
+    small = ["--timesteps", "100", "--eval-episodes", "1", "--no-subproc", "--no-save-replay", "--json"]
+    argv = ["scaling", "--actor", "8", "--critic", "4", "--runs-dir", str(tmp_path), *small]
+    assert command_line(argv) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (point,) = told["points"]
+    assert (point["critic"], point["step"], point["dormant"]) == (4, 100, None)
+    assert Path(told["plot"]).read_text().startswith("<svg")
+    config = unidle.load(point["run"]).config
+    assert (config.recipe.network_arch, config.recipe.critic_arch) == ((8,) * 3, (4,) * 3)
+    assert config.run.preset == "mt10-paper-400"
+    before = (Path(point["run"]) / "metrics.jsonl").stat().st_mtime_ns
+    assert command_line(argv) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == told
+    assert (Path(point["run"]) / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_a_width_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["scaling", "--critic", "0"]) == 2
+    assert "Widths must be at least 1" in capsys.readouterr().err
