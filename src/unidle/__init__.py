@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from unidle.envs.facade import ProcessVectorEnv as ProcessVectorEnv
     from unidle.errors import TrainingError as TrainingError
     from unidle.errors import UsageError as UsageError
+    from unidle.meter.phases import PhaseMeter as PhaseMeter
+    from unidle.meter.phases import phase as phase
 
 __version__ = "0.1.0"
 
@@ -25,6 +27,8 @@ _WHERE = {
     "Evaluation": "unidle.engine.evaluate",
     "Moment": "unidle.engine.listener",
     "ProcessVectorEnv": "unidle.envs.facade",
+    "PhaseMeter": "unidle.meter.phases",
+    "phase": "unidle.meter.phases",
     "UsageError": "unidle.errors",
     "TrainingError": "unidle.errors",
 }
@@ -33,7 +37,8 @@ __all__ = sorted(_WHERE)
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        found = globals()[name] = getattr(import_module(_WHERE[name]), name)  # so that it is not asked for twice
+        return found
     raise AttributeError(f"module 'unidle' has no attribute {name!r}")
 
 

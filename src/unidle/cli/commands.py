@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from unidle.cli.flags import parse, peek, settle, wants_help
+from unidle.cli.scaling import scaling_command as scaling_command
 from unidle.config import Config, Engine, Recipe, Run
 from unidle.config.layers import Layers, lay
 from unidle.config.machine import available_cores, available_memory
@@ -33,6 +35,8 @@ class _TrainFlags:
     run: Run = field(default_factory=Run)
     config: Path | None = None
     """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo, Isaac Lab or ElegantRL."""
+    site: str | None = None
+    """Website to explore with unidle/SiteExplore-v0; short for --env-kwargs '{site: …}'."""
     resume: Path | None = None
     """Run folder to go on with, exactly where its latest checkpoint stands."""
     quiet: bool = False
@@ -51,6 +55,8 @@ def train_command(argv: list[str]) -> Result:
     given = layers.config
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run))
     config = Config(flags.recipe, flags.engine, flags.run)
+    if flags.site:
+        config = config.with_values({"env_kwargs": {**config.run.env_kwargs, "site": flags.site}}, "--site")
 
     from unidle.api import sized, start
     from unidle.envs.make import env_maker
@@ -83,6 +89,8 @@ def _resume(argv: list[str]) -> Result:
     if peek(argv, "--config") or peek(argv, "--preset"):
         raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(before.recipe, before.engine, before.run, resume=path))
+    if flags.site:
+        raise UsageError("A resumed run keeps its site; leave out --site, or start anew.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
     changes = {name: value for name, value in new.items() if value != old[name]}
     for name in ("env", "network"):
@@ -151,11 +159,14 @@ def eval_command(argv: list[str]) -> Result:
             "mean_return": result.mean_return,
             "std_return": result.std_return,
             "mean_length": result.mean_length,
+            "success": result.success,
             "returns": result.returns,
             "video": str(film) if film else None,
         }
     print(f"{result.episodes} episodes with the policy of step {run.agent.step:,}")
     print(f"mean return {result.mean_return:.1f} ± {result.std_return:.1f}, mean length {result.mean_length:.0f}")
+    if result.success is not None:
+        print(f"success     {result.success:.0%} of the episodes")
     if film:
         print(f"film        {film}")
     return None
@@ -338,4 +349,38 @@ def monitor_command(argv: list[str]) -> Result:
         pass  # there is nothing to save
     finally:
         monitor.close()
+    return None
+
+
+@dataclass(frozen=True)
+class _WatchFlags:
+    """Run a command as it is, and say at its end what its GPU waited for: unidle watch -- python train.py
+
+    Works for any Python training program, whatever its library; nothing in it needs to change. Its output, its input,
+    signals and its exit status pass through; the report goes to standard error. Without a GPU it says what the main
+    process spent its time on. Needs the extra `meter`.
+    """
+
+    out: Path | None = None
+    """Write the report to this folder too: watch.json and watch.txt."""
+    windows: bool = False
+    """Switch on torch's profiler now and then, to know when kernels ran; not if the program captures CUDA graphs."""
+
+
+def watch_command(argv: list[str]) -> Result:
+    """`unidle watch`; ends with the exit status of the command, or by the signal that ended it."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    flags, command = parse(_WatchFlags, argv[:place], "watch"), argv[place + 1 :]
+    if not command:
+        raise UsageError("Say what to watch, after two dashes: unidle watch -- python train.py.")
+
+    from unidle.meter.watching import end_as, watch_command
+    from unidle.report.watch import concluded, lines, write
+
+    watched = watch_command(command, windows=flags.windows)
+    found = concluded(watched)
+    print("", *lines(watched, *found), sep="\n", file=sys.stderr, flush=True)
+    if flags.out:
+        write(flags.out, watched, *found)
+    end_as(watched.status)
     return None

@@ -1,0 +1,1 @@
+"""The meter inside other libraries' training loops."""

@@ -1,0 +1,289 @@
+"""Samples of the Python stacks of this process, from a thread of its own: no debugger's rights are needed.
+
+The stacks are what `faulthandler` writes: it reads them in one go and in C. To walk over the frames of a running thread
+from Python is not safe; on Python 3.11 it crashed programs now and then.
+
+Each sample stands for the time since the one before, and brings along how much of it the thread was on a core and how
+much it waited for one. Equal stacks are added up, and the sums written every second or two, whole or not at all: so
+what ends the process, were it SIGKILL, costs no more than that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+import unidle_windows  # type: ignore[import-not-found]
+
+_PERIOD_S = 0.01
+_WORKER_PERIOD_S = 0.1  # there may be hundreds of them on a few cores
+_WINDOW_PERIOD_S = 0.002  # inside a window
+_FIRST_WRITE_S, _LAST_WRITE_S = 0.25, 4.0
+# Python hands the interpreter over to a waiting thread after this long. With the default of 5 ms, a stretch of Python
+# shorter than that would end before it is seen, and what follows it would be blamed.
+_SWITCH_S = 0.0002
+_MOST_STACKS = 5000
+_MOST_THREADS = 16
+# How long a window is, and how long after the last one the next begins: at first, and later in a long run.
+_WINDOW_S, _FIRST_WINDOWS_S, _LAST_WINDOWS_S = 0.2, 2.5, 30.0
+_PAIR_S, _PAIRED = 0.0002, 0.3  # between two looks at the same sample, and how many samples are looked at twice
+_WORKER_WORDS = (
+    "multiprocessing.spawn",
+    "multiprocessing.forkserver",
+    "--multiprocessing-fork",
+    "loky",
+    "default_worker",
+)
+
+
+def begin(folder: str) -> None:
+    """Sample this process, and all that it forks, until it ends."""
+    words = " ".join(getattr(sys, "orig_argv", sys.argv if hasattr(sys, "argv") else []))
+    if "multiprocessing.resource_tracker" in words:
+        return
+    sampler = _Sampler(folder, any(word in words for word in _WORKER_WORDS))
+    os.register_at_fork(before=sampler.stop, after_in_parent=sampler.start, after_in_child=sampler.start_in_child)
+    atexit.register(sampler.close)  # before the interpreter is taken apart, in which no thread may be in torch
+    sampler.start()
+
+
+class _Sampler:
+    def __init__(self, folder: str, is_worker: bool) -> None:
+        self._folder, self._is_worker = folder, is_worker
+        self._has_windows = bool(os.environ.get("UNIDLE_WATCH_WINDOWS"))
+        self._usual_switch_s = sys.getswitchinterval()
+        self._thread: threading.Thread | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._begun_ns = self._last_ns = time.perf_counter_ns()
+        self._frames: dict[str, int] = {}  # as faulthandler words them → their place
+        # (thread, frames from the innermost) → ns of wall time, on a core, waiting for one; then ns of wall time that
+        # is known to be computing or not, and of computing.
+        self._stacks: dict[tuple[int, ...], list[int]] = {}
+        self._scheduled: dict[int, tuple[int, int]] = {}  # thread → on a core, waiting for one, so far
+        self._windows: list[dict[str, Any]] = []
+        self._tasks = 1
+        self._main_lines: list[str] | None = None
+        self._next_write_s, self._write_after_s = 0.0, _FIRST_WRITE_S
+        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S / 2
+        self._window_every_s = _FIRST_WINDOWS_S
+        self._is_warm = self._is_closed = self._uses_cuda = False
+        self._cpu_before_s, self._own_cpu_s, self._own_cpu_before_s = time.process_time(), 0.0, 0.0
+        self._schedule_of(threading.main_thread().ident or 0)
+
+    def start(self) -> None:
+        """Begin, or go on after a fork."""
+        if self._thread is None:
+            self._ended = threading.Event()
+            self._next_write_s = time.monotonic() + self._write_after_s
+            self._thread = threading.Thread(target=self._run, name="unidle watch", daemon=True)
+            self._thread.start()
+            self._settle_switching()
+
+    def start_in_child(self) -> None:
+        """Begin anew in a process that was forked: what its parent did is not its own."""
+        self._thread = None
+        self._is_worker = True
+        self._clear()
+        self.start()
+
+    def stop(self) -> None:
+        """Pause: a process with one thread forks as it would if nobody watched."""
+        if self._thread is not None:
+            self._ended.set()
+            self._thread.join(5.0)
+            self._thread = None
+            self._own_cpu_before_s = self._own_cpu_s
+
+    def close(self) -> None:
+        """End for good, and write what there is."""
+        self.stop()
+        self._is_closed = True
+        self._write()
+
+    def _run(self) -> None:
+        period_s = _WORKER_PERIOD_S if self._is_worker else _PERIOD_S
+        ended = self._ended
+        while not ended.wait(period_s * random.uniform(0.5, 1.5)):  # at random, so as not to keep step with anything
+            try:
+                begun_ns = self._last_ns
+                touched = self._sample()
+                now_s = time.monotonic()
+                torch = unidle_windows.torch_in_use()
+                if not self._is_worker and torch is not None and unidle_windows.uses_cuda(torch):
+                    if not self._uses_cuda:
+                        self._forget_pairs()
+                    if self._has_windows and now_s >= self._next_window_s:
+                        self._look(ended, torch)
+                elif not self._is_worker and touched and random.random() < _PAIRED:
+                    self._look_again(touched[0], self._last_ns - begun_ns)
+                if now_s >= self._next_write_s:
+                    self._settle_switching()
+                    self._write()
+                    self._write_after_s = min(_LAST_WRITE_S, 2 * self._write_after_s)
+                    self._next_write_s = time.monotonic() + self._write_after_s
+                self._own_cpu_s = self._own_cpu_before_s + time.thread_time()
+            except Exception:
+                return  # no sample is worth disturbing the command
+
+    def _sample(self) -> list[list[int]]:
+        """Look at all threads; returns what was added to, for the main thread first."""
+        now_ns = time.perf_counter_ns()
+        passed, self._last_ns = now_ns - self._last_ns, now_ns
+        main = threading.main_thread().ident
+        touched: list[list[int]] = []
+        standing = _standing()
+        self._main_lines = standing.get(main or 0)
+        for ident, lines in list(standing.items())[:_MOST_THREADS]:
+            places = [self._frames.setdefault(line, len(self._frames)) for line in lines]
+            key = (0 if ident == main else ident, *places)
+            sums = self._stacks.get(key)
+            if sums is None:
+                if len(self._stacks) >= _MOST_STACKS:
+                    continue
+                sums = self._stacks[key] = [0, 0, 0, 0, 0]
+            on_core, queued = self._schedule_of(ident)
+            sums[0] += passed
+            sums[1] += min(passed, on_core)
+            sums[2] += min(passed, queued)
+            touched.insert(0 if ident == main else len(touched), sums)
+        return touched
+
+    def _schedule_of(self, ident: int) -> tuple[int, int]:
+        """Nanoseconds since the last call that a thread was on a core, and that it waited for one."""
+        thread = threading._active.get(ident)  # type: ignore[attr-defined]
+        native = getattr(thread, "native_id", None)
+        if native is None:
+            return 0, 0
+        try:
+            with open(f"/proc/self/task/{native}/schedstat", "rb", 0) as file:
+                on_core, queued = map(int, file.read().split()[:2])
+        except (OSError, ValueError):
+            if ident != threading.main_thread().ident:
+                return 0, 0
+            # A kernel that does not tell; to ask for any other thread's clock is not safe, for it may have ended.
+            on_core, queued = time.clock_gettime_ns(time.pthread_getcpuclockid(ident)), 0
+        before = self._scheduled.get(ident, (on_core, queued))
+        self._scheduled[ident] = (on_core, queued)
+        return max(0, on_core - before[0]), max(0, queued - before[1])
+
+    def _forget_pairs(self) -> None:
+        """From now on it is the GPU that counts."""
+        self._uses_cuda = True
+        for sums in self._stacks.values():
+            sums[3] = sums[4] = 0
+
+    def _look_again(self, sums: list[int], passed: int) -> None:
+        """On a CPU: whether the main thread, on a core all the while, is in the same call as a moment ago.
+
+        If so it computes inside it; if not, it is Python, or calls too short to be worth calling.
+        """
+        main = threading.main_thread().ident or 0
+        begun_ns = time.perf_counter_ns()
+        on_core = self._scheduled.get(main, (0, 0))[0]
+        time.sleep(_PAIR_S)
+        waited_ns = time.perf_counter_ns() - begun_ns
+        after = _standing().get(main)
+        more, queued = self._schedule_of(main)
+        sums[1] += more
+        sums[2] += queued
+        # A pair tells only if the thread had the time to go on, and not so much of it that even long calls end. One
+        # that finds the same instruction in a tight loop of Python had to wait until Python let go of the interpreter.
+        had_time = self._scheduled.get(main, (0, 0))[0] - on_core > 0.5 * waited_ns and waited_ns < 5e9 * _PAIR_S
+        is_same, is_prompt = self._main_lines == after, waited_ns < 1.75e9 * _PAIR_S
+        if had_time and (is_prompt or not is_same):
+            sums[3] += passed
+            sums[4] += passed if is_same else 0
+
+    def _look(self, ended: threading.Event, torch: Any) -> None:
+        """On a GPU: open a window of the profiler, and learn how much was computed while the main thread was where."""
+        window = unidle_windows.try_window(torch)
+        if window is not None:
+            slices = []
+            self._sample()
+            at_ns = window.begun_ns
+            until_s = time.monotonic() + _WINDOW_S
+            while time.monotonic() < until_s and not ended.wait(_WINDOW_PERIOD_S):
+                touched, now_ns = self._sample(), time.time_ns()
+                if touched:
+                    slices.append((touched[0], at_ns, now_ns))
+                at_ns = now_ns
+            seen = window.close()
+            if self._is_warm:  # the first window has the profiler's own start in it
+                for sums, begin_ns, end_ns in slices:
+                    sums[3] += end_ns - begin_ns
+                    sums[4] += seen.within(begin_ns, end_ns)
+                self._windows.append(
+                    {
+                        "wall_ns": window.ended_ns - window.begun_ns,
+                        "active_ns": seen.active_ns,
+                        "copies_ns": seen.copies_ns,
+                        "kernels": seen.pieces,
+                    }
+                )
+            self._is_warm = True
+        self._next_window_s = time.monotonic() + self._window_every_s * random.uniform(0.7, 1.3)
+        self._window_every_s = min(_LAST_WINDOWS_S, 1.1 * self._window_every_s)
+
+    def _settle_switching(self) -> None:
+        """Switch early where the sampler is the only other thread; a program with threads of its own is left alone."""
+        now_s = sys.getswitchinterval()
+        if abs(now_s - self._usual_switch_s) < 1e-6 or abs(now_s - _SWITCH_S) < 1e-6:  # not the program's own choice
+            wanted_s = _SWITCH_S if threading.active_count() <= 2 else self._usual_switch_s
+            if abs(wanted_s - now_s) > 1e-6:
+                sys.setswitchinterval(wanted_s)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            self._tasks = max(self._tasks, len(os.listdir("/proc/self/task")) - 1)
+        torch = unidle_windows.torch_in_use()
+        known = {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "is_worker": self._is_worker,
+            "command": getattr(sys, "orig_argv", []),
+            "begun_ns": self._begun_ns,  # by a clock that all processes share
+            "last_ns": self._last_ns,
+            "is_closed": self._is_closed,
+            "cpu_seconds": time.process_time() - self._cpu_before_s - self._own_cpu_s,
+            "tasks": self._tasks,
+            "torch": torch is not None,
+            "cuda": self._uses_cuda or (torch is not None and unidle_windows.uses_cuda(torch)),
+            "torch_threads": torch.get_num_threads() if torch is not None else None,
+            "windows": self._windows,
+            "frames": list(self._frames),
+            "stacks": [[key[0], key[1:], *sums] for key, sums in self._stacks.items()],
+        }
+        path = os.path.join(self._folder, f"{os.getpid()}.json")
+        try:
+            with open(path + ".tmp", "w", encoding="utf-8") as file:
+                json.dump(known, file)
+            os.replace(path + ".tmp", path)
+        except OSError:
+            pass  # the watcher is gone
+
+
+def _standing() -> dict[int, list[str]]:
+    """Where each thread but this one stands: a line for each function, the innermost first."""
+    # A file of its own each time: a program may close all descriptors that it does not know, and open others.
+    file = os.memfd_create("unidle")
+    try:
+        faulthandler.dump_traceback(file, all_threads=True)
+        text = os.pread(file, 1 << 20, 0).decode("ascii", "replace")
+    finally:
+        os.close(file)
+    found: dict[int, list[str]] = {}
+    for block in text.split("\n\n"):
+        if block.startswith("Thread 0x"):  # the one that asks is called "Current thread"
+            head, *lines = block.splitlines()
+            found[int(head[7:].split()[0], 16)] = lines
+    return found

@@ -1,0 +1,157 @@
+"""What the sampler inside a watched process wrote, read back."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from unidle.meter.source import function_at
+
+FIRST_OF_WORKER = "BaseProcess._bootstrap"  # of multiprocessing
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function of a stack."""
+
+    file: str
+    name: str
+    steps_env: bool
+    """Whether it is a method that steps or resets an environment."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """All samples of one stack of one thread; times in seconds."""
+
+    thread: int
+    """0: the main one."""
+    line: int
+    frames: tuple[Frame, ...]
+    """From the innermost."""
+    wall: float
+    on_core: float
+    queued: float
+    """For a core that others were on."""
+    known: float
+    """Of it, time of which it is known whether anything was computed: windows of the profiler on a GPU, and samples
+    that were looked at twice on a CPU."""
+    active: float
+    """Of that, while a kernel ran (GPU), or inside one call that lasted (CPU)."""
+
+    @cached_property
+    def text(self) -> str:
+        """The source line that it stood at; empty where there is none to read."""
+        return linecache.getline(self.frames[0].file, self.line).strip() if self.frames else ""
+
+
+@dataclass(frozen=True)
+class Computing:
+    """All windows of a process that uses a GPU, together."""
+
+    windows: int
+    seconds: float
+    active: float
+    """Share of the time in which some kernel ran."""
+    kernel_us: float | None
+    """Mean length of a kernel, or less where they run side by side; None where there were none."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One Python process of the watched command."""
+
+    pid: int
+    parent: int
+    is_worker: bool
+    """Whether another one started it as its helper: a worker of multiprocessing and the like."""
+    command: tuple[str, ...]
+    begun_ns: int
+    last_ns: int
+    """Of its first and last sample, by perf_counter_ns."""
+    is_closed: bool
+    """Whether the interpreter came to its end: what follows the last sample is only its own taking apart."""
+    cpu_seconds: float
+    tasks: int
+    """The most threads it had, native ones included."""
+    uses_torch: bool
+    uses_cuda: bool
+    torch_threads: int | None
+    computing: Computing | None
+    stacks: tuple[Stack, ...]
+
+    def thread(self, number: int) -> list[Stack]:
+        """The stacks of one thread."""
+        return [stack for stack in self.stacks if stack.thread == number]
+
+
+def read_processes(folder: Path) -> list[Process]:
+    """All processes that left samples."""
+    return list(_read(folder))
+
+
+def _read(folder: Path) -> Iterator[Process]:
+    for path in sorted(folder.glob("*.json")):
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            continue
+        frames = [_frame(text) for text in known["frames"]]
+        stacks = tuple(
+            Stack(
+                thread,
+                frames[places[0]][1] if places else 0,
+                _own_part([frames[place][0] for place in places]),
+                wall * 1e-9,
+                on_core * 1e-9,
+                queued * 1e-9,
+                known_wall * 1e-9,
+                active * 1e-9,
+            )
+            for thread, places, wall, on_core, queued, known_wall, active in known["stacks"]
+        )
+        yield Process(
+            known["pid"],
+            known["parent"],
+            known["is_worker"],
+            tuple(known["command"]),
+            known["begun_ns"],
+            known["last_ns"],
+            known["is_closed"],
+            known["cpu_seconds"],
+            known["tasks"],
+            known["torch"],
+            known["cuda"],
+            known["torch_threads"],
+            _computing(known["windows"]),
+            stacks,
+        )
+
+
+def _frame(text: str) -> tuple[Frame, int]:
+    """A line of faulthandler's as a frame, and the line of source that it is at."""
+    found = _LINE.match(text)
+    if found is None:
+        return Frame("", text.strip(), False), 0  # "..." where the stack is deeper than faulthandler tells
+    file, line, name = found[1], int(found[2]), found[3]
+    return Frame(file, *function_at(file, line, name)), line
+
+
+def _own_part(frames: list[Frame]) -> tuple[Frame, ...]:
+    """A stack without what a forked process inherited: below its first function stands where its parent was."""
+    first = next((i for i, frame in enumerate(frames) if frame.name == FIRST_OF_WORKER), len(frames))
+    return tuple(frames[: first + 1])
+
+
+def _computing(windows: list[dict[str, int]]) -> Computing | None:
+    wall = sum(window["wall_ns"] for window in windows)
+    if not wall:
+        return None
+    active, kernels = (sum(window[key] for window in windows) for key in ("active_ns", "kernels"))
+    return Computing(len(windows), wall * 1e-9, active / wall, active / kernels * 1e-3 if kernels else None)

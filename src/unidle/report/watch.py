@@ -1,0 +1,159 @@
+"""What `unidle watch` says at the end: a verdict, a table that sums to 100 %, and one next step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from unidle.meter.findings import Findings, find
+from unidle.meter.stacks import START
+from unidle.meter.verdict import Verdict, judge
+from unidle.meter.watching import Watched
+
+_LACKING = "–"
+_DISAGREES = 0.15
+_DEEPEST = 6  # functions of a stack that are shown
+_SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", "power", "temperature")
+
+
+def concluded(watched: Watched) -> tuple[Findings, Verdict]:
+    """What was found about a command that has ended."""
+    utilisation = watched.utilisation
+    findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, utilisation)
+    leader = findings.leader
+    if utilisation is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
+        # There is a GPU, and this program does not use it: what it reads is somebody else's work.
+        findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, None)
+    return findings, judge(findings)
+
+
+def lines(watched: Watched, findings: Findings, verdict: Verdict) -> Iterator[str]:
+    """The report for a terminal."""
+    yield f"unidle watched for {watched.seconds:.0f} s: {' '.join(watched.command)}"
+    yield ""
+    yield verdict.sentence
+    yield f"Next: {verdict.next_step}"
+    yield ""
+    yield from _table(findings)
+    yield from _stack(findings)
+    yield ""
+    yield from _readings(watched)
+    yield from _remarks(findings)
+
+
+def _table(findings: Findings) -> Iterator[str]:
+    has_gpu = findings.busy is not None
+    yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {'computing':>9}  mostly in"
+    if findings.busy is not None:
+        yield f"{'GPU busy':<26}{_percent(findings.busy):>7}"
+    for row in findings.rows:
+        if row.activity not in findings.idle:
+            continue
+        name = f"idle: {row.activity}" if has_gpu else row.activity
+        active = _LACKING if row.active is None else _percent(row.active)
+        share = _percent(findings.idle[row.activity])
+        yield f"{name:<26}{share:>7}  {_percent(row.on_core):>9}  {active:>9}  {row.where}"
+    yield f"{'unattributed':<26}{_percent(findings.unattributed):>7}"
+    total = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
+    yield f"{'':<26}{_percent(total):>7}"
+
+
+def _stack(findings: Findings) -> Iterator[str]:
+    """The stack of the largest row that is not the start."""
+    rows = [row for row in findings.rows if row.activity != START]
+    if rows:
+        row = max(rows, key=lambda row: findings.idle.get(row.activity, 0.0))
+        yield ""
+        yield f"{row.activity}, most often: {' → '.join(row.stack[-_DEEPEST:])}"
+
+
+def _readings(watched: Watched) -> Iterator[str]:
+    if watched.no_gpu:
+        yield watched.no_gpu
+    for gpu, model in watched.models.items():
+        lives = watched.readings[gpu]
+        shown = [f"{name} {_figure(lives[name].mean if name in lives else None)}" for name in _SHOWN]
+        joules = lives["energy"].latest if "energy" in lives else None
+        yield f"{gpu} {model}: {', '.join(shown)}, energy {_figure(joules)} J (means)"
+    cpu = watched.readings["host"].get("cpu")
+    trees = [lives["cpu"].mean for name, lives in watched.readings.items() if name.startswith("pid") and "cpu" in lives]
+    used = f"{_figure(trees[0])} of {watched.cores}" if trees else _LACKING
+    yield f"host: cores in use by the command {used}, by all {_figure(cpu.mean if cpu else None)} %"
+
+
+def _remarks(findings: Findings) -> Iterator[str]:
+    workers, computing = findings.workers, findings.computing
+    if workers is not None:
+        yield (
+            f"workers: {workers.count}, {workers.cores:.1f} cores, {_percent(workers.stepping)} of their time in the "
+            f"environment, mostly `{workers.where}`"
+        )
+    if computing is not None:
+        kernel = _LACKING if computing.kernel_us is None else f"{computing.kernel_us:.0f} µs"
+        yield (
+            f"profiler: {computing.windows} windows, {computing.seconds:.1f} s together, kernels "
+            f"{_percent(computing.active)} of them, {kernel} each"
+        )
+    if findings.disagreement is not None and findings.disagreement > _DISAGREES:
+        yield (
+            f"note: the driver saw the GPU busy {_percent(findings.utilisation or 0.0)} of the time; "
+            "a short run, or another program on the GPU, can make the two differ."
+        )
+
+
+def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, Any]:
+    """All of it as one object."""
+    readings = {
+        source: {
+            name: {"least": life.least, "mean": life.mean, "largest": life.largest, "latest": life.latest}
+            for name, life in lives.items()
+        }
+        for source, lives in watched.readings.items()
+    }
+    leader = findings.leader
+    return {
+        "command": list(watched.command),
+        "status": watched.status,
+        "seconds": watched.seconds,
+        "cause": verdict.cause,
+        "verdict": verdict.sentence,
+        "next_step": verdict.next_step,
+        "busy": findings.busy,
+        "busy_source": findings.busy_source,
+        "idle": findings.idle,
+        "unattributed": findings.unattributed,
+        "rows": [asdict(row) for row in findings.rows],
+        "workers": asdict(findings.workers) if findings.workers else None,
+        "windows": asdict(findings.computing) if findings.computing else None,
+        "threads": {
+            "native": findings.native_threads,
+            "native_share": findings.native_share,
+            "queued": findings.queued,
+        },
+        "processes": [
+            {"pid": p.pid, "worker": p.is_worker, "leads": p is leader, "cpu_seconds": p.cpu_seconds}
+            for p in watched.processes
+        ],
+        "gpus": dict(watched.models),
+        "no_gpu": watched.no_gpu,
+        "cores": watched.cores,
+        "readings": readings,
+    }
+
+
+def write(folder: Path, watched: Watched, findings: Findings, verdict: Verdict) -> None:
+    """`watch.json` and `watch.txt` in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "watch.json").write_text(json.dumps(result(watched, findings, verdict), indent=1) + "\n", "utf-8")
+    (folder / "watch.txt").write_text("\n".join(lines(watched, findings, verdict)) + "\n", "utf-8")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _figure(value: float | None) -> str:
+    return _LACKING if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"

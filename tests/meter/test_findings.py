@@ -1,0 +1,166 @@
+"""Samples into a table and a verdict: the arithmetic, and which evidence leads to which cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unidle.meter.findings import Findings, find
+from unidle.meter.samples import Computing, Frame, Process, Stack
+from unidle.meter.stacks import activity, place
+from unidle.meter.verdict import CAUSES, judge
+
+SECOND = 10**9
+PACKAGES = "/lib/python3.11/site-packages"
+MAIN = Frame("/home/me/train.py", "<module>", False)
+STEP = Frame("/home/me/game.py", "Game.step", True)
+THINK = Frame("/home/me/game.py", "Game.think", False)
+COLLECT = Frame(
+    f"{PACKAGES}/stable_baselines3/common/on_policy_algorithm.py", "OnPolicyAlgorithm.collect_rollouts", False
+)
+TRAIN = Frame(f"{PACKAGES}/stable_baselines3/ppo/ppo.py", "PPO.train", False)
+FORWARD = Frame(f"{PACKAGES}/torch/nn/modules/linear.py", "Linear.forward", False)
+BACKWARD = Frame(f"{PACKAGES}/torch/_tensor.py", "Tensor.backward", False)
+IMPORT = Frame("<frozen importlib._bootstrap>", "_find_and_load", False)
+SAVE = Frame(f"{PACKAGES}/torch/serialization.py", "save", False)
+BOOTSTRAP = Frame("/lib/python3.11/multiprocessing/process.py", "BaseProcess._bootstrap", False)
+RECV = Frame("/lib/python3.11/multiprocessing/connection.py", "Connection._recv", False)
+SOCKET = Frame("/lib/python3.11/socket.py", "SocketIO.readinto", False)
+ALL = [MAIN, STEP, THINK, COLLECT, TRAIN, FORWARD, BACKWARD, IMPORT, SAVE, BOOTSTRAP, RECV, SOCKET]
+
+
+def stack(*frames: Frame, wall: float = 1.0, busy: float = 1.0, known: float = 0.0, active: float = 0.0) -> Stack:
+    """A stack from the outermost frame; `busy` is its share on a core."""
+    return Stack(0, 1, tuple(reversed(frames)), wall, wall * busy, 0.0, known, active)
+
+
+def process(*stacks: Stack, worker: bool = False, cuda: bool = False, computing: Computing | None = None) -> Process:
+    cpu = sum(s.on_core for s in stacks)
+    wall = sum(s.wall for s in stacks)
+    return Process(1, 0, worker, (), 0, round(wall * SECOND), True, cpu, 1, True, cuda, 1, computing, stacks)
+
+
+def found(*processes: Process, seconds: float = 10.0, utilisation: float | None = None) -> Findings:
+    return find(processes, 0, round(seconds * SECOND), 4, utilisation)
+
+
+@pytest.mark.parametrize(
+    ("frames", "what", "where"),
+    [
+        ((MAIN, COLLECT, STEP, THINK), "environment", "Game.step"),
+        ((MAIN, COLLECT, STEP, FORWARD), "environment", "Game.step"),
+        ((MAIN, COLLECT, FORWARD), "inference", "OnPolicyAlgorithm.collect_rollouts"),
+        ((MAIN, COLLECT), "rollout, other", "OnPolicyAlgorithm.collect_rollouts"),
+        ((MAIN, COLLECT, THINK), "own code", "Game.think"),
+        ((MAIN, TRAIN, FORWARD), "learning", "PPO.train"),
+        ((MAIN, BACKWARD), "learning", "train.py"),
+        ((MAIN, FORWARD), "network, forward", "train.py"),
+        ((MAIN, SAVE), "logging and checkpoints", "save"),
+        ((MAIN, IMPORT, MAIN), "start and end", "train.py"),
+        ((MAIN, RECV), "waiting for others", "train.py"),
+        ((MAIN,), "own code", "train.py"),
+    ],
+)
+def test_a_stack_tells_what_the_program_does(frames: tuple[Frame, ...], what: str, where: str) -> None:
+    assert activity(stack(*frames), False) == what
+    assert place(stack(*frames)) == where
+
+
+shares = st.floats(0, 1)
+stacks = st.builds(
+    lambda frames, wall, busy, known, active: stack(
+        *frames, wall=wall, busy=busy, known=wall * known, active=wall * known * active
+    ),
+    st.lists(st.sampled_from(ALL), min_size=1, max_size=6),
+    st.floats(0, 30),
+    shares,
+    shares,
+    shares,
+)
+computings = st.none() | st.builds(Computing, st.integers(1, 9), st.just(1.0), shares, st.none() | st.floats(0.1, 99))
+processes = st.builds(
+    lambda many, worker, cuda, computing: process(*many, worker=worker, cuda=cuda, computing=computing),
+    st.lists(stacks, max_size=5),
+    st.booleans(),
+    st.booleans(),
+    computings,
+)
+
+
+@given(st.lists(processes, max_size=4), st.floats(0.1, 100), st.none() | shares)
+def test_the_table_sums_to_one_and_there_is_a_verdict_whatever_was_sampled(
+    many: list[Process], seconds: float, utilisation: float | None
+) -> None:
+    findings = found(*many, seconds=seconds, utilisation=utilisation)
+    whole = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
+    assert whole == pytest.approx(1)
+    assert min([findings.unattributed, *findings.idle.values()]) >= 0
+    verdict = judge(findings)
+    assert verdict.cause in CAUSES
+    assert verdict.sentence.endswith(".")
+    assert verdict.next_step.endswith(".")
+
+
+def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed() -> None:
+    gpu = process(
+        stack(MAIN, STEP, wall=6.0, known=1.0, active=0.1),
+        stack(MAIN, BACKWARD, wall=3.0, known=1.0, active=0.8),
+        stack(MAIN, SAVE, wall=1.0),
+        cuda=True,
+        computing=Computing(4, 1.0, 0.3, 20.0),
+    )
+    findings = found(gpu, utilisation=0.4)
+    assert findings.busy == pytest.approx(0.6 * 0.1 + 0.3 * 0.8)
+    assert findings.idle["environment"] == pytest.approx(0.6 * 0.9)
+    assert findings.unattributed == pytest.approx(0.1)
+    assert findings.disagreement == pytest.approx(0.1)
+    verdict = judge(findings)
+    assert verdict.cause == "environment computes"
+    assert verdict.sentence.startswith("GPU idle 70 %: 77 % of that in `Game.step` (environment)")
+
+
+def gpu_learner(active: float, kernel_us: float) -> Process:
+    learning = stack(MAIN, BACKWARD, wall=10.0, known=1.0, active=active)
+    return process(learning, cuda=True, computing=Computing(4, 1.0, active, kernel_us))
+
+
+def worker(*many: Stack) -> Process:
+    return process(*[replace(s, frames=(*s.frames, BOOTSTRAP)) for s in many], worker=True)
+
+
+LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MAIN, TRAIN, wall=1.0))
+CASES = [
+    ("compute-bound", [gpu_learner(0.97, 300.0)]),
+    ("small pieces", [gpu_learner(0.2, 3.0)]),
+    ("small pieces", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.1))]),
+    ("compute-bound", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.9))]),
+    ("environment computes", [process(stack(MAIN, STEP, wall=10.0))]),
+    ("environment waits", [process(stack(MAIN, STEP, wall=10.0, busy=0.01))]),
+    ("environment computes", [LEADER, worker(stack(STEP, wall=8.0), stack(RECV, wall=2.0, busy=0.1))]),
+    ("environment waits", [LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
+    ("messages to workers", [LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))]),
+    ("own code", [process(stack(MAIN, THINK, wall=10.0))]),
+    ("waiting", [process(stack(MAIN, THINK, wall=10.0, busy=0.05))]),
+    ("logging", [process(stack(MAIN, SAVE, wall=10.0))]),
+    ("start-up", [process(stack(MAIN, IMPORT, wall=10.0))]),
+    ("no samples", []),
+]
+
+
+@pytest.mark.parametrize(("cause", "many"), CASES, ids=[f"{cause} {i}" for i, (cause, _) in enumerate(CASES)])
+def test_the_evidence_leads_to_the_cause(cause: str, many: list[Process]) -> None:
+    assert judge(found(*many)).cause == cause
+
+
+def test_waiting_for_the_network_is_called_so() -> None:
+    asking = worker(stack(STEP, SOCKET, wall=10.0, busy=0.02))
+    assert "waited for the network" in judge(found(LEADER, asking)).sentence
+
+
+def test_many_native_threads_on_few_cores_are_too_many() -> None:
+    crowded = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
+    crowded = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in crowded]
+    assert judge(found(LEADER, *crowded)).cause == "too many threads"

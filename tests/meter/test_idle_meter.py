@@ -1,0 +1,61 @@
+"""The callback for Stable-Baselines3, in real training."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import pytest
+
+sb3 = pytest.importorskip("stable_baselines3")
+
+from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
+
+from unidle.integrations.sb3 import ENVIRONMENT, LEARNING, ROLLOUT, IdleMeter  # noqa: E402
+
+
+class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.002)
+        return super().step(action)
+
+
+def make() -> gymnasium.Env[Any, Any]:
+    return Slow(gymnasium.make("CartPole-v1"))
+
+
+class Logged(BaseCallback):  # type: ignore[misc]
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.names |= set(self.logger.name_to_value)
+
+
+def test_a_slow_environment_is_the_largest_row_and_the_shares_sum_to_one(capsys: pytest.CaptureFixture[str]) -> None:
+    model = sb3.PPO("MlpPolicy", make(), n_steps=64, batch_size=64, n_epochs=1, device="cpu")
+    meter, logged = IdleMeter(), Logged()
+    model.learn(256, callback=[meter, logged])
+    shares = {row.phase: row.share for row in meter.rows}
+    assert max(shares, key=lambda phase: shares[phase]) == ENVIRONMENT
+    assert shares[ROLLOUT] > 0
+    assert shares[LEARNING] > 0
+    assert sum(shares.values()) == pytest.approx(1)
+    assert {"idle/learning_share", "idle/rollout_environment_share"} <= logged.names
+    assert ENVIRONMENT in capsys.readouterr().err
+
+
+def test_the_environment_is_left_as_it_was_and_learning_can_go_on() -> None:
+    model = sb3.DQN("MlpPolicy", make(), learning_starts=8, train_freq=4, device="cpu")
+    for _ in range(2):
+        meter = IdleMeter(quiet=True)
+        model.learn(32, callback=meter, reset_num_timesteps=False)
+        assert "step" not in vars(model.get_env())
+        assert {row.phase for row in meter.rows} == {ENVIRONMENT, ROLLOUT, LEARNING, "unattributed"}

@@ -1,0 +1,249 @@
+"""`unidle watch` as a user meets it: real commands, run as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psutil")
+PROGRAM = [str(Path(sys.executable).with_name("unidle")), "watch"]
+
+# A loop of one's own, without any library: it has a step and a reset, and so it is an environment.
+LOOP = """
+import sys, time
+class Game:
+    def reset(self): pass
+    def step(self): self.think()
+    def think(self):
+        {work}
+game, end = Game(), time.monotonic() + {seconds}
+while time.monotonic() < end:
+    game.step()
+"""
+SLEEP, BURN = "time.sleep(0.003)", "sum(range(20000))"
+
+
+def watch(
+    folder: Path, *words: str, env: dict[str, str] | None = None, text: str = "", own: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, *own, "--", *words]
+    return subprocess.run(command, cwd=folder, env=env, input=text, capture_output=True, text=True, timeout=120)
+
+
+def python(folder: Path, program: str, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(program)
+    return watch(folder, sys.executable, "program.py", *words, **more)
+
+
+def shares(report: str) -> list[int]:
+    """The column of shares, its sum last."""
+    rows = report.partition("main process  ")[2].partition("\n\n")[0].splitlines()[1:]
+    return [int(re.search(r"(\d+) %", row)[1]) for row in rows]  # type: ignore[index]
+
+
+def test_what_a_command_reads_writes_and_returns_passes_through(tmp_path: Path) -> None:
+    program = "import sys; print(sys.argv[1:], sys.stdin.read()); print('oh', file=sys.stderr); sys.exit(7)"
+    done = python(tmp_path, program, "--json", "--out", "a b", text="hello")
+    assert done.stdout == "['--json', '--out', 'a b'] hello\n"
+    assert done.stderr.startswith("oh\n\nunidle watched for ")
+    assert done.returncode == 7
+
+
+def test_a_command_that_a_signal_ends_ends_the_watcher_by_the_same(tmp_path: Path) -> None:
+    done = python(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -signal.SIGKILL
+    assert "unidle watched for" in done.stderr
+
+
+def test_a_signal_to_the_watcher_reaches_the_command_once(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import signal, time\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "print('ready', flush=True)\n"
+        "end = time.monotonic() + 2\n"
+        "while time.monotonic() < end: time.sleep(0.05)\n"
+        "raise SystemExit(40 + len(seen))\n"
+    )
+    command = [*PROGRAM, "--", sys.executable, "program.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 41
+
+
+def test_the_command_finds_the_environment_and_the_sitecustomize_that_it_would_find(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.environ['MINE'] = __file__")
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    program = (
+        "import os, sys, sitecustomize\n"
+        "print([n for n in os.environ if n.endswith('_NUM_THREADS')], os.environ['MINE'] == sitecustomize.__file__)\n"
+    )
+    done = python(tmp_path, program, env={**env, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "[] True\n", done.stderr
+
+
+def test_a_program_with_one_thread_forks_as_it_would_unwatched(tmp_path: Path) -> None:
+    # From Python 3.12 on, to fork beside another thread is a warning; before, at least the count tells.
+    program = (
+        "import os\n"
+        "pid = os.fork()\n"
+        "if not pid: os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "r, w = os.pipe()\n"
+        "os.register_at_fork(before=lambda: os.write(w, b'%d' % len(os.listdir('/proc/self/task'))))\n"
+        "if not os.fork(): os._exit(0)\n"
+        "print(os.read(r, 9))\n"
+    )
+    done = watch(tmp_path, sys.executable, "-W", "error", "-c", program)
+    # Hooks run in reverse order of registration: this one still sees the sampler, which the next one stops.
+    assert done.stdout in ("b'1'\n", "b'2'\n")
+    assert "Warning" not in done.stderr
+    assert done.returncode == 0
+
+
+def test_a_program_that_is_no_python_is_run_and_the_lack_of_samples_told(tmp_path: Path) -> None:
+    done = watch(tmp_path, "sh", "-c", "echo hello; exit 3")
+    assert (done.stdout, done.returncode) == ("hello\n", 3)
+    assert "no Python process of the command could be sampled" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--", "no-such-program"], ["python", "train.py"], ["--"], []])
+def test_a_mistake_gets_one_sentence(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run([*PROGRAM, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("unidle: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("work", "cause"), [(SLEEP, "environment waits"), (BURN, "environment computes")])
+def test_an_environment_that_waits_is_told_from_one_that_computes(tmp_path: Path, work: str, cause: str) -> None:
+    done = python(tmp_path, LOOP.format(work=work, seconds=2.5), own=("--out", "found"))
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["cause"] == cause, done.stderr
+    assert "`Game.step` (environment)" in found["verdict"]
+    assert "program.py → Game.step → Game.think" in done.stderr
+    assert (tmp_path / "found" / "watch.txt").read_text() in done.stderr
+    assert abs(sum(found["idle"].values()) + found["unattributed"] - 1) < 1e-9
+    assert found["idle"]["environment"] > 0.6
+
+
+def test_with_a_gpu_idle_time_is_divided_by_what_the_program_did(
+    tmp_path: Path, fake_driver: Callable[..., dict[str, str]]
+) -> None:
+    done = python(tmp_path, LOOP.format(work=SLEEP, seconds=2.0), env=fake_driver())
+    assert re.search(r"^GPU idle \d+ %: \d+ % of that in `Game.step`", done.stderr, re.MULTILINE), done.stderr
+    assert "gpu 0 Fake Large" in done.stderr
+    assert "power 210" in done.stderr
+    *parts, total = shares(done.stderr)
+    assert total == 100
+    assert abs(sum(parts) - 100) <= len(parts) / 2  # rounding
+
+
+WORKERS = """
+import multiprocessing, time
+class Game:
+    def reset(self): pass
+    def step(self):
+        end = time.thread_time() + 0.003
+        while time.thread_time() < end: pass
+def work(pipe):
+    game = Game()
+    while pipe.recv(): pipe.send(game.step())
+class Games:
+    def __init__(self, n):
+        pairs = [multiprocessing.Pipe() for _ in range(n)]
+        for _, theirs in pairs: multiprocessing.get_context("fork").Process(target=work, args=(theirs,)).start()
+        self.pipes = [ours for ours, _ in pairs]
+    def reset(self): pass
+    def step(self):
+        for pipe in self.pipes: pipe.send(1)
+        self.step_wait()
+    def step_wait(self):
+        for pipe in self.pipes: pipe.recv()
+games, end = Games(3), time.monotonic() + 2.5
+while time.monotonic() < end: games.step()
+for pipe in games.pipes: pipe.send(0)
+"""
+
+
+def test_worker_processes_are_sampled_and_counted(tmp_path: Path) -> None:
+    done = python(tmp_path, WORKERS, own=("--out", "found"))
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["cause"] == "environment computes", done.stderr
+    assert re.search(r"in `Games.step_wait` \(environment\) while 3 worker processes used [\d.]+ of", found["verdict"])
+    assert found["workers"]["where"] == "Game.step"
+    assert sum(process["leads"] for process in found["processes"]) == 1
+
+
+def test_a_torch_program_that_computes_is_called_compute_bound(tmp_path: Path) -> None:
+    program = (
+        "import time, torch\n"
+        "torch.set_num_threads(1)\n"
+        "a, end = torch.randn(600, 600), time.monotonic() + 4\n"
+        "while time.monotonic() < end: a = torch.tanh(a @ a)\n"
+    )
+    done = python(tmp_path, program, own=("--out", "found"))
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["cause"] == "compute-bound", done.stderr
+    assert next(row for row in found["rows"] if row["activity"] == "own code")["active"] > 0.6
+
+
+def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    program = (
+        "import time, gymnasium\n"
+        "from stable_baselines3 import PPO\n"
+        "from stable_baselines3.common.vec_env import SubprocVecEnv\n"
+        "envs = SubprocVecEnv([lambda: gymnasium.make('Acrobot-v1')] * 16, start_method='fork')\n"
+        "end = time.monotonic() + 5\n"
+        "model = PPO('MlpPolicy', envs, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
+        "model.learn(10**9, callback=lambda *_: time.monotonic() < end)\n"
+        "envs.close()\n"
+    )
+    done = python(tmp_path, program, own=("--out", "found"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["cause"] in ("environment computes", "messages to workers"), done.stderr
+    assert re.search(r"`SubprocVecEnv\.step_\w+` \(environment\) while 16 worker processes used", found["verdict"])
+    assert "OnPolicyAlgorithm.collect_rollouts" in done.stderr
+
+
+def test_the_sampler_takes_little_time(tmp_path: Path) -> None:
+    """A bound that catches a mistake, not a measurement: CPU time of the process beside its own work."""
+    program = LOOP.format(work=SLEEP, seconds=2.0) + "print(time.process_time())\n"
+    done = python(tmp_path, program)
+    begun = time.monotonic()
+    bare = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - begun < 30
+    assert float(done.stdout) - float(bare.stdout) < 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("windows", [True, False])
+def test_on_a_gpu_the_table_comes_from_windows_if_asked_for_and_else_from_the_driver(
+    tmp_path: Path, windows: bool
+) -> None:
+    program = (
+        "import time, torch\n"
+        "net, x = torch.nn.Linear(64, 64).cuda(), torch.randn(8, 64, device='cuda')\n"
+        "end = time.monotonic() + 12\n"
+        "while time.monotonic() < end: net(x).mean().backward()\n"
+    )
+    done = python(tmp_path, program, own=("--out", "found", *(["--windows"] if windows else [])))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("\nunidle watched")
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["busy_source"] == ("kineto" if windows else "driver")
+    assert found["cause"] == "small pieces"

@@ -1,0 +1,24 @@
+"""What a look of torch's profiler is made into: a union of intervals, whatever it saw."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unidle.meter.inside.unidle_windows import computed
+
+moments = st.integers(-5, 45)
+intervals = st.lists(st.tuples(moments, moments), max_size=12)
+
+
+@given(intervals, moments, moments)
+def test_the_union_is_the_instants_that_any_interval_covers(found: list[tuple[int, int]], a: int, b: int) -> None:
+    seen = computed(found, 0, 40)
+    covered = {t for first, last in found for t in range(max(0, first), min(40, last))}
+    assert seen.active_ns == len(covered)
+    assert seen.within(a, b) == len(covered & set(range(a, b)))
+
+
+def test_kernels_side_by_side_are_counted_apart_and_their_time_once() -> None:
+    seen = computed([(0, 10), (5, 15), (20, 20)], 0, 40)
+    assert (seen.pieces, seen.active_ns, seen.intervals) == (2, 15, [(0, 15)])
