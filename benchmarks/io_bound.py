@@ -5,10 +5,15 @@ serves on this machine, with random links out of those on offer, and learn nothi
 class, but for how it gets a page (`requests`, one session per environment) and how it reads it (BeautifulSoup on lxml).
 Each side is a process of its own. Memory is what the pool adds: PSS of the process and its children while it runs, less
 what the process had, torch imported, before the pool was made. SB3's processes are forked, so that what was imported
-before is not counted as theirs.
+before is not counted as theirs. CPU time is that of the side with all its processes, and beside it that of the server,
+which needs some of the same cores.
 
-    python benchmarks/io_bound.py              # ratio, memory, curve and shares
-    python benchmarks/io_bound.py --brief      # the ratio only, and less time for it
+unidle keeps what it read of a page, for all episodes, and reads the same bytes only once (`keep_pages`); here all pages
+are soon known. "reading anew" is without that: every page is parsed at every visit, as the peer does it.
+
+    python benchmarks/io_bound.py              # ratio, memory, curve and shares: 7 minutes
+    python benchmarks/io_bound.py --brief      # the ratio only
+    python benchmarks/io_bound.py --seconds 1  # everything, too short to be believed
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -40,8 +46,8 @@ PAGES, LINKS, PAGE_BYTES = 1000, 50, 30_000
 
 
 @contextlib.contextmanager
-def served(latency: float) -> Iterator[str]:
-    """The address of a site that another process serves, all of its pages made once already."""
+def served(latency: float) -> Iterator[tuple[str, int]]:
+    """The address of a site that another process serves, all of its pages made once already; and that process."""
     command = [sys.executable, "-m", "unidle.sites", "--latency", str(latency), "--pages", str(PAGES)]
     command += ["--links", str(LINKS), "--page-bytes", str(PAGE_BYTES)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -49,7 +55,7 @@ def served(latency: float) -> Iterator[str]:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
             asyncio.run(_look_at_all(url))
-            yield url
+            yield url, server.pid
         finally:
             server.terminate()
 
@@ -90,18 +96,24 @@ def cpu_seconds() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in tree())
 
 
-def measured(step: Callable[[], int], seconds: float, before: float) -> dict[str, float]:
+def measured(step: Callable[[], int], seconds: float, before: float, server: int) -> dict[str, float]:
     """Steps a second of `step`, which says how many it took, after a while of warming up."""
+    import psutil
+
+    def served_seconds() -> float:
+        return sum(psutil.Process(server).cpu_times()[:2])
+
     until = time.perf_counter() + seconds / 3
     while time.perf_counter() < until:
         step()
-    steps, cpu, began = 0, cpu_seconds(), time.perf_counter()
+    steps, cpu, serving, began = 0, cpu_seconds(), served_seconds(), time.perf_counter()
     while time.perf_counter() - began < seconds:
         steps += step()
     wall = time.perf_counter() - began
     return {
         "steps_per_second": steps / wall,
         "cpu_ms_per_step": 1000 * (cpu_seconds() - cpu) / max(1, steps),
+        "server_ms_per_step": 1000 * (served_seconds() - serving) / max(1, steps),
         "added_mib": pss() - before,
         "load": os.getloadavg()[0],
     }
@@ -117,12 +129,14 @@ def random_links(masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 # -- the two sides -----------------------------------------------------------------------------------------------------
 
 
-def measure_unidle(url: str, seconds: float, episodes: int, loops: int) -> dict[str, float]:
+def measure_unidle(
+    url: str, server: int, seconds: float, episodes: int, loops: int, keep_pages: bool
+) -> dict[str, float]:
     """One event loop in this process (0), or in each of so many worker processes."""
     import torch  # noqa: F401
 
     before = pss()
-    envs = _pool(url, episodes, loops)
+    envs = _pool(url, episodes, loops, keep_pages)
     masks, rng = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0)
     at_least = max(1, episodes // 32)
 
@@ -131,7 +145,7 @@ def measure_unidle(url: str, seconds: float, episodes: int, loops: int) -> dict[
         envs.send(slices)
 
     def step() -> int:
-        done: list[int] = envs.recv(at_least, 0.002)
+        done: list[int] = envs.recv(at_least, 0.01)
         if done:
             go(done)
         return len(done)
@@ -139,18 +153,19 @@ def measure_unidle(url: str, seconds: float, episodes: int, loops: int) -> dict[
     try:
         envs.start(np.zeros(episodes, np.int64))
         go(list(range(episodes)))
-        return {**measured(step, seconds, before), "faults": len(envs.faults)}
+        return {**measured(step, seconds, before, server), "faults": len(envs.faults)}
     finally:
         envs.close()
 
 
-def _pool(url: str, episodes: int, loops: int) -> Any:
+def _pool(url: str, episodes: int, loops: int, keep_pages: bool) -> Any:
     from unidle.config import Engine
     from unidle.engine.build import make_envs
     from unidle.envs.contract import probe
     from unidle.envs.make import env_maker
 
-    maker = env_maker("unidle/SiteExplore-v0", {"site": url, "topic": TOPIC})
+    task = {"site": url, "topic": TOPIC, "keep_pages": keep_pages, "connections": max(512, episodes)}
+    maker = env_maker("unidle/SiteExplore-v0", task)
     return make_envs(maker, probe(maker), episodes, 0, loops, Engine(workers=loops or None))
 
 
@@ -165,7 +180,8 @@ class RequestsFetcher:
         self.manners = Manners()
         self._session = requests.Session()
         self._session.headers["User-Agent"] = self.manners.user_agent
-        self._rules: dict[str, Any] = {}
+        self._robots: dict[str, Any] = {}
+        self.rules = object()
 
     async def fetch(self, url: str) -> Any:
         from unidle.envs.manners import Page
@@ -184,21 +200,18 @@ class RequestsFetcher:
 
         if url.hostname != "127.0.0.1":
             return False
-        if url.netloc not in self._rules:
+        if url.netloc not in self._robots:
             text = self._session.get(f"http://{url.netloc}/robots.txt", timeout=10).text
-            self._rules[url.netloc] = Robots.parse(text, "unidle")
-        return bool(self._rules[url.netloc].allows(url.path))
+            self._robots[url.netloc] = Robots.parse(text, "unidle")
+        return bool(self._robots[url.netloc].allows(url.path))
 
 
 async def read_with_soup(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Any:
     """`unidle.envs.page.read`, by BeautifulSoup."""
-    from collections import Counter
-
     from bs4 import BeautifulSoup
 
     from unidle.envs.links import LinkBase
-    from unidle.envs.page import MAX_WORDS, Content, Link
-    from unidle.envs.words import words_of
+    from unidle.envs.page import Content, Link
 
     if content_type != "text/html":
         return Content()
@@ -211,9 +224,9 @@ async def read_with_soup(body: bytes, url: str, content_type: str = "text/html",
         if target is not None and target not in links:
             text = " ".join(anchor.get_text(" ").split())
             links[target] = Link(target, text, "nofollow" in (anchor.get("rel") or ()))
-    words = words_of(soup.body.get_text(" ") if soup.body else "", MAX_WORDS)
+    text = soup.body.get_text(" ") if soup.body else ""
     title = soup.title.get_text() if soup.title else ""
-    return Content(title, Counter(words), list(links.values()), is_html=True)
+    return Content(title, text, list(links.values()), is_html=True)
 
 
 class PeerEnv(gymnasium.Env):
@@ -224,7 +237,7 @@ class PeerEnv(gymnasium.Env):
         from unidle.envs.site_explore import SiteExplore
 
         page.read = read_with_soup  # in this process only
-        self._explorer = SiteExplore(url, TOPIC, fetcher=RequestsFetcher())  # type: ignore[arg-type]
+        self._explorer = SiteExplore(url, TOPIC, keep_pages=False, fetcher=RequestsFetcher())  # type: ignore[arg-type]
         self.observation_space, self.action_space = self._explorer.observation_space, self._explorer.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -243,7 +256,7 @@ def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("it waited")
 
 
-def measure_sb3(url: str, seconds: float, processes: int) -> dict[str, float]:
+def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[str, float]:
     """As many processes in lockstep, as SB3 has them."""
     import torch  # noqa: F401
     from stable_baselines3.common.vec_env import SubprocVecEnv
@@ -261,7 +274,7 @@ def measure_sb3(url: str, seconds: float, processes: int) -> dict[str, float]:
                 masks[line] = (envs.reset_infos[line] if done[line] else info)["action_mask"]
             return processes
 
-        return measured(step, seconds, before)
+        return measured(step, seconds, before, server)
     finally:
         envs.close()
 
@@ -269,23 +282,24 @@ def measure_sb3(url: str, seconds: float, processes: int) -> dict[str, float]:
 # -- where the time of a step goes -------------------------------------------------------------------------------------
 
 
-def measure_shares(url: str, seconds: float, episodes: int) -> dict[str, float]:
+def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) -> dict[str, float]:
     """CPU milliseconds of a step by what they are spent on; what is not named is the network's and the loop's."""
-    from unidle.envs import page
+    from unidle.envs import page, reading
+    from unidle.envs.page_graph import PageGraph
     from unidle.envs.site_explore import SiteExplore
     from unidle.envs.slots import Slots
 
     spent: dict[str, float] = {}
     for owner, method, name in (
         (page, "parse", "parse"),
-        (SiteExplore, "_mentions", "links"),
+        (reading, "mentions_of", "links"),
         (SiteExplore, "_observe", "observe"),
         (SiteExplore, "_look", "observe"),
-        (page_graph_class(), "add_links", "graph"),
+        (PageGraph, "add_links", "graph"),
         (Slots, "step", "block"),
     ):
         setattr(owner, method, _timed(getattr(owner, method), name, spent))
-    envs = _pool(url, episodes, 0)
+    envs = _pool(url, episodes, 0, keep_pages)
     masks, rng, steps = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0), 0
     try:
         envs.start(np.zeros(episodes, np.int64))
@@ -304,12 +318,6 @@ def measure_shares(url: str, seconds: float, episodes: int) -> dict[str, float]:
     return {**parts, "network_ms": 1000 * (whole - sum(spent.values())) / steps, "whole_ms": 1000 * whole / steps}
 
 
-def page_graph_class() -> Any:
-    from unidle.envs.page_graph import PageGraph
-
-    return PageGraph
-
-
 def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
     def timed(*arguments: Any, **settings: Any) -> Any:
         began = time.thread_time()
@@ -324,16 +332,18 @@ def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Call
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def side(kind: str, url: str, seconds: float, episodes: int = 0, loops: int = 0) -> dict[str, float]:
+def side(
+    kind: str, site: tuple[str, int], seconds: float, episodes: int, loops: int = 0, anew: bool = False
+) -> dict[str, float]:
     """One measurement, in a process of its own."""
-    command = [sys.executable, __file__, "--side", kind, "--url", url, "--seconds", str(seconds)]
-    command += ["--episodes", str(episodes), "--loops", str(loops)]
+    command = [sys.executable, __file__, "--side", kind, "--url", site[0], "--server", str(site[1])]
+    command += ["--seconds", str(seconds), "--episodes", str(episodes), "--loops", str(loops), *["--anew"] * anew]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise SystemExit(f"{kind} failed:\n{done.stderr}")
     seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     words = ", ".join(f"{name} {value:,.2f}" for name, value in seen.items())
-    print(f"{kind} episodes={episodes} loops={loops}: {words}", file=sys.stderr, flush=True)
+    print(f"{kind} episodes={episodes} loops={loops} anew={anew}: {words}", file=sys.stderr, flush=True)
     return seen
 
 
@@ -341,19 +351,24 @@ def main() -> None:
     """Measure everything and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--brief", action="store_true", help="the ratio only")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
     parser.add_argument("--side", choices=["unidle", "sb3", "shares"], help=argparse.SUPPRESS)  # a child's own part
     parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--server", type=int, default=os.getpid(), help=argparse.SUPPRESS)  # the process that serves it
     parser.add_argument("--episodes", type=int, default=EPISODES, help=argparse.SUPPRESS)
     parser.add_argument("--loops", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--anew", action="store_true", help=argparse.SUPPRESS)  # every page is read each time
     given = parser.parse_args()
+    keep = not given.anew
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each of 2,048 episodes
     if given.side == "unidle":
-        print(json.dumps(measure_unidle(given.url, given.seconds, given.episodes, given.loops)))
+        print(json.dumps(measure_unidle(given.url, given.server, given.seconds, given.episodes, given.loops, keep)))
     elif given.side == "sb3":
-        print(json.dumps(measure_sb3(given.url, given.seconds, given.episodes)))
+        print(json.dumps(measure_sb3(given.url, given.server, given.seconds, given.episodes)))
     elif given.side == "shares":
-        print(json.dumps(measure_shares(given.url, given.seconds, given.episodes)))
+        print(json.dumps(measure_shares(given.url, given.seconds, given.episodes, keep)))
     else:
         result = measure_all(given.seconds, given.brief)
         save("io_bound", result, given.out)
@@ -361,47 +376,66 @@ def main() -> None:
 
 
 def measure_all(seconds: float, brief: bool) -> dict[str, Any]:
-    """Peer, ours, ours, peer; then the curve."""
+    """All sides, and again in the opposite order; then where the time goes, and the curve."""
     packages = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
     cores = len(os.sched_getaffinity(0))
     result: dict[str, Any] = {"machine": provenance(*packages), "latency": LATENCY, "page_bytes": PAGE_BYTES}
-    with served(LATENCY) as url:
-        runs: dict[str, list[dict[str, float]]] = {"sb3": [], "one loop": [], "a loop per core": []}
-        for name in ("sb3", "one loop", "a loop per core", "a loop per core", "one loop", "sb3"):
-            loops = cores if name == "a loop per core" else 0
-            kind, episodes = ("sb3", PEERS) if name == "sb3" else ("unidle", EPISODES)
-            runs[name].append(side(kind, url, seconds, episodes, loops))
+    sides: dict[str, dict[str, Any]] = {
+        "sb3": {"kind": "sb3", "episodes": PEERS},
+        "one loop": {"kind": "unidle", "episodes": EPISODES},
+        "a loop per core": {"kind": "unidle", "episodes": EPISODES, "loops": cores},
+        "one loop, reading anew": {"kind": "unidle", "episodes": EPISODES, "anew": True},
+        "a loop per core, reading anew": {"kind": "unidle", "episodes": EPISODES, "loops": cores, "anew": True},
+    }
+    with served(LATENCY) as site:
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+        for name in (*sides, *reversed(sides)):
+            runs[name].append(side(site=site, seconds=seconds, **sides[name]))
         result["sides"] = {
             name: {"runs": seen, **{key: float(np.mean([run[key] for run in seen])) for key in seen[0]}}
             for name, seen in runs.items()
         }
         if not brief:
-            result["shares"] = side("shares", url, seconds, EPISODES)
+            result["shares"] = {
+                name: side("shares", site, seconds, EPISODES, anew=anew)
+                for name, anew in (("kept pages", False), ("reading anew", True))
+            }
     if not brief:
-        result["curve"] = {}
-        for latency in CURVE_LATENCIES:
-            with served(latency) as url:
-                for episodes in CURVE_EPISODES:
-                    for loops in (0, cores):
-                        name = f"{1000 * latency:.0f} ms, {episodes} episodes, {loops or 1} loops"
-                        result["curve"][name] = side("unidle", url, seconds, episodes, loops)
+        result["curve"] = [
+            {"latency": latency, "episodes": episodes, **seen}
+            for latency in CURVE_LATENCIES
+            for episodes, seen in curve(latency, seconds / 2, cores)
+        ]
     return result
+
+
+def curve(latency: float, seconds: float, cores: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """So many episodes at a time, on a loop per core."""
+    with served(latency) as site:
+        for episodes in CURVE_EPISODES:
+            yield episodes, side("unidle", site, seconds, episodes, cores)
 
 
 def print_table(result: dict[str, Any]) -> None:
     """Every side beside the peer."""
     peer = result["sides"]["sb3"]
-    print(f"{'':>18}{'steps/s':>10}{'× SB3':>8}{'CPU ms':>8}{'added MiB':>11}{'of SB3':>8}{'load':>6}")
+    head = ("steps/s", "× SB3", "CPU ms", "server ms", "added MiB", "of SB3", "load")
+    print(f"{'':>30}" + "".join(f"{name:>11}" for name in head))
     for name, seen in result["sides"].items():
         ratio, memory = seen["steps_per_second"] / peer["steps_per_second"], seen["added_mib"] / peer["added_mib"]
         print(
-            f"{name:>18}{seen['steps_per_second']:>10,.0f}{ratio:>8.1f}{seen['cpu_ms_per_step']:>8.2f}"
-            f"{seen['added_mib']:>11,.0f}{memory:>8.2f}{seen['load']:>6.1f}"
+            f"{name:>30}{seen['steps_per_second']:>11,.0f}{ratio:>11.1f}{seen['cpu_ms_per_step']:>11.2f}"
+            f"{seen['server_ms_per_step']:>11.2f}{seen['added_mib']:>11,.0f}{memory:>11.2f}{seen['load']:>11.1f}"
         )
-    for name, seen in result.get("curve", {}).items():
-        print(f"{name:>36}{seen['steps_per_second']:>8,.0f} steps/s{seen['added_mib']:>8,.0f} MiB")
-    if "shares" in result:
-        print("CPU ms of a step: " + ", ".join(f"{name[:-3]} {ms:.2f}" for name, ms in result["shares"].items()))
+    for name, shares in result.get("shares", {}).items():
+        print(f"CPU ms of a step, {name}: " + ", ".join(f"{part[:-3]} {ms:.2f}" for part, ms in shares.items()))
+    if "curve" in result:
+        print(f"{'latency':>12}{'episodes':>12}{'steps/s':>12}{'CPU ms':>12}{'added MiB':>12}")
+        for seen in result["curve"]:
+            print(
+                f"{1000 * seen['latency']:>9.0f} ms{seen['episodes']:>12,}{seen['steps_per_second']:>12,.0f}"
+                f"{seen['cpu_ms_per_step']:>12.2f}{seen['added_mib']:>12,.0f}"
+            )
 
 
 if __name__ == "__main__":

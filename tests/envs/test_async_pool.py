@@ -368,6 +368,17 @@ def test_a_failure_while_they_are_made_leaves_nothing_behind(tmp_path: Path) -> 
         made(kwargs={"folder": str(tmp_path)})
 
 
+def test_garbage_is_collected_less_often_until_the_last_pool_is_closed(started: Make) -> None:
+    usual = gc.get_threshold()
+    first = started(n_envs=2)
+    second = started(n_envs=2)
+    first.close()
+    first.close()
+    assert gc.get_threshold()[0] > 10 * usual[0]
+    second.close()
+    assert gc.get_threshold() == usual
+
+
 def test_close_cancels_what_is_in_flight_at_once(started: Make) -> None:
     pool = started(n_envs=64)
     send(pool, *[Do.HANG] * 64)
@@ -508,7 +519,7 @@ def test_the_id_of_the_site_explorer_leads_to_it_and_to_its_twin(server: SiteSer
     for twin in (maker(), gymnasium.make("unidle/SiteExplore-v0", **kwargs)):
         assert isinstance(twin.unwrapped, SiteExploreEnv)
         twin.close()
-    with pytest.raises(UsageError, match=r"needs more env_kwargs.*'site' and 'topic'"):
+    with pytest.raises(UsageError, match=r"needs more env_kwargs.*'site'"):
         env_maker("unidle/SiteExplore-v0")()
     with pytest.raises(UsageError, match=r"does not take these env_kwargs.*colour"):
         env_maker("unidle/SiteExplore-v0", {**kwargs, "colour": "red"})()

@@ -16,13 +16,18 @@ from aiohttp import web
 from gymnasium.utils.env_checker import check_env
 from web_servers import answering, run
 
+from unidle.envs import reading
 from unidle.envs.contract import probe
 from unidle.envs.fetch import Fetcher
 from unidle.envs.infos import in_columns
 from unidle.envs.make import env_maker
-from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, FRONTIER, MAX_PAGES, Mention, PageGraph
+from unidle.envs.manners import Page
+from unidle.envs.page import Link
+from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, FRONTIER, LINK_WORDS, MAX_PAGES, Mentions, PageGraph
+from unidle.envs.reading import Readings, mentions_of
 from unidle.envs.site_explore import LINK_FACTS, PAGE_WORDS, SiteExplore
 from unidle.envs.site_explore_twin import SiteExploreEnv
+from unidle.envs.words import Topic
 from unidle.errors import UsageError
 from unidle.sites.serve import Serving, SiteServer, in_background
 from unidle.sites.topics import TOPICS
@@ -56,7 +61,7 @@ def site(pages: dict[str, Any], robots: str | None = None) -> Any:
 
 def shown(env: SiteExplore) -> list[str]:
     """Paths of the links on offer."""
-    return ["/" + env.graph.urls[number].split("/", 3)[3] for number in env._shown]
+    return ["/" + env.graph.urls[number].split("/", 3)[3] for number in env.offered]
 
 
 async def explorer(url: str, **task: Any) -> tuple[SiteExplore, dict[str, Any]]:
@@ -171,11 +176,18 @@ def test_only_links_that_may_be_followed_are_on_offer() -> None:
     run(check())
 
 
+def mentions(urls: list[str], match: list[float], nofollow: list[bool] | None = None) -> Mentions:
+    count = len(urls)
+    words = np.zeros((count, LINK_WORDS), np.uint8)
+    return Mentions(urls, np.array(match, np.float32), np.array(nofollow or [False] * count), words)
+
+
 def test_the_best_links_come_first_and_of_equal_ones_the_oldest() -> None:
-    graph = PageGraph("/", 99)
-    graph.add_links(0, [Mention(f"/{n}", 0.5 * (n in (3, 5)), n == 3, [n]) for n in range(8)], 0.0, 0)
+    graph = PageGraph("/")
+    urls = [f"/{n}" for n in range(8)]
+    graph.add_links(0, mentions(urls, [0.5 * (n in (3, 5)) for n in range(8)], [n == 3 for n in range(8)]), 0.0, 0)
     assert [graph.urls[n] for n in graph.frontier(4)] == ["/5", "/3", "/0", "/1"]
-    graph.add_links(graph._numbers["/5"], [Mention("/7", 0.0, False, [])], 1.0, 1)
+    graph.add_links(graph._numbers["/5"], mentions(["/7"], [0.0]), 1.0, 1)
     assert graph.urls[graph.frontier(1)[0]] == "/7"  # a page that is relevant links to it
     for n in range(1, 9):
         graph.mark(n, FETCHED)
@@ -183,11 +195,11 @@ def test_the_best_links_come_first_and_of_equal_ones_the_oldest() -> None:
 
 
 def test_a_site_that_invents_addresses_does_not_fill_the_memory() -> None:
-    graph = PageGraph("/", 99)
+    graph = PageGraph("/")
     for page in range(50):
-        graph.add_links(0, [Mention(f"/{page}/{n}", 0.0, False, []) for n in range(1000)], 0.0, 0)
+        graph.add_links(0, mentions([f"/{page}/{n}" for n in range(1000)], [0.0] * 1000), 0.0, 0)
     assert len(graph) == MAX_PAGES
-    assert len(graph.nodes) == MAX_PAGES
+    assert len(graph.nodes["state"]) == MAX_PAGES
 
 
 def test_the_graph_can_be_had_for_networkx() -> None:
@@ -250,6 +262,79 @@ def test_an_episode_repeats_and_seeds_choose_the_site(server: SiteServer) -> Non
 
     assert run(play(4)) == run(play(4))
     assert [run(play(seed))[0] for seed in (0, 1, 2, 3)] == [*server.urls, server.urls[0]]
+
+
+# -- pages that were read before ---------------------------------------------------------------------------------------
+
+
+def test_pages_that_are_kept_change_nothing_but_the_time_it_takes(server: SiteServer) -> None:
+    async def play(**task: Any) -> list[Any]:
+        env = SiteExplore(server.urls, TOPICS["sailing"], budget=12, **task)
+        told: list[Any] = []
+        for seed in (0, 1, 0, 0):
+            rng = np.random.default_rng(seed)
+            observation, info = await env.reset(seed)
+            for _ in range(12):
+                choice = rng.choice(np.flatnonzero(info["action_mask"][:-1]))
+                observation, reward, _, _, info = await env.step(choice)
+                told += [reward, *(part.tobytes() for part in observation.values())]
+        await env.close()
+        return told
+
+    kept = Readings.shared(Topic(TOPICS["sailing"]))
+    before = kept.hits
+    assert run(play()) == run(play(keep_pages=False))
+    assert kept.hits > before + 20
+    assert kept.misses <= 26 + 12
+
+
+def test_a_page_that_changes_is_read_anew_and_so_are_its_rules() -> None:
+    async def check() -> None:
+        pages: dict[str, Any] = {"/": (OTHER, [("a", "x"), ("private/b", "x")])}
+        async with site(pages, "User-agent: *\nDisallow: /private/") as server:
+            for _ in range(2):
+                env, _ = await explorer(server.url)
+                assert shown(env) == ["/a"]
+                await env.close()
+            env, _ = await explorer(server.url, obey_robots=False)
+            assert shown(env) == ["/a", "/private/b"]
+            pages["/"] = (OTHER, [("c", "x")])
+            await env.reset(0)
+            assert shown(env) == ["/c"]
+            await env.close()
+
+    run(check())
+
+
+def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_KEPT_BYTES", 50_000)
+    kept = Readings(Topic(TOPIC))
+
+    async def check() -> None:
+        for number in range(100):
+            page = Page(f"http://127.0.0.1/{number}", 200, body=f'<a href="{number}">x</a>'.encode())
+            first = await kept.of(page)
+            assert await kept.of(page) is first
+        assert await kept.of(Page("http://127.0.0.1/99", 200, body=b"other")) is not first
+
+    run(check())
+    assert (kept.hits, kept.misses) == (100, 101)
+    assert 10 < len(kept._kept) < 25
+
+
+def test_what_links_say_is_told_one_by_one() -> None:
+    links = [
+        Link("http://site.test/guide/index.html", "Comet and ORBIT", False),
+        Link("http://site.test/", "", True),
+        Link("http://site.test/12", "orbit orbit the", False),
+        Link("http://site.test/x", " ".join(f"word{n}" for n in range(20)), False),
+    ]
+    told = mentions_of(links, Topic("comet orbit moon"))
+    assert told.match.tolist() == [1.0, 0.0, 0.5, 0.0]
+    assert told.nofollow.tolist() == [False, True, False, False]
+    assert (told.words > 0).sum(1).tolist() == [3, 0, 2, LINK_WORDS]
+    assert told.words[0, 2] == told.words[2, 0] == told.words[2, 1]  # orbit
+    assert mentions_of([], Topic("comet")).urls == []
 
 
 # -- sites that fail ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import gymnasium
 import numpy as np
 
+from unidle.envs import rare_collections
 from unidle.envs.async_env import AsyncEnv
 from unidle.envs.block import Block
 from unidle.envs.contract import Contract
@@ -202,6 +203,7 @@ class AsyncSlots:
         self._is_closed = False
         self._slots = Slots(maker, contract, block, lines, seed, first_index)
         self._thread = LoopThread("environments")
+        rare_collections.begin()
         self._episodes = list(self._slots)  # whose `episode` is the open one
         for slot, player in zip(self._slots, self._players):
             slot._maker = EnvMaker(maker.name, partial(_StandIn, player, contract, self._thread), makes="one")
@@ -251,6 +253,7 @@ class AsyncSlots:
         if self._broken is not None:
             raise RuntimeError("The event loop of the environments broke down.") from self._broken
         self._slots.step(first, end)
+        self._count_requests(first, end)
 
     def states(self) -> list[dict[str, Any] | None]:
         """None: what is waited for is elsewhere, and cannot be put into a checkpoint."""
@@ -276,9 +279,18 @@ class AsyncSlots:
         if self._is_closed:
             return
         self._is_closed = True
+        rare_collections.end()
         with contextlib.suppress(TimeoutError):
             self._thread.wait(self._end(), 3 * _CLOSING_SECONDS)
         self._thread.close()
+
+    def _count_requests(self, first: int, end: int) -> None:
+        """Add what environments that make requests say of them."""
+        for index in range(first, end):
+            counts = getattr(self._players[index].env, "requests_made", None)
+            if counts is not None:
+                self._block.requests[self._lines[index]] += counts
+                counts[:] = 0
 
     def _foresee(self, work: Sequence[Coroutine[Any, Any, Any]]) -> None:
         async def together() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from unidle.envs.async_pool import AsyncSlots
 from unidle.envs.contract import Contract
+from unidle.envs.turns import share_among
 from unidle.envs.worker import STEP, Job, Worker
 
 
@@ -28,16 +29,23 @@ class AsyncWorker(Worker):
         self._first_slice = job.slices[0]
 
     def _make_slots(self, maker: Any, contract: Contract, job: Job) -> AsyncSlots:
+        share_among(job.workers)
         go = self._board.go[job.worker]
 
         def on_through(number: int) -> None:
             self._through.append(number)
-            go.post()
+            if len(self._through) == 1:  # else it was posted before, and all that is there is taken at once
+                go.post()
 
         return AsyncSlots(maker, contract, self._block, job.lines, job.seed, job.first_index, on_through)
 
     def _step_one(self) -> bool:
         """Begin what was handed over, and hand back what is through; False if there is neither."""
+        go, was_posted = self._board.go[self._number], False
+        while go.take():  # one look for all that was posted, rather than one for each
+            was_posted = True
+        if was_posted:
+            go.post()  # and one more after it: some post may have been for a command, or for the end
         first = self._first_slice
         flags = self._board.flags[first : first + len(self._own)]
         handed = [number for number in (first + np.flatnonzero(flags == STEP)).tolist() if number not in self._begun]

@@ -16,8 +16,9 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ _ROBOTS_SECONDS = 3600.0  # that a robots.txt is believed
 _NO_ROBOTS_SECONDS = 30.0  # until one that could not be had is asked for again
 _STRANGERS_RATE, _STRANGERS_CONNECTIONS = 2.0, 4
 _LOOPBACK_CONNECTIONS = 512
+_ADMITTED = 1024  # origins that are remembered; of a list with *.example.org there may be any number
 
 
 @dataclass
@@ -52,8 +54,15 @@ class _Trip:
     url: URL
     left: float  # seconds
     limit: int  # bytes
+    attempt: int  # from 1
+    began: float  # by time.monotonic, the first attempt
     for_robots: bool  # it fetches robots.txt: asks nobody first, and takes what fits of one that is too large
     seen: set[URL] = field(default_factory=set)
+
+    def page(self, **told: Any) -> Page:
+        """What came of it."""
+        redirects, seconds = max(0, len(self.seen) - 1), time.monotonic() - self.began
+        return Page(str(self.url), redirects=redirects, attempts=self.attempt, seconds=seconds, **told)
 
 
 class Fetcher:
@@ -65,7 +74,9 @@ class Fetcher:
         self.manners = manners or Manners()
         self.allowed = AllowList.of(self.manners.hosts)
         self.outcomes: Counter[str] = Counter()  # failures by kind, and "ok", "retry", "bytes"
+        self.rules: object = object()  # another one as soon as `may_follow` may answer differently
         self._lookup = lookup or _by_dns
+        self._admitted: set[str] = set()  # origins that the list allows: a name is looked up and checked all the same
         self._cleared: set[str] = set()  # addresses that a socket may be made for
         self._session: aiohttp.ClientSession | None = None
         self._turns: dict[str, Turns] = {}
@@ -140,25 +151,21 @@ class Fetcher:
 
     async def _persist(self, method: str, url: str, limit: int, for_robots: bool = False) -> Page:
         """Up to `retries` further attempts, as long as what went wrong may pass."""
-        manners, began = self.manners, time.monotonic()
-        page, attempts, redirects = Page(url), 0, 0
+        manners, began, attempt = self.manners, time.monotonic(), 0
         while True:
-            attempts += 1
+            attempt += 1
             trip = None
             try:
-                trip = _Trip(method, _parsed(url), manners.seconds, limit, for_robots)
-                page = await self._follow(trip)
-                break
+                trip = _Trip(method, _parsed(url), manners.seconds, limit, attempt, began, for_robots)
+                return await self._follow(trip)
             except FailedError as failed:
-                page = Page(str(trip.url) if trip else url, failed.status, failed.kind, failed.why)
-                if not failed.transient or attempts > manners.retries or failed.pause > _LONGEST_PAUSE:
-                    break
+                if not failed.transient or attempt > manners.retries or failed.pause > _LONGEST_PAUSE:
+                    if trip is None:
+                        return Page(url, failed.status, failed.kind, failed.why)
+                    return trip.page(status=failed.status, failure=failed.kind, why=failed.why)
                 self.outcomes["retry"] += 1
-                backoff = manners.backoff * 2 ** (attempts - 1) * random.uniform(0.5, 1.5)
+                backoff = manners.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
                 await asyncio.sleep(max(backoff, failed.pause))
-            finally:
-                redirects = len(trip.seen) - 1 if trip and trip.seen else 0
-        return replace(page, redirects=redirects, attempts=attempts, seconds=time.monotonic() - began)
 
     async def _follow(self, trip: _Trip) -> Page:
         """Ask, and go where redirects lead."""
@@ -179,9 +186,7 @@ class Fetcher:
                     self._turns_of(trip.url).pause(min(pause, _LONGEST_PAUSE))
                 raise FailedError("status", f"{answer.status} {answer.reason}", answer.status, transient, pause)
             kind, _, parameters = headers.get("Content-Type", "").lower().partition(";")
-            return Page(
-                str(trip.url), answer.status, body=body, content_type=kind.strip(), charset=_charset(parameters)
-            )
+            return trip.page(status=answer.status, body=body, content_type=kind.strip(), charset=_charset(parameters))
 
     def _redirect(self, trip: _Trip, location: str) -> None:
         from yarl import URL
@@ -198,7 +203,7 @@ class Fetcher:
     async def _exchange(self, trip: _Trip) -> tuple[aiohttp.ClientResponse, bytes]:
         """One request, and the body of its answer."""
         aiohttp = _aiohttp()
-        async with self._turns_of(trip.url).one():
+        async with self._turns_of(trip.url):
             began = time.monotonic()
             try:
                 async with (
@@ -229,15 +234,19 @@ class Fetcher:
 
     def _check(self, target: URL) -> None:
         """Refuse what is not http or not listed."""
-        if target.scheme not in ("http", "https") or target.user or target.password:
+        host = target.raw_host
+        if target.scheme not in ("http", "https") or not host or target.user or target.password:
             raise FailedError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// address")
-        host = target.raw_host or ""
+        if _origin(target) in self._admitted:
+            return
         try:
             self.allowed.check_host(host, target.port or 0)
         except RefusedError as refused:
             raise FailedError("refused", str(refused)) from None
         if literal(host) is not None:
             self._cleared.add(host)
+        if len(self._admitted) < _ADMITTED:
+            self._admitted.add(_origin(target))
 
     async def _resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
         """Where a name is. One address that is refused refuses them all: such a name is not honest."""
@@ -280,10 +289,10 @@ class Fetcher:
         """What robots.txt says, or why that is not known: then nothing may be fetched, as RFC 9309 has it."""
         limit = min(robots.MAX_BYTES, self.manners.max_bytes)
         page = await self._persist("GET", f"{origin}/robots.txt", limit, for_robots=True)
+        self.rules = object()
         if page.failure is None:
             found = Robots.parse(page.body.decode("utf-8", "replace"), self._agent)
-            turns = self._turns_of(target)
-            turns.interval = max(turns.interval, min(found.delay, _LONGEST_PAUSE))
+            self._turns_of(target).keep_apart(min(found.delay, _LONGEST_PAUSE))
             return found
         if page.failure == "status" and 400 <= page.status < 500 and page.status != 429:
             return robots.EVERYTHING
@@ -338,6 +347,7 @@ async def _nothing() -> None:
     pass
 
 
+@lru_cache(4096)
 def _parsed(url: str) -> URL:
     from yarl import URL
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 MAX_LENGTH = 2048  # characters; longer ones are traps more often than pages
 
 # What yarl leaves as it is: nothing to quote, no dots to follow, no scheme, no empty query. A fragment may follow.
 _PLAIN = re.compile(r"(/?(?:[A-Za-z0-9_~\-][A-Za-z0-9_~.\-]*+/?)++(?:\?[A-Za-z0-9/_~.=&+,;\-]++)?)(?:#.*)?")
+_UNFETCHABLE = ("mailto:", "javascript:", "tel:", "data:")
 _STRIPPED = "".join(map(chr, range(0x21)))  # controls and spaces, as browsers do
 _INNER = str.maketrans("", "", "\t\r\n")
 
@@ -24,6 +26,7 @@ class LinkBase:
         path = self.url.raw_path
         self._folder = path[: path.rindex("/") + 1]
         self._plain_origin = f"{self._origin}/"
+        self._own: str | None = None
 
     def absolute(self, href: str) -> str | None:
         """The address without its fragment; None if it is not one that could be fetched (mailto:, javascript:, …)."""
@@ -33,10 +36,23 @@ class LinkBase:
             if href.startswith(self._plain_origin):
                 plain = _PLAIN.fullmatch(href, len(self._origin))
             if plain is None:
-                return self.spelled_out(href)
+                return self._rare(href)
         path = plain[1]
         found = f"{self._origin}{path}" if path[0] == "/" else f"{self._origin}{self._folder}{path}"
         return found if len(found) <= MAX_LENGTH else None
+
+    def _rare(self, href: str) -> str | None:
+        """The rest, of which some are on every page."""
+        if href.startswith(_UNFETCHABLE):
+            return None
+        if href.startswith(("http://", "https://")):
+            href = href.partition("#")[0]
+            return _elsewhere(href) if len(href) <= MAX_LENGTH else None  # what is kept must be bounded
+        if not href.startswith("#"):
+            return self.spelled_out(href)
+        if self._own is None:
+            self._own = self.spelled_out("")
+        return self._own
 
     def spelled_out(self, href: str) -> str | None:
         """The same for any `href` at all."""
@@ -50,3 +66,9 @@ class LinkBase:
         except ValueError:
             return None
         return found if len(found) <= MAX_LENGTH else None
+
+
+@lru_cache(4096)
+def _elsewhere(href: str) -> str | None:
+    """Whole addresses are the same from any page, and often the same ones on every page."""
+    return LinkBase("http://invalid/").spelled_out(href)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from unidle.envs.addresses import AllowList
 from unidle.errors import UsageError
@@ -19,6 +19,8 @@ Failure = Literal[
     "redirects",  # too many, in a circle, or to nowhere
     "status",  # an answer other than 2xx
 ]
+# What becomes of requests, in the order in which they are counted; a page that takes too long to read is "unread".
+OUTCOMES: tuple[str, ...] = ("ok", "retry", *get_args(Failure), "unread")
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Manners:
     hosts: tuple[str, ...] = ()
     """Hosts it may talk to (see `unidle.envs.addresses`); none: this machine only."""
     rate: float | None = None
-    """Requests a second to each host, from all episodes of a process; by default 2, and on loopback any number."""
+    """Requests a second to each host, from all episodes of a run; by default 2, and on loopback any number."""
     connections: int | None = None
-    """Connections at a time to each host, from all episodes of an event loop; by default 4, and on loopback 512."""
+    """Connections at a time to each host, from all episodes of a run; by default 4, and on loopback 512."""
     obey_robots: bool = True
     """Do as robots.txt asks."""
     max_bytes: int = 2_000_000

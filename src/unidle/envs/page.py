@@ -12,16 +12,15 @@ import codecs
 import contextlib
 import re
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from unidle.envs.links import LinkBase
-from unidle.envs.words import words_of
 from unidle.errors import UsageError
 
 MAX_WORDS = 1000  # that are counted, from the top of the page: enough to tell what it is about
 MAX_LINKS = 1000
+_MAX_TEXT = 40 * MAX_WORDS
 MAX_TAGS = 10_000  # parsed in 0.15 s, however they are nested
 MAX_BYTES = 512_000
 _TEXT = 200  # characters kept of a title or of a link's text
@@ -53,7 +52,7 @@ class Content:
     """What was found on a page."""
 
     title: str = ""
-    words: Counter[bytes] = field(default_factory=Counter)  # the first MAX_WORDS of its text, in small letters
+    text: str = ""  # as much as may be needed for MAX_WORDS words
     links: list[Link] = field(default_factory=list)  # no address twice
     is_html: bool = False
     is_cut: bool = False  # there was more than is read of one page
@@ -96,11 +95,13 @@ def parse(body: bytes, url: str, content_type: str = "text/html", charset: str =
     """What is on a page that came from `url`; of anything but HTML and plain text, nothing."""
     if content_type and content_type not in _HTML and content_type != "text/plain":
         return Content()
-    text = decoded(body[:MAX_BYTES], charset)
+    is_cut = len(body) > MAX_BYTES
+    body = body[:MAX_BYTES]
     if content_type == "text/plain":
-        words = words_of(text[: 40 * MAX_WORDS], MAX_WORDS)
-        return Content(words=Counter(words), is_cut=len(body) > MAX_BYTES)
-    return _parse_html(text, url, len(body) > MAX_BYTES)
+        return Content(text=decoded(body, charset)[:_MAX_TEXT], is_cut=is_cut)
+    # The parser takes UTF-8. ASCII is that already, whatever it was said to be, but for UTF-16 and escapes (ISO 2022).
+    is_plain = body.isascii() and b"\x1b" not in body and not (_known(charset) or "").startswith("utf-16")
+    return _parse_html(body if is_plain else decoded(body, charset).encode("utf-8", "replace"), url, is_cut)
 
 
 def decoded(body: bytes, charset: str = "") -> str:
@@ -134,17 +135,16 @@ def _known(charset: str) -> str | None:
     return name if _CHARSETS.fullmatch(name) else None
 
 
-def _parse_html(html: str, url: str, is_cut: bool) -> Content:
-    if html.count("<") > MAX_TAGS:
+def _parse_html(html: bytes, url: str, is_cut: bool) -> Content:
+    if html.count(b"<") > MAX_TAGS:
         html, is_cut = _first_tags(html), True
     tree = _parser()(html)
     tree.strip_tags(_UNSEEN)
     title = tree.css_first("title")
     root = tree.body or tree.root
-    words = words_of(root.text(separator=" ")[: 40 * MAX_WORDS] if root is not None else "", MAX_WORDS)
     return Content(
         title=_tidy(title.text()) if title is not None else "",
-        words=Counter(words),
+        text=root.text(separator=" ")[:_MAX_TEXT] if root is not None else "",
         links=_links(tree, url),
         is_html=True,
         is_cut=is_cut,
@@ -153,15 +153,20 @@ def _parse_html(html: str, url: str, is_cut: bool) -> Content:
 
 def _links(tree: Any, url: str) -> list[Link]:
     base = LinkBase(url)
-    declared = tree.css_first("base[href]")
+    selected = "a"
+    if tree.css_first("base, area, frame") is not None:  # rare, and to look for them by themselves takes longer
+        selected = "a[href], area[href], frame[src]"
+    declared = tree.css_first("base[href]") if selected != "a" else None
     if declared is not None:
         moved = base.absolute(declared.attributes["href"] or "")
         base = LinkBase(moved) if moved is not None else base
     robots = tree.css_first("meta[name=robots i]")
     none_vouched = robots is not None and _says_nofollow(robots.attributes.get("content"))
     found: dict[str, Link] = {}
-    for node in tree.css("a[href], area[href], frame[src]"):
+    for node in tree.css(selected):
         attributes = node.attributes
+        if selected == "a" and "href" not in attributes:
+            continue
         target = base.absolute(attributes.get("href") or attributes.get("src") or "")
         if target is None or target in found:
             continue
@@ -181,10 +186,10 @@ def _tidy(text: str) -> str:
     return " ".join(text.split(None, _TEXT))[:_TEXT]
 
 
-def _first_tags(html: str) -> str:
+def _first_tags(html: bytes) -> bytes:
     at = -1
     for _ in range(MAX_TAGS):
-        at = html.index("<", at + 1)
+        at = html.index(b"<", at + 1)
     return html[:at]
 
 

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from unidle.envs import page as pages
 from unidle.envs.addresses import AllowList, RefusedError
 from unidle.envs.fetch import Fetcher
 from unidle.envs.links import LinkBase
-from unidle.envs.manners import Manners, Page
-from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, LINK_WORDS, Mention, PageGraph
-from unidle.envs.words import BUCKETS, Topic, bag, bucket, words_of_each
+from unidle.envs.manners import OUTCOMES, Manners, Page
+from unidle.envs.page import MAX_LINKS, MAX_WORDS
+from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, PageGraph
+from unidle.envs.reading import LINK_BUCKETS, PAGE_WORDS, Reading, Readings, read
+from unidle.envs.words import BUCKETS, Topic
 from unidle.errors import UsageError
 
-PAGE_WORDS, LINK_BUCKETS = 64, 32  # widths of the hashed bags
 PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
-_EMPTY_WORDS = frozenset(b"html htm php asp aspx jsp index www the and for".split())  # a link says nothing by these
 _RECENT = 8  # requests
+_NUMBER = {kind: number for number, kind in enumerate(OUTCOMES)}
 
 Observation = dict[str, np.ndarray]
 
@@ -40,20 +40,22 @@ class SiteExplore:
     def __init__(
         self,
         site: str | Sequence[str],
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] = "comet orbit telescope galaxy nebula planet",
         *,
         budget: int = 40,
         links: int = 16,
         relevant_at: float = 0.5,
         cost: float = 0.05,
         novelty: float = 0.1,
+        keep_pages: bool = True,
         fetcher: Fetcher | None = None,
         **manners: Any,
     ) -> None:
         """Explore `site` (of several, one by the episode's seed), looking for `topic`, in `budget` requests.
 
         A page counts if its relevance, 0 to 1, is at least `relevant_at`. The reward of a request is 1 for a page that
-        counts and was not found before, plus up to `novelty` for words that no page had before, less `cost`. `manners`
+        counts and was not found before, plus up to `novelty` for words that no page had before, less `cost`. Pages are
+        always fetched; with `keep_pages`, one whose bytes were read before in any episode is not read again. `manners`
         are those of `Manners`; without `hosts`, nothing but the site itself is talked to, and that must be on loopback.
         """
         self.sites = [_start(url) for url in ([site] if isinstance(site, str) else site)]
@@ -65,6 +67,7 @@ class SiteExplore:
         self.manners = fetcher.manners if fetcher else _manners(self.sites, manners)
         self.budget, self.links, self.relevant_at = budget, links, relevant_at
         self.cost, self.novelty = cost, novelty
+        self._readings = Readings.shared(self.topic) if keep_pages else None
         self.action_space = spaces.Discrete(links + 1)  # the last one stops
         shapes = {
             "page": (PAGE_WORDS + PAGE_FACTS,),
@@ -74,12 +77,13 @@ class SiteExplore:
         self.observation_space = spaces.Dict({key: spaces.Box(0.0, 1.0, shape) for key, shape in shapes.items()})
         self._fetcher, self._owns_fetcher = fetcher, fetcher is None
         self._has_fetched = False
+        self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by what came of them; whoever counts them empties it
         self._begin(self.sites[0])
 
     def _begin(self, start: str) -> None:
-        self.graph = PageGraph(start, blank=BUCKETS)
+        self.graph = PageGraph(start)
         self.requests = self.found = self.failed = 0
-        self._shown = np.zeros(0, np.int64)  # the links on offer, as pages of the graph
+        self.offered = np.zeros(0, np.int64)  # the links on offer, as pages of the graph
         self._seen = np.zeros(BUCKETS, np.bool_)  # words
         self._bodies: set[int] = set()
         self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a page that counts was found
@@ -110,13 +114,13 @@ class SiteExplore:
         self.requests += 1
         found, reward = self.found, -self.cost
         self._freshness, self._has_failed = 0.0, False
-        if 0 <= choice < len(self._shown):
-            await self._visit(int(self._shown[choice]))
+        if 0 <= choice < len(self.offered):
+            await self._visit(int(self.offered[choice]))
             reward += (self.found - found) + self.novelty * self._freshness
         self._recent.append(self.found > found)
         observation = self._observe()
         # The budget is seen, so running out of it is an end like any other, and nothing comes after it.
-        terminated = self.requests >= self.budget or not len(self._shown)
+        terminated = self.requests >= self.budget or not len(self.offered)
         return observation, reward, terminated, False, self._info()
 
     async def close(self) -> None:
@@ -131,10 +135,13 @@ class SiteExplore:
         """Fetch a page and add it to what is known."""
         assert self._fetcher is not None
         page = await self._fetcher.fetch(self.graph.urls[number])
-        content = None
+        seen = None
         if page.failure is None:
-            content = await pages.read(page.body, page.url, page.content_type, page.charset)
-        if content is None:
+            seen = await (self._readings.of(page) if self._readings else read(page, self.topic))
+        outcome = page.failure or ("ok" if seen is not None else "unread")
+        self.requests_made[_NUMBER[outcome]] += 1
+        self.requests_made[_NUMBER["retry"]] += page.attempts - 1
+        if seen is None:
             self.failed += 1
             self._has_failed = True
             self.graph.mark(number, FAILED)
@@ -142,72 +149,61 @@ class SiteExplore:
             return page
         is_duplicate = self.graph.is_elsewhere(number, page.url) or hash(page.body) in self._bodies
         self._bodies.add(hash(page.body))
-        relevance = self.topic.of_text(content.words, content.words.total())
-        counts = relevance >= self.relevant_at and not is_duplicate
+        self._relevance = seen.relevance
+        counts = seen.relevance >= self.relevant_at and not is_duplicate
         self.found += counts
-        self.graph.mark(number, DUPLICATE if is_duplicate else FETCHED, relevance, counts)
-        new_links = self.graph.add_links(number, self._mentions(content.links), relevance, self.requests)
-        self._relevance = relevance
-        self._look(content, page, is_duplicate, new_links)
+        self.graph.mark(number, DUPLICATE if is_duplicate else FETCHED, seen.relevance, counts)
+        links = seen.followable(self._fetcher.rules, self._fetcher.may_follow)
+        new_links = self.graph.add_links(number, links, seen.relevance, self.requests)
+        self._look(seen, page, is_duplicate, new_links)
         return page
-
-    def _mentions(self, links: Sequence[pages.Link]) -> list[Mention]:
-        """What those links say, by address and text, that may be followed."""
-        assert self._fetcher is not None
-        may = self._fetcher.may_follow(link.url for link in links)
-        links = [link for link, allowed in zip(links, may) if allowed]
-        said = words_of_each([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
-        mentions = []
-        for link, words in zip(links, said):
-            words = [word for word in words if len(word) > 2 and word not in _EMPTY_WORDS and not word.isdigit()]
-            match = min(1.0, self.topic.hits(words) / 2)
-            mentions.append(Mention(link.url, match, link.nofollow, list(map(bucket, words[:LINK_WORDS]))))
-        return mentions
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
-    def _look(self, content: pages.Content | None, page: Page, is_duplicate: bool, new_links: int) -> None:
+    def _look(self, read: Reading | None, page: Page, is_duplicate: bool, new_links: int) -> None:
         """Turn the page just fetched into numbers."""
         self._page = seen = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
-        if content is None:
+        if read is None:
             seen[PAGE_WORDS:] = (0, 0, 0, 0, 0, 1, 0, page.status >= 400)
             return
-        counts = np.fromiter(content.words.values(), np.float32, len(content.words))
-        hashes = np.fromiter(map(bucket, content.words), np.int64, len(content.words))
-        if len(hashes):
-            self._freshness = float(1.0 - self._seen[hashes].mean()) * (not is_duplicate)
-            self._seen[hashes] = True
-            seen[:PAGE_WORDS] = bag(hashes, counts, PAGE_WORDS)
+        if len(read.buckets):
+            known = np.count_nonzero(self._seen[read.buckets])
+            self._freshness = (1.0 - known / len(read.buckets)) * (not is_duplicate)
+            self._seen[read.buckets] = True
+            seen[:PAGE_WORDS] = read.bag
+        n_links = len(read.links.urls)
         seen[PAGE_WORDS:] = (
-            self._relevance,
+            read.relevance,
             self._freshness,
-            _squeezed(content.words.total(), pages.MAX_WORDS),
-            _squeezed(len(content.links), pages.MAX_LINKS),
-            new_links / max(1, len(content.links)),
+            _squeezed(read.n_words, MAX_WORDS),
+            _squeezed(n_links, MAX_LINKS),
+            new_links / max(1, n_links),
             0,
             is_duplicate,
-            not content.is_html,
+            not read.is_html,
         )
 
     def _observe(self) -> Observation:
-        graph, nodes = self.graph, self.graph.nodes
-        self._shown = graph.frontier(self.links)
-        shown = nodes[self._shown]
-        parents = nodes[shown["parent"]]
-        count = len(shown)
-        links = np.zeros((self.links, LINK_FACTS + LINK_BUCKETS + 1), np.float32)
-        columns = np.where(shown["words"] == BUCKETS, LINK_BUCKETS, shown["words"] % LINK_BUCKETS)
-        links[np.arange(count)[:, None], LINK_FACTS + columns] = 1.0  # no word: in the last column, which is not shown
+        graph, nodes = self.graph, self.graph.columns
+        self.offered = offered = graph.frontier(self.links)
+        parents, linked = nodes["parent"][offered], nodes["linked"][offered]
+        match, best = nodes["match"][offered], nodes["best"][offered]
+        count = len(offered)
+        links = np.zeros((self.links, LINK_FACTS + LINK_BUCKETS), np.float32)
+        # Words count from 1; no word is written to the last of the facts, before those are.
+        links[np.arange(count)[:, None], LINK_FACTS - 1 + nodes["words"][offered]] = 1.0
         facts = links[:count, :LINK_FACTS]
         facts[:, 0] = 1.0
-        facts[:, 1] = shown["match"]
-        facts[:, 2] = shown["best"]
-        facts[:, 3] = shown["total"] / np.maximum(shown["linked"], 1)
-        facts[:, 4] = np.minimum(np.log1p(shown["linked"].astype(np.float32)) / math.log(1 + self.budget), 1.0)
-        facts[:, 5] = np.minimum(shown["depth"] / 10.0, 1.0)
-        facts[:, 6] = (self.requests - shown["seen_at"].astype(np.float32)) / self.budget
-        facts[:, 7] = shown["nofollow"]
-        facts[:, 8] = (parents["hits"] + 0.5) / (parents["tried"] + 1.0)  # how good the links of that page were so far
+        facts[:, 1] = match
+        facts[:, 2] = best
+        facts[:, 3] = nodes["total"][offered] / np.maximum(linked, 1)
+        facts[:, 4] = np.minimum(np.log1p(linked, dtype=np.float32) / math.log(1 + self.budget), 1.0)
+        facts[:, 5] = np.minimum(nodes["depth"][offered] / 10.0, 1.0)
+        facts[:, 6] = (self.requests - nodes["seen_at"][offered].astype(np.float32)) / self.budget
+        facts[:, 7] = nodes["nofollow"][offered]
+        facts[:, 8] = (nodes["hits"][parents] + 0.5) / (
+            nodes["tried"][parents] + 1.0
+        )  # how good that page's links were
         done = self.requests or 1
         summary = (
             1.0 - self.requests / self.budget,
@@ -218,18 +214,18 @@ class SiteExplore:
             min(self.failed / done, 1.0),
             _squeezed(len(graph), 10_000),
             count / self.links,
-            float(facts[:, 1].mean()) if count else 0.0,
-            float(facts[:, 2].mean()) if count else 0.0,
+            float(match.sum()) / max(1, count),
+            float(best.sum()) / max(1, count),
         )
         return {
             "page": self._page.copy(),
-            "links": links[:, :-1].copy(),
+            "links": links,
             "graph": np.array(summary, np.float32),
         }
 
     def _info(self) -> dict[str, Any]:
         mask = np.zeros(self.links + 1, np.uint8)
-        mask[: len(self._shown)] = mask[self.links] = 1
+        mask[: len(self.offered)] = mask[self.links] = 1
         return {
             "action_mask": mask,
             "requests": self.requests,

@@ -1,10 +1,14 @@
-"""Text as numbers: words, hashed bags of them, and how much of a text is about a topic."""
+"""Text as numbers: words, hashed bags of them, and how much of a text is about a topic.
+
+All words of a text are hashed at once, without being cut out of it: if C are the sums of byte × P^place, the word from
+a to b has the hash (C[b] - C[a]) × P^-a modulo 2^64, wherever it stands.
+"""
 
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,22 +16,17 @@ from unidle.errors import UsageError
 
 BUCKETS = 4096  # that words are hashed to; narrower bags use the lower bits
 FULL_SHARE = 0.06  # of all words, from where on a text is wholly about its topic
-_MEMO_WORDS = 200_000  # a site that invents words must not fill the memory
 
 # Bytes of UTF-8 to those of words: letters become small, digits and NUL stay, other ASCII parts words, the rest stays.
 _TABLE = bytes(byte if byte >= 0x80 or chr(byte).isalnum() or not byte else 0x20 for byte in bytes(range(256)).lower())
 _NO_WORD = re.compile(r"[^\w\0]+")
+_P, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xBF58476D1CE4E5B9)
 
 
 def words_of(text: str, most: int = -1) -> list[bytes]:
     """The words of a text, in small letters and as UTF-8; at most `most` of them."""
-    words = _as_bytes(text).translate(_TABLE).split(None, most)
+    words = _as_bytes(text).translate(_TABLE, b"\0").split(None, most)
     return words[:most] if most >= 0 else words
-
-
-def words_of_each(texts: Iterable[str]) -> list[list[bytes]]:
-    """The words of many short texts: of all links of a page, say."""
-    return [line.split() for line in _as_bytes("\0".join(texts)).translate(_TABLE, b"\1").split(b"\0")]
 
 
 def _as_bytes(text: str) -> bytes:
@@ -36,41 +35,107 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-class _Buckets(dict[bytes, int]):
-    """Computed when first asked for; looked up without a call into Python after that."""
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """The words of one or several texts, in order."""
 
-    def __missing__(self, word: bytes) -> int:
-        if len(self) >= _MEMO_WORDS:
-            self.clear()
-        found = self[word] = zlib.crc32(word) % BUCKETS
-        return found
+    letters: np.ndarray  # [bytes] uint8: words parted by spaces, and texts by NUL
+    before: np.ndarray  # [words] the place before each
+    last: np.ndarray  # [words] the place of its last letter
+    hashes: np.ndarray  # [words] uint64
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def only(self, which: np.ndarray | slice) -> Hashed:
+        """Some of them."""
+        return Hashed(self.letters, self.before[which], self.last[which], self.hashes[which])
+
+    @property
+    def buckets(self) -> np.ndarray:
+        """[words] int64 below BUCKETS."""
+        return _bucket(self.hashes)
+
+    @property
+    def texts(self) -> np.ndarray:
+        """[words] the number of the text that each stands in."""
+        return np.searchsorted(np.flatnonzero(self.letters == 0), self.before, "right")
+
+    @property
+    def is_number(self) -> np.ndarray:
+        """[words] which have nothing but digits."""
+        others = np.cumsum((self.letters < 0x30) | (self.letters > 0x39), dtype=np.int32)
+        return others[self.last] == others[self.before]
 
 
-# The hash of a word, below BUCKETS; the same in every process.
-bucket = _Buckets().__getitem__
+def hash_words(texts: Iterable[str]) -> Hashed:
+    """Hash what `words_of` finds in each text; the same in every process."""
+    plain = [text.replace("\0", "") if "\0" in text else text for text in texts]
+    letters = np.frombuffer(b" %b " % _as_bytes("\0".join(plain)).translate(_TABLE), np.uint8)
+    in_word = letters > 0x20
+    edges = np.flatnonzero(in_word[1:] != in_word[:-1])
+    before, last = edges[::2], edges[1::2]
+    powers, inverse = _powers(len(letters))
+    sums = np.cumsum(letters * powers)
+    hashes = (sums[last] - sums[before]) * inverse[before]
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= _MIX
+    return Hashed(letters, before, last, hashes)
 
 
-def bag(hashes: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
+def _bucket(hashes: np.ndarray) -> np.ndarray:
+    return (hashes >> np.uint64(52)).astype(np.int64)
+
+
+_known_powers = [(np.ones(1, np.uint64), np.ones(1, np.uint64))]  # the longest so far
+
+
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """P^n and P^-n modulo 2^64, for n from 0 to below `count`."""
+    powers, inverses = _known_powers[0]  # another thread may put shorter ones there at any time
+    if len(powers) < count:
+        size = 1 << count.bit_length()
+        inverse = pow(_P, -1, 1 << 64)
+        steps = (np.full(size, factor, np.uint64) for factor in (_P, inverse))
+        powers, inverses = (np.concatenate((np.ones(1, np.uint64), np.cumprod(step))) for step in steps)
+        _known_powers[0] = powers, inverses
+    return powers[:count], inverses[:count]
+
+
+def bag(buckets: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
     """[width] float32 of length 1 (or 0 without words): how often which words, `width` a power of two."""
-    sums = np.bincount(hashes & (width - 1), np.log1p(counts), width)
+    sums = np.bincount(buckets & (width - 1), np.log1p(counts), width)
     return (sums / max(float(np.sqrt(sums @ sums)), 1e-9)).astype(np.float32)
 
 
-class Topic:
+class WordSet:
+    """Words, to be looked for among hashed ones."""
+
+    def __init__(self, words: Iterable[bytes]) -> None:
+        self.words = frozenset(words)
+        self._hashes = np.sort(hash_words([b" ".join(self.words).decode()]).hashes)
+        self._buckets = np.zeros(BUCKETS, np.bool_)  # those of its words, which a few others share
+        self._buckets[_bucket(self._hashes)] = True
+
+    def has(self, found: Hashed) -> np.ndarray:
+        """[words] which of them are in it."""
+        likely = self._buckets[found.buckets]
+        at = np.flatnonzero(likely)
+        hashes = found.hashes[at]
+        likely[at] = self._hashes[np.searchsorted(self._hashes[:-1], hashes)] == hashes
+        return likely
+
+
+class Topic(WordSet):
     """What is being looked for, as words."""
 
     def __init__(self, words: Sequence[str] | str) -> None:
         """Words, or a text made of them."""
-        text = words if isinstance(words, str) else " ".join(map(str, words))
-        self.words = frozenset(words_of(text))
+        super().__init__(words_of(words if isinstance(words, str) else " ".join(map(str, words))))
         if not self.words:
             raise UsageError("A topic needs at least one word to look for; give topic='comet orbit telescope'.")
 
-    def of_text(self, counts: Mapping[bytes, int], total: int) -> float:
+    def relevance(self, text: Hashed) -> float:
         """How much a text is about it, 0 to 1."""
-        hits = sum(counts.get(word, 0) for word in self.words)
-        return min(1.0, hits / (FULL_SHARE * total)) if total else 0.0
-
-    def hits(self, words: Sequence[bytes]) -> int:
-        """How many different ones of a few words belong to it."""
-        return len(self.words.intersection(words))
+        hits = int(np.count_nonzero(self.has(text)))
+        return min(1.0, hits / (FULL_SHARE * len(text))) if len(text) else 0.0

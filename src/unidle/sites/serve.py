@@ -167,11 +167,20 @@ def in_background(what: Serving) -> Iterator[SiteServer]:
         try:
             yield server
         finally:
-            asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+            asyncio.run_coroutine_threadsafe(_wind_up(server), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _wind_up(server: SiteServer) -> None:
+    """Stop, and wait for no answer that is still to come."""
+    await server.stop()
+    unanswered = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in unanswered:
+        task.cancel()
+    await asyncio.gather(*unanswered, return_exceptions=True)
 
 
 async def serve_forever(what: Serving) -> None:

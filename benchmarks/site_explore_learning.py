@@ -1,0 +1,143 @@
+"""Does PPO learn to explore? Pages about a topic per request, on generated sites that it never saw, beside crawlers.
+
+    python benchmarks/site_explore_learning.py [--seeds 5] [--timesteps 100000]
+
+Each seed trains on 24 sites of its own with `--preset site-explore`, and is then tried on 24 others, one episode of 40
+requests each, always taking the likeliest link. The crawlers play the same episodes. Breadth-first and random crawling
+know all links they have met, as crawlers do; the policy is offered the 16 that look best to the environment, so the
+last two rows say what that alone is worth: one of those 16 by chance, and always the first of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import provenance, save
+
+from unidle.envs.site_explore import SiteExplore
+from unidle.sites.serve import Serving, in_background
+from unidle.sites.topics import TOPICS
+
+TOPIC = TOPICS["astronomy"][:6]  # what is looked for is not all that a page may say about it
+SITES, BUDGET, OFFERED = 24, 40, 16
+LAYOUT = {"sites": SITES, "pages": 600, "links": 30, "page_bytes": 6000}
+UNSEEN = 1_000_000  # added to the seeds of sites
+ALL = 2000  # more links than an episode ever meets
+
+Choice = Callable[[SiteExplore, dict[str, np.ndarray], np.ndarray, np.random.Generator], int]
+
+
+def breadth_first(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
+    """The link that is known longest."""
+    return int(np.argmin(env.offered))
+
+
+def at_random(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
+    """Any link on offer."""
+    return int(rng.integers(len(env.offered)))
+
+
+def best_first(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
+    """The link that looks best to the environment."""
+    return 0
+
+
+CRAWLERS: dict[str, tuple[Choice, int]] = {
+    "breadth-first": (breadth_first, ALL),
+    "random": (at_random, ALL),
+    "random of those on offer": (at_random, OFFERED),
+    "first of those on offer": (best_first, OFFERED),
+}
+
+
+async def crawl(urls: list[str], choose: Choice, links: int) -> float:
+    """Relevant pages per request, over an episode on each site."""
+    found = requests = 0
+    for number in range(len(urls)):
+        env = SiteExplore(urls, TOPIC, budget=BUDGET, links=links)
+        seen, info = await env.reset(number)
+        rng, is_over = np.random.default_rng(number), False
+        while not is_over:
+            choice = choose(env, seen, info["action_mask"], rng)
+            seen, _, is_over, _, info = await env.step(choice)
+        found, requests = found + env.found, requests + env.requests
+        await env.close()
+    return found / max(1, requests)
+
+
+def trained(seed: int, timesteps: int, run_dir: str) -> tuple[Choice, float]:
+    """What PPO learned from its sites, and in how many seconds."""
+    import unidle
+
+    with in_background(Serving(seed=seed * SITES, **LAYOUT)) as server:
+        began = time.perf_counter()
+        run = unidle.train(
+            "unidle/SiteExplore-v0",
+            preset="site-explore",
+            env_kwargs={"site": server.urls, "topic": TOPIC, "budget": BUDGET, "links": OFFERED},
+            timesteps=timesteps,
+            seed=seed,
+            runs_dir=run_dir,
+            eval_every=0,
+            tensorboard=False,
+            device="cpu",
+            slices=4,  # at no latency, episodes had better wait for each other than the policy be asked for a few
+            quiet=True,
+        )
+        seconds = time.perf_counter() - began
+
+    def choose(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
+        return int(run.predict(seen, action_mask=mask))
+
+    return choose, seconds
+
+
+def one_seed(seed: int, timesteps: int) -> dict[str, float]:
+    """Relevant pages per request of each, on sites that this seed did not train on."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy, seconds = trained(seed, timesteps, folder)
+        with in_background(Serving(seed=UNSEEN + seed * SITES, **LAYOUT)) as server:
+            sides: dict[str, tuple[Choice, int]] = {"PPO": (policy, OFFERED), **CRAWLERS}
+            seen = {name: asyncio.run(crawl(server.urls, *how)) for name, how in sides.items()}
+    return {**seen, "training seconds": seconds}
+
+
+def main() -> None:
+    """Train, compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--timesteps", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
+    given = parser.parse_args()
+    rows = []
+    for seed in range(given.seeds):
+        rows.append(one_seed(seed, given.timesteps))
+        print(f"seed {seed}: " + ", ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()), flush=True)
+    names = ["PPO", *CRAWLERS]
+    table = {name: [row[name] for row in rows] for name in names}
+    ratios = {name: [row["PPO"] / row[name] for row in rows] for name in names[1:]}
+    result: dict[str, Any] = {
+        "machine": provenance("aiohttp", "selectolax"),
+        "settings": {**LAYOUT, "budget": BUDGET, "offered": OFFERED, "timesteps": given.timesteps},
+        "relevant_per_request": table,
+        "ppo_times": ratios,
+        "training_seconds": [row["training seconds"] for row in rows],
+    }
+    save("site_explore_learning", result, given.out)
+    print(f"{'':>26}{'pages/request':>15}{'from':>8}{'to':>8}{'PPO ×':>8}{'least':>8}")
+    for name in names:
+        own, times = table[name], ratios.get(name, [1.0])
+        print(
+            f"{name:>26}{np.median(own):>15.3f}{min(own):>8.3f}{max(own):>8.3f}{np.median(times):>8.2f}{min(times):>8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
