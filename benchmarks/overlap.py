@@ -8,6 +8,9 @@ it, and an inference waits for the others' learning.)
 
 Judged by the policy at the end of training, mode action, 20 episodes; "no worse" as in learning.py: the lower 95 %
 bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
+
+The control is the same question about nothing: training with off and other seeds against off. Where not even that is
+"no worse", so many seeds cannot tell.
 """
 
 from __future__ import annotations
@@ -49,19 +52,19 @@ TASKS: dict[str, dict[str, Any]] = {
         "timesteps": 102_400,
     },
 }
-SIDES = ("strict", "off")
+SIDES = {"strict": ("strict", 0), "off": ("off", 0), "control": ("off", 1000)}  # → overlap, and what its seeds begin at
 
 
-def train(task: str, overlap: str, seed: int, workers: int) -> dict[str, Any]:
+def train(task: str, side: str, seed: int, workers: int) -> dict[str, Any]:
     """Return of the policy at the end, and [step, seconds, return] of the evaluations on the way."""
     import unidle
 
-    settings = dict(TASKS[task])
+    settings, (overlap, first_seed) = dict(TASKS[task]), SIDES[side]
     with tempfile.TemporaryDirectory() as folder:
         run = unidle.train(
             **settings,
             overlap=overlap,
-            seed=seed,
+            seed=first_seed + seed,
             workers=workers,
             eval_every=settings["timesteps"] // 4,
             eval_episodes=20,
@@ -79,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1, help="worker processes of each run")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
@@ -90,12 +94,13 @@ def main() -> None:
             wanted = json.loads(json.dumps(TASKS[task]))
             row = result["tasks"].get(task, {})
             if row.get("settings") != wanted:
-                row = {"settings": wanted, **{side: {} for side in SIDES}}
+                row = {"settings": wanted}
+            row = {side: {} for side in SIDES} | row
             result["tasks"][task] = row
             futures = {
                 pool.submit(train, task, side, seed, arguments.workers): (side, str(seed))
                 for seed in range(1, arguments.seeds + 1)
-                for side in SIDES
+                for side in arguments.sides
                 if str(seed) not in row[side]
             }
             for future in as_completed(futures):
@@ -104,14 +109,17 @@ def main() -> None:
                 row["machine"] = provenance()  # of the latest run; one that is taken from the file keeps its own
                 print(f"{task} {side} seed {seed}: {row[side][seed]['return']:.1f}", file=sys.stderr, flush=True)
                 save("overlap", result, arguments.out)
-            strict, off = ([run["return"] for run in row[side].values()] for side in SIDES)
+            strict, off, control = ([run["return"] for run in row[side].values()] for side in SIDES)
             verdict = compare(strict, off, random_policy(TASKS[task]["env"]))
             row |= {"strict_iqm": verdict.pop("unidle_iqm"), "off_iqm": verdict.pop("sb3_iqm"), **verdict}
+            if control:
+                row["of_control"] = compare(control, off, row["random"])
             save("overlap", result, arguments.out)
-    heads = ("steps", "strict", "off", "random", "lower 95 %", "allowed")
+    heads = ("steps", "strict", "off", "random", "allowed", "lower 95 %", "of control")
     print(f"{'task':<30}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
     for task, row in result["tasks"].items():
-        figures = (row["strict_iqm"], row["off_iqm"], row["random"], row["lower_95"], row["margin"])
+        figures = [row["strict_iqm"], row["off_iqm"], row["random"], row["margin"], row["lower_95"]]
+        figures.append(row["of_control"]["lower_95"] if "of_control" in row else float("nan"))
         judged = "no worse" if row["no_worse"] else "not shown"
         steps = row["settings"]["timesteps"]
         print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + f"  {judged}")
