@@ -159,6 +159,7 @@ def test_every_flag_in_the_pages_exists(capsys: pytest.CaptureFixture[str]) -> N
         "--no-subproc",
         "--no-pin-cores",
         "--num-envs",
+        "--n-parallel-envs",
         "--total-timesteps",
     }  # understood, and too many for the help
     for page in LINKED:
