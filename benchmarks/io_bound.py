@@ -11,7 +11,7 @@ which needs some of the same cores.
 unidle keeps what it read of a page, for all episodes, and reads the same bytes only once (`keep_pages`); here all pages
 are soon known. "reading anew" is without that: every page is parsed at every visit, as the peer does it.
 
-    python benchmarks/io_bound.py              # ratio, memory, curve and shares: 7 minutes
+    python benchmarks/io_bound.py              # ratio, memory, curve and shares: some minutes
     python benchmarks/io_bound.py --brief      # the ratio only
     python benchmarks/io_bound.py --seconds 1  # everything, too short to be believed
 """
@@ -21,13 +21,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+import types
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -284,15 +287,18 @@ def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[s
 
 def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) -> dict[str, float]:
     """CPU milliseconds of a step by what they are spent on; what is not named is the network's and the loop's."""
-    from unidle.envs import page, reading
+    from unidle.envs import page, reading, site_explore
     from unidle.envs.page_graph import PageGraph
     from unidle.envs.site_explore import SiteExplore
     from unidle.envs.slots import Slots
 
-    spent: dict[str, float] = {}
+    spent: dict[str, float] = defaultdict(float)
     for owner, method, name in (
         (page, "parse", "parse"),
         (reading, "mentions_of", "links"),
+        (reading.Readings, "of", "words"),  # all of the reading, of which the two above are part
+        (site_explore, "read", "words"),  # the same, of pages that are not kept
+        (reading.Reading, "followable", "robots"),
         (SiteExplore, "_observe", "observe"),
         (SiteExplore, "_look", "observe"),
         (PageGraph, "add_links", "graph"),
@@ -311,22 +317,35 @@ def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) ->
             envs.send(slices)
             slices = envs.recv(max(1, episodes // 32), 0.01)
             steps += len(slices)
-        whole = time.process_time() - cpu
+        whole, parts = time.process_time() - cpu, spent.copy()  # the loop goes on
     finally:
         envs.close()
-    parts = {f"{name}_ms": 1000 * value / steps for name, value in spent.items()}
-    return {**parts, "network_ms": 1000 * (whole - sum(spent.values())) / steps, "whole_ms": 1000 * whole / steps}
+    parts["words"] -= parts["parse"] + parts["links"]
+    parts["network"] = whole - sum(parts.values())
+    return {**{f"{name}_ms": 1000 * value / steps for name, value in parts.items()}, "whole_ms": 1000 * whole / steps}
 
 
 def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
+    """Add the CPU time of each call to `spent`; of a coroutine, not what others do while it waits."""
+
     def timed(*arguments: Any, **settings: Any) -> Any:
         began = time.thread_time()
         try:
             return call(*arguments, **settings)
         finally:
-            spent[name] = spent.get(name, 0.0) + time.thread_time() - began
+            spent[name] += time.thread_time() - began
 
-    return timed
+    @types.coroutine
+    def timed_turns(*arguments: Any, **settings: Any) -> Generator[Any, Any, Any]:
+        turn = _timed(call(*arguments, **settings).__await__().__next__, name, spent)
+        while True:
+            try:
+                waits_for = turn()
+            except StopIteration as over:
+                return over.value
+            yield waits_for
+
+    return timed_turns if inspect.iscoroutinefunction(call) else timed
 
 
 # ----------------------------------------------------------------------------------------------------------------------

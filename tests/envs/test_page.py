@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from web_servers import run
 
 from unidle.envs import page as pages
-from unidle.envs.links import LinkBase
+from unidle.envs import words
+from unidle.envs.links import LinkBase, _elsewhere
 from unidle.envs.page import Content, decoded, parse, read
 from unidle.envs.reading import first_words
 from unidle.envs.words import BUCKETS, Topic, bag, hash_words, words_of
@@ -79,6 +80,15 @@ def test_a_link_has_one_spelling_or_none(href: str, target: str | None) -> None:
 def test_the_quick_way_and_the_long_way_lead_to_the_same_place(href: str, at: str) -> None:
     base = LinkBase(HERE)
     assert base.absolute(at + href) == base.spelled_out(at + href)
+
+
+def test_a_site_cannot_fill_what_is_remembered_of_addresses() -> None:
+    base = LinkBase(HERE)
+    _elsewhere.cache_clear()
+    for number in range(10):
+        assert base.absolute(f"http://other.test/{'a' * 3000}{number}") is None
+        assert base.absolute(f"http://other.test/a#{'b' * 3000}{number}") == "http://other.test/a"
+    assert _elsewhere.cache_info().currsize == 1
 
 
 def test_links_are_told_once_in_the_order_of_the_page() -> None:
@@ -295,3 +305,16 @@ def test_relevance_is_the_share_of_the_topics_words() -> None:
     assert Topic(["comet", "orbit"]).words == topic.words
     with pytest.raises(UsageError, match="at least one word"):
         Topic(" ,")
+
+
+def test_a_thread_that_hashes_a_short_text_meanwhile_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Contested(list):  # type: ignore[type-arg]
+        """Whatever is put there, another thread puts its own there right after."""
+
+        def __setitem__(self, place: object, value: object) -> None:
+            pass
+
+    text = "a comet on its orbit " * 1000
+    expected = hash_words([text]).hashes
+    monkeypatch.setattr(words, "_known_powers", Contested([(np.ones(1, np.uint64), np.ones(1, np.uint64))]))
+    assert (hash_words([text]).hashes == expected).all()

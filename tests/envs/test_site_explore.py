@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from unidle.envs.make import env_maker
 from unidle.envs.manners import Page
 from unidle.envs.page import Link
 from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, FRONTIER, LINK_WORDS, MAX_PAGES, Mentions, PageGraph
-from unidle.envs.reading import Readings, mentions_of
+from unidle.envs.reading import Reading, Readings, mentions_of
 from unidle.envs.site_explore import LINK_FACTS, PAGE_WORDS, SiteExplore
 from unidle.envs.site_explore_twin import SiteExploreEnv
 from unidle.envs.words import Topic
@@ -267,7 +269,21 @@ def test_an_episode_repeats_and_seeds_choose_the_site(server: SiteServer) -> Non
 # -- pages that were read before ---------------------------------------------------------------------------------------
 
 
-def test_pages_that_are_kept_change_nothing_but_the_time_it_takes(server: SiteServer) -> None:
+@pytest.fixture
+def pages_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses of what was read because it was not kept."""
+    addresses = []
+    read = reading.read
+
+    async def noted(page: Page, topic: Topic) -> Reading | None:
+        addresses.append(page.url)
+        return await read(page, topic)
+
+    monkeypatch.setattr(reading, "read", noted)
+    return addresses
+
+
+def test_pages_that_are_kept_change_nothing_but_the_time_it_takes(server: SiteServer, pages_read: list[str]) -> None:
     async def play(**task: Any) -> list[Any]:
         env = SiteExplore(server.urls, TOPICS["sailing"], budget=12, **task)
         told: list[Any] = []
@@ -281,11 +297,9 @@ def test_pages_that_are_kept_change_nothing_but_the_time_it_takes(server: SiteSe
         await env.close()
         return told
 
-    kept = Readings.shared(Topic(TOPICS["sailing"]))
-    before = kept.hits
     assert run(play()) == run(play(keep_pages=False))
-    assert kept.hits > before + 20
-    assert kept.misses <= 26 + 12
+    assert 0 < len(pages_read) <= 26  # of 52 that were visited: two of four episodes are as one before
+    assert len(pages_read) == len(set(pages_read))
 
 
 def test_a_page_that_changes_is_read_anew_and_so_are_its_rules() -> None:
@@ -306,7 +320,7 @@ def test_a_page_that_changes_is_read_anew_and_so_are_its_rules() -> None:
     run(check())
 
 
-def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch, pages_read: list[str]) -> None:
     monkeypatch.setattr(reading, "_KEPT_BYTES", 50_000)
     kept = Readings(Topic(TOPIC))
 
@@ -318,8 +332,53 @@ def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         assert await kept.of(Page("http://127.0.0.1/99", 200, body=b"other")) is not first
 
     run(check())
-    assert (kept.hits, kept.misses) == (100, 101)
+    assert len(pages_read) == 101
     assert 10 < len(kept._kept) < 25
+
+
+@pytest.mark.parametrize("links", [5, 60, 400])
+def test_what_is_kept_of_pages_takes_the_memory_that_it_may(monkeypatch: pytest.MonkeyPatch, links: int) -> None:
+    monkeypatch.setattr(reading, "_KEPT_BYTES", 300_000)
+
+    async def filled() -> Readings:
+        kept, rules = Readings(Topic(TOPIC)), object()
+        for number in range(9_000 // (links + 20)):  # several times what may be kept
+            body = OTHER + "".join(f'<a href="/section/{number}/page-{n}.html">{n}</a>' for n in range(links))
+            found = await kept.of(Page(f"http://127.0.0.1:8000/{number}", 200, body=body.encode()))
+            assert found is not None
+            found.followable(rules, lambda urls: [n > 0 for n, _ in enumerate(urls)])
+        return kept
+
+    tracemalloc.start()
+    try:
+        kept = run(filled())
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+        del kept
+        gc.collect()
+        taken -= tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 150_000 < taken < 360_000
+
+
+def test_addresses_are_let_go_with_the_pages_that_they_stand_on() -> None:
+    # Some releases of Python 3.12 never let go of a string that was interned.
+    (url,) = mentions_of([Link("http://site.test/a page of its own", "", False)], Topic(TOPIC)).urls
+    assert sys.intern("".join(list(url))) is not url
+
+
+def test_what_another_event_loop_may_follow_is_not_handed_over() -> None:
+    mine, theirs = mentions(["/a"], [0.0]), mentions(["/b"], [0.0])
+
+    class Contested(Reading):
+        """Another thread's event loop has other rules, and writes right after this one."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, (object(), theirs) if name == "_followed" and value is not None else value)
+
+    page = Contested(0.0, 0, np.zeros(0, np.uint16), np.zeros(PAGE_WORDS, np.float32), mine, True)
+    assert page.followable(object(), lambda urls: [True for _ in urls]) is mine
 
 
 def test_what_links_say_is_told_one_by_one() -> None:

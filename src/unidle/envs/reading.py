@@ -19,7 +19,8 @@ from unidle.envs.page_graph import LINK_WORDS, Mentions
 from unidle.envs.words import BUCKETS, Hashed, Topic, WordSet, bag, hash_words
 
 PAGE_WORDS, LINK_BUCKETS = 64, 64  # widths of the hashed bags of a page and of a link
-_KEPT_BYTES = 32_000_000  # about: some 5,000 pages of 60 links
+_KEPT_BYTES = 32_000_000  # about: some 2,700 pages of 60 links
+_PAGE_BYTES, _LINK_BYTES = 2200, 100  # what each takes beside its words and the letters of its address
 _SAY_NOTHING = WordSet(b"html htm php asp aspx jsp index www the and for".split())
 _Key = tuple[str, int, int, str, str]
 
