@@ -50,6 +50,32 @@ def test_each_width_is_trained_once_and_told_as_its_run_ended(tmp_path: Path) ->
         assert (point.dormant, point.mean_return) == (final["plasticity/critic/dormant"], final["eval/return_mean"])
 
 
+def test_a_run_is_whole_once_its_last_step_is_evaluated_and_only_for_so_many_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "scaling-mt10-actor8-critic4-seed0"
+    run = unidle.train(Errands, **SMALL, run_name=name, runs_dir=str(tmp_path))
+    asked: list[dict[str, Any]] = []
+
+    def stopped_at_once(path: Path, **settings: Any) -> unidle.TrainedRun:
+        asked.append(settings)
+        return unidle.load(path)
+
+    monkeypatch.setattr("unidle.api.resume", stopped_at_once)
+    monkeypatch.setattr("unidle.api.train", lambda *_, **settings: pytest.fail(f"{settings['run_name']} was begun"))
+    again = ["scaling", "--actor", "8", "--critic", "4,5", "--runs-dir", str(tmp_path)]
+    assert command_line(again) == 1  # a short trial does not stand for the preset's run, nor is the next width begun
+    assert "Stopped; the same command goes on from there." in capsys.readouterr().err
+    assert [(each["timesteps"], each["eval_episodes"]) for each in asked] == [(20_000_000, 500)]
+    assert command_line([*again[:4], "4", *again[5:], "--timesteps", "240"]) == 0
+    assert len(asked) == 1
+    journal = run.path / "metrics.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"evaluation", "step": 240' not in line))
+    assert command_line([*again, "--timesteps", "240"]) == 1  # Ctrl-C while the last evaluation was awaited
+    assert len(asked) == 2
+
+
 def test_the_chart_shows_both_against_width() -> None:
     measured = [(200, 0.25, 0.05), (400, 0.5, None), (1024, 0.75, 0.3)]
     points = [Point(width, 9, success, dormant, 1.0, "run") for width, success, dormant in measured]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -64,6 +65,16 @@ def test_shares_played_apart_are_the_whole_bit_for_bit(recurrent: str) -> None:
         envs = SerialEnvs(run.maker, contract, count, run.seed, FIRST_EVALUATION_ENV + first)
         parts.append(play(run.policy, envs, 13, share=Share(first, 5)))
     assert Evaluation.together(parts) == whole
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_success_is_told_of_all_episodes_or_of_none(silent: int) -> None:
+    parts = [Evaluation([1.0, 2.0], [5, 5], [True, False], [0, 1]), Evaluation([3.0], [5], [True], [2])]
+    assert Evaluation.together(parts).success == pytest.approx(2 / 3)
+    parts[silent] = replace(parts[silent], successes=[])  # an episode of it was cut off before anything was told
+    whole = Evaluation.together(parts)
+    assert (whole.returns, whole.tasks, whole.successes) == ([1.0, 2.0, 3.0], [0, 1, 2], [])
+    assert not any("success" in name for name in whole.metrics())
 
 
 def test_short_episodes_are_not_favoured() -> None:

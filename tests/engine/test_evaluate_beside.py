@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -22,7 +26,12 @@ from unidle.config import Config, Recipe
 from unidle.engine.beside import Beside
 from unidle.engine.checkpoint import load_checkpoint, save_checkpoint
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, n_evaluation_envs, play
-from unidle.engine.evaluator import shares
+from unidle.engine.evaluations import Evaluated, Evaluations, choose_processes
+from unidle.engine.evaluator import EvaluationJob, Evaluator, Shelf, shapes_of, shares
+from unidle.engine.facts import facts_of
+from unidle.engine.judge import Judge
+from unidle.engine.saving import Progress
+from unidle.envs.block import shared_memory
 from unidle.envs.contract import probe
 from unidle.envs.make import env_maker
 from unidle.envs.serial import SerialEnvs
@@ -30,6 +39,7 @@ from unidle.envs.slot import episode_seed
 from unidle.errors import TrainingError, UsageError
 from unidle.nn.soft_policy import SoftPolicy
 from unidle.report.history import read_history
+from unidle.timeline import EVALUATE, OTHER, Timeline
 
 SMALL: dict[str, Any] = {
     "preset": "sac",
@@ -221,6 +231,138 @@ def test_a_process_that_dies_plays_its_part_anew_and_too_many_deaths_end_it(tmp_
         beside.close()
 
 
+class Closing(Errands):
+    """Notes in a file that it was closed; can be made in one process only, if asked to."""
+
+    def __init__(self, n_slots: int = 1, note: str = "", only_in: int = 0) -> None:
+        super().__init__(n_slots)
+        self._note = note
+        if only_in not in (0, os.getpid()):
+            raise UsageError("The simulator's licence is for one process.")
+
+    def close(self) -> None:
+        if self._note:
+            Path(self._note).touch()
+
+
+def closing(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
+    policy, _, contract = walker()
+    return policy, env_maker(Closing, kwargs), contract
+
+
+def evaluations_of(policy: SoftPolicy, maker: Any, contract: Any, processes: int, **run: Any) -> Evaluations:
+    return Evaluations(
+        config_of(seed=0, **run),
+        maker,
+        contract,
+        policy,
+        None,
+        workers=0,
+        processes=processes,
+        clock=lambda: {"wall": 1.0},
+        say=lambda text: None,
+        on_fault=lambda fault: None,
+        stop=lambda: False,
+    )
+
+
+def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_their_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unidle.engine.beside._PLACES", 2)
+    note = tmp_path / "closed"
+    policy, maker, contract = closing(note=str(note))
+    them = evaluations_of(policy, maker, contract, 1, eval_episodes=2)
+    with contextlib.closing(them):
+        note.unlink(missing_ok=True)  # left by the one that was asked for the names of its tasks
+        them.owe({"step": step, "about": {}, "weights": policy.state_dict()} for step in (10, 20, 30))
+        them.catch_up()
+        them.ask(40, {})
+        assert them.is_full
+        assert them.n_open == 4
+        assert [owed["step"] for owed in them.state()] == [10, 20, 30, 40]
+        steps: list[int] = []
+        until = time.monotonic() + 60
+        while them.n_open and time.monotonic() < until:
+            steps += [evaluated.step for evaluated in them.done(1.0)]
+        assert steps == [10, 20, 30, 40]
+        assert not them.is_full
+        assert not note.exists()
+    assert note.exists()
+
+
+def test_a_mistake_that_an_evaluator_finds_ends_training_with_a_checkpoint() -> None:
+    """The trainer saves when it meets a TrainingError, and only then."""
+    policy, maker, contract = closing(only_in=os.getpid())
+    beside = Beside(config_of(eval_episodes=1, seed=0), maker, contract, None, policy.state_dict(), 1, print)
+    with contextlib.closing(beside):
+        beside.ask(0, {}, policy.state_dict())
+        with pytest.raises(TrainingError, match=r"An evaluation cannot go on\. .*licence is for one process"):
+            beside.take(60.0)
+
+
+def test_an_evaluator_has_as_many_threads_as_the_trainer() -> None:
+    policy, maker, contract = walker()
+    config, shapes, before = config_of(threads=2), shapes_of(policy.state_dict()), torch.get_num_threads()
+    memory = shared_memory(Shelf.nbytes(shapes, 1, 1))
+    cargo = cloudpickle.dumps((maker, contract, config, None))
+    job = EvaluationJob(os.getpid(), sys.path, cargo, memory, shapes, 1, 0, 1, n_envs=2, lines=range(2), episodes=2)
+    try:
+        torch.set_num_threads(1)
+        with contextlib.closing(Evaluator(job)):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        os.close(memory)
+
+
+class Slow:
+    """Three evaluations, of which one is done whenever somebody waits; notes which phase that one is in."""
+
+    task_names = ()
+    are_beside = False
+
+    def __init__(self, timeline: Timeline, policy: SoftPolicy) -> None:
+        self.n_open, self.phases = 3, list[int]()
+        self._timeline, self._policy = timeline, policy
+
+    @property
+    def is_full(self) -> bool:
+        return self.n_open > 0
+
+    def done(self, seconds: float = 0.0) -> Iterator[Evaluated]:
+        if seconds:
+            self.phases.append(self._timeline._phase)
+            self.n_open -= 1
+            result = Evaluation([-float(self.n_open)], [1])  # better than the last: it is saved
+            yield Evaluated(self.n_open, {}, result, {}, self._policy)
+
+    def ask(self, step: int, about: dict[str, Any]) -> None:
+        self.phases.append(self._timeline._phase)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_all_waiting_for_evaluations_counts_as_evaluating(ends: bool) -> None:
+    timeline, (policy, _, _) = Timeline(), walker()
+    slow, silent = Slow(timeline, policy), lambda *_: None
+    parts: Any = {
+        "evaluations": slow,
+        "saver": SimpleNamespace(save_best=silent),
+        "folder": None,
+        "journal": SimpleNamespace(write=silent),
+        "listener": SimpleNamespace(on_evaluation=silent, on_message=silent),
+    }
+    tell: Any = {"tell_fault": silent, "save": silent, "stop": silent, "is_stopping": lambda: False}
+    algo: Any = None
+    judge = Judge(config_of(), algo, progress=Progress(), timeline=timeline, callbacks=(), **parts, **tell)
+    if ends:
+        judge.finish(lambda: False)
+    else:
+        judge.evaluate()
+    assert slow.phases == [EVALUATE] * (3 if ends else 4)
+    assert timeline._phase == OTHER
+
+
 def owing(run: unidle.TrainedRun, step: int, weights: dict[str, Any], **changes: Any) -> None:
     """Change a run's last checkpoint as if the evaluation at `step` had not been done when it was written."""
     path = run.folder.latest()
@@ -250,14 +392,18 @@ def test_what_was_not_recorded_is_done_by_a_resume_with_the_weights_it_was_asked
     settings = {**SMALL, "runs_dir": str(tmp_path), "timesteps": 240}
     run = unidle.train(Errands, run_name="r", eval_workers=0, **settings)
     early = unidle.train(Errands, run_name="early", eval_workers=0, **{**settings, "timesteps": 120})
+    weights = final_state(early.path)["algo"]["policy"]
     first, second = evaluations(run)
     journal = run.path / "metrics.jsonl"
     lines = [line for line in journal.read_text().splitlines(keepends=True) if '"evaluation", "step": 120' not in line]
     measures = [name for name in first if name.startswith("plasticity/") or name == "eval/best"]
     for workers in (0, 1):
         journal.write_text("".join(lines))
-        owing(run, 120, final_state(early.path)["algo"]["policy"])
-        resumed = unidle.resume(run.path, env=Errands, quiet=True, eval_workers=workers)
+        owing(run, 120, weights)
+        handed: list[Any] = []
+        told: Any = [lambda moment, handed=handed: handed.append(moment.policy.state_dict())]
+        resumed = unidle.resume(run.path, env=Errands, quiet=True, eval_workers=workers, after_evaluation=told)
+        assert_same(handed, [weights])
         after, redone = evaluations(resumed)
         assert after == second
         assert {k: v for k, v in redone.items() if k not in measures} == {
@@ -308,6 +454,27 @@ def test_no_process_is_left_when_the_trainer_is_killed_and_ctrl_c_ends_it_soon(t
 
 
 # -- what is chosen ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "workers", "chosen"), [(8, 0, 4), (3, 0, 3), (0, 2, 0), (None, 0, 0), (None, 2, 4)])
+def test_there_are_no_more_processes_than_environments(
+    asked: int | None, workers: int, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unidle.engine.evaluations.available_cores", lambda: 64)
+    _, maker, contract = walker()
+    config = config_of(eval_workers=asked, eval_episodes=4)
+    assert choose_processes(config, maker, contract, workers, must_wait=False) == chosen
+
+
+@pytest.mark.parametrize(("processes", "words"), [(1, "4 episodes, beside training (1 process)"), (2, "(2 processes)")])
+def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
+    policy, _, contract = walker()
+    parts: Any = SimpleNamespace(
+        contract=contract, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
+    )
+    facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes)
+    assert facts["evaluation"].endswith(words)
+    assert f"{processes} worker process{'es' * (processes > 1)} (" in facts["environment"]
 
 
 def test_environments_that_step_together_are_refused_beside_training(tmp_path: Path) -> None:
