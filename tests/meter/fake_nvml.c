@@ -2,7 +2,7 @@
 
    FAKE_NVML: "not loaded" (the driver is not), "none" (it knows no GPU), "lost" (GPU 0 falls off the bus at the fourth
    look), "quiet" (no process has run a kernel of late), "silent" (it keeps no samples, and does not
-   say so). -DOLD leaves out what old drivers do not export. */
+   say so), "gpu 0" and "gpu 1" (that one is used by the process whose number is in the file gpu.pid). -DOLD leaves out what old drivers do not export. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +66,13 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, Process *found
   ON(h);
   if (!found) { *n = 1; return TOO_SMALL; }
   *n = 1;
-  found[0] = (Process){4242, gpu(h) ? ~0ULL : 1ULL << 30, 0, 0}; /* all ones: not known */
+  unsigned pid = 4242;
+  FILE *file = mode(gpu(h) ? "gpu 1" : "gpu 0") ? fopen("gpu.pid", "r") : NULL;
+  if (file) {
+    if (fscanf(file, "%u", &pid) != 1) pid = 4242;
+    fclose(file);
+  }
+  found[0] = (Process){pid, gpu(h) ? ~0ULL : 1ULL << 30, 0, 0}; /* all ones: not known */
   return OK;
 }
 

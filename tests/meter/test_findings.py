@@ -40,7 +40,7 @@ def stack(*frames: Frame, wall: float = 1.0, busy: float = 1.0, known: float = 0
 def process(*stacks: Stack, worker: bool = False, cuda: bool = False, computing: Computing | None = None) -> Process:
     cpu = sum(s.on_core for s in stacks)
     wall = sum(s.wall for s in stacks)
-    return Process(1, 0, worker, (), 0, round(wall * SECOND), True, cpu, 1, True, cuda, 1, computing, stacks)
+    return Process(1, worker, (), 0, round(wall * SECOND), True, cpu, 1, True, cuda, computing, stacks)
 
 
 def found(*processes: Process, seconds: float = 10.0, utilisation: float | None = None) -> Findings:
@@ -142,6 +142,7 @@ CASES = [
     ("environment computes", [LEADER, worker(stack(STEP, wall=8.0), stack(RECV, wall=2.0, busy=0.1))]),
     ("environment waits", [LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
     ("messages to workers", [LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))]),
+    ("messages to workers", [LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # none was seen to step
     ("own code", [process(stack(MAIN, THINK, wall=10.0))]),
     ("waiting", [process(stack(MAIN, THINK, wall=10.0, busy=0.05))]),
     ("logging", [process(stack(MAIN, SAVE, wall=10.0))]),
@@ -164,3 +165,20 @@ def test_many_native_threads_on_few_cores_are_too_many() -> None:
     crowded = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
     crowded = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in crowded]
     assert judge(found(LEADER, *crowded)).cause == "too many threads"
+
+
+def test_what_workers_do_is_not_diluted_by_the_start_of_the_leading_process() -> None:
+    leader = process(stack(MAIN, IMPORT, MAIN, wall=8.0), stack(MAIN, COLLECT, STEP, RECV, wall=2.0, busy=0.05))
+    many = [worker(stack(RECV, wall=8.0, busy=0.0), stack(STEP, wall=seconds)) for seconds in (1.0, 2.0, 2.0)]
+    workers = found(leader, *many).workers  # the first one left no samples of its last second
+    assert workers is not None
+    assert (workers.count, workers.cores, workers.stepping, workers.working) == pytest.approx((3, 3.0, 1.0, 1.0))
+
+
+def test_a_helper_that_alone_uses_the_gpu_leads() -> None:
+    main, helper = process(stack(MAIN, RECV, wall=10.0)), process(stack(BOOTSTRAP, BACKWARD, wall=9.0), worker=True)
+    assert found(main, helper).leader is main
+    helper = replace(helper, uses_cuda=True)
+    assert found(main, helper).leader is helper
+    main = replace(main, uses_cuda=True, cpu_seconds=1.0)
+    assert found(main, helper).leader is main

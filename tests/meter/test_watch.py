@@ -65,6 +65,45 @@ def test_a_command_that_a_signal_ends_ends_the_watcher_by_the_same(tmp_path: Pat
     assert "unidle watched for" in done.stderr
 
 
+@pytest.mark.parametrize("status", [0, 7])
+def test_the_exit_status_is_the_commands_own_whatever_becomes_of_the_report(tmp_path: Path, status: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = ["sh", "-c", f"exit {status}"]
+    with os.fdopen(write) as gone:  # nobody reads the report
+        done = subprocess.run([*PROGRAM, "--out", "found", "--", *words], cwd=tmp_path, stderr=gone, timeout=60)
+    assert done.returncode == status
+    assert (tmp_path / "found" / "watch.json").exists()
+    # Meanwhile the command has put something else in the folder's place.
+    done = watch(tmp_path, "sh", "-c", f"rm -r found; touch found; exit {status}", own=("--out", "found"))
+    assert done.returncode == status
+    assert done.stderr.splitlines()[-1].startswith("unidle: The report could not be written: ")
+    assert "unidle watched for" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_command_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = watch(tmp_path, "touch", "ran", own=("--out", "file/found"))
+    assert done.returncode == 2
+    assert done.stderr == "unidle: --out file/found cannot be made: Not a directory; name another folder.\n"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_watcher_that_was_started_without_care_for_children_keeps_the_exit_status(tmp_path: Path) -> None:
+    command = [*PROGRAM, "--", "sh", "-c", "exit 3"]
+    ignore = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", ignore, *command], cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+
+
+def test_flags_of_the_command_are_not_taken_for_the_watchers(tmp_path: Path) -> None:
+    done = watch(tmp_path, "no-such-program", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_a_signal_to_the_watcher_reaches_the_command_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import signal, time\n"
@@ -146,9 +185,33 @@ def test_with_a_gpu_idle_time_is_divided_by_what_the_program_did(
     assert re.search(r"^GPU idle \d+ %: \d+ % of that in `Game.step`", done.stderr, re.MULTILINE), done.stderr
     assert "gpu 0 Fake Large" in done.stderr
     assert "power 210" in done.stderr
+    assert re.search(r"temperature 41.0 \(means\); energy [\d.,]+ J in all$", done.stderr, re.MULTILINE)
+    assert "Which GPUs are the command's is not known" in done.stderr
     *parts, total = shares(done.stderr)
     assert total == 100
     assert abs(sum(parts) - 100) <= len(parts) / 2  # rounding
+
+
+@pytest.mark.parametrize("gpu", ["gpu 0", "gpu 1"])
+def test_only_a_gpu_that_the_command_uses_counts(
+    tmp_path: Path, fake_driver: Callable[..., dict[str, str]], gpu: str
+) -> None:
+    # By way of a shell: the process that uses the GPU is not the one that was started.
+    (tmp_path / "program.py").write_text(LOOP.format(work=SLEEP, seconds=2.5))
+    words = ["sh", "-c", f"sh -c 'echo $$ > gpu.pid; exec {sys.executable} program.py'; true"]
+    done = watch(tmp_path, *words, env=fake_driver(gpu), own=("--out", "found"))
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["gpus_of_the_command"] == [gpu], done.stderr
+    assert found["busy"] == pytest.approx(found["readings"][gpu]["utilisation"]["mean"] / 100)
+    assert "is not known" not in done.stderr
+
+
+def test_names_that_are_not_ascii_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "Übung 🚀"
+    folder.mkdir()
+    done = python(folder, LOOP.format(work=SLEEP, seconds=2.0).replace("think", "überlege"), own=("--out", "found"))
+    assert json.loads((folder / "found" / "watch.json").read_text())["cause"] == "environment waits", done.stderr
+    assert "program.py → Game.step → Game.überlege" in done.stderr
 
 
 WORKERS = """

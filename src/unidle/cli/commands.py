@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -374,13 +376,31 @@ def watch_command(argv: list[str]) -> Result:
     if not command:
         raise UsageError("Say what to watch, after two dashes: unidle watch -- python train.py.")
 
-    from unidle.meter.watching import end_as, watch_command
+    from unidle.meter.watching import end_as, watch
     from unidle.report.watch import concluded, lines, write
 
-    watched = watch_command(command, windows=flags.windows)
-    found = concluded(watched)
-    print("", *lines(watched, *found), sep="\n", file=sys.stderr, flush=True)
-    if flags.out:
-        write(flags.out, watched, *found)
-    end_as(watched.status)
-    return None
+    if flags.out:  # now, and not when hours of training are over
+        _make_folder(flags.out)
+    watched = watch(command, windows=flags.windows)
+    try:  # whatever becomes of the report, the command's exit status is its own
+        found = concluded(watched)
+        try:
+            print("", *lines(watched, *found), sep="\n", file=sys.stderr, flush=True)
+        finally:
+            if flags.out:
+                write(flags.out, watched, *found)
+    except OSError as error:
+        print(f"unidle: The report could not be written: {error.strerror}.", file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        end_as(watched.status)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be made: {error.strerror}; name another folder.") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"--out {path} may not be written to; name another folder.")

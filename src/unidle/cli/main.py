@@ -61,24 +61,25 @@ def run(argv: list[str]) -> int:
         print(__version__)
         return 0
     name, rest = argv[0], argv[1:]
+    own = rest[: rest.index("--")] if "--" in rest else rest  # what follows is for the command that is watched
     if name not in _COMMANDS:
-        return _complain(f"There is no command `{name}`; choose one of {', '.join(_COMMANDS)}.", rest, 2)
+        return _complain(f"There is no command `{name}`; choose one of {', '.join(_COMMANDS)}.", own, 2)
     try:
         command: Callable[[list[str]], dict[str, Any] | None] = getattr(
             import_module("unidle.cli.commands"), name.replace("-", "_") + "_command"
         )
         # Environments may print; with --json, standard output is the result's alone.
-        with redirect_stdout(sys.stderr) if "--json" in rest else nullcontext():
+        with redirect_stdout(sys.stderr) if "--json" in own else nullcontext():
             result = command(rest)
     except UsageError as error:
-        return _complain(str(error), rest, 2)
+        return _complain(str(error), own, 2)
     except TrainingError as error:
-        return _complain(str(error), rest, 1)
+        return _complain(str(error), own, 1)
     except BrokenPipeError:  # whoever read the output has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not complain either
         return 1
     except KeyboardInterrupt:
-        return _complain("Stopped at once; the last checkpoint is kept.", rest, 1)
+        return _complain("Stopped at once; the last checkpoint is kept.", own, 1)
     if result is not None:
         print(json.dumps(result))
     return 0

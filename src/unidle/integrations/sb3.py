@@ -9,10 +9,12 @@ It adds two timestamps to each vector step, and the readings of a GPU where ther
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unidle.errors import UsageError
-from unidle.meter.phases import PhaseMeter, PhaseRow, table
+from unidle.meter.phases import Phase, PhaseMeter, PhaseRow, table
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
@@ -20,10 +22,13 @@ except ImportError:
     raise UsageError("IdleMeter needs Stable-Baselines3; run: pip install stable-baselines3.") from None
 
 ENVIRONMENT, ROLLOUT, LEARNING = "rollout: environment", "rollout: the rest", "learning"
+_LOG_EVERY_S = 5.0  # to make the table takes some hundredths of a second
+
+_running: IdleMeter | None = None
 
 
 class IdleMeter(BaseCallback):
-    """Prints a table at the end of `learn`, and logs each phase's share and power as `idle/…` at each rollout.
+    """Prints a table at the end of `learn`, and logs each phase's share and power as `idle/…` every few seconds.
 
     *rollout: environment* is the vector environment's step, *rollout: the rest* inference and storage, *learning* all
     from the end of a rollout to the beginning of the next; what is left is *unattributed*: start and end.
@@ -33,22 +38,22 @@ class IdleMeter(BaseCallback):
         super().__init__()
         self._quiet = quiet
         self._meter: PhaseMeter | None = None
-        self._open: Any = None
-        self._env: Any = None
+        self._open: Phase | None = None
+        self._restore: Callable[[], None] = lambda: None
+        self._logged: dict[str, float] = {}
+        self._next_log_s = 0.0
         self.rows: list[PhaseRow] = []
         """The table, once training has ended."""
 
     def _on_training_start(self) -> None:
+        global _running
+        if _running is not None:
+            _running._end()  # of a `learn` that an error or Ctrl-C ended
+        self._logged, self._next_log_s = {}, 0.0
         self._meter = PhaseMeter()
         self._meter.start()
-        self._env = self.training_env
-        step, stepping = self._env.step, self._meter.phase(ENVIRONMENT)
-
-        def timed(actions: Any) -> Any:
-            with stepping:
-                return step(actions)
-
-        self._env.step = timed
+        _running = self
+        self._restore = _timed(self.training_env, self._meter.phase(ENVIRONMENT))
 
     def _on_rollout_start(self) -> None:
         self._switch(ROLLOUT)
@@ -58,22 +63,26 @@ class IdleMeter(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self._switch(LEARNING)
-        assert self._meter is not None
-        for row in self._meter.rows():
-            name = row.phase.replace(": ", "_").replace(" ", "_")
-            self.logger.record(f"idle/{name}_share", row.share)
-            if row.watts is not None:
-                self.logger.record(f"idle/{name}_watts", row.watts)
+        # A rollout may be a single step. So the table is not made anew for each, but each finds it in the logger, which
+        # forgets all whenever it writes.
+        if self._meter is not None and time.monotonic() >= self._next_log_s:
+            self._logged = dict(_loggable(self._meter.rows()))
+            self._next_log_s = time.monotonic() + _LOG_EVERY_S
+        for name, value in self._logged.items():
+            self.logger.record(name, value)
 
     def _on_training_end(self) -> None:
-        if self._meter is None:
-            return
-        self._switch(None)
-        del self._env.step  # the class has its own
-        self._meter.stop()
-        self.rows = self._meter.rows()
-        if not self._quiet:
+        self._end()
+        if self.rows and not self._quiet:
             print("", *table(self.rows), sep="\n", file=sys.stderr, flush=True)
+
+    def _end(self) -> None:
+        global _running
+        if self._meter is not None:
+            self._restore()
+            self._meter.stop()  # which ends the open phase as well
+            self.rows = self._meter.rows()
+            self._meter = self._open = _running = None
 
     def _switch(self, name: str | None) -> None:
         """End the phase that is open, and begin `name`."""
@@ -82,3 +91,30 @@ class IdleMeter(BaseCallback):
         self._open = self._meter.phase(name) if self._meter is not None and name else None
         if self._open is not None:
             self._open.__enter__()
+
+
+def _timed(env: Any, stepping: Phase) -> Callable[[], None]:
+    """Let `env.step` count as `stepping`; returns what puts it back, unless somebody has put another in its place."""
+    step, own = env.step, vars(env).get("step")
+
+    def timed(actions: Any) -> Any:
+        with stepping:
+            return step(actions)
+
+    def restore() -> None:
+        if vars(env).get("step") is timed:
+            if own is None:
+                del env.step  # the class has its own
+            else:
+                env.step = own
+
+    env.step = timed
+    return restore
+
+
+def _loggable(rows: list[PhaseRow]) -> Iterator[tuple[str, float]]:
+    for row in rows:
+        name = row.phase.replace(": ", "_").replace(" ", "_")
+        yield f"idle/{name}_share", row.share
+        if row.watts is not None:
+            yield f"idle/{name}_watts", row.watts

@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Workers:
-    """The helpers of the leading process, together, from when they were ready; shares are of their time."""
+    """The helpers of the leading process, together; shares are of their time since they and it were ready."""
 
     count: int
     cores: float
@@ -133,7 +133,7 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
         source,
         idle,
         unattributed,
-        _workers(workers),
+        _workers(workers, _ready_ns(leader) if leader else begun_ns),
         native_threads,
         native_share,
         sum(s.queued for s in mains) / wanted if wanted else 0.0,
@@ -146,9 +146,12 @@ def _kind(process: Process) -> Callable[[Stack], str]:
 
 
 def _leader(processes: Sequence[Process]) -> Process | None:
-    """The process that trains: one that uses the GPU before one that uses torch, then the busiest, never a helper."""
-    own = [p for p in processes if not p.is_worker] or list(processes)
-    return max(own, key=lambda p: (p.uses_cuda, p.uses_torch, p.cpu_seconds), default=None)
+    """The process that trains: one that uses the GPU before one that uses torch, then the busiest.
+
+    A helper leads only where it uses the GPU and no other does: some programs do all their learning in one.
+    """
+    own = [p for p in processes if not p.is_worker or p.uses_cuda] or list(processes)
+    return max(own, key=lambda p: (p.uses_cuda, not p.is_worker, p.uses_torch, p.cpu_seconds), default=None)
 
 
 def _leading_thread(process: Process) -> list[Stack]:
@@ -203,17 +206,27 @@ def _by_windows(rows: Iterable[Row]) -> tuple[float, str, dict[str, float]]:
     return busy, "kineto", idle
 
 
-def _workers(workers: Sequence[Process]) -> Workers | None:
+def _ready_ns(leader: Process) -> int:
+    """When it was past its start."""
+    started = (stack.wall for stack in _leading_thread(leader) if _kind(leader)(stack) == START)
+    return leader.begun_ns + round(sum(started) * 1e9)
+
+
+def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
+    """All of them together, from when the leading process was ready: before, they wait for it, not for a step."""
     ready: list[tuple[Process, list[Stack]]] = []
     for worker in workers:
         stacks = [s for s in worker.thread(0) if activity(s, worker.uses_cuda) != START]
         # Others are the servers that start workers, and know nothing of environments.
         if any(f.steps_env or f.name == FIRST_OF_WORKER for s in stacks for f in s.frames):
             ready.append((worker, stacks))
-    if not ready:
-        return None
     every = [s for _, stacks in ready for s in stacks]
-    wall = sum(s.wall for s in every)
+    whole = sum(s.wall for s in every)
+    if not whole:
+        return None
+    # A worker may leave no samples of its last seconds: so it is its own last one that counts.
+    past = [(sum(s.wall for s in stacks), (worker.last_ns - ready_ns) * 1e-9) for worker, stacks in ready]
+    wall = sum(min(own, max(0.0, since)) for own, since in past) or whole
     stepping = [s for s in every if activity(s, False) == ENVIRONMENT]
     stepping_wall = sum(s.wall for s in stepping)
     on_core = sum(s.on_core for s in every)
@@ -224,9 +237,9 @@ def _workers(workers: Sequence[Process]) -> Workers | None:
     return Workers(
         len(ready),
         (on_core + native) / (wall / len(ready)),
-        stepping_wall / wall,
+        min(1.0, stepping_wall / wall),
         min(1.0, sum(s.on_core + s.queued for s in stepping) / stepping_wall) if stepping_wall else 0.0,
-        1 - sum(s.wall for s in every if waits_for_message(s)) / wall,
+        min(1.0, sum(s.wall for s in every if not waits_for_message(s)) / wall),
         where,
         talking > 0.5 * sum(s.wall for s in waiting),
     )

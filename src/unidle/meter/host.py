@@ -99,6 +99,7 @@ class Tree:
             Reading("processes", "", _PERIOD_S),
         )
         self.lacking: set[str] = set()
+        self.pids: set[int] = set()  # of all members that were ever seen
         self._before = self._use()
 
     @property
@@ -130,6 +131,7 @@ class Tree:
             members = [self._root, *self._root.children(recursive=True)]
         except self._psutil.NoSuchProcess:
             return None
+        self.pids |= {member.pid for member in members}
         seconds, memory, alive = 0.0, 0, 0
         for member in members:
             try:

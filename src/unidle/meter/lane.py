@@ -8,21 +8,15 @@ from time import perf_counter_ns
 class Lane:
     """A clock that is always in one phase, a number below `n_phases`; `rest` is the one outside of all others."""
 
-    __slots__ = ("_capacity", "_phase", "_rest", "_ring", "_since", "_stack", "_written", "totals_ns")
+    __slots__ = ("_capacity", "_phase", "_ring", "_since", "_stack", "_written", "totals_ns")
 
     def __init__(self, n_phases: int, rest: int, capacity: int = 1 << 16) -> None:
-        self._capacity, self._rest = capacity, rest
+        self._capacity = capacity
         self.totals_ns = [0] * n_phases
         self._ring: list[tuple[int, int, int]] = [(rest, 0, 0)] * capacity
         self._written = 0
         self._stack: list[int] = []  # phases to come back to
         self._phase, self._since = rest, perf_counter_ns()
-
-    def begin(self) -> None:
-        """Let the account start now: what was before belongs to no phase."""
-        self.totals_ns = [0] * len(self.totals_ns)
-        self._written = 0
-        self._phase, self._since = self._rest, perf_counter_ns()
 
     def enter(self, phase: int) -> int:
         """Switch to `phase` and return the one that ended."""

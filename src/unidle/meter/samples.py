@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from unidle.meter.source import function_at
 
 FIRST_OF_WORKER = "BaseProcess._bootstrap"  # of multiprocessing
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # how faulthandler writes what is not ASCII
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,6 @@ class Process:
     """One Python process of the watched command."""
 
     pid: int
-    parent: int
     is_worker: bool
     """Whether another one started it as its helper: a worker of multiprocessing and the like."""
     command: tuple[str, ...]
@@ -82,7 +83,6 @@ class Process:
     """The most threads it had, native ones included."""
     uses_torch: bool
     uses_cuda: bool
-    torch_threads: int | None
     computing: Computing | None
     stacks: tuple[Stack, ...]
 
@@ -118,7 +118,6 @@ def _read(folder: Path) -> Iterator[Process]:
         )
         yield Process(
             known["pid"],
-            known["parent"],
             known["is_worker"],
             tuple(known["command"]),
             known["begun_ns"],
@@ -128,7 +127,6 @@ def _read(folder: Path) -> Iterator[Process]:
             known["tasks"],
             known["torch"],
             known["cuda"],
-            known["torch_threads"],
             _computing(known["windows"]),
             stacks,
         )
@@ -139,8 +137,20 @@ def _frame(text: str) -> tuple[Frame, int]:
     found = _LINE.match(text)
     if found is None:
         return Frame("", text.strip(), False), 0  # "..." where the stack is deeper than faulthandler tells
-    file, line, name = found[1], int(found[2]), found[3]
+    file, line, name = _unescaped(found[1]), int(found[2]), _unescaped(found[3])
     return Frame(file, *function_at(file, line, name)), line
+
+
+def _unescaped(text: str) -> str:
+    r"""Names as they are in the source; a backslash that stands for itself, as in C:\x41, is left alone."""
+
+    def character(found: re.Match[str]) -> str:
+        code = int(found[1] or found[2] or found[3], 16)
+        # Printable ASCII is never escaped. Half a surrogate pair is a byte of no known encoding: it cannot be printed.
+        is_escape = not (0x20 <= code <= 0x7E or 0xD800 <= code <= 0xDFFF or code > sys.maxunicode)
+        return chr(code) if is_escape else found[0]
+
+    return _ESCAPE.sub(character, text)
 
 
 def _own_part(frames: list[Frame]) -> tuple[Frame, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unidle.meter.figures import percent
 from unidle.meter.findings import Findings, Row, Workers
 from unidle.meter.stacks import (
     COPIES,
@@ -71,14 +72,14 @@ def judge(findings: Findings) -> Verdict:
     if findings.busy is not None and 1 - _idle(findings) >= _FULL:
         return Verdict(
             "compute-bound",
-            f"The GPU computes {_percent(1 - _idle(findings))} of the time: it is the GPU that the program waits for.",
+            f"The GPU computes {percent(1 - _idle(findings))} of the time: it is the GPU that the program waits for.",
             "Nothing to gain by waiting less; only less work or faster kernels (TF32, bf16, compile) shorten it.",
         )
     if _has_too_many_threads(findings):
         return Verdict(
             "too many threads",
             f"{_head(findings)} {findings.native_threads} native threads share {findings.cores} cores, and "
-            f"threads that want a core wait {_percent(findings.queued)} of the time for one.",
+            f"threads that want a core wait {percent(findings.queued)} of the time for one.",
             "Set OMP_NUM_THREADS=1 (and MKL_NUM_THREADS, OPENBLAS_NUM_THREADS) before the command starts.",
         )
     top = max(rows, key=lambda row: findings.idle[row.activity])
@@ -128,7 +129,7 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         f"{_head(findings)} {_said(row, findings)} while {workers.count} worker "
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
-    inside = f", {_percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
+    inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
     if _waits(workers):
         what = "for the network" if workers.is_network else "and computed nothing"
         return Verdict(
@@ -139,7 +140,7 @@ def _environment(row: Row, findings: Findings) -> Verdict:
     if not _steps_mostly(workers):
         return Verdict(
             "messages to workers",
-            f"{sentence}, {_percent(workers.stepping)} of their time in the environment, and more of it in messages.",
+            f"{sentence}, {percent(workers.stepping)} of their time in the environment, and more of it in messages.",
             "Step several environments in each worker, over shared memory: `unidle.ProcessVectorEnv` does.",
         )
     full = workers.cores > 0.75 * findings.cores
@@ -158,7 +159,7 @@ def _waits(workers: Workers) -> bool:
 
 def _steps_mostly(workers: Workers) -> bool:
     """Whether what the workers do, when they do anything, is to step environments."""
-    return workers.stepping >= 0.5 * workers.working
+    return workers.stepping > 0.5 * workers.working
 
 
 def _model(row: Row, findings: Findings) -> Verdict:
@@ -176,7 +177,7 @@ def _model(row: Row, findings: Findings) -> Verdict:
     if row.active is not None and row.active < _COMPUTES:
         return Verdict(
             "small pieces",
-            f"{sentence}, in pieces too small to be worth their call: {_percent(1 - row.active)} of it is Python and "
+            f"{sentence}, in pieces too small to be worth their call: {percent(1 - row.active)} of it is Python and "
             "calls shorter than 0.2 ms.",
             "Use larger minibatches or more environments, or compile the step (torch.compile).",
         )
@@ -202,7 +203,7 @@ def _idle(findings: Findings) -> float:
 
 
 def _head(findings: Findings) -> str:
-    return "No GPU in use:" if findings.busy is None else f"GPU idle {_percent(_idle(findings))}:"
+    return "No GPU in use:" if findings.busy is None else f"GPU idle {percent(_idle(findings))}:"
 
 
 def _said(row: Row, findings: Findings) -> str:
@@ -212,8 +213,4 @@ def _said(row: Row, findings: Findings) -> str:
     if findings.busy is not None:
         share, what = share / max(1e-9, _idle(findings)), "of that"
     name = "" if row.activity == OWN else f" ({row.activity})"
-    return f"{_percent(min(1.0, share))} {what} in `{row.where}`{name}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{percent(min(1.0, share))} {what} in `{row.where}`{name}"

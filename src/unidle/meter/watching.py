@@ -23,7 +23,7 @@ from typing import NoReturn
 from unidle.errors import UsageError
 from unidle.meter.host import Host, Tree
 from unidle.meter.life import Life
-from unidle.meter.nvml import Driver
+from unidle.meter.nvml import Driver, Gpu
 from unidle.meter.reading import Source
 from unidle.meter.samples import Process, read_processes
 
@@ -55,6 +55,8 @@ class Watched:
     """By source and reading; what a source lacks is not in it."""
     models: Mapping[str, str]
     """GPU → what it is."""
+    used: frozenset[str]
+    """GPUs on which the driver saw a process of the command; none where it does not tell, as in many containers."""
     no_gpu: str | None
     processes: tuple[Process, ...]
 
@@ -65,17 +67,19 @@ class Watched:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the GPU that was used most, 0 to 1; None without one."""
-        found = [self.readings[gpu]["utilisation"].mean for gpu in self.models if "utilisation" in self.readings[gpu]]
+        """Of the GPU that was busiest, 0 to 1, among those of the command or, if these are not known, among all."""
+        gpus = [gpu for gpu in self.used or self.models if "utilisation" in self.readings[gpu]]
+        found = [self.readings[gpu]["utilisation"].mean for gpu in gpus]
         return max((value / 100 for value in found if value is not None), default=None)
 
 
-def watch_command(command: Sequence[str], *, windows: bool = False) -> Watched:
+def watch(command: Sequence[str], *, windows: bool = False) -> Watched:
     """Run `command` to its end; with `windows`, torch's profiler is switched on in it now and then."""
     program = shutil.which(command[0])
     if program is None:
         raise UsageError(f"There is no program `{command[0]}` to watch; write: unidle watch -- python train.py.")
     host, driver = Host(), Driver()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status would be kept
     with tempfile.TemporaryDirectory(prefix="unidle-watch-", ignore_cleanup_errors=True) as name:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
         begun_ns = time.perf_counter_ns()
@@ -90,7 +94,7 @@ def watch_command(command: Sequence[str], *, windows: bool = False) -> Watched:
                 )
             except OSError as error:
                 raise UsageError(f"`{command[0]}` cannot be run: {error.strerror}.") from None
-            lives, status = _until_the_end(pid, [*driver.gpus], [host, Tree(pid)])
+            lives, used, status = _until_the_end(pid, driver.gpus, host, Tree(pid))
             ended_ns = time.perf_counter_ns()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -104,6 +108,7 @@ def watch_command(command: Sequence[str], *, windows: bool = False) -> Watched:
             len(host.cores),
             lives,
             models,
+            frozenset(used),
             driver.why_none,
             tuple(read_processes(Path(name))),
         )
@@ -128,10 +133,12 @@ def _environment(folder: str, windows: bool) -> dict[str, str]:
 
 
 def _until_the_end(
-    pid: int, gpus: Sequence[Source], others: Sequence[Source]
-) -> tuple[dict[str, dict[str, Life]], int]:
-    """Poll all sources until the process has ended; returns what they said, and its exit status."""
-    lives: dict[str, dict[str, Life]] = {source.name: {} for source in (*gpus, *others)}
+    pid: int, gpus: Sequence[Gpu], host: Host, tree: Tree
+) -> tuple[dict[str, dict[str, Life]], set[str], int]:
+    """Poll everything until the process has ended; returns what was said, which GPUs it used, and its exit status."""
+    sources: list[Source] = [*gpus, host, tree]
+    lives: dict[str, dict[str, Life]] = {source.name: {} for source in sources}
+    used: set[str] = set()
     next_host = time.monotonic() + _HOST_EVERY_S / 4
     while True:
         arrived = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, _GPU_EVERY_S if gpus else _HOST_EVERY_S / 4)
@@ -139,12 +146,17 @@ def _until_the_end(
             os.kill(pid, arrived.si_signo)
         ended, how = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return lives, os.waitstatus_to_exitcode(how)
-        due = list(gpus)
-        if time.monotonic() >= next_host:
-            due += others
-            next_host = time.monotonic() + _HOST_EVERY_S
-        for source in due:
+            return lives, used, os.waitstatus_to_exitcode(how)
+        is_due = time.monotonic() >= next_host
+        for source in sources if is_due else gpus:
             for reading, samples in source.poll().items():
                 if samples:
                     lives[source.name].setdefault(reading, Life()).add(samples)
+        if is_due:
+            next_host = time.monotonic() + _HOST_EVERY_S
+            used |= {gpu.name for gpu in gpus if _is_used(gpu, tree)}
+
+
+def _is_used(gpu: Gpu, tree: Tree) -> bool:
+    gpu.poll_processes()
+    return any(process.pid in tree.pids for process in gpu.processes or ())

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unidle.meter.csv_log import CsvLog
+from unidle.meter.figures import LACKING, figure
 from unidle.meter.host import Busiest, Host, Tree
 from unidle.meter.nvml import Driver, Gpu
 from unidle.meter.reading import Source
@@ -29,7 +30,6 @@ _PRINT_EVERY_S = WINDOW_S  # in a pipe
 _PROCESSES = 5
 _CHIEF = ("utilisation", "SM active", "memory", "power")
 _OTHER_ROWS = 20  # what the panel has besides GPUs
-_LACKING = "–"
 
 
 class Monitor:
@@ -125,15 +125,15 @@ class Monitor:
             window = self._windows[source.name, reading.name]
             summary = window.summary(now_ns)
             if summary is None:
-                table.add_row(name, *[_LACKING] * 5)
+                table.add_row(name, *[LACKING] * 5)
                 continue
-            rate = f"{summary.per_second:.1f}" if summary.per_second else _LACKING
+            rate = f"{summary.per_second:.1f}" if summary.per_second else LACKING
             if reading.is_total:
-                table.add_row(name, _figure(summary.latest), "", "", "", rate)
+                table.add_row(name, figure(summary.latest), "", "", "", rate)
                 continue
             values = (summary.latest, summary.least, summary.mean, summary.largest)
             spark = sparkline(window.cells(now_ns, n_cells), reading.full)
-            table.add_row(name, *(_figure(value) for value in values), rate, Text(spark, "green"))
+            table.add_row(name, *(figure(value) for value in values), rate, Text(spark, "green"))
 
     def _lines(self, now_ns: int, width: int) -> Iterator[Text]:
         """What is no number over time."""
@@ -206,7 +206,7 @@ def look_once(monitor: Monitor, interval_s: float) -> None:
 def _throttling(gpu: Gpu) -> Text:
     label = (f"{gpu.name:<12}", "dim")
     if gpu.throttled_by is None:
-        return Text.assemble(label, f"throttled: {_LACKING}")
+        return Text.assemble(label, f"throttled: {LACKING}")
     if gpu.throttled_by:
         return Text.assemble(label, (f"throttled by {', '.join(gpu.throttled_by)}", "red"))
     return Text.assemble(label, "not throttled")
@@ -214,11 +214,6 @@ def _throttling(gpu: Gpu) -> Text:
 
 def _gpu_processes(gpu: Gpu) -> Iterator[Text]:
     for process in gpu.processes or ():
-        memory = _LACKING if process.memory is None else f"{process.memory / 2**30:.2f} GiB"
-        share = _LACKING if process.utilisation is None else f"{process.utilisation:.0f} %"
+        memory = LACKING if process.memory is None else f"{process.memory / 2**30:.2f} GiB"
+        share = LACKING if process.utilisation is None else f"{process.utilisation:.0f} %"
         yield Text(f"{' ' * 12}{process.pid:>8}  {share:>11}  {memory:>10}")
-
-
-def _figure(value: float) -> str:
-    """Three digits or so: a reading has no more."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from unidle.meter.figures import LACKING, figure, percent
 from unidle.meter.findings import Findings, find
 from unidle.meter.stacks import START
 from unidle.meter.verdict import Verdict, judge
 from unidle.meter.watching import Watched
 
-_LACKING = "–"
 _DISAGREES = 0.15
 _DEEPEST = 6  # functions of a stack that are shown
 _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", "power", "temperature")
@@ -48,17 +48,16 @@ def _table(findings: Findings) -> Iterator[str]:
     has_gpu = findings.busy is not None
     yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {'computing':>9}  mostly in"
     if findings.busy is not None:
-        yield f"{'GPU busy':<26}{_percent(findings.busy):>7}"
+        yield f"{'GPU busy':<26}{percent(findings.busy):>7}"
     for row in findings.rows:
         if row.activity not in findings.idle:
             continue
         name = f"idle: {row.activity}" if has_gpu else row.activity
-        active = _LACKING if row.active is None else _percent(row.active)
-        share = _percent(findings.idle[row.activity])
-        yield f"{name:<26}{share:>7}  {_percent(row.on_core):>9}  {active:>9}  {row.where}"
-    yield f"{'unattributed':<26}{_percent(findings.unattributed):>7}"
+        share = percent(findings.idle[row.activity])
+        yield f"{name:<26}{share:>7}  {percent(row.on_core):>9}  {percent(row.active):>9}  {row.where}"
+    yield f"{'unattributed':<26}{percent(findings.unattributed):>7}"
     total = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
-    yield f"{'':<26}{_percent(total):>7}"
+    yield f"{'':<26}{percent(total):>7}"
 
 
 def _stack(findings: Findings) -> Iterator[str]:
@@ -75,31 +74,33 @@ def _readings(watched: Watched) -> Iterator[str]:
         yield watched.no_gpu
     for gpu, model in watched.models.items():
         lives = watched.readings[gpu]
-        shown = [f"{name} {_figure(lives[name].mean if name in lives else None)}" for name in _SHOWN]
+        shown = [f"{name} {figure(lives[name].mean if name in lives else None)}" for name in _SHOWN]
         joules = lives["energy"].latest if "energy" in lives else None
-        yield f"{gpu} {model}: {', '.join(shown)}, energy {_figure(joules)} J (means)"
+        yield f"{gpu} {model}: {', '.join(shown)} (means); energy {figure(joules)} J in all"
+    if watched.models and not watched.used:
+        yield "Which GPUs are the command's is not known, for the driver shows none of its processes: all are counted."
     cpu = watched.readings["host"].get("cpu")
     trees = [lives["cpu"].mean for name, lives in watched.readings.items() if name.startswith("pid") and "cpu" in lives]
-    used = f"{_figure(trees[0])} of {watched.cores}" if trees else _LACKING
-    yield f"host: cores in use by the command {used}, by all {_figure(cpu.mean if cpu else None)} %"
+    used = f"{figure(trees[0])} of {watched.cores}" if trees else LACKING
+    yield f"host: cores in use by the command {used}, by all {figure(cpu.mean if cpu else None)} %"
 
 
 def _remarks(findings: Findings) -> Iterator[str]:
     workers, computing = findings.workers, findings.computing
     if workers is not None:
         yield (
-            f"workers: {workers.count}, {workers.cores:.1f} cores, {_percent(workers.stepping)} of their time in the "
+            f"workers: {workers.count}, {workers.cores:.1f} cores, {percent(workers.stepping)} of their time in the "
             f"environment, mostly `{workers.where}`"
         )
     if computing is not None:
-        kernel = _LACKING if computing.kernel_us is None else f"{computing.kernel_us:.0f} µs"
+        kernel = LACKING if computing.kernel_us is None else f"{computing.kernel_us:.0f} µs"
         yield (
             f"profiler: {computing.windows} windows, {computing.seconds:.1f} s together, kernels "
-            f"{_percent(computing.active)} of them, {kernel} each"
+            f"{percent(computing.active)} of them, {kernel} each"
         )
     if findings.disagreement is not None and findings.disagreement > _DISAGREES:
         yield (
-            f"note: the driver saw the GPU busy {_percent(findings.utilisation or 0.0)} of the time; "
+            f"note: the driver saw the GPU busy {percent(findings.utilisation or 0.0)} of the time; "
             "a short run, or another program on the GPU, can make the two differ."
         )
 
@@ -138,6 +139,7 @@ def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, 
             for p in watched.processes
         ],
         "gpus": dict(watched.models),
+        "gpus_of_the_command": sorted(watched.used),
         "no_gpu": watched.no_gpu,
         "cores": watched.cores,
         "readings": readings,
@@ -149,11 +151,3 @@ def write(folder: Path, watched: Watched, findings: Findings, verdict: Verdict) 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "watch.json").write_text(json.dumps(result(watched, findings, verdict), indent=1) + "\n", "utf-8")
     (folder / "watch.txt").write_text("\n".join(lines(watched, findings, verdict)) + "\n", "utf-8")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _figure(value: float | None) -> str:
-    return _LACKING if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"

@@ -116,7 +116,7 @@ class _Sampler:
         while not ended.wait(period_s * random.uniform(0.5, 1.5)):  # at random, so as not to keep step with anything
             try:
                 begun_ns = self._last_ns
-                touched = self._sample()
+                main = self._sample()
                 now_s = time.monotonic()
                 torch = unidle_windows.torch_in_use()
                 if not self._is_worker and torch is not None and unidle_windows.uses_cuda(torch):
@@ -124,8 +124,8 @@ class _Sampler:
                         self._forget_pairs()
                     if self._has_windows and now_s >= self._next_window_s:
                         self._look(ended, torch)
-                elif not self._is_worker and touched and random.random() < _PAIRED:
-                    self._look_again(touched[0], self._last_ns - begun_ns)
+                elif not self._is_worker and main and random.random() < _PAIRED:
+                    self._look_again(main, self._last_ns - begun_ns)
                 if now_s >= self._next_write_s:
                     self._settle_switching()
                     self._write()
@@ -135,28 +135,33 @@ class _Sampler:
             except Exception:
                 return  # no sample is worth disturbing the command
 
-    def _sample(self) -> list[list[int]]:
-        """Look at all threads; returns what was added to, for the main thread first."""
+    def _sample(self) -> list[int] | None:
+        """Look at all threads; returns the sums that the main thread's stack was added to, if there was room."""
         now_ns = time.perf_counter_ns()
         passed, self._last_ns = now_ns - self._last_ns, now_ns
         main = threading.main_thread().ident
-        touched: list[list[int]] = []
+        found: list[int] | None = None
         standing = _standing()
         self._main_lines = standing.get(main or 0)
-        for ident, lines in list(standing.items())[:_MOST_THREADS]:
-            places = [self._frames.setdefault(line, len(self._frames)) for line in lines]
-            key = (0 if ident == main else ident, *places)
-            sums = self._stacks.get(key)
+        for ident in sorted(standing, key=lambda ident: ident != main)[:_MOST_THREADS]:
+            sums = self._sums_of(0 if ident == main else ident, standing[ident])
             if sums is None:
-                if len(self._stacks) >= _MOST_STACKS:
-                    continue
-                sums = self._stacks[key] = [0, 0, 0, 0, 0]
+                continue
             on_core, queued = self._schedule_of(ident)
             sums[0] += passed
             sums[1] += min(passed, on_core)
             sums[2] += min(passed, queued)
-            touched.insert(0 if ident == main else len(touched), sums)
-        return touched
+            if ident == main:
+                found = sums
+        return found
+
+    def _sums_of(self, thread: int, lines: list[str]) -> list[int] | None:
+        """The sums of a stack; None if it is new and there is no room for more."""
+        is_full = len(self._stacks) >= _MOST_STACKS
+        if is_full and not all(line in self._frames for line in lines):
+            return None
+        key = (thread, *(self._frames.setdefault(line, len(self._frames)) for line in lines))
+        return self._stacks.get(key) if is_full else self._stacks.setdefault(key, [0, 0, 0, 0, 0])
 
     def _schedule_of(self, ident: int) -> tuple[int, int]:
         """Nanoseconds since the last call that a thread was on a core, and that it waited for one."""
@@ -213,9 +218,9 @@ class _Sampler:
             at_ns = window.begun_ns
             until_s = time.monotonic() + _WINDOW_S
             while time.monotonic() < until_s and not ended.wait(_WINDOW_PERIOD_S):
-                touched, now_ns = self._sample(), time.time_ns()
-                if touched:
-                    slices.append((touched[0], at_ns, now_ns))
+                main, now_ns = self._sample(), time.time_ns()
+                if main:
+                    slices.append((main, at_ns, now_ns))
                 at_ns = now_ns
             seen = window.close()
             if self._is_warm:  # the first window has the profiler's own start in it
@@ -226,7 +231,6 @@ class _Sampler:
                     {
                         "wall_ns": window.ended_ns - window.begun_ns,
                         "active_ns": seen.active_ns,
-                        "copies_ns": seen.copies_ns,
                         "kernels": seen.pieces,
                     }
                 )
@@ -248,7 +252,6 @@ class _Sampler:
         torch = unidle_windows.torch_in_use()
         known = {
             "pid": os.getpid(),
-            "parent": os.getppid(),
             "is_worker": self._is_worker,
             "command": getattr(sys, "orig_argv", []),
             "begun_ns": self._begun_ns,  # by a clock that all processes share
@@ -258,7 +261,6 @@ class _Sampler:
             "tasks": self._tasks,
             "torch": torch is not None,
             "cuda": self._uses_cuda or (torch is not None and unidle_windows.uses_cuda(torch)),
-            "torch_threads": torch.get_num_threads() if torch is not None else None,
             "windows": self._windows,
             "frames": list(self._frames),
             "stacks": [[key[0], key[1:], *sums] for key, sums in self._stacks.items()],

@@ -58,24 +58,20 @@ class Window:
         autograd = self._torch.autograd
         self.ended_ns = time.time_ns()
         events = autograd._disable_profiler().events()
-        found, copies = [], 0
+        found = []
         for event in events:
-            if event.device_type() != autograd.DeviceType.CUDA:
-                continue
-            length = event.duration_ns()
-            if event.name().startswith(("Memcpy", "Memset")):
-                copies += length
-                continue
-            start = event.start_ns()
-            found.append((start, start + length))
-        return computed(found, self.begun_ns, self.ended_ns, copies)
+            is_copy = event.name().startswith(("Memcpy", "Memset"))
+            if event.device_type() == autograd.DeviceType.CUDA and not is_copy:
+                start = event.start_ns()
+                found.append((start, start + event.duration_ns()))
+        return computed(found, self.begun_ns, self.ended_ns)
 
 
 class Computed:
     """What was computed in a window: merged intervals, and how many kernels they are made of."""
 
-    def __init__(self, intervals: list[tuple[int, int]], pieces: int, copies_ns: int) -> None:
-        self.intervals, self.pieces, self.copies_ns = intervals, pieces, copies_ns
+    def __init__(self, intervals: list[tuple[int, int]], pieces: int) -> None:
+        self.intervals, self.pieces = intervals, pieces
         self._starts = [start for start, _ in intervals]
 
     @property
@@ -93,7 +89,7 @@ class Computed:
         return total
 
 
-def computed(found: Sequence[tuple[int, int]], begin: int, end: int, copies_ns: int = 0) -> Computed:
+def computed(found: Sequence[tuple[int, int]], begin: int, end: int) -> Computed:
     """Intervals, which may overlap (several streams) and come in any order, as a union inside the window."""
     merged: list[tuple[int, int]] = []
     inside = sorted((max(first, begin), min(last, end)) for first, last in found)
@@ -103,7 +99,7 @@ def computed(found: Sequence[tuple[int, int]], begin: int, end: int, copies_ns: 
             merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
             merged.append((first, last))
-    return Computed(merged, len(inside), copies_ns)
+    return Computed(merged, len(inside))
 
 
 _was_prepared = False

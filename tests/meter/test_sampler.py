@@ -1,0 +1,76 @@
+"""The sampler inside a watched process: what it keeps when there is too much to keep, and how its words are read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unidle.meter.samples import _unescaped
+
+INSIDE = Path(__file__).parents[2] / "src" / "unidle" / "meter" / "inside"
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module as a watched process imports it."""
+    monkeypatch.syspath_prepend(str(INSIDE))
+    import unidle_sampler  # type: ignore[import-not-found]
+
+    return unidle_sampler
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    """More threads than are looked at, all of them newer than the main one."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=ended.wait) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    yield
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+def sample(sampler: Any) -> list[int] | None:
+    """A sample from a thread of its own, as it is taken: the one that asks does not see itself."""
+    found: list[list[int] | None] = []
+    thread = threading.Thread(target=lambda: found.append(sampler._sample()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_the_main_thread_is_looked_at_however_many_there_are(inside: Any, others: None, tmp_path: Path) -> None:
+    sampler = inside._Sampler(str(tmp_path), False)
+    main = sample(sampler)
+    assert main is not None
+    assert [sums for key, sums in sampler._stacks.items() if key[0] == 0] == [main]
+    assert len({key[0] for key in sampler._stacks}) == inside._MOST_THREADS
+
+
+def test_a_full_sampler_keeps_nothing_new_and_adds_to_no_other_stack(
+    inside: Any, others: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = inside._Sampler(str(tmp_path), False)
+    sample(sampler)
+    del sampler._stacks[next(key for key in sampler._stacks if key[0] == 0)]
+    monkeypatch.setattr(inside, "_MOST_STACKS", len(sampler._stacks))
+    before = len(sampler._stacks), len(sampler._frames)
+
+    def elsewhere() -> list[int] | None:
+        return sample(sampler)
+
+    assert elsewhere() is None  # the main thread's stack is not in it, and another thread's is none of its own
+    assert (len(sampler._stacks), len(sampler._frames)) == before
+    assert all(sums[0] > 0 for sums in sampler._stacks.values())
+
+
+def test_every_character_that_faulthandler_escapes_is_read_back() -> None:
+    assert _unescaped(r"/home/\xfc\u4e16\U0001f680/a.py") == "/home/ü世🚀/a.py"
+    for text in (r"C:\x41\train.py", r"/\udc80/a.py", r"/\Uffffffff", "/plain.py"):
+        assert _unescaped(text) == text
