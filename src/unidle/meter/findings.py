@@ -36,8 +36,8 @@ class Row:
     queued: float
     """Of the row's time, the share of waiting for a core."""
     active: float | None
-    """Of the row's time, the share in which something was computed: kernels on a GPU, else calls that last; None where
-    nothing tells."""
+    """Of the row's time, the share in which kernels ran on a GPU, else that in calls that last, as products do and also
+    sleeps; None where nothing tells."""
     where: str
     """The function in which most of it was spent."""
     where_share: float

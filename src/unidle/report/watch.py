@@ -46,7 +46,9 @@ def lines(watched: Watched, findings: Findings, verdict: Verdict) -> Iterator[st
 
 def _table(findings: Findings) -> Iterator[str]:
     has_gpu = findings.busy is not None
-    yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {'computing':>9}  mostly in"
+    # Without profiler windows only the length of calls is known, and a sleep is a long call too.
+    active = "in kernels" if findings.computing else "long calls"
+    yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {active:>10}  mostly in"
     if findings.busy is not None:
         yield f"{'GPU busy':<26}{percent(findings.busy):>7}"
     for row in findings.rows:
@@ -54,7 +56,7 @@ def _table(findings: Findings) -> Iterator[str]:
             continue
         name = f"idle: {row.activity}" if has_gpu else row.activity
         share = percent(findings.idle[row.activity])
-        yield f"{name:<26}{share:>7}  {percent(row.on_core):>9}  {percent(row.active):>9}  {row.where}"
+        yield f"{name:<26}{share:>7}  {percent(row.on_core):>9}  {percent(row.active):>10}  {row.where}"
     yield f"{'unattributed':<26}{percent(findings.unattributed):>7}"
     total = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
     yield f"{'':<26}{percent(total):>7}"
