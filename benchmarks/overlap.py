@@ -1,10 +1,9 @@
 """Does overlap cost quality? Training with --overlap strict against off: the same recipe, steps and seeds.
 
-    python benchmarks/overlap.py [--tasks "HalfCheetah-v5 beast" …] [--seeds 10] [--jobs 2] [--workers 1]
+    python benchmarks/overlap.py [--tasks "HalfCheetah-v5 beast" …] [--seeds 10] [--jobs 2]
 
-Runs that benchmarks/results/overlap.json already holds for the same settings are not done again. Several runs share the
-machine, so this says nothing about speed. (On a GPU one at a time is quickest: processes that share one take turns on
-it, and an inference waits for the others' learning.)
+Runs that benchmarks/results/overlap.json already holds for the same settings are not done again. Runs that go on at the
+same time have an equal share of the cores each, and take turns on a GPU: this says nothing about speed.
 
 Judged by the policy at the end of training, mode action, 20 episodes; "no worse" as in learning.py: the lower 95 %
 bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,18 +24,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from learning import compare, random_policy
 from machine import RESULTS, provenance, save
 
 _SMALL = {"preset": "classic", "n_envs": 8}
 TASKS: dict[str, dict[str, Any]] = {
-    "HalfCheetah-v5 beast": {"env": "HalfCheetah-v5", "preset": "beast", "timesteps": 64 * 32_768},
+    "HalfCheetah-v5 beast": {"env": "HalfCheetah-v5", "preset": "beast", "timesteps": 32 * 32_768},
     "HalfCheetah-v5 beast 1024x32": {
         "env": "HalfCheetah-v5",
         "preset": "beast",
         "n_envs": 1024,
         "n_steps": 32,
-        "timesteps": 64 * 32_768,
+        "timesteps": 32 * 32_768,
     },
     "Hopper-v5": {"env": "Hopper-v5", **_SMALL, "n_steps": 256, "batch_size": 256, "timesteps": 204_800},
     "CartPole-v1": {
@@ -55,7 +56,12 @@ TASKS: dict[str, dict[str, Any]] = {
 SIDES = {"strict": ("strict", 0), "off": ("off", 0), "control": ("off", 1000)}  # → overlap, and what its seeds begin at
 
 
-def train(task: str, side: str, seed: int, workers: int) -> dict[str, Any]:
+def take_cores(shares: Any) -> None:
+    """Keep this process, and what it starts, to the next share of the machine's cores."""
+    os.sched_setaffinity(0, shares.get())
+
+
+def train(task: str, side: str, seed: int) -> dict[str, Any]:
     """Return of the policy at the end, and [step, seconds, return] of the evaluations on the way."""
     import unidle
 
@@ -65,8 +71,7 @@ def train(task: str, side: str, seed: int, workers: int) -> dict[str, Any]:
             **settings,
             overlap=overlap,
             seed=first_seed + seed,
-            workers=workers,
-            eval_every=settings["timesteps"] // 4,
+            eval_every=settings["timesteps"] // 2,
             eval_episodes=20,
             tensorboard=False,
             runs_dir=folder,
@@ -84,12 +89,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=1, help="worker processes of each run")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
     earlier = arguments.out / "overlap.json"
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    context = get_context("spawn")
+    shares = context.Queue()
+    for cores in np.array_split(sorted(os.sched_getaffinity(0)), arguments.jobs):
+        shares.put(cores.tolist())
+    with ProcessPoolExecutor(arguments.jobs, context, take_cores, (shares,)) as pool:
         for task in arguments.tasks:
             wanted = json.loads(json.dumps(TASKS[task]))
             row = result["tasks"].get(task, {})
@@ -98,7 +106,7 @@ def main() -> None:
             row = {side: {} for side in SIDES} | row
             result["tasks"][task] = row
             futures = {
-                pool.submit(train, task, side, seed, arguments.workers): (side, str(seed))
+                pool.submit(train, task, side, seed): (side, str(seed))
                 for seed in range(1, arguments.seeds + 1)
                 for side in arguments.sides
                 if str(seed) not in row[side]

@@ -1,0 +1,231 @@
+"""Multi-task SAC on Meta-World's MT10, end to end: how fast it trains, how busy the GPU is, and what it learns.
+
+    python benchmarks/metaworld_training.py speed [--n-envs 1 16 32 48] [--seconds 10]
+    python benchmarks/metaworld_training.py learn [--preset mt10-paper-1024] [--seeds 1 2 3] [--timesteps 2000000]
+
+*speed* trains with the recipe of mt10-paper-1024 in as many environments as are named, without evaluations, from when
+learning has begun; the hours for 20 million steps are that rate's, extrapolated. *learn* trains from the first step
+with the preset's evaluations beside it, and keeps every evaluation. Each run is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cpu_bound import GpuWatch, gpu_shares
+from machine import RESULTS, provenance, save
+
+PRESETS = ("mt10-paper-400", "mt10-paper-1024", "mt10-2m", "mt10-20m")
+_PAPER = {
+    "2000000": 0.67,
+    "5000000": 0.80,
+    "10000000": 0.88,
+    "20000000": 0.88,
+}  # actor 400, critic 1024: IQM of success
+_WHOLE_RUN = 20_000_000
+_WARM_UP_STEPS, _PROFILED_SECONDS = 60_000, 1.0
+
+
+class Speedometer:
+    """Steps per second once learning has begun, what the GPU did meanwhile, then a short profiled stretch."""
+
+    def __init__(self, seconds: float) -> None:
+        import torch
+
+        self._seconds, self._has_gpu = seconds, torch.cuda.is_available()
+        self._first: tuple[float, dict[str, Any]] | None = None
+        self._watch: GpuWatch | None = None
+        self._profiler: Any = None
+        self._profiled_since = 0.0
+        self.result: dict[str, Any] = {}
+
+    def mark(self, record: dict[str, Any]) -> bool:
+        """Note the end of an iteration; True when enough was seen."""
+        import torch
+
+        now = time.perf_counter()
+        if self._profiler is not None:
+            if now - self._profiled_since < _PROFILED_SECONDS:
+                return False
+            self._profiler.stop()
+            self.result["gpu_active"] = gpu_shares(self._profiler)["profiled_gpu_overall"]
+            return True
+        if self._first is None:
+            if record["step"] >= _WARM_UP_STEPS:
+                self._first = now, record
+                if self._has_gpu:
+                    self._watch = GpuWatch()
+                    self._watch.start()
+            return False
+        since, first = self._first
+        if now - since < self._seconds:
+            return False
+        phases = [key for key in record if key.startswith("time/")]
+        rate = (record["step"] - first["step"]) / (now - since)
+        self.result = {
+            "steps_per_second": rate,
+            "hours_for_20m": _WHOLE_RUN / rate / 3600,
+            "host": {key.removeprefix("time/"): (record[key] - first[key]) / (now - since) for key in phases},
+        }
+        if self._watch is None:
+            return True
+        self.result |= self._watch.result()
+        self.result["gpu_memory_mib"] = torch.cuda.max_memory_reserved() / 2**20
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler.start()
+        self._profiled_since = time.perf_counter()
+        return False
+
+
+def measure_speed(n_envs: int, seconds: float) -> dict[str, Any]:
+    """One run, broken off when enough was seen."""
+    import unidle
+
+    meter = Speedometer(seconds)
+
+    def after_iteration(moment: unidle.Moment) -> None:
+        if meter.mark(moment.record):
+            moment.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        unidle.train(
+            "metaworld:MT10",
+            preset="mt10-paper-1024",
+            n_envs=n_envs,
+            runs_dir=folder,
+            eval_every=0,
+            checkpoint_every=10**9,
+            tensorboard=False,
+            quiet=True,
+            after_iteration=[after_iteration],
+        )
+    return meter.result
+
+
+def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every: int | None, limit: float) -> Any:
+    """One run with its evaluations, ended after `limit` seconds if it takes longer."""
+    import unidle
+    from unidle.report.history import read_history
+
+    began = time.perf_counter()
+    changes = {"n_envs": n_envs, "eval_every": eval_every}
+
+    def after_iteration(moment: unidle.Moment) -> None:
+        if time.perf_counter() - began > limit:
+            moment.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = unidle.train(
+            "metaworld:MT10",
+            preset=preset,
+            seed=seed,
+            timesteps=timesteps,
+            runs_dir=folder,
+            checkpoint_every=10**9,
+            tensorboard=False,
+            quiet=True,
+            after_iteration=[after_iteration],
+            **{key: value for key, value in changes.items() if value is not None},
+        )
+        history = read_history(run.folder.path)
+    return {
+        "steps": history.steps,
+        "steps_per_second": history.steps_per_second,
+        "seconds": time.perf_counter() - began,
+        "evaluations": [
+            {key: value for key, value in record.items() if key in ("step", "wall") or key.startswith("eval/")}
+            for record in history.evaluations
+        ],
+    }
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "learn"])
+    parser.add_argument("--n-envs", type=int, nargs="+", help="(default: 1 16 32 48; of the preset when learning)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured of each speed")
+    parser.add_argument("--preset", default="mt10-paper-1024", choices=PRESETS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--timesteps", type=int, default=2_000_000)
+    parser.add_argument("--eval-every", type=int, help="steps between evaluations (default: the preset's)")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which a run is ended")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that share the machine: no speed counts then")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        if arguments.what == "speed":
+            print(json.dumps(measure_speed(arguments.n_envs[0], arguments.seconds)))
+        else:
+            n_envs = arguments.n_envs[0] if arguments.n_envs else None
+            about = arguments.timesteps, n_envs, arguments.eval_every, arguments.limit
+            print(json.dumps(learn(arguments.preset, arguments.seeds[0], *about)))
+        return
+    path = arguments.out / "metaworld_training.json"
+    result = json.loads(path.read_text()) if path.exists() else {"speed": {}, "learning": {}}
+    result |= {"machine": provenance("metaworld", "mujoco"), "paper": _PAPER}
+    if arguments.what == "speed":
+        for n_envs in arguments.n_envs or [1, 16, 32, 48]:
+            result["speed"][str(n_envs)] = _child("speed", "--n-envs", n_envs, "--seconds", arguments.seconds)
+            save("metaworld_training", result, arguments.out)
+        _print_speeds(result["speed"])
+        return
+    settings = ["--preset", arguments.preset, "--timesteps", arguments.timesteps, "--limit", arguments.limit]
+    settings += ["--n-envs", arguments.n_envs[0]] if arguments.n_envs else []
+    settings += ["--eval-every", arguments.eval_every] if arguments.eval_every else []
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        runs = pool.map(lambda seed: _child("learn", *settings, "--seeds", seed), arguments.seeds)
+        for seed, run in zip(arguments.seeds, runs):
+            about = {"n_envs": arguments.n_envs and arguments.n_envs[0], "at_once": arguments.at_once}
+            result["learning"].setdefault(arguments.preset, {})[str(seed)] = run | about
+            save("metaworld_training", result, arguments.out)
+    _print_learning(result["learning"])
+
+
+def _child(*arguments: Any) -> dict[str, Any]:
+    command = [sys.executable, __file__, *map(str, arguments), "--child"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, arguments))} failed:\n{done.stderr[-3000:]}")
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+def _print_speeds(speeds: dict[str, Any]) -> None:
+    print(f"{'envs':>6}{'steps/s':>10}{'h for 20 M':>12}{'GPU active':>12}{'NVML':>7}{'MiB':>8}{'watts':>7}  host")
+    for n_envs, seen in speeds.items():
+        gpu = (
+            f"{seen['gpu_active']:>12.0%}{seen['gpu_percent']:>6.0f}%{seen['gpu_memory_mib']:>8,.0f}{seen['watts']:>7.0f}"
+            if "gpu_active" in seen
+            else f"{'–':>12}{'–':>7}{'–':>8}{'–':>7}"
+        )
+        host = ", ".join(f"{name} {share:.0%}" for name, share in seen["host"].items() if share > 0.005)
+        print(f"{n_envs:>6}{seen['steps_per_second']:>10,.0f}{seen['hours_for_20m']:>12.2f}{gpu}  {host}")
+
+
+def _print_learning(learning: dict[str, Any]) -> None:
+    for preset, runs in learning.items():
+        finals = []
+        for seed, run in runs.items():
+            last = run["evaluations"][-1]
+            finals.append(last["eval/success"])
+            print(
+                f"{preset} seed {seed}: success {last['eval/success']:.3f} at {last['step']:,} steps, "
+                f"{run['steps_per_second']:,.0f} steps/s, {run['at_once']} at once"
+            )
+        print(f"{preset}: mean success {np.mean(finals):.3f}")
+
+
+if __name__ == "__main__":
+    main()
