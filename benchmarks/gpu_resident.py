@@ -110,7 +110,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     rollout = Rollout(STEPS, n_envs, contract.rows.row_bytes, contract.actions.width, 0, device)
     collector = DeviceCollector(maker.on_device(n_envs, 0, device), contract, policy, rollout, 0, Timeline())
     capture = Capture(device, print)
-    loop = DeviceLoop(collector, algo, 0, capture)
+    loop = DeviceLoop(collector, algo, 0, Timeline(), capture)
     measured = {
         "iteration": _milliseconds(loop._iterate, device)
     }  # after which kernels are in use, where there are any

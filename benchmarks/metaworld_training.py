@@ -118,7 +118,7 @@ def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every
     from unidle.report.history import read_history
 
     began = time.perf_counter()
-    changes = {"n_envs": n_envs, "eval_every": eval_every}
+    changes: dict[str, Any] = {"n_envs": n_envs, "eval_every": eval_every}
 
     def after_iteration(moment: unidle.Moment) -> None:
         if time.perf_counter() - began > limit:
@@ -169,8 +169,8 @@ def main() -> None:
             print(json.dumps(measure_speed(arguments.n_envs[0], arguments.seconds)))
         else:
             n_envs = arguments.n_envs[0] if arguments.n_envs else None
-            about = arguments.timesteps, n_envs, arguments.eval_every, arguments.limit
-            print(json.dumps(learn(arguments.preset, arguments.seeds[0], *about)))
+            limits = arguments.timesteps, n_envs, arguments.eval_every, arguments.limit
+            print(json.dumps(learn(arguments.preset, arguments.seeds[0], *limits)))
         return
     path = arguments.out / "metaworld_training.json"
     result = json.loads(path.read_text()) if path.exists() else {"speed": {}, "learning": {}}

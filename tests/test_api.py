@@ -20,6 +20,7 @@ import unidle
 from unidle.engine.checkpoint import load_checkpoint
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV
 from unidle.envs.slot import episode_seed
+from unidle.timeline import PHASES
 
 SMALL: dict[str, Any] = {
     "preset": "classic",
@@ -440,9 +441,7 @@ def test_the_summary_tells_the_figures_of_the_records() -> None:
     assert summary["wall_seconds"] >= last["wall"]
     assert summary["steps_per_second"] == 96 / last["wall"]
     assert summary["training_return"] == last["rollout/return_mean"]
-    assert summary["seconds"] == {
-        part: last[f"time/{part}"] for part in ("environment", "inference", "learn", "evaluate", "checkpoint", "other")
-    }
+    assert summary["seconds"] == {part: last[f"time/{part}"] for part in PHASES}
     json.dumps(summary)
 
 

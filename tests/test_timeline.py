@@ -1,11 +1,14 @@
 """Every instant belongs to exactly one phase."""
 
+from __future__ import annotations
+
 from itertools import pairwise
-from time import perf_counter, sleep
+from time import perf_counter, perf_counter_ns, sleep
+from typing import Any
 
 import pytest
 
-from unidle.timeline import ENVIRONMENT, INFERENCE, LEARN, OTHER, PHASES, Timeline
+from unidle.timeline import ENVIRONMENT, INFERENCE, LEARN, OTHER, PHASES, DeviceClock, Timeline
 
 
 def test_the_phases_sum_to_the_whole_time() -> None:
@@ -61,3 +64,114 @@ def test_totals_go_on_when_the_ring_is_full() -> None:
         timeline.enter(LEARN)
         timeline.enter(OTHER)
     assert sum(timeline.totals_ns) == timeline.intervals()[-1][2] - first
+
+
+def test_a_mark_tells_what_was_written_after_it() -> None:
+    timeline = Timeline(capacity=4)
+    timeline.enter(LEARN)
+    mark = timeline.written
+    timeline.enter(ENVIRONMENT)
+    timeline.enter(INFERENCE)
+    assert [phase for phase, _, _ in timeline.intervals(mark)] == [LEARN, ENVIRONMENT]
+    for _ in range(5):
+        timeline.enter(OTHER)
+    assert len(timeline.intervals(mark)) == 4  # the rest is overwritten
+
+
+def test_work_that_was_waited_for_ends_now() -> None:
+    timeline = Timeline()
+    before = perf_counter_ns()
+    timeline.worked(INFERENCE, 1_000)
+    ((phase, start, end),) = timeline.on_device
+    assert (phase, end - start) == (INFERENCE, 1_000)
+    assert before <= end <= perf_counter_ns()
+
+
+class Device:
+    """A make-believe GPU: its clock is in milliseconds, and an event keeps the time at which it was recorded."""
+
+    def __init__(self) -> None:
+        self.now, self.made = 0.0, 0
+
+    def event(self) -> Event:
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self._device, self.at = device, float("nan")
+
+    def record(self) -> None:
+        self.at = self._device.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return float(other.at - self.at)
+
+
+def test_work_on_the_device_is_told_against_the_anchor_of_its_own_iteration() -> None:
+    device, timeline = Device(), Timeline()
+    clock = DeviceClock(timeline, device.event)
+    clock.read()
+    read_at = []
+
+    def work() -> str:
+        device.now += 2.0
+        return "done"
+
+    for _ in range(3):
+        read_at.append(perf_counter_ns())
+        device.now += 1.0
+        assert clock.launch(LEARN, work) == "done"
+        clock.read()
+    spans = list(timeline.on_device)
+    assert [(phase, end - start) for phase, start, end in spans] == [(LEARN, 2_000_000)] * 3
+    # 1 ms after the anchor, which is the reading before; against the first anchor the third would begin at 7 ms.
+    for (_, start, _), read in zip(spans, read_at):
+        assert -1_000_000 < start - 1_000_000 - read < 1_000_000
+    assert device.made == 3, "events are used again: an anchor and one pair"
+
+
+def test_what_is_launched_before_there_is_an_anchor_is_not_told() -> None:
+    device, timeline = Device(), Timeline()
+    clock = DeviceClock(timeline, device.event)
+    clock.launch(LEARN, lambda: None)
+    clock.read()
+    assert not timeline.on_device
+
+
+def test_work_that_fails_is_told_all_the_same() -> None:
+    device, timeline = Device(), Timeline()
+    clock = DeviceClock(timeline, device.event)
+    clock.read()
+    with pytest.raises(StopIteration):
+        clock.launch(LEARN, lambda: next(iter(())))
+    clock.read()
+    assert len(timeline.on_device) == 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_spans_are_as_long_as_the_work() -> None:
+    import torch
+
+    timeline = Timeline()
+    clock = DeviceClock(timeline)
+    a = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    clock.read()
+
+    def work() -> None:
+        b = a
+        for _ in range(20):
+            b = torch.tanh(b @ a)
+
+    begun = perf_counter()
+    clock.launch(LEARN, work)
+    torch.cuda.synchronize()
+    took = perf_counter() - begun
+    clock.read()
+    ((_, start, end),) = timeline.on_device
+    assert 0.5 * took < (end - start) * 1e-9 < 1.05 * took

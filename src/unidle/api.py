@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from unidle.config import Config
+from unidle.config.engine_file import read_engine_file
 from unidle.config.layers import lay
-from unidle.config.machine import limit_threads
+from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
 from unidle.config.schema import refuse_second_run
 from unidle.config.validate import check_seed, validated
@@ -29,6 +30,7 @@ from unidle.envs.make import EnvFactory, EnvMaker, env_maker
 from unidle.envs.vectorised import vector_size
 from unidle.errors import UsageError
 from unidle.journal import read_records
+from unidle.meter.account import RunMeter
 from unidle.nn.policy import NetworkFactory
 from unidle.report.display import Display
 from unidle.report.history import read_history
@@ -134,6 +136,7 @@ def train(
     *,
     preset: str | None = None,
     config: str | Path | None = None,
+    engine: str | Path | None = None,
     network: str | NetworkFactory | None = None,
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
@@ -144,11 +147,13 @@ def train(
 
     `env` is a Gymnasium id, "envpool:id", "module:callable", or a factory, of single or of vector environments.
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
-    `config` (a YAML file), which overrides `preset`.
+    `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
     """
     name = env if isinstance(env, str) else None
     file, n_envs, algo = Path(config) if config else None, settings.get("n_envs"), settings.get("algo")
     layers = lay(preset, file, torch.cuda.is_available(), name, n_envs, algo)
+    if engine is not None:
+        layers = layers.with_engine(read_engine_file(Path(engine)), gpu_name)
     maker = env_maker(env, settings.get("env_kwargs", layers.config.run.env_kwargs))
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
@@ -254,6 +259,7 @@ class _Build:
                 network=self.network,
                 after_iteration=self.after_iteration,
                 after_evaluation=self.after_evaluation,
+                accountant=RunMeter(listener.on_message, trace=config.run.trace),
             )
             try:
                 if is_new:

@@ -25,7 +25,7 @@ class Journal:
         config: dict[str, Any] | None = None,
     ) -> None:
         """Open a run folder's journal at `step`: what was written past it is dropped, for it will be written anew."""
-        self._file = _reopen(folder / "metrics.jsonl", step)
+        self._file = reopen(folder / "metrics.jsonl", step)
         self._latest = step
         self._board: Any = None
         self._wandb: Any = None
@@ -64,7 +64,7 @@ class Journal:
             self._wandb.finish()
 
 
-def _reopen(path: Path, step: int) -> Any:
+def reopen(path: Path, step: int) -> Any:
     """Open for appending after dropping records past `step` and a line cut short by a kill."""
     if path.exists():
         kept = [r for r in read_records(path) if r["step"] <= step] if step else []

@@ -1,23 +1,34 @@
-"""Where the host's time goes: every instant of a run belongs to exactly one phase, so the shares sum to 1."""
+"""Where time goes: the host is always in exactly one phase, and CUDA events tell when the GPU worked for which.
+
+Every stage of a run writes here; the meter reads it.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from time import perf_counter_ns
+from typing import Any
 
-ENVIRONMENT, INFERENCE, LEARN, EVALUATE, CHECKPOINT, OTHER = range(6)
-PHASES = ("environment", "inference", "learn", "evaluate", "checkpoint", "other")
+PHASES = ("environment", "inference", "storage", "learn", "sync", "evaluate", "checkpoint", "logging", "other")
+ENVIRONMENT, INFERENCE, STORAGE, LEARN, SYNC, EVALUATE, CHECKPOINT, LOGGING, OTHER = range(len(PHASES))
+_KEPT = 1 << 16  # intervals of the host, and as many of the device
+
+Interval = tuple[int, int, int]  # phase, start, end, in nanoseconds of perf_counter_ns
 
 
 class Timeline:
     """A clock that is always in one phase. Entering the next one ends the last: nothing is lost or counted twice."""
 
-    def __init__(self, capacity: int = 1 << 16) -> None:
+    def __init__(self, capacity: int = _KEPT) -> None:
         self.totals_ns = [0] * len(PHASES)
         self._phase = OTHER
         self._since = perf_counter_ns()
-        # The latest intervals, for whoever wants more than totals: (phase, start, end), oldest overwritten first.
-        self._ring: list[tuple[int, int, int]] = [(OTHER, 0, 0)] * capacity
+        # The latest intervals, for whoever wants more than totals, oldest overwritten first.
+        self._ring: list[Interval] = [(OTHER, 0, 0)] * capacity
         self._written = 0
+        self.on_device: deque[Interval] = deque(maxlen=capacity)
+        """When the GPU worked for which phase; whoever reads it may clear it."""
 
     def begin(self) -> None:
         """Let the account start now: what was before belongs to no phase."""
@@ -34,14 +45,69 @@ class Timeline:
         self._phase, self._since = phase, now
         return ended
 
-    def intervals(self) -> list[tuple[int, int, int]]:
-        """The intervals still in the ring, oldest first."""
-        start = self._written % len(self._ring)
-        if self._written < len(self._ring):
-            return self._ring[: self._written]
-        return self._ring[start:] + self._ring[:start]
+    def worked(self, phase: int, nanoseconds: int) -> None:
+        """The GPU has just done so much work for `phase`, and the host has waited for it."""
+        now = perf_counter_ns()
+        self.on_device.append((phase, now - nanoseconds, now))
+
+    @property
+    def written(self) -> int:
+        """How many intervals were ever written: a mark for `intervals`."""
+        return self._written
+
+    def intervals(self, since: int = 0) -> list[Interval]:
+        """Those written after the mark `since` that are still in the ring, oldest first."""
+        size = len(self._ring)
+        return [self._ring[number % size] for number in range(max(since, self._written - size), self._written)]
 
     def seconds(self) -> dict[str, float]:
         """Seconds per phase so far, the open phase included."""
         self.enter(self._phase)
         return {name: total * 1e-9 for name, total in zip(PHASES, self.totals_ns)}
+
+
+def _cuda_event() -> Any:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)
+
+
+class DeviceClock:
+    """CUDA events around what is launched on the current stream; nobody waits for them until they are due anyway.
+
+    Their times are float32 milliseconds after another event: an hour later they are off by a quarter of a millisecond.
+    So the anchor that they are read against is renewed whenever they are read.
+    """
+
+    def __init__(self, timeline: Timeline, event: Callable[[], Any] = _cuda_event) -> None:
+        self._timeline, self._event = timeline, event
+        self._free: list[Any] = []
+        self._recorded: list[tuple[int, Any, Any]] = []
+        self._anchor: Any = None
+        self._anchor_ns = 0
+
+    def launch(self, phase: int, work: Callable[[], Any]) -> Any:
+        """Call `work`, which launches something for `phase`; returns what it returns."""
+        first, last = self._take(), self._take()
+        first.record()
+        try:
+            return work()
+        finally:
+            last.record()
+            if self._anchor is not None:
+                self._recorded.append((phase, first, last))
+
+    def read(self) -> None:
+        """Tell the timeline what was recorded; to be called where the stream has come to the end of its work."""
+        for phase, first, last in self._recorded:
+            begun, ended = (self._anchor_ns + round(1e6 * self._anchor.elapsed_time(at)) for at in (first, last))
+            self._timeline.on_device.append((phase, begun, ended))
+            self._free += (first, last)
+        self._recorded.clear()
+        self._anchor = self._anchor or self._event()
+        self._anchor.record()
+        self._anchor.synchronize()  # at once: there is nothing before it
+        self._anchor_ns = perf_counter_ns()
+
+    def _take(self) -> Any:
+        return self._free.pop() if self._free else self._event()

@@ -14,7 +14,6 @@ from unidle.meter.attribution import (
     DeviceSpan,
     HostSpan,
     attribute_idle,
-    device_spans,
     host_spans,
 )
 from unidle.meter.reading import Sample
@@ -154,12 +153,6 @@ def test_the_ring_of_a_timeline_is_understood() -> None:
     found = attribute_idle(spans[0].start_ns, spans[-1].end_ns, [], spans, {})
     assert found.whole.unattributed == 0
     assert set(PHASES) - {"evaluate"} <= {"learn", *CAUSES}
-
-
-def test_times_of_events_are_milliseconds_after_their_anchor() -> None:
-    assert device_spans(1_000, [("learn", 0.5, 2.0)], stream=3, lane="learner") == [
-        DeviceSpan("learn", 501_000, 2_001_000, 3, "learner")
-    ]
 
 
 # -- for any intervals ------------------------------------------------------------------------------------------------

@@ -144,6 +144,8 @@ class Engine:
     """Keep each worker process on a core, and have them change places; none: if they take all cores or all but one."""
     compile: bool = False
     """Compile the steps of environments on the device: a minute or less at the start, then fewer kernels a step."""
+    graphs: bool = True
+    """Replay inference and learning as CUDA graphs; without, each of their kernels is launched from Python."""
     threads: int = 1
     """Threads of torch in the training process."""
     env_timeout: float | None = 300.0
@@ -190,6 +192,8 @@ class Run:
     """Write TensorBoard events."""
     wandb: bool = False
     """Log to Weights & Biases (extra `wandb`; WANDB_MODE=offline works)."""
+    trace: bool = False
+    """Record a few iterations, every operation and kernel of them, in trace.json.gz for ui.perfetto.dev."""
 
 
 @dataclass(frozen=True)

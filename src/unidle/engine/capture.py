@@ -20,12 +20,14 @@ _WARM_UPS = 3  # libraries set themselves up in the first calls, which a graph m
 class Capture:
     """Turns functions into replays on one device, and remembers what could not be captured."""
 
-    def __init__(self, device: torch.device, tell: Callable[[str], None]) -> None:
-        """`tell` gets one sentence if something falls back."""
+    def __init__(self, device: torch.device, tell: Callable[[str], None], graphs: bool = True) -> None:
+        """`tell` gets one sentence if something falls back; without `graphs` everything stays as it is."""
         self.device = device
+        self._graphs = graphs and device.type == "cuda"
         self._tell = tell
         self._told: set[tuple[str, str]] = set()
         self.fallbacks: dict[str, str] = {}  # name → why it runs eagerly on a GPU
+        self.tried = 0  # captures so far
 
     def __call__(
         self,
@@ -40,7 +42,7 @@ class Capture:
         `instead` does the same in a simpler way, should `function` not run here. Each replay draws from `generators` as
         they stand then.
         """
-        if self.device.type != "cuda":
+        if not self._graphs:
             return function
         return _Replay(self, name, [function] if instead is None else [function, instead], changes, generators)
 
@@ -73,6 +75,7 @@ class _Replay:
 
     def __call__(self) -> None:
         if self._run is None:
+            self._capture.tried += 1
             self._run = self._captured()
         self._run()
 

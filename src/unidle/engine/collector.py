@@ -20,12 +20,13 @@ from torch import Tensor
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
+from unidle.engine.evaluate import Stopped
 from unidle.engine.lane import Lane
 from unidle.engine.service import PageLock, Where
 from unidle.envs.host import Fault, HostEnvs
 from unidle.errors import TrainingError
 from unidle.memory.rollout import Rollout
-from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, Timeline
+from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
 _STALL_SECONDS = 0.002  # then those that are ready are served, be they few: nobody waits for a slow one
 QUICK_SECONDS = 600e-6  # for a step of a slice: four times what a service of a small network takes on a CPU
@@ -83,6 +84,7 @@ class Collector:
         self._in_flight = 0
         self._opened = -1  # the highest rollout that is open
         self.until: float = float("inf")  # no environment acts in this rollout or a later one
+        self.is_broken_off = False  # what is being collected is not wanted any more
         self.number = 0  # of the rollout to be finished next
         self._begins = np.ones(n_envs, np.bool_)  # the observation in the block is the first of its episode
         self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
@@ -148,7 +150,7 @@ class Collector:
         except TrainingError:
             self._tell_faults()  # the one too many among them
             raise
-        timeline.enter(OTHER)
+        timeline.enter(STORAGE)
         self._in_flight -= len(stepped)
         if envs.faults or envs.renewed or self._again:
             self._take_in_with_care(stepped)
@@ -157,9 +159,14 @@ class Collector:
         return True
 
     def finish(self) -> Lane:
-        """Go on until the oldest open rollout is whole; returns its lane, ready to be learned from."""
+        """Go on until the oldest open rollout is whole; returns its lane, ready to be learned from.
+
+        Raises Stopped if it is broken off before: a checkpoint is then of the rollout before it.
+        """
         lane = self._lane(self.number)
         while lane.unfinished:
+            if self.is_broken_off:
+                raise Stopped
             self.turn()
         return self._hand_over(lane)
 
@@ -198,6 +205,8 @@ class Collector:
         notes.starts[where] = self._begins[where[1]]
         with torch.cuda.stream(self._stream):
             actions = lane.service.serve(where, self._begins if self.policy.state_size else None)[where[1]]
+        if self._stream is not None:
+            self._timeline.worked(INFERENCE, lane.service.device_ns)
         self.envs.block.actions[where[1]] = actions
         notes.actions[where] = actions
 

@@ -18,7 +18,7 @@ from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State, traits_of
 from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import leaf_tensor, pack_rows
 from unidle.streams import NOISE, keyed_generator
-from unidle.timeline import INFERENCE, OTHER, Timeline
+from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
 
 NODES_PER_STEP = 80  # of a graph, about
 _MAY_DIFFER = 0.02  # of the environments may be elsewhere than they should after the first step by a kernel
@@ -53,6 +53,7 @@ class DeviceCollector:
         self._env, self._rows_layout, self.policy, self._rollout = env, contract.rows, policy, rollout
         self._seed, self._timeline, self._tell = seed, timeline, tell
         self._captured = traits_of(env).capture_safe
+        self._clock = DeviceClock(timeline) if rollout.rows.is_cuda else None
         device, (steps, n_envs) = rollout.rows.device, rollout.shape
         self.n_envs = n_envs
         self.until: float = float("inf")
@@ -131,7 +132,7 @@ class DeviceCollector:
         """Fill the rollout."""
         self._timeline.enter(INFERENCE)
         self.forget_episodes()
-        self._fill()
+        self._clock.launch(INFERENCE, self._fill) if self._clock else self._fill()
         self.tell_episodes(1)
         self._timeline.enter(OTHER)
         return self._whole
@@ -302,6 +303,8 @@ class DeviceCollector:
     def settle(self) -> None:
         """Take in what the finished rollout says of its episodes, once the device is done with it."""
         count, returns, lengths = self._told.tolist()
+        if self._clock is not None:
+            self._clock.read()
         self.episodes += int(count)
         if count:
             self._last = returns / count, lengths / count

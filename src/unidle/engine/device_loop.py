@@ -7,6 +7,7 @@ an iteration does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -19,6 +20,7 @@ from unidle.engine.device_collector import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learner import all_finite
 from unidle.envs.device import DeviceEnv, traits_of
 from unidle.streams import NOISE, SHUFFLE, rekeyed
+from unidle.timeline import LEARN, DeviceClock, Timeline
 
 _MOST_NODES = 20_000  # of a whole iteration's graph, which is captured once, in seconds, and always has work to do
 _BURST_SECONDS = 0.1
@@ -46,7 +48,7 @@ def fits(env: DeviceEnv, recipe: Recipe) -> bool:
 class DeviceLoop:
     """Runs iterations of `algo` on what `collector` collects, in bursts."""
 
-    def __init__(self, collector: DeviceCollector, algo: PPO, seed: int, capture: Capturer) -> None:
+    def __init__(self, collector: DeviceCollector, algo: PPO, seed: int, timeline: Timeline, capture: Capturer) -> None:
         """Nothing in `collector` and `algo` may be captured on its own."""
         self._collector, self._algo, self._seed = collector, algo, seed
         device = algo.parameters.flat.device
@@ -58,7 +60,7 @@ class DeviceLoop:
         self._flaw = torch.zeros(4, dtype=torch.long, device=device)
         changes = [*_tensors(algo.state_dict()), *collector.moving(), self._done, self._flaw]
         self._iterate = capture("the iteration", self._whole, changes, generators=(self._noise, self._shuffle))
-        self._on_gpu = device.type == "cuda"
+        self._clock = DeviceClock(timeline) if device.type == "cuda" else None
         self._at_once = 1  # iterations in the next burst
 
     def _whole(self) -> None:
@@ -82,9 +84,8 @@ class DeviceLoop:
         found = torch.cat((flawed.any().view(1), self._done.view(1), first.view(1), of_reward.view(1)))
         self._flaw.copy_(torch.where(self._flaw[0] > 0, self._flaw, found))
 
-    def run(self, first: int, most: int, batch: int, timesteps: int) -> tuple[int, dict[str, float], Flaw | None]:
-        """Do up to `most` iterations from number `first` on; returns how many, and what the last one logged."""
-        count, began = max(1, min(self._at_once, most)), perf_counter()
+    def _burst(self, first: int, count: int, batch: int, timesteps: int) -> None:
+        """Do `count` iterations, or have them done."""
         self._collector.forget_episodes()
         self._done.zero_()
         self._values.zero_()
@@ -94,8 +95,15 @@ class DeviceLoop:
             rekeyed(self._shuffle, self._seed, SHUFFLE, iteration)
             self._iterate()
         self._collector.tell_episodes(count)
+
+    def run(self, first: int, most: int, batch: int, timesteps: int) -> tuple[int, dict[str, float], Flaw | None]:
+        """Do up to `most` iterations from number `first` on; returns how many, and what the last one logged."""
+        count, began = max(1, min(self._at_once, most)), perf_counter()
+        burst = partial(self._burst, first, count, batch, timesteps)
+        self._clock.launch(LEARN, burst) if self._clock else burst()
         told = torch.cat((self._values.double(), self._flaw.double())).tolist()  # waits for all of it
-        if self._on_gpu:
+        if self._clock is not None:
+            self._clock.read()
             seconds = (perf_counter() - began) / count
             self._at_once = max(1, min(_MOST_ITERATIONS, int(_BURST_SECONDS / seconds)))
         numbers = dict(zip(self._names, told))

@@ -14,6 +14,7 @@ from unidle.algos.algorithm import Algorithm
 from unidle.engine.lane import Lane, Whole
 from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import Encoder
+from unidle.timeline import LEARN, DeviceClock, Timeline
 
 # Pieces that the device holds in its queue at a time: enough never to run dry, few enough that launching never blocks.
 _AHEAD = 3
@@ -32,9 +33,10 @@ def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
 class Learner:
     """One update at a time: `begin`, `advance` until there is nothing more to tell the device, `numbers`."""
 
-    def __init__(self, algo: Algorithm) -> None:
+    def __init__(self, algo: Algorithm, timeline: Timeline) -> None:
         self._algo = algo
         on_gpu = algo.parameters.flat.is_cuda
+        self._clock = DeviceClock(timeline) if on_gpu else None
         self._over = torch.cuda.Event() if on_gpu else None
         self._launched = (
             [torch.cuda.Event() for _ in range(_AHEAD)] if on_gpu else []
@@ -58,8 +60,9 @@ class Learner:
     def advance(self) -> bool:
         """Do, or launch, one more piece; False once there is none left."""
         assert self._pieces is not None
+        pieces = self._pieces
         try:
-            next(self._pieces)
+            self._clock.launch(LEARN, lambda: next(pieces)) if self._clock else next(pieces)
         except StopIteration as end:
             metrics: dict[str, Tensor] = end.value
             self._names = list(metrics)
@@ -89,4 +92,6 @@ class Learner:
         """The update's metrics; waits for the device if it is not done."""
         if self._over is not None:
             self._over.synchronize()
+        if self._clock is not None:
+            self._clock.read()
         return dict(zip(self._names, self._values.tolist()))

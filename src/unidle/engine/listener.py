@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from unidle.algos.algorithm import AnyPolicy
+from unidle.timeline import Timeline
 
 
 @dataclass
@@ -37,4 +39,17 @@ class Listener(Protocol):
         """Something worth a line."""
 
     def on_end(self) -> None:
+        """The run is over, whichever way."""
+
+
+class Accountant(Protocol):
+    """Whoever accounts for a run's time while it goes on."""
+
+    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int]) -> None:
+        """The run begins, or goes on from `step`; `captures` tells how often something was captured so far."""
+
+    def iteration(self, step: int, wall: float) -> None:
+        """An iteration is done, and the run `wall` seconds old."""
+
+    def end(self) -> None:
         """The run is over, whichever way."""

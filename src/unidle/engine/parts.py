@@ -36,6 +36,7 @@ class Parts:
     loop: DeviceLoop | None  # where whole iterations are done on the device
     workers: int  # processes that step environments; 0: this one does
     precision: str
+    capture: Capture
 
 
 def build_parts(
@@ -49,9 +50,9 @@ def build_parts(
     """Try the environment out, make as many as there are to be, and everything that works on them."""
     recipe, run, engine = config.recipe, config.run, config.engine
     device = choose_device(engine.device)
-    torch.set_num_threads(engine.threads)
     precision = set_numerics(device, recipe)
     contract = probe(maker, recipe.discretize, run.seed)
+    torch.set_num_threads(engine.threads)  # after the probe: an environment may have set it for itself
     if contract.on_device and recipe.overlap == "strict":
         raise UsageError(f"{run.env} lives on the device and has nothing to overlap with learning; use --overlap off.")
     # After the probe, which takes as many steps as there is time for and may draw from these.
@@ -59,7 +60,7 @@ def build_parts(
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
     torch.manual_seed(run.seed)
     policy = new_policy(contract.rows, contract.actions, recipe, network).to(device)
-    capture = Capture(device, say)
+    capture = Capture(device, say, graphs=engine.graphs)
     env = maker.on_device(recipe.n_envs, run.seed, device) if contract.on_device else None
     # Iterations that are captured whole have no captured parts.
     is_whole = recipe.algo == "ppo" and env is not None and fits(env, recipe)
@@ -78,7 +79,7 @@ def build_parts(
             collector.compile_steps()
         if is_whole:
             assert isinstance(algo, PPO)
-            loop = DeviceLoop(collector, algo, run.seed, capture)
+            loop = DeviceLoop(collector, algo, run.seed, timeline, capture)
     else:
         # It serves a GPU, or learns while the environments go on.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
@@ -92,4 +93,4 @@ def build_parts(
             envs.close()
             raise
     collector.until = -(-run.timesteps // recipe.total_batch)
-    return Parts(contract, algo, collector, loop, workers, precision)
+    return Parts(contract, algo, collector, loop, workers, precision, capture)

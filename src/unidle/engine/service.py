@@ -19,6 +19,7 @@ from unidle.algos.capturing import Capturer
 from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
 
+_TIMED = 16  # one service in so many is timed on the GPU
 Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
 
 
@@ -54,6 +55,8 @@ class Service:
         device, (steps, n_envs) = rollout.rows.device, rollout.shape
         self._block, self._state, self._steps = block, state, steps
         self._on_gpu = device.type == "cuda"
+        self._served = 0
+        self.device_ns = 0  # what a service takes on the GPU, by the latest that was timed
         self.noise = torch.zeros_like(rollout.actions_and_trash)
         # What the environments get, and where the host reads it.
         self.actions = np.zeros(block.actions.shape, np.float32)
@@ -73,7 +76,9 @@ class Service:
         self._out = torch.zeros_like(self._staged, device=device)
         self._lines = torch.arange(n_envs, device=device)
         fused = self._fused()
-        self._arrived = torch.cuda.Event()  # not a blocking one: being woken takes half as long as the inference itself
+        # Not a blocking one: being woken takes half as long as the inference itself.
+        self._arrived = torch.cuda.Event(enable_timing=True)
+        self._departed = torch.cuda.Event(enable_timing=True)
         # The warm-up writes what the first real call writes again; only the recurrent state would move on.
         plain = self._infer_there_and_back
         self._replay = capture("fused inference", fused, [], plain) if fused else capture("inference", plain, [state])
@@ -111,9 +116,15 @@ class Service:
         positions = self._positions.numpy()
         positions.fill(self._steps)
         positions[where[1]] = where[0]
+        self._served += 1
+        is_timed = self._served % _TIMED == 0  # to record two events takes a hundredth of a service
+        if is_timed:
+            self._departed.record()
         self._replay()
         self._arrived.record()
         self._arrived.synchronize()  # the one wait of the host
+        if is_timed:
+            self.device_ns = round(1e6 * self._departed.elapsed_time(self._arrived))
 
     def _infer_there_and_back(self) -> None:
         """From the block to the actions on the host: the copies are part of the graph, so all of it is one launch."""

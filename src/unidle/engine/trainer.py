@@ -17,12 +17,13 @@ from unidle.engine.checkpoint import RunFolder, load_checkpoint
 from unidle.engine.clock import RunClock
 from unidle.engine.collector import Collector
 from unidle.engine.device_loop import DeviceLoop, Flaw
+from unidle.engine.evaluate import Stopped
 from unidle.engine.evaluations import Evaluations, choose_processes
 from unidle.engine.facts import facts_of
 from unidle.engine.interrupts import Interrupts
 from unidle.engine.judge import Judge, owed_by
 from unidle.engine.learner import Learner
-from unidle.engine.listener import Callback, Listener, Moment
+from unidle.engine.listener import Accountant, Callback, Listener, Moment
 from unidle.engine.parts import build_parts
 from unidle.engine.saving import Progress, Saver
 from unidle.envs.host import Fault
@@ -31,7 +32,7 @@ from unidle.errors import TrainingError
 from unidle.journal import Journal
 from unidle.nn.policy import NetworkFactory
 from unidle.streams import SHUFFLE, keyed_generator
-from unidle.timeline import CHECKPOINT, LEARN, OTHER, Timeline
+from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, SYNC, Timeline
 
 _FEW_ITERATIONS = 10
 _RECORDS, _STEPS_PER_RECORD = 1000, 1000  # as many iterations of a run, or one in so many steps, are written down
@@ -50,13 +51,15 @@ class Trainer:
         network: NetworkFactory | None = None,
         after_iteration: Sequence[Callback] = (),
         after_evaluation: Sequence[Callback] = (),
+        accountant: Accountant | None = None,
     ) -> None:
-        self.config, self._listener = config, listener
+        self.config, self._listener, self._accountant = config, listener, accountant
+        self._waits_for_others = maker.makes == "async"
         self._after_iteration, self._after_evaluation = after_iteration, after_evaluation
         self._timeline = Timeline()
         self._parts = build_parts(config, maker, network, self._timeline, listener.on_message, self._on_fault)
         self.contract, self.algo, self.collector = self._parts.contract, self._parts.algo, self._parts.collector
-        self._learner = Learner(self.algo)
+        self._learner = Learner(self.algo, self._timeline)
         self._stopping = self._interrupted = False
         self.progress, self._clock = Progress(), RunClock(self._timeline)
         self._saver = Saver(config, self.contract, self.algo, self.collector, self.progress, self._clock)
@@ -141,18 +144,24 @@ class Trainer:
             self._listener.on_message(f"It has reached its target return; raise --target-return {run.target_return:g}.")
             self._stopping = True
         self._clock.begin()
+        if self._accountant is not None:
+            capture = self._parts.capture
+            self._accountant.begin(folder.path, self._timeline, progress.step, lambda: capture.tried)
         try:
             with Interrupts(self._interrupt):
                 if checkpoint is None:
                     self._save()
                 self._judged(self._judge.catch_up)
-                while progress.step < run.timesteps and not self._stopping:
-                    self._iterate()
+                with contextlib.suppress(Stopped):
+                    while progress.step < run.timesteps and not self._stopping:
+                        self._iterate()
                 if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
                     self._judged(self._judge.evaluate)
                 self._save()
                 self._judged(lambda: self._judge.finish(lambda: self._interrupted))
         finally:
+            if self._accountant is not None:
+                self._accountant.end()
             self._journal.close()
             self._listener.on_end()
 
@@ -163,6 +172,7 @@ class Trainer:
             numbers = self._iterate_on_device(self._parts.loop)
         else:
             numbers, failure = self._collect_and_learn()
+        self._timeline.enter(LOGGING)
         record = self._record(numbers, self.progress.step - before, perf_counter() - began)
         # Not every one of a million short iterations: to write it down would take longer than some of them do.
         is_over = self.progress.step >= run.timesteps or self._stopping
@@ -171,6 +181,9 @@ class Trainer:
         self._listener.on_iteration(record)
         for callback in self._after_iteration:
             callback(Moment(record, self.algo.policy, self._stop))
+        if self._accountant is not None:
+            self._accountant.iteration(self.progress.step, record["wall"])
+        self._timeline.enter(OTHER)
         self._judged(self._judge.hear)
         if _due(before, self.progress.step, self._eval_every()):
             self._judged(self._judge.evaluate)
@@ -194,7 +207,7 @@ class Trainer:
         shuffle = keyed_generator(lane.rollout.rows.device, run.seed, SHUFFLE, self.progress.iteration)
         self._learner.begin(lane, min(1.0, self.progress.step / run.timesteps), shuffle)
         failure = self._learn()
-        timeline.enter(LEARN)
+        timeline.enter(SYNC)
         numbers = self._learner.numbers()
         self.collector.settle()
         timeline.enter(OTHER)
@@ -306,8 +319,12 @@ class Trainer:
 
     def _interrupt(self) -> None:
         self._stopping = self._interrupted = True
+        when = "and saving, without what is under way" if self._waits_for_others else "after this iteration and saving"
         with contextlib.suppress(RuntimeError):  # a signal that comes in the middle of a print must not end the run
-            self._listener.on_message("Stopping after this iteration and saving (Ctrl-C again: at once).")
+            self._listener.on_message(f"Stopping {when} (Ctrl-C again: at once).")
+        if self._waits_for_others and isinstance(self.collector, Collector):  # nobody knows how long a website takes
+            self.collector.is_broken_off = True
+            self._evaluations.break_off()
 
     # -- evaluating and saving -----------------------------------------------------------------------------------------
 

@@ -83,19 +83,6 @@ def host_spans(intervals: Iterable[tuple[int, int, int]], lane: str = "main") ->
     return [HostSpan(PHASES[phase], start, end, lane) for phase, start, end in intervals]
 
 
-def device_spans(
-    anchor_ns: int, events: Iterable[tuple[str, float, float]], stream: int = 0, lane: str = "main"
-) -> list[DeviceSpan]:
-    """(phase, start, end) in milliseconds after an event that the host saw done at `anchor_ns`, as spans.
-
-    CUDA's event times are float32: renew the anchor each iteration, or their steps grow with the distance from it.
-    """
-    return [
-        DeviceSpan(phase, anchor_ns + round(start * 1e6), anchor_ns + round(end * 1e6), stream, lane)
-        for phase, start, end in events
-    ]
-
-
 @dataclass(frozen=True)
 class Account:
     """How a stretch of time was spent; all shares are of its length, and they sum to 1."""

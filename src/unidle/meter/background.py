@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from unidle.meter.nvml import Driver
 from unidle.meter.reading import Sample
@@ -15,10 +15,12 @@ _KEPT = 1 << 16  # samples: about two hours
 
 
 class Background:
-    """Utilisation and power of the first GPU. Without a GPU nothing is started, and nothing is known."""
+    """Some readings of the first GPU. Without a GPU nothing is started, and nothing is known."""
 
-    def __init__(self) -> None:
-        self._samples: dict[str, deque[Sample]] = {"utilisation": deque(maxlen=_KEPT), "power": deque(maxlen=_KEPT)}
+    def __init__(self, readings: Sequence[str] = ("utilisation", "power")) -> None:
+        self._samples: dict[str, deque[Sample]] = {name: deque(maxlen=_KEPT) for name in readings}
+        self.memory_bytes: float | None = None
+        """Of that GPU."""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._driver: Driver | None = None
@@ -27,6 +29,8 @@ class Background:
         """Begin to read, if there is anything to read."""
         self._driver = Driver()
         if self._driver.gpus:
+            memory = next(r.full for r in self._driver.gpus[0].readings if r.name == "memory")
+            self.memory_bytes = memory and memory * 2**30
             self._thread = threading.Thread(target=self._run, name="unidle readings", daemon=True)
             self._thread.start()
 
@@ -39,6 +43,23 @@ class Background:
         if self._driver is not None:
             self._driver.close()
             self._driver = None
+
+    def samples(self, name: str) -> list[Sample]:
+        """What was read so far, oldest first."""
+        return list(self._samples[name])
+
+    def mean(self, name: str, start_ns: int, end_ns: int) -> float | None:
+        """The mean of a reading from `start_ns` to `end_ns`; None where no sample covers any of it."""
+        return means_by_phase([(0, start_ns, end_ns)], self.samples(name)).get(0)
+
+    def grown(self, name: str, start_ns: int, end_ns: int) -> float | None:
+        """By how much a total grew from `start_ns` to `end_ns`; None where that is not known."""
+        kept = self.samples(name)
+        if len(kept) < 2:
+            return None
+        times, values = [sample.at_ns for sample in kept], [sample.value for sample in kept]
+        first, last = (values[max(0, bisect_right(times, at) - 1)] for at in (start_ns, end_ns))
+        return last - first
 
     def means(self, intervals: Iterable[tuple[int, int, int]]) -> dict[int, tuple[float | None, float | None]]:
         """Phase → mean utilisation (0 to 1) and power (W) over its intervals (phase, start, end), where known."""

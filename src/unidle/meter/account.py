@@ -1,0 +1,266 @@
+"""Accounts for a run while it goes on: what its GPU did and waited for, a stretch at a time, into `meter.jsonl`.
+
+A stretch is some whole iterations. To attribute it takes a while, so the meter rests after each until its own share of
+the time is small; what the thread spent on which phase, and what the machine's own counters say, is told of all the
+time since the last stretch. On a GPU the first thing is a short look by torch's profiler: it tells how much of a
+phase's span kernels really ran, by which spans are multiplied from then on. A capture beside the profiler fails, so
+that this waits until nothing has been captured for some seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from unidle.errors import UsageError
+from unidle.journal import reopen
+from unidle.meter.attribution import Account, Attribution, DeviceSpan, attribute_idle, host_spans
+from unidle.meter.background import Background
+from unidle.meter.host import Tree
+from unidle.meter.inside.unidle_windows import Window, computed, torch_in_use, try_window, uses_cuda
+from unidle.meter.trace import Tracer
+from unidle.timeline import LOGGING, PHASES, Interval, Timeline
+
+FILE = "meter.jsonl"
+_READINGS = ("utilisation", "power", "memory", "SM active", "energy")
+_STRETCH_NS, _MOST_INTERVALS = 500_000_000, 12_000  # a stretch ends with the iteration in which it has either
+_LOOK_NS = 50_000_000  # the same for one that the profiler looks at
+_SHOWN_SPANS = 400
+_MOST_LINES = 2000  # of a run; the longer it lasts, the further apart they are
+_OWN_SHARE = 0.004  # of the time may be the meter's own
+_SETTLED_NS = 3_000_000_000  # after the last capture, before the profiler may look
+
+
+@dataclass
+class _Stretch:
+    """A stretch that is under way."""
+
+    begun_ns: int
+    mark: int  # of the timeline
+    window: Window | None  # to see what the profiler sees of it
+
+
+class RunMeter:
+    """Hears of every iteration; see `engine.listener.Accountant`."""
+
+    def __init__(self, say: Callable[[str], None], *, trace: bool = False) -> None:
+        """`say` gets the account of the whole, in a sentence, at the end; with `trace`, iterations are recorded."""
+        self._say, self._is_to_trace = say, trace
+        self._tracer: Tracer | None = None
+        self._background = Background(_READINGS)
+        self._active_share: dict[str, float] | None = None  # None: nobody has looked yet
+        self._stretch: _Stretch | None = None
+        self._tree: Tree | None = None
+        self._whole = _Sum()
+
+    # -- what the trainer calls ----------------------------------------------------------------------------------------
+
+    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int]) -> None:
+        """The run begins, or goes on from `step`."""
+        self._timeline, self._captures = timeline, captures
+        self._tracer = Tracer(folder, self._say) if self._is_to_trace else None
+        self._path = folder / FILE
+        self._file = reopen(self._path, step)
+        torch = torch_in_use()
+        self._on_gpu = torch is not None and uses_cuda(torch)
+        self._background.start()
+        with suppress(UsageError):  # the package for it is an extra
+            self._tree = Tree(os.getpid())
+        now = perf_counter_ns()
+        self._begun_ns = self._told_ns = self._rests_until = now
+        self._captured, self._settled_since = captures(), now
+        self._totals = [*timeline.totals_ns]
+
+    def iteration(self, step: int, wall: float) -> None:
+        """An iteration is done: begin a stretch, or end one, if it is time."""
+        now = perf_counter_ns()
+        stretch = self._stretch
+        if self._tracer is not None and not self._tracer.is_done:
+            if self._has_settled(now):
+                self._tracer.iteration()
+        elif stretch is not None:
+            length = _STRETCH_NS if stretch.window is None else _LOOK_NS
+            if now - stretch.begun_ns >= length or self._timeline.written - stretch.mark >= _MOST_INTERVALS:
+                self._end_stretch(stretch, now, step, wall)
+        elif now >= self._rests_until:
+            self._begin_stretch(now)
+
+    def end(self) -> None:
+        """The run is over."""
+        if self._stretch is not None and self._stretch.window is not None:
+            self._stretch.window.close()
+        if self._tracer is not None:
+            self._tracer.finish()
+        self._background.stop()
+        self._file.close()
+        if self._whole.seconds and self._on_gpu:
+            self._say(self._whole.sentence())
+
+    # -- a stretch -----------------------------------------------------------------------------------------------------
+
+    def _begin_stretch(self, now: int) -> None:
+        window = None
+        if self._on_gpu and self._active_share is None:
+            if not self._has_settled(now):
+                return
+            window = try_window(torch_in_use())
+            if window is None:
+                self._active_share = {}  # somebody else profiles, or torch cannot
+        self._timeline.on_device.clear()
+        self._stretch = _Stretch(perf_counter_ns(), self._timeline.written, window)
+
+    def _has_settled(self, now: int) -> bool:
+        """Whether the profiler may look: nothing was captured for a while."""
+        if self._captures() != self._captured:
+            self._captured, self._settled_since = self._captures(), now
+        return not self._on_gpu or now - self._settled_since >= _SETTLED_NS
+
+    def _end_stretch(self, stretch: _Stretch, now: int, step: int, wall: float) -> None:
+        self._stretch = None
+        self._timeline.enter(LOGGING)  # as it is already: so that it is known up to now
+        on_device = [
+            DeviceSpan(PHASES[phase], start, end, stream=phase) for phase, start, end in self._timeline.on_device
+        ]
+        if stretch.window is not None:
+            self._active_share = _looked_at(stretch.window, on_device)
+            return  # a stretch under the profiler is not like others
+        on_host = self._timeline.intervals(stretch.mark)
+        begun = max(stretch.begun_ns, on_host[0][1]) if on_host else stretch.begun_ns
+        line: dict[str, Any] = {"step": step, "seconds": wall, "length": (now - begun) * 1e-9, "gpu": None, "parts": {}}
+        if self._on_gpu:
+            power = self._background.samples("power")
+            found = attribute_idle(begun, now, on_device, host_spans(on_host), self._active_share or {}, power)
+            self._whole.add(found)
+            line |= _as_line(found)
+        line["host"] = self._host_shares()
+        line["readings"] = self._readings(now)
+        line["spans"] = _first_spans(begun, on_host, self._timeline.on_device)
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        self._told_ns, cost = now, perf_counter_ns() - now
+        pause = max(cost / _OWN_SHARE, (now - self._begun_ns) / _MOST_LINES)
+        self._rests_until = perf_counter_ns() + round(pause)
+
+    def _host_shares(self) -> dict[str, float]:
+        """What the thread did since the last line."""
+        totals = self._timeline.totals_ns
+        spent = [after - before for after, before in zip(totals, self._totals)]
+        self._totals = [*totals]
+        whole = sum(spent) or 1
+        return {name: part / whole for name, part in zip(PHASES, spent)}
+
+    def _readings(self, now: int) -> dict[str, float | None]:
+        """What the machine's own counters say of the time since the last line; None where it has none."""
+        told = {name: self._background.mean(name, self._told_ns, now) for name in _READINGS}
+        cores = None
+        if self._tree is not None:
+            cores = next((sample.value for sample in self._tree.poll().get("cpu", ())), None)
+        return {
+            "utilisation": _scaled(told["utilisation"], 0.01),
+            "watts": told["power"],
+            "joules": self._background.grown("energy", self._told_ns, now),
+            "memory_bytes": _scaled(told["memory"], 2**30),
+            "memory_total_bytes": self._background.memory_bytes,
+            "sm": _scaled(told["SM active"], 0.01),
+            "cores": cores,
+        }
+
+
+@dataclass
+class _Sum:
+    """All stretches together, as one sentence."""
+
+    seconds: float = 0.0
+    busy: float = 0.0  # seconds, as all that follows
+    unattributed: float = 0.0
+    idle: dict[str, float] | None = None
+    parts: dict[str, list[float]] | None = None  # part → seconds, busy, watt-seconds, seconds with known power
+
+    def add(self, found: Attribution) -> None:
+        """One more stretch."""
+        whole = found.whole
+        self.seconds += whole.seconds
+        self.busy += whole.busy * whole.seconds
+        self.unattributed += whole.unattributed * whole.seconds
+        self.idle = self.idle or {}
+        for cause, share in whole.idle.items():
+            self.idle[cause] = self.idle.get(cause, 0.0) + share * whole.seconds
+        self.parts = self.parts or {}
+        for name, part in found.parts.items():
+            kept = self.parts.setdefault(name, [0.0] * 4)
+            kept[0] += part.seconds
+            kept[1] += part.busy * part.seconds
+            if part.watts is not None:
+                kept[2] += part.watts * part.seconds
+                kept[3] += part.seconds
+
+    def sentence(self) -> str:
+        """GPU busy 35 % (15 % at 125 W in rollouts, 95 % at 208 W in learning); it waited for …"""
+        of_parts = []
+        for name, words in (("rollout", "in rollouts"), ("learning", "in learning"), ("both", "in both at once")):
+            seconds, busy, joules, known = (self.parts or {}).get(name, [0.0] * 4)
+            if seconds > 0.01 * self.seconds:
+                watts = f" at {joules / known:.0f} W" if known else ""
+                of_parts.append(f"{busy / seconds:.0%}{watts} {words}")
+        waited = sorted(((s / self.seconds, cause) for cause, s in (self.idle or {}).items()), reverse=True)
+        causes = [f"{cause} {share:.0%}" for share, cause in waited if share >= 0.01]
+        causes.append(f"unattributed {self.unattributed / self.seconds:.0%}")
+        inside = f" ({', '.join(of_parts)})" if of_parts else ""
+        return f"GPU busy {self.busy / self.seconds:.0%}{inside}; it waited for: {', '.join(causes)}."
+
+
+def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float]:
+    """Close the window; returns the kernel-active share of each phase's spans in it."""
+    offset = time.time_ns() - perf_counter_ns()  # of the profiler's clock
+    seen = window.close()
+    kernels = [(start - offset, end - offset) for start, end in seen.intervals]
+    return active_shares(spans, kernels)
+
+
+def active_shares(spans: Iterable[DeviceSpan], kernels: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Of each phase's spans, the share in which one of `kernels` (start, end) ran; both by the same clock.
+
+    Where spans of two phases overlap, what ran is taken for either's: the profiler does not say whose it was.
+    """
+    ordered = [span for span in spans if span.end_ns > span.start_ns]
+    if not ordered or not kernels:
+        return {}
+    seen = computed(kernels, min(start for start, _ in kernels), max(end for _, end in kernels))
+    lengths: dict[str, int] = {}
+    active: dict[str, int] = {}
+    for span in ordered:
+        lengths[span.phase] = lengths.get(span.phase, 0) + span.end_ns - span.start_ns
+        active[span.phase] = active.get(span.phase, 0) + seen.within(span.start_ns, span.end_ns)
+    return {phase: active[phase] / length for phase, length in lengths.items()}
+
+
+def _as_line(found: Attribution) -> dict[str, Any]:
+    def of_part(part: Account) -> dict[str, float | None]:
+        return {"share": part.seconds / found.whole.seconds, "busy": part.busy, "watts": part.watts}
+
+    whole = found.whole
+    gpu: Mapping[str, Any] = {"busy": whole.busy, "idle": dict(whole.idle), "unattributed": whole.unattributed}
+    return {"gpu": gpu, "parts": {name: of_part(part) for name, part in found.parts.items()}}
+
+
+def _first_spans(begun: int, on_host: Sequence[Interval], on_device: Iterable[Interval]) -> list[list[Any]]:
+    """The first spans of a stretch, for a look through a magnifying glass: in seconds after its beginning."""
+    spans = [("host", *span) for span in on_host[:_SHOWN_SPANS]]
+    until = spans[-1][3] if spans else begun
+    spans += [("gpu", *span) for span in on_device if begun <= span[1] < until]
+    spans.sort(key=lambda span: span[2])
+    return [
+        [lane, PHASES[phase], round(max(0, start - begun) * 1e-9, 7), round((end - begun) * 1e-9, 7)]
+        for lane, phase, start, end in spans[:_SHOWN_SPANS]
+    ]
+
+
+def _scaled(value: float | None, by: float) -> float | None:
+    return None if value is None else value * by

@@ -1,0 +1,154 @@
+"""A run's own account: real runs on the CPU, the figures of make-believe ones, and, on a GPU, against the profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+
+import unidle
+from unidle.journal import read_records
+from unidle.meter import account
+from unidle.meter.account import FILE, RunMeter, active_shares
+from unidle.meter.attribution import DeviceSpan
+from unidle.meter.background import Background
+from unidle.meter.reading import Sample
+from unidle.timeline import LEARN, LOGGING, PHASES, Timeline
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "n_envs": 4,
+    "n_steps": 16,
+    "batch_size": 64,
+    "n_epochs": 1,
+    "eval_every": 0,
+    "tensorboard": False,
+    "quiet": True,
+    "device": "cpu",
+    "subproc": False,
+}
+
+
+@pytest.fixture
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_STRETCH_NS", 20_000_000)
+    monkeypatch.setattr(account, "_OWN_SHARE", 0.5)
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_a_run_without_a_gpu_tells_what_its_thread_did(tmp_path: Path) -> None:
+    run = unidle.train(**SMALL, timesteps=64 * 60, runs_dir=str(tmp_path))
+    lines = read_records(run.path / FILE)
+    assert len(lines) > 1
+    for line in lines:
+        assert line["gpu"] is None
+        assert line["parts"] == {}
+        assert sum(line["host"].values()) == pytest.approx(1.0)
+        assert set(line["host"]) == set(PHASES)
+        assert line["length"] >= 0.02
+        assert line["readings"]["watts"] is None
+        spans = line["spans"]
+        assert 0 < len(spans) <= 400
+        assert all(0 <= begin <= end for _, _, begin, end in spans)
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert any(span[1] == "learn" for line in lines for span in line["spans"])
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
+    run = unidle.train(**SMALL, timesteps=64 * 30, runs_dir=str(tmp_path), run_name="a")
+    path = run.path / FILE
+    before = read_records(path)
+    with path.open("a") as file:
+        file.write(json.dumps({**before[-1], "step": 10**6}) + "\n")  # of a run that was killed past its checkpoint
+    unidle.resume(run.path, timesteps=64 * 60, quiet=True)
+    after = read_records(path)
+    assert after[: len(before)] == before
+    assert before[-1]["step"] < after[-1]["step"] <= 64 * 60
+
+
+def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_STRETCH_NS", 0)
+    monkeypatch.setattr(account, "_OWN_SHARE", 0.1)
+    meter, timeline = RunMeter(print), Timeline()
+    meter.begin(tmp_path, timeline, 0, lambda: 0)
+    ended, cost, pauses = 0, 0, list[float]()
+    for step in range(10**6):
+        timeline.enter(LEARN)
+        timeline.enter(LOGGING)
+        before, was_open = perf_counter_ns(), meter._stretch is not None
+        meter.iteration(step, step * 1e-3)
+        if was_open:
+            ended, cost = perf_counter_ns(), perf_counter_ns() - before
+        elif meter._stretch is not None and ended:
+            pauses.append((before - ended) / cost)
+            if len(pauses) == 3:
+                break
+    meter.end()
+    assert len(read_records(tmp_path / FILE)) == 3
+    assert min(pauses) > 8  # a tenth of the time, and so ten times the cost
+
+
+def test_kernels_that_fill_a_part_of_a_span_make_it_that_busy() -> None:
+    spans = [DeviceSpan("learn", 0, 100), DeviceSpan("inference", 100, 200), DeviceSpan("learn", 200, 300)]
+    kernels = [(0, 10), (5, 20), (100, 200), (250, 260), (900, 999)]
+    assert active_shares(spans, kernels) == {"learn": pytest.approx(0.15), "inference": pytest.approx(1.0)}
+    assert active_shares([], kernels) == {}
+    assert active_shares(spans, []) == {}
+
+
+def test_means_and_totals_of_readings() -> None:
+    background = Background(("power", "energy"))
+    background._samples["power"].extend([Sample(0, 100.0), Sample(100, 200.0), Sample(200, 300.0)])
+    background._samples["energy"].extend([Sample(0, 5.0), Sample(100, 7.0), Sample(200, 11.0)])
+    assert background.mean("power", 50, 150) == pytest.approx(250.0)  # a sample is the mean since the one before
+    assert background.mean("power", 300, 400) is None
+    assert background.grown("energy", 100, 250) == 4.0
+    assert Background(("energy",)).grown("energy", 0, 1) is None
+
+
+def test_a_trace_is_written_for_perfetto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = unidle.train(**SMALL, timesteps=64 * 100, runs_dir=str(tmp_path), trace=True)
+    with gzip.open(run.path / "trace.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert any("addmm" in str(event.get("name")) for event in events)
+    assert "ui.perfetto.dev" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_account_sums_to_one_and_agrees_with_the_profiler(tmp_path: Path) -> None:
+    """The same stretch by both: calibrated spans, and every kernel as the profiler saw it."""
+    from unidle.meter.inside.unidle_windows import Window, torch_in_use
+
+    pairs: list[tuple[float, float]] = []
+    window: list[Window] = []
+
+    class Compared(RunMeter):
+        def _begin_stretch(self, now: int) -> None:
+            super()._begin_stretch(now)
+            if self._stretch is not None and self._stretch.window is None:
+                window.append(Window(torch_in_use()))
+
+        def _end_stretch(self, stretch: Any, now: int, step: int, wall: float) -> None:
+            seen = window.pop().close() if window else None
+            super()._end_stretch(stretch, now, step, wall)
+            if seen is not None:
+                line = read_records(self._path)[-1]
+                pairs.append((line["gpu"]["busy"], seen.active_ns * 1e-9 / line["length"]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unidle.api.RunMeter", Compared)
+        patch.setattr(account, "_OWN_SHARE", 0.5)
+        settings = {**SMALL, "device": "cuda", "n_envs": 64, "n_steps": 64, "batch_size": 1024, "n_epochs": 10}
+        run = unidle.train(**settings, timesteps=4096 * 200, runs_dir=str(tmp_path))
+    lines = read_records(run.path / FILE)
+    for line in lines:
+        gpu = line["gpu"]
+        assert gpu["busy"] + sum(gpu["idle"].values()) + gpu["unattributed"] == pytest.approx(1.0)
+    assert len(pairs) > 2
+    assert sum(abs(ours - theirs) for ours, theirs in pairs) / len(pairs) < 0.03, pairs
