@@ -109,9 +109,13 @@ class History:
 
 def read_history(folder: Path) -> History:
     """The history of a run folder; a UsageError if it is none."""
-    tree = read_yaml(run_config_file(folder))
+    return history_of(folder, read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl"))
+
+
+def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> History:
+    """The history that a config.yaml, as a `tree`, and the `records` of a metrics.jsonl tell."""
     sections = {name: tree.get(name) for name in SECTIONS}
-    records = [r for r in read_records(folder / "metrics.jsonl") if number(r, "step") is not None]
+    records = [r for r in records if number(r, "step") is not None]
     return History(
         folder=folder,
         config={name: part if isinstance(part, dict) else {} for name, part in sections.items()},

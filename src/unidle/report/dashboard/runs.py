@@ -1,0 +1,165 @@
+"""What is known of runs right now: one in full for its page, all of a folder in a row each."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unidle.errors import UsageError
+from unidle.report.dashboard.figures import UNKNOWN, latest_rate, worded
+from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_plain, record_at
+from unidle.report.dashboard.stretches import Stretch, stretch_of, together
+from unidle.report.dashboard.view import TRAINING, Seen, View, state_of, view_of
+from unidle.report.history import Record, history_of, number
+from unidle.report.wording import percent, score, short_number
+
+_ROW_BYTES = 1 << 18  # of the end of each file, for a row: tens of records
+_KEPT_SPANS = 40  # stretches whose spans a page of its own holds; each costs some 10 KB
+
+
+class Reader:
+    """A run's files, followed as they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails = {name: Tail(folder, name) for name in ("metrics.jsonl", "meter.jsonl", "changes.jsonl")}
+        self._metrics: list[Record] = []
+        self._stretches: list[Stretch] = []
+        self._changes: list[Record] = []
+        self._is_training: bool | None = None
+
+    def refresh(self) -> bool:
+        """Read what is new; whether anything is."""
+        now = is_training(self._folder)  # before the files, so that a run that is done is read to its end
+        is_new = now != self._is_training
+        self._is_training = now
+        kept: dict[str, list[Any]] = {
+            "metrics.jsonl": self._metrics,
+            "meter.jsonl": self._stretches,
+            "changes.jsonl": self._changes,
+        }
+        for name, tail in self._tails.items():
+            began_anew, found = tail.new_records()
+            if began_anew:
+                kept[name].clear()
+            # Spans stay in the file: they are most of it, and one stretch's are shown at a time.
+            items = [stretch_of(r, place) for place, r in found] if name == "meter.jsonl" else [r for _, r in found]
+            kept[name] += [item for item in items if item is not None]
+            is_new |= began_anew or bool(items)
+        return is_new
+
+    def view(self) -> View:
+        """The page's object, of what was read last."""
+        history = history_of(self._folder, _config(self._folder), self._metrics)
+        return view_of(Seen(history, self._stretches, self._changes, bool(self._is_training)))
+
+    def spans(self, place: int) -> list[Any] | None:
+        """The spans of the stretch whose line begins at `place`; None if there is no such stretch."""
+        if not any(stretch.place == place for stretch in self._stretches):
+            return None
+        return spans_of(record_at(self._folder, "meter.jsonl", place))
+
+    def some_spans(self, view: View) -> dict[str, list[Any]]:
+        """The spans of stretches spread over the run, the latest among them, by place."""
+        places = [place for place in view["timeline"]["place"] if place is not None]
+        stride = -(-len(places) // _KEPT_SPANS) or 1
+        return {str(place): self.spans(place) or [] for place in places[::-1][::stride][::-1]}
+
+
+def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
+    """A run as it is now, and spans of some stretches; a UsageError if it is none."""
+    if open_plain(folder, "config.yaml") is None:
+        raise UsageError(f"{folder} is not a run folder (it has no config.yaml); give the folder of a run.")
+    reader = Reader(folder)
+    reader.refresh()
+    view = reader.view()
+    return view, reader.some_spans(view)
+
+
+def spans_of(record: Record | None) -> list[Any]:
+    """Those spans of a line of `meter.jsonl` that are (lane, phase, begin, end)."""
+    spans = (record or {}).get("spans")
+    return [span for span in spans if _is_span(span)] if isinstance(spans, list) else []
+
+
+def _is_span(span: Any) -> bool:
+    if not isinstance(span, list) or len(span) != 4:
+        return False
+    words, times = span[:2], span[2:]
+    are_times = all(isinstance(time, (int, float)) and math.isfinite(time) for time in times)
+    return are_times and all(isinstance(word, str) for word in words)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """config.yaml as it is; empty where it cannot be read, for the page can do without."""
+    file = open_plain(folder, "config.yaml")
+    if file is None:
+        return {}
+    with file:
+        try:
+            tree = yaml.safe_load(file)
+        except yaml.YAMLError:
+            return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+class Rows:
+    """A row of each run of a folder, from the ends of its files; those that did not change are not read again."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._known: dict[str, tuple[Any, View]] = {}
+
+    def now(self) -> list[View]:
+        """The rows as they are now, those that train first."""
+        known, self._known = self._known, {}
+        for name in self._runs.names():
+            folder = self._runs.find(name)
+            if folder is None:
+                continue  # it was removed meanwhile
+            is_live = is_training(folder)
+            stamp = (is_live, *(_stamp(folder / file) for file in ("config.yaml", "metrics.jsonl", "meter.jsonl")))
+            same = name in known and known[name][0] == stamp
+            self._known[name] = known[name] if same else (stamp, row_of(name, folder, is_live))
+        return sorted((row for _, row in self._known.values()), key=lambda row: row["state"] != TRAINING)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size
+
+
+def row_of(name: str, folder: Path, is_live: bool) -> View:
+    """What the page of all runs tells of one; an unknown figure is a –."""
+    history = history_of(folder, _config(folder), last_records(folder, "metrics.jsonl", _ROW_BYTES))
+    lines = last_records(folder, "meter.jsonl", _ROW_BYTES)
+    latest = together([stretch for line in lines if (stretch := stretch_of(line)) is not None])
+    total = history.setting("run", "timesteps")
+    final, result = history.final_evaluation, history.training_return
+    if result is None and final is not None:
+        result = number(final, "eval/return_mean")
+    return {
+        "name": name,
+        "env": str(history.setting("run", "env") or UNKNOWN),
+        "preset": str(history.setting("run", "preset") or UNKNOWN),
+        "state": state_of(history, is_live),
+        "step": f"{history.steps:,}",
+        "total": short_number(total) if isinstance(total, int) else UNKNOWN,
+        "progress": min(1.0, history.steps / total) if isinstance(total, int) and total > 0 else None,
+        "rate": worded(latest_rate(history), short_number),
+        "return": worded(result, score),
+        "busy": worded(latest.gpu["busy"] if latest and latest.gpu else None, percent),
+    }
+
+
+def as_json(value: Any) -> str:
+    """One line of JSON, which is no NaN, whatever else it is."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,59 @@
+"""Serving the dashboard until Ctrl-C."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import uvicorn
+
+from unidle.errors import UsageError
+from unidle.report.dashboard.app import dashboard_app
+from unidle.report.dashboard.files import Runs
+from unidle.report.dashboard.guard import is_loopback
+
+
+def serve(folder: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
+    """Serve the runs of `folder`; `say` gets the address once there is one."""
+    runs = Runs(folder)
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)  # whoever can reach this machine could read all runs
+    with _bound(host, port) as bound:
+        port = bound.getsockname()[1]
+        server: uvicorn.Server
+        app = dashboard_app(runs, host=host, token=token, port=port, is_closing=lambda: server.should_exit)
+        # No access log: it would hold the token.
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
+        say(address(host, port, token))
+        server.run(sockets=[bound])
+
+
+def address(host: str, port: int, token: str | None) -> str:
+    """What to open in a browser."""
+    name = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that takes connections already, so that the address that is told is true."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError):
+        raise UsageError(f"--host {host} is no address of this machine; 127.0.0.1 is for this machine alone.") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+        bound.listen()
+    except (OSError, OverflowError) as error:
+        bound.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"The dashboard cannot be at {host}:{port} ({reason}); choose another --port, 0 for any free one."
+        ) from None
+    return bound

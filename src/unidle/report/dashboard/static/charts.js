@@ -1,0 +1,55 @@
+// How every chart looks: colours of the page, units of the axes, markers of changes.
+
+// Row → colour of the palette, and a hatch for those that share one: phases and causes of one name look alike.
+const COLOURS = {
+  "busy": ["c0"], "environment": ["c1"], "host→device": ["c4", "/"], "inference": ["c3"], "device→host": ["c4", "\\"],
+  "storage": ["c6"], "learn": ["c2"], "learn (launch)": ["c2"], "sync": ["c7"], "evaluate": ["c7"],
+  "checkpoint": ["c4"], "logging": ["c6", "/"], "other": ["c5"], "unattributed": ["c5", "\\"],
+};
+const look = (name) => (Object.hasOwn(COLOURS, name) ? COLOURS[name] : ["c5", "/"]);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // for Plotly
+
+const UNITS = { seconds: [[7200, 3600, "h"], [240, 60, "min"], [0, 1, "s"]], joules: [[2e6, 1e6, "MJ"], [2e3, 1e3, "kJ"], [0, 1, "J"]] };
+const NAMES = { seconds: "time", joules: "energy of the GPU", steps: "environment steps" };
+
+// [divisor, axis title] that suits values up to `most`.
+function unitOf(axis, most) {
+  if (axis === "steps") return [1, NAMES.steps];
+  const [, divisor, unit] = UNITS[axis].find(([from]) => most >= from);
+  return [divisor, `${NAMES[axis]} (${unit})`];
+}
+
+const largest = (values) => values.reduce((most, value) => Math.max(most, value ?? 0), 0);
+const scaled = (values, divisor) => values.map((value) => (value === null ? null : value / divisor));
+
+function layout(extra) {
+  const axis = { gridcolor: css("grid"), zerolinecolor: css("axis"), linecolor: css("axis"), automargin: true };
+  const { xaxis = {}, yaxis = {}, ...rest } = extra;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", uirevision: "keep", hovermode: "x unified",
+    font: { family: "system-ui, sans-serif", size: 12, color: css("soft") }, margin: { l: 46, r: 10, t: 12, b: 40 },
+    hoverlabel: { bgcolor: css("card"), bordercolor: css("axis"), font: { color: css("ink") } },
+    legend: { orientation: "h", x: 0, y: 1.14, traceorder: "normal", font: { color: css("ink") } },
+    ...rest, xaxis: { ...axis, showgrid: false, ...xaxis, title: { font: { size: 12 }, ...xaxis.title } }, yaxis: { ...axis, ...yaxis },
+  };
+}
+
+function plot(id, traces, extra) {
+  return Plotly.react(byId(id), traces, layout(extra), { displayModeBar: false, responsive: true });
+}
+
+// Changes as lines with a number, which the list below explains.
+function markers(axis, divisor, shapes = []) {
+  const placed = view.changes.map((change, i) => [change[axis], change.change, i + 1]).filter(([x]) => x !== null);
+  return {
+    shapes: [...shapes, ...placed.map(([x]) => ({
+      type: "line", xref: "x", yref: "paper", x0: x / divisor, x1: x / divisor, y0: 0, y1: 1,
+      line: { color: css("ink"), width: 1, dash: "dot" },
+    }))],
+    annotations: placed.map(([x, change, number]) => ({
+      x: x / divisor, y: 1, yref: "paper", xanchor: "left", yanchor: "top", showarrow: false, text: String(number),
+      hovertext: plain(change), font: { color: css("ink"), size: 11 }, bgcolor: css("card"), borderpad: 2,
+    })),
+  };
+}

@@ -1,0 +1,177 @@
+// The page of a run: draws a view, which comes from the server again and again, or lies in the page itself.
+
+// -- learning, speed, power ----------------------------------------------------------------------------------------------
+
+function drawCurves(id, curves, percent) {
+  const axis = chosen.axis;
+  const all = [curves.training, curves.evaluation];
+  const [divisor, title] = unitOf(axis, largest(all.flatMap((curve) => curve[axis])));
+  const traces = [];
+  const format = percent ? "%{y:.1%}" : "%{y:,.4~g}";
+  if (curves.training.value.length) {
+    traces.push({
+      name: "training, last 100 episodes", x: scaled(curves.training[axis], divisor), y: curves.training.value,
+      mode: "lines", line: { color: css("c0"), width: 1.8 }, hovertemplate: format,
+    });
+  }
+  const judged = curves.evaluation;
+  if (judged.value.length) {
+    const x = scaled(judged[axis], divisor);
+    const edge = (sign) => judged.value.map((value, i) => value + sign * (judged.spread[i] ?? 0));
+    if (judged.spread.some((spread) => spread !== null)) {
+      const band = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, opacity: .15 };
+      traces.push({ ...band, name: "low", y: edge(-1) }, { ...band, name: "high", y: edge(1), fill: "tonexty", fillcolor: faded("c1") });
+    }
+    traces.push({
+      name: "evaluation", x, y: judged.value, mode: "lines+markers", line: { color: css("c1"), width: 1.8 },
+      marker: { size: 6 }, hovertemplate: format,
+    });
+  }
+  const goal = !percent && view.target !== null ? [{
+    type: "line", xref: "paper", x0: 0, x1: 1, y0: view.target, y1: view.target, line: { color: css("soft"), width: 1, dash: "dash" },
+  }] : [];
+  plot(id, traces, {
+    showlegend: true, xaxis: { title: { text: title }, rangemode: "tozero", hoverformat: axis === "steps" ? "," : ".4~g" },
+    yaxis: percent ? { tickformat: ".0%", range: [-.03, 1.03] } : {}, ...markers(axis, divisor, goal),
+  });
+}
+
+function faded(colour) {
+  const [red, green, blue] = css(colour).match(/[0-9a-f]{2}/gi).map((pair) => parseInt(pair, 16));
+  return `rgba(${red},${green},${blue},.15)`;
+}
+
+function drawSpeed() {
+  const { seconds, rate, mean } = view.speed;
+  const [divisor, title] = unitOf("seconds", largest(seconds));
+  const x = scaled(seconds, divisor);
+  const hovertemplate = "%{y:,.4~g}";
+  const traces = [{ name: "each iteration", x, y: rate, mode: "lines", line: { color: css("c0"), width: mean ? 1 : 1.8 }, opacity: mean ? .35 : 1, hovertemplate }];
+  if (mean) traces.push({ name: "running mean", x, y: mean, mode: "lines", line: { color: css("c0"), width: 2 }, hovertemplate });
+  plot("speed", traces, {
+    showlegend: Boolean(mean), xaxis: { title: { text: title }, rangemode: "tozero", hoverformat: ".4~g" },
+    yaxis: { rangemode: "tozero" }, ...markers("seconds", divisor),
+  });
+}
+
+function drawPower() {
+  byId("power-card").hidden = !view.power;
+  byId("parts-card").hidden = !view.parts;
+  byId("no-power").hidden = Boolean(view.power || view.parts);
+  if (view.parts) {
+    const head = row(["part", "share of time", "GPU busy", "power"]);
+    head.querySelectorAll("td").forEach((cell) => cell.replaceWith(Object.assign(element("th", cell.textContent), { scope: "col" })));
+    byId("parts").replaceChildren(head, ...view.parts.rows.map((cells) => row(cells)));
+  }
+  if (!view.power) return;
+  const { seconds, watts, joules } = view.power;
+  const [divisor, title] = unitOf("seconds", largest(seconds));
+  const [size, energy] = unitOf("joules", largest(joules));
+  const x = scaled(seconds, divisor);
+  plot("power", [
+    { name: "power (W)", x, y: watts, mode: "lines", line: { color: css("c1"), width: 1.8 }, hovertemplate: "%{y:.0f} W" },
+    { name: energy, x, y: scaled(joules, size), yaxis: "y2", mode: "lines", line: { color: css("c0"), width: 1.8, dash: "dash" }, hovertemplate: "%{y:.4~g}" },
+  ], {
+    showlegend: true, margin: { l: 46, r: 50, t: 12, b: 40 }, xaxis: { title: { text: title }, rangemode: "tozero", hoverformat: ".4~g" },
+    yaxis: { rangemode: "tozero" },
+    yaxis2: { overlaying: "y", tickmode: "auto", nticks: 6, side: "right", rangemode: "tozero", showgrid: false, automargin: true, color: css("soft") },
+    ...markers("seconds", divisor),
+  });
+}
+
+// -- the page ----------------------------------------------------------------------------------------------------------
+
+function say(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text; // a screen reader tells only what changed
+  byId(id).hidden = !text;
+}
+
+function drawWords() {
+  document.title = `${view.name} · unidle`;
+  say("name", view.name);
+  showState(view.state);
+  say("verdict", view.verdict);
+  say("parts-sentence", view.parts ? `GPU busy ${view.parts.sentence}.` : "");
+  say("source", view.source === "meter.jsonl" ? "measured by the meter" : "by the trainer's own clock; this run has no meter.jsonl");
+  byId("facts").replaceChildren(...view.facts.map(([name, value]) => {
+    const fact = element("span", `${name} `);
+    fact.append(element("b", value));
+    return fact;
+  }));
+  byId("figures").replaceChildren(...view.figures.map(([name, value, detail]) => {
+    const box = document.createElement("div");
+    box.append(element("dt", name), element("dd", value, "value"), element("dd", detail, "detail"));
+    return box;
+  }));
+  byId("changes").hidden = !view.changes.length;
+  byId("changes").querySelector("ol").replaceChildren(...view.changes.map(({ change }) => element("li", change)));
+}
+
+function press(id, choice, possible) {
+  byId(id).querySelectorAll("button").forEach((button) => {
+    button.setAttribute("aria-pressed", String(button.dataset.choice === choice));
+    button.disabled = !possible(button.dataset.choice);
+  });
+}
+
+function draw() {
+  if (!view) return;
+  if (!chosen.kind || !view.tables[chosen.kind]) chosen.kind = view.tables.gpu ? "gpu" : "host";
+  drawWords();
+  press("kinds", chosen.kind, (kind) => Boolean(view.tables[kind]));
+  press("axes", chosen.axis, (axis) => axis !== "joules" || view.has_joules);
+  byId("axes").querySelector("[data-choice=joules]").title = view.has_joules ? "" : "no GPU of this run told its energy";
+  drawTimeline();
+  drawTable();
+  drawLanes();
+  const none = { value: [], spread: [], steps: [], seconds: [], joules: [] };
+  drawCurves("returns", view.returns || { training: none, evaluation: none }, false);
+  byId("success-card").hidden = !view.success;
+  if (view.success) drawCurves("success", view.success, true);
+  drawSpeed();
+  drawPower();
+  byId("timeline").on && listen();
+}
+
+let isListening = false;
+function listen() {
+  if (isListening) return;
+  isListening = true;
+  byId("timeline").on("plotly_click", ({ points }) => {
+    const at = nearest(Math.min(points[0].pointNumber, view.timeline.place.length - 1));
+    if (at !== undefined) lookAt(view.timeline.place[at]);
+  });
+}
+
+function onChoice(id, take) {
+  byId(id).addEventListener("click", (event) => {
+    const choice = event.target.dataset.choice;
+    if (choice) { take(choice); draw(); }
+  });
+}
+
+onChoice("kinds", (kind) => { chosen.kind = kind; });
+onChoice("axes", (axis) => { chosen.axis = axis; });
+byId("earlier").addEventListener("click", () => neighbour(-1));
+byId("later").addEventListener("click", () => neighbour(1));
+byId("latest").addEventListener("click", () => lookAt(null));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+
+let isDue = false;
+function drawSoon() { // a tab that nobody sees draws when it is seen again
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => { isDue = false; draw(); });
+}
+
+const data = byId("data");
+if (data) {
+  const kept = JSON.parse(data.textContent);
+  keptSpans = kept.spans;
+  view = kept.view;
+  byId("home").removeAttribute("href");
+  byId("footer").textContent = "A page of its own: the state of the run when it was written.";
+  draw();
+} else {
+  follow(`${location.pathname}/events`, (now) => { view = now; drawSoon(); });
+}

@@ -1,0 +1,117 @@
+// Where the time went: the stacked timeline with its table, and the phases of one stretch up close.
+
+const chosen = { kind: null, axis: "steps", place: null }; // place null: the latest stretch
+let view = null; // view.py says what is in it
+let keptSpans = null; // of a page that is a file
+let shownSpans = null;
+
+function area(name, column, x) {
+  const [colour, hatch] = look(name);
+  const pattern = hatch ? { fillpattern: { shape: hatch, fgcolor: css(colour), bgcolor: css("hatch"), size: 6, solidity: .45 } } : {};
+  return {
+    name: plain(name), x, y: [...column, column.at(-1)], stackgroup: "all", mode: "lines", fillcolor: css(colour), ...pattern,
+    line: { shape: "hv", width: column.length < 120 ? .6 : 0, color: css("card") }, hovertemplate: "%{y:.1%}",
+  };
+}
+
+function drawTimeline() {
+  const { begin, end } = view.timeline;
+  const columns = view.timeline[chosen.kind];
+  const [divisor, title] = unitOf("seconds", end.at(-1) || 0);
+  const x = scaled(end.length ? [...begin, end.at(-1)] : [], divisor);
+  const traces = end.length ? Object.entries(columns).map(([name, column]) => area(name, column, x)) : [];
+  const at = stretchIndex();
+  const mark = at < 0 ? [] : [{
+    type: "rect", xref: "x", yref: "paper", x0: begin[at] / divisor, x1: end[at] / divisor, y0: 0, y1: 1,
+    line: { color: css("ink"), width: 1.5 }, fillcolor: "rgba(0,0,0,0)",
+  }];
+  const extra = {
+    showlegend: false, xaxis: { title: { text: title }, range: x.length ? [0, x.at(-1)] : [0, 1], hoverformat: ".4~g" },
+    yaxis: { tickformat: ".0%", range: [0, 1], fixedrange: true }, ...markers("seconds", divisor, mark),
+  };
+  plot("timeline", traces, extra);
+}
+
+function drawTable() {
+  const rows = view.tables[chosen.kind] || [];
+  byId("table").replaceChildren(...rows.map(([name, share, time]) => {
+    const [colour, hatch] = look(name);
+    const cell = document.createDocumentFragment();
+    const swatch = element("span", "", hatch ? "swatch hatched" : "swatch");
+    swatch.style.setProperty("--c", `var(--${colour})`);
+    swatch.style.setProperty("--angle", hatch === "/" ? "-45deg" : "45deg");
+    cell.append(swatch, name);
+    return row([cell, share, time]);
+  }));
+}
+
+// -- a closer look at one stretch ----------------------------------------------------------------------------------------
+
+const withSpans = () => view.timeline.place.flatMap((place, i) => (place !== null && (!keptSpans || place in keptSpans) ? [i] : []));
+
+function stretchIndex() {
+  const at = chosen.place === null ? -1 : view.timeline.place.indexOf(chosen.place);
+  return at >= 0 ? at : withSpans().at(-1) ?? -1;
+}
+
+// 8.0 s, 2:29:45
+function clockTime(seconds) {
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.floor(seconds) % 60];
+  return parts.map((part, i) => (i ? String(part).padStart(2, "0") : part)).join(":");
+}
+
+async function drawLanes() {
+  const at = stretchIndex();
+  byId("closer").hidden = at < 0;
+  if (at < 0) return;
+  const place = view.timeline.place[at];
+  const { begin } = view.timeline;
+  if (shownSpans?.place !== place) {
+    const spans = keptSpans ? keptSpans[place] : await (await fetch(`${location.pathname}/spans?at=${place}`)).json();
+    shownSpans = { place, spans };
+    if (view.timeline.place[stretchIndex()] !== place) return; // another one was chosen meanwhile
+  }
+  const latest = chosen.place === null ? "The latest stretch" : "The stretch";
+  byId("lanes-title").textContent = `${latest}, from ${clockTime(begin[at])} on, up close`;
+  byId("latest").setAttribute("aria-pressed", String(chosen.place === null));
+  const order = withSpans();
+  byId("earlier").disabled = order.indexOf(at) <= 0;
+  byId("later").disabled = order.indexOf(at) >= order.length - 1;
+  const spans = shownSpans.spans;
+  const lanes = [...new Set(spans.map(([lane]) => lane))].reverse(); // Plotly counts from below
+  const phases = [...new Set(spans.map(([, phase]) => phase))];
+  const traces = phases.map((phase) => {
+    const own = spans.filter((span) => span[1] === phase);
+    const [colour, hatch] = look(phase);
+    return {
+      type: "bar", orientation: "h", name: plain(phase), y: own.map(([lane]) => plain(lane)), base: own.map(([, , from]) => 1e3 * from),
+      x: own.map(([, , from, to]) => 1e3 * (to - from)), hovertemplate: "%{x:.3f} ms from %{base:.3f} ms",
+      marker: { color: css(colour), line: { width: .4, color: css("card") }, pattern: hatch ? { shape: hatch, size: 5 } : {} },
+    };
+  });
+  plot("lanes", traces, {
+    barmode: "overlay", bargap: .25, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.3, font: { color: css("ink") } }, margin: { l: 60, r: 10, t: 30, b: 36 },
+    showlegend: true, xaxis: { title: { text: "milliseconds after the stretch began" }, rangemode: "tozero" },
+    yaxis: { categoryorder: "array", categoryarray: lanes.map(plain), showgrid: false, fixedrange: true },
+    uirevision: String(place),
+  });
+}
+
+function lookAt(place) {
+  chosen.place = place;
+  drawTimeline();
+  drawLanes();
+}
+
+// The stretch with spans that is nearest to the one clicked, or next to the one shown.
+function nearest(at) {
+  const order = withSpans();
+  return order.reduce((best, i) => (Math.abs(i - at) < Math.abs(best - at) ? i : best), order[0]);
+}
+
+function neighbour(by) {
+  const order = withSpans();
+  const at = order[order.indexOf(stretchIndex()) + by];
+  if (at !== undefined) lookAt(view.timeline.place[at]);
+}

@@ -1,0 +1,81 @@
+"""One sentence about a run: what its GPU waited for most, or without one, what its trainer spent its time on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unidle.report.dashboard.stretches import Stretch
+from unidle.report.wording import percent
+
+NOT_METERED = "Nothing has been measured yet."
+_BUSY = 0.9  # from here on there is little to gain
+_WORTH_NAMING = 0.15  # of the idle time, for a second cause
+_CAUSES = {
+    "environment": "waiting for environments",
+    "host→device": "copying to the GPU",
+    "inference": "launching inference",
+    "device→host": "copying from the GPU",
+    "storage": "storing experience",
+    "learn (launch)": "launching the learner's kernels",
+    "sync": "synchronising",
+    "checkpoint": "writing checkpoints",
+    "logging": "logging",
+    "other": "other work of the host",
+    "unattributed": "what the meter could not attribute",
+}
+_PHASES = {
+    "environment": "environments",
+    "inference": "inference",
+    "storage": "storing what happened",
+    "learn": "learning",
+    "sync": "waiting for the device",
+    "evaluate": "evaluations",
+    "checkpoint": "checkpoints",
+    "logging": "logging",
+    "other": "other work",
+    "unattributed": "what nobody accounted for",
+}
+_PARTS = {"rollout": "rollouts", "learning": "learning", "both": "both at once"}
+
+
+def verdict(whole: Stretch | None) -> str:
+    """The sentence for all of a run so far."""
+    if whole is None:
+        return NOT_METERED
+    if whole.gpu is None:
+        spent = _listed(whole.host, _PHASES, 3, ("of its time on", "on"))
+        return f"No GPU was metered; the trainer's thread spent {spent}."
+    busy = whole.gpu["busy"]
+    if busy >= _BUSY:
+        return f"GPU busy {percent(busy)}: there is little left to gain."
+    idle = 1 - busy
+    causes = {name: share / idle for name, share in whole.gpu.items() if name != "busy"}
+    return f"GPU busy {percent(busy)}; of the idle {percent(idle)}, {_listed(causes, _CAUSES, 2, ('went to', 'to'))}."
+
+
+def parts_in_words(whole: Stretch) -> str:
+    """15 % at 125 W in rollouts, 95 % at 208 W in learning, 35 % overall."""
+    if whole.gpu is None:
+        return ""
+    told = [
+        f"{_known(part.busy)}{_power(part.watts)} in {_PARTS[name]}"
+        for name, part in whole.parts.items()
+        if name in _PARTS  # the table has the rest
+    ]
+    return ", ".join([*told, f"{percent(whole.gpu['busy'])}{_power(whole.readings.get('watts'))} overall"])
+
+
+def _listed(shares: Mapping[str, float], words: Mapping[str, str], most: int, links: tuple[str, str]) -> str:
+    """The largest share, and those next to it that are worth naming, as a list in words."""
+    largest = sorted(shares, key=lambda name: -shares[name])[:most]
+    named = [name for name in largest if name == largest[0] or shares[name] >= _WORTH_NAMING]
+    told = [f"{percent(shares[name])} {links[name != named[0]]} {words.get(name, name)}" for name in named]
+    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+
+
+def _known(share: float | None) -> str:
+    return "–" if share is None else percent(share)
+
+
+def _power(watts: float | None) -> str:
+    return "" if watts is None else f" at {watts:.0f} W"

@@ -1,0 +1,214 @@
+"""All that the page of a run shows, as one JSON object: sentences and figures in words, charts as columns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unidle.report.axis import running_mean, thin
+from unidle.report.dashboard.figures import key_figures, worded
+from unidle.report.dashboard.stretches import Stretch, joules_so_far, stretches_of_metrics, thinned, together
+from unidle.report.dashboard.verdict import parts_in_words, verdict
+from unidle.report.history import History, Record, number
+from unidle.report.wording import duration, percent
+
+View = dict[str, Any]
+
+TRAINING, DONE, STOPPED = "training", "done", "stopped"
+_DRAWN = 600  # points of a chart; more cannot be told apart on a screen
+_SMOOTH_FROM = 100  # points; a shorter series is legible as it is
+_SHOWN = 0.0005  # a share below it is a 0.0 % in the table; no row for that
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was read of a run."""
+
+    history: History
+    stretches: Sequence[Stretch]  # of meter.jsonl; none in a run without it
+    changes: Sequence[Record]  # of changes.jsonl
+    is_training: bool
+
+
+def state_of(history: History, is_training: bool) -> str:
+    """Training, done (all steps, or the target return), or stopped before."""
+    if is_training:
+        return TRAINING
+    total, target = history.setting("run", "timesteps"), history.setting("run", "target_return")
+    best = history.best_evaluation
+    has_all = isinstance(total, int) and history.steps >= total
+    is_good = isinstance(target, (int, float)) and best is not None and float(best["eval/return_mean"]) >= target
+    return DONE if has_all or is_good else STOPPED
+
+
+def view_of(seen: Seen) -> View:
+    """The object that the page draws."""
+    history = seen.history
+    stretches = list(seen.stretches) or stretches_of_metrics(history.iterations)
+    whole, drawn = together(stretches), thinned(stretches, _DRAWN)
+    energy = _Energy(stretches)
+    return {
+        "name": history.name,
+        "facts": _facts(history),
+        "state": state_of(history, seen.is_training),
+        "verdict": verdict(whole),
+        "parts": _parts(whole),
+        "source": "meter.jsonl" if seen.stretches else "metrics.jsonl",
+        "figures": key_figures(history, whole),
+        "tables": {kind: _table(whole, kind) for kind in ("gpu", "host")},
+        "timeline": _timeline(drawn),
+        "power": _power(drawn),
+        "speed": _speed(history),
+        "returns": _curves(history, energy, "rollout/return_mean", "eval/return_mean", "eval/return_std"),
+        "success": _curves(history, energy, "rollout/success", "eval/success"),
+        "target": _target(history),
+        "changes": _changes(seen.changes, energy),
+        "has_joules": energy.is_known,
+    }
+
+
+def clock(record: Record) -> float | None:
+    """Seconds of the run's clock when a record was written."""
+    wall = number(record, "wall")
+    return number(record, "seconds") if wall is None else wall
+
+
+class _Energy:
+    """Joules spent up to any moment, between the ends of stretches in proportion to time."""
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        totals = joules_so_far(stretches)
+        known = [(s.seconds, total) for s, total in zip(stretches, totals) if total is not None]
+        self.is_known = bool(known)
+        self._times = [stretches[0].begin, *(time for time, _ in known)] if known else []
+        self._totals = [0.0, *(total for _, total in known)]
+
+    def at(self, seconds: float | None) -> float | None:
+        if seconds is None or not self.is_known or seconds > self._times[-1]:
+            return None
+        after = bisect_left(self._times, seconds)
+        if after == 0:
+            return 0.0
+        begin, end = self._times[after - 1], self._times[after]
+        before, until = self._totals[after - 1], self._totals[after]
+        return before + (until - before) * (seconds - begin) / (end - begin)
+
+
+def _facts(history: History) -> list[list[str]]:
+    facts = {
+        "environment": history.setting("run", "env"),
+        "algorithm": history.setting("recipe", "algo"),
+        "preset": history.setting("run", "preset"),
+        "environments": history.setting("recipe", "n_envs"),
+        "overlap": history.overlap,
+        "seed": history.setting("run", "seed"),
+    }
+    return [[name, str(value)] for name, value in facts.items() if value is not None]
+
+
+def _table(whole: Stretch | None, kind: str) -> list[list[Any]] | None:
+    """Name, share and seconds of each row; what is not 0 in print. None where nobody measured it."""
+    shares = None if whole is None else whole.gpu if kind == "gpu" else whole.host
+    if not shares or whole is None:
+        return None
+    return [
+        [name, percent(share), duration(share * whole.length)]
+        for name, share in shares.items()
+        if share >= _SHOWN or name == "busy"
+    ]
+
+
+def _parts(whole: Stretch | None) -> View | None:
+    if whole is None or not whole.parts:
+        return None
+    rows = [
+        [
+            name,
+            percent(part.share),
+            worded(part.busy, percent),
+            worded(part.watts, lambda watts: f"{watts:.0f} W"),
+        ]
+        for name, part in whole.parts.items()
+    ]
+    return {"sentence": parts_in_words(whole), "rows": rows}
+
+
+def _timeline(drawn: Sequence[Stretch]) -> View:
+    """Shares over time: a column of values for each row of the table."""
+    return {
+        "begin": [round(s.begin, 3) for s in drawn],
+        "end": [round(s.seconds, 3) for s in drawn],
+        "step": [s.step for s in drawn],
+        "place": [s.place for s in drawn],
+        "gpu": _columns([s.gpu for s in drawn]),
+        "host": _columns([s.host for s in drawn]),
+    }
+
+
+def _columns(tables: Sequence[Any]) -> dict[str, list[float | None]]:
+    names = list(dict.fromkeys(name for table in tables if table for name in table))
+    columns = {name: [None if t is None else round(t.get(name, 0.0), 4) for t in tables] for name in names}
+    return {name: column for name, column in columns.items() if any(column)}
+
+
+def _power(drawn: Sequence[Stretch]) -> View | None:
+    if not any("watts" in s.readings or s.joules is not None for s in drawn):
+        return None
+    return {
+        "seconds": [round(s.seconds, 3) for s in drawn],
+        "watts": [s.readings.get("watts") for s in drawn],
+        "joules": joules_so_far(drawn),
+    }
+
+
+def _speed(history: History) -> View:
+    placed = [(at, r) for r in history.iterations if (at := clock(r)) is not None]
+    rates = [number(r, "rollout/steps_per_second") for _, r in placed]
+    kept = thin(rates, _DRAWN)
+    smooth = running_mean(rates, len(rates) // 50) if len(rates) >= _SMOOTH_FROM else None
+    return {
+        "seconds": [placed[i][0] for i in kept],
+        "rate": [rates[i] for i in kept],
+        "mean": [smooth[i] for i in kept] if smooth else None,
+    }
+
+
+def _curves(history: History, energy: _Energy, training: str, evaluation: str, spread: str = "") -> View | None:
+    """Training and evaluations against steps, seconds and joules; None where neither tells."""
+    found = {
+        "training": _curve(history.iterations, training, energy),
+        "evaluation": _curve(history.evaluations, evaluation, energy, spread),
+    }
+    return found if any(curve["value"] for curve in found.values()) else None
+
+
+def _curve(records: Sequence[Record], key: str, energy: _Energy, spread: str = "") -> View:
+    told = [r for r in records if number(r, key) is not None]
+    told = [told[i] for i in thin([number(r, key) for r in told], _DRAWN)]
+    return {
+        "value": [number(r, key) for r in told],
+        "spread": [number(r, spread) for r in told],
+        "steps": [r["step"] for r in told],
+        "seconds": [clock(r) for r in told],
+        "joules": [energy.at(clock(r)) for r in told],
+    }
+
+
+def _target(history: History) -> float | None:
+    return number(history.config["run"], "target_return")
+
+
+def _changes(changes: Sequence[Record], energy: _Energy) -> list[View]:
+    """What was changed in the run, where, as markers."""
+    return [
+        {
+            "steps": number(r, "step"),
+            "seconds": number(r, "seconds"),
+            "joules": energy.at(number(r, "seconds")),
+            "change": str(r["change"]),
+        }
+        for r in changes
+        if "change" in r
+    ]

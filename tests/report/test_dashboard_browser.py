@@ -1,0 +1,212 @@
+"""The dashboard in a real browser: what stands on the page, is drawn and moves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_runs import make_run, serving, stretch, write_lines
+
+from unidle.cli.main import run as command_line
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+NASTY = "<img src=x onerror=alert(1)>"
+SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        yield browser.new_context(viewport={"width": 1280, "height": 800})
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Any, address: str) -> Iterator[Any]:
+    """A page that must not complain, open a dialog, or ask anybody but where it came from."""
+    page = browser.new_page()
+    wrong: list[str] = []
+    home = address.split("/run/")[0].split("?")[0]
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: (wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda r: None if r.url.startswith((home, "data:", "blob:")) else wrong.append(r.url))
+    page.goto(address)
+    try:
+        yield page
+    finally:
+        page.close()
+    assert wrong == []
+
+
+def wait(page: Any, expression: str) -> None:
+    """Until an expression is true. Playwright's own wait is an eval, which the page's policy forbids."""
+    deadline = time.monotonic() + 15
+    while True:
+        try:
+            if page.evaluate(expression):
+                return
+        except playwright.Error:  # the page is being left for another
+            pass
+        assert time.monotonic() < deadline, expression
+        time.sleep(0.05)
+
+
+def points(page: Any, plot: str) -> dict[str, int]:
+    """Name → number of points of each trace that Plotly holds."""
+    wait(page, f"document.getElementById('{plot}').data?.length > 0")
+    traces = page.evaluate(f"document.getElementById('{plot}').data.map((t) => [t.name, t.y.length])")
+    return dict(traces)
+
+
+def figure(page: Any, name: str) -> str:
+    wait(page, "document.querySelectorAll('#figures div').length > 0")
+    return str(page.locator("#figures div", has=page.get_by_text(name, exact=True)).locator(".value").inner_text())
+
+
+def check_finished(page: Any) -> None:
+    """The page of a metered run of SECONDS seconds, wherever it came from."""
+    table = ["busy", "environment", "learn (launch)", "unattributed"]
+    assert points(page, "timeline") == dict.fromkeys(table, SECONDS + 1)  # the last second has an end, too
+    assert page.locator("#timeline .scatterlayer .trace").count() == len(table)
+    assert page.locator("#table th").all_inner_texts() == table
+    assert points(page, "lanes") == {"environment": 1, "inference": 1}
+    assert page.locator("#lanes .bars path").count() == 2
+    assert points(page, "returns")["training, last 100 episodes"] == SECONDS
+    assert points(page, "returns")["evaluation"] == 1
+    assert points(page, "speed") == {"each iteration": SECONDS}
+    assert points(page, "power") == {"power (W)": SECONDS, "energy of the GPU (J)": SECONDS}
+    assert "GPU busy 40 %" in page.locator("#verdict").inner_text()
+    assert "125 W in rollouts, 100 % at 208 W in learning" in page.locator("#parts-sentence").inner_text()
+    assert page.locator("#parts tr").count() == 3
+    assert page.locator("#changes li").all_inner_texts() == [NASTY]
+    assert figure(page, "GPU busy") == "40 %"
+    assert page.locator("#state").inner_text() == "done"
+
+
+def metered(folder: Path) -> Path:
+    run = make_run(folder, "x", meter=True, seconds=SECONDS)
+    (run / "changes.jsonl").write_text(f'{{"step": 2000, "seconds": 2.0, "change": "{NASTY}"}}\n')
+    return run
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of three runs: a metered one, one without meter, and a nasty one."""
+    folder = tmp_path_factory.mktemp("runs")
+    metered(folder)
+    make_run(folder, "cpu")
+    spans = [[NASTY, NASTY, 0.0, 0.001], ["host", "constructor", 0.0, 0.001]]
+    nasty = make_run(folder, NASTY, env=NASTY, run_name=NASTY)
+    write_lines(nasty / "meter.jsonl", [stretch(1, host={NASTY: 1.0}, spans=spans)])
+    with serving(folder) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_a_finished_run_is_drawn(address: str, browser: Any) -> None:
+    with opened(browser, f"{address}/run/x") as page:
+        check_finished(page)
+
+
+def test_the_file_of_a_run_is_drawn_without_a_server(tmp_path: Path, browser: Any) -> None:
+    run = metered(tmp_path)
+    assert command_line(["report", str(run), "--html"]) == 0
+    with opened(browser, (run / "dashboard.html").as_uri()) as page:
+        check_finished(page)
+
+
+def test_the_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> None:
+    xs = "document.getElementById('returns').data[0].x"
+    with opened(browser, f"{address}/run/x") as page:
+        points(page, "returns")
+        assert page.evaluate(xs) == [1000.0 * (i + 1) for i in range(SECONDS)]
+        page.get_by_role("button", name="seconds").click()
+        assert page.evaluate(xs) == [i + 1.0 for i in range(SECONDS)]
+        page.get_by_role("button", name="joules").click()
+        assert page.evaluate(xs) == [150.0 * (i + 1) for i in range(SECONDS)]
+        page.goto(f"{address}/run/cpu")
+        points(page, "returns")
+        assert page.get_by_role("button", name="joules").is_disabled()
+        assert page.get_by_role("button", name="GPU").is_disabled()
+        assert figure(page, "GPU busy") == "–"
+
+
+def test_a_click_looks_into_another_stretch(address: str, browser: Any) -> None:
+    length = "document.getElementById('lanes').data[1].x[0]"
+    own = [1e3 * (span[3] - span[2]) for i in range(SECONDS) for span in [stretch(i + 1)["spans"][1]]]
+    with opened(browser, f"{address}/run/x") as page:
+        points(page, "lanes")
+        assert page.evaluate(length) == pytest.approx(own[-1])
+        box = page.locator("#timeline .nsewdrag").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.22, box["y"] + box["height"] / 2)
+        wait(page, "document.querySelectorAll('#timeline .hoverlayer text').length > 0")
+        page.mouse.down()
+        page.mouse.up()
+        wait(page, f"Math.abs({length} - {own[1]}) < 1e-9")
+        assert "from 1.0 s on" in page.locator("#lanes-title").inner_text()
+        page.get_by_label("The stretch after").click()
+        wait(page, f"Math.abs({length} - {own[2]}) < 1e-9")
+        page.get_by_role("button", name="latest").click()
+        wait(page, f"Math.abs({length} - {own[-1]}) < 1e-9")
+
+
+def test_names_and_settings_stay_text(address: str, browser: Any) -> None:
+    with opened(browser, f"{address}/") as page:
+        wait(page, "document.querySelectorAll('#rows tr').length === 3")
+        row = page.locator("#rows tr", has_text="onerror")
+        assert row.locator("td").first.inner_text() == NASTY
+        row.locator("a").click()
+        points(page, "lanes")
+        assert page.locator("h1 #name").inner_text() == NASTY
+        assert NASTY in page.locator("#facts").inner_text()
+        page.get_by_role("button", name="trainer's thread").click()
+        assert page.locator("#table th").all_inner_texts() == [NASTY]
+        assert page.locator("img").count() == 0
+
+
+def test_a_token_leaves_the_address_and_the_page_goes_on(tmp_path: Path, browser: Any) -> None:
+    make_run(tmp_path, "x")
+    with serving(tmp_path, token="word") as port, opened(browser, f"http://127.0.0.1:{port}/?token=word") as page:
+        page.locator("#rows a").click()
+        assert figure(page, "Steps") == "4,000"
+        assert "word" not in page.url
+
+
+def test_the_figures_of_a_live_run_move(tmp_path: Path, browser: Any) -> None:
+    command = [sys.executable, "-m", "unidle.cli", "train", "--env", "CartPole-v1", "--preset", "classic", "--quiet"]
+    command += ["--timesteps", "10000000", "--n-steps", "256", "--runs-dir", str(tmp_path), "--run-name", "live"]
+    trainer = subprocess.Popen([*command, "--eval-every", "0"], stdout=subprocess.DEVNULL)
+    try:
+        with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/") as page:
+            page.wait_for_selector("#rows a", timeout=30_000)
+            page.wait_for_selector("#rows .state.training")
+            cell = "document.querySelector('#rows tr').cells[4].textContent"
+            before = page.evaluate(cell)
+            wait(page, f"{cell} !== '{before}'")
+            page.locator("#rows a").click()
+            steps = "document.querySelector('#figures .value').textContent"
+            wait(page, "(document.querySelector('#figures .value')?.textContent ?? '0') !== '0'")
+            before, drawn = page.evaluate(steps), points(page, "speed")["each iteration"]
+            wait(page, f"{steps} !== '{before}'")
+            wait(page, f"document.getElementById('speed').data[0].x.length > {drawn}")
+            assert page.locator("#state").inner_text() == "training"
+            trainer.send_signal(signal.SIGINT)
+            assert trainer.wait(30) in (0, 1)
+            wait(page, "document.getElementById('state').textContent === 'stopped'")
+    finally:
+        trainer.kill()
+        trainer.wait()
