@@ -13,11 +13,12 @@ from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
 
 
-def test_on_a_cpu_a_function_stays_as_it_is() -> None:
+def test_on_a_cpu_or_without_graphs_a_function_stays_as_it_is() -> None:
     def function() -> None:
         pass
 
     assert Capture(torch.device("cpu"), print)("nothing", function, []) is function
+    assert Capture(torch.device("cuda"), print, graphs=False)("nothing", function, []) is function
 
 
 @pytest.mark.gpu

@@ -10,15 +10,17 @@ learn independently from the same reward (Tavakoli et al. 2018): each towards r 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.experience import Experience, Updates
 from unidle.config import Recipe
+from unidle.memory.replay import Transitions
 from unidle.memory.rollout import Rollout
 from unidle.nn.adam import FlatAdam
 from unidle.nn.flat import FlatParameters
@@ -35,7 +37,7 @@ class DQN:
         policy: GreedyPolicy,
         recipe: Recipe,
         capture: Capturer = as_it_is,
-        fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
+        fall_back: FallBack = lambda name, error, to: None,
     ) -> None:
         """`policy` must already be on its device: its parameters become views of one flat tensor there."""
         assert isinstance(recipe.batch_size, int)
@@ -48,6 +50,7 @@ class DQN:
         self._adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=self.recipe.adam_eps)
         sizes = policy.rows.row_bytes, policy.distribution.width
         self.experience = Experience(recipe, *sizes, device, capture, fall_back=fall_back)
+        self.pieces = Pieces("A minibatch", fall_back)
         self._sums = torch.zeros(len(_METRICS), device=device)
         self._until_target = torch.full((), recipe.target_every, device=device)  # updates
         changes = [self.parameters.flat, self._target_parameters.flat, *self._adam.state_dict().values()]
@@ -83,6 +86,7 @@ class DQN:
         metrics = dict(zip(_METRICS, self._sums / max(1, due)))
         metrics["epsilon"] = self.policy.distribution.epsilon.clone()
         metrics["learning_rate"] = self.learning_rate.clone()
+        metrics["pieces"] = torch.full_like(self.learning_rate, self.pieces.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         return metrics | self.experience.told(due)
 
@@ -91,6 +95,17 @@ class DQN:
     def update(self, generator: torch.Generator) -> None:
         """Learn from one batch."""
         batch = self.experience.memory.sample(self._batch_size, generator)
+        rows = len(batch.rows)
+        means, errors = self.pieces.gradient(self.parameters, rows, lambda part: self._loss(batch.part(part)))
+        norm = self.parameters.clip_(self.recipe.max_grad_norm)
+        self._adam.step()
+        with torch.no_grad():
+            self.experience.note_errors(batch.index, errors)
+            self._move_target()
+            self._sums.add_(torch.cat((means, norm.unsqueeze(0))))
+
+    def _loss(self, batch: Transitions) -> Loss:
+        """How far values are from what followed; of each transition, the size of the error."""
         with torch.no_grad():
             following = batch.returns + batch.discounts * self._best_value(batch.next_rows)
         chosen = batch.actions.long().unsqueeze(-1)
@@ -99,13 +114,8 @@ class DQN:
         # Huber's loss: squared near 0, linear beyond 1.
         losses = torch.where(errors.abs() < 1, 0.5 * errors.square(), errors.abs() - 0.5).mean(-1)
         loss = (batch.weights * losses).mean()
-        self.parameters.backward(loss)
-        norm = self.parameters.clip_(self.recipe.max_grad_norm)
-        self._adam.step()
         with torch.no_grad():
-            self.experience.note_errors(batch.index, errors.abs().mean(-1))
-            self._move_target()
-            self._sums.add_(torch.stack((loss, values.mean(), norm)))
+            return Loss(loss, torch.stack((loss, values.mean())), errors.abs().mean(-1))
 
     def _best_value(self, rows: Tensor) -> Tensor:
         """Max Q'(s, ·) [B], the mean over heads."""

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
@@ -119,7 +120,7 @@ class PPO:
         policy: Policy,
         recipe: Recipe,
         capture: Capturer = as_it_is,
-        fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
+        fall_back: FallBack = lambda name, error, to: None,
     ) -> None:
         """`policy` must already be on its device: its parameters become views of one flat tensor there.
 
@@ -144,6 +145,8 @@ class PPO:
         widths = sum(recipe.network_arch) + policy.encoder.n_features
         self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if device.type == "cuda" else 4096
         self._capture, self._fall_back = capture, fall_back
+        # One each, unless memory runs out.
+        self.pieces, self._pieces_evaluated = Pieces("A minibatch", fall_back), Pieces("Evaluation", fall_back)
         self.ways = Ways(shuffled, self._evaluated, self._values, gae, self._steps)
         self._kernels_untried = device.type == "cuda"
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
@@ -196,6 +199,7 @@ class PPO:
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["clip_range"] = self.clip_range.clone()
         metrics["updates"] = self.minibatches.clone()
+        metrics["pieces"] = torch.full_like(self.minibatches, self.pieces.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         if self.policy.distribution.reals:
             metrics["std"] = self.policy.log_std.detach().exp().mean()
@@ -301,8 +305,13 @@ class PPO:
     def _in_chunks(self, function, *columns: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         """`function` over pieces of the columns, so that memory stays bounded."""
         size = max(self._rows_at_once, self._per_minibatch * self.sequence_length)
-        pieces = zip(*(column.split(size) for column in columns))
-        return torch.cat([function(*piece) for piece in pieces])
+
+        def work(pieces: int) -> Tensor:
+            return torch.cat(
+                [function(*piece) for piece in zip(*(column.split(-(-size // pieces)) for column in columns))]
+            )
+
+        return self._pieces_evaluated(size, work)
 
     def _normalised_rewards(self, rollout: Rollout) -> Tensor:
         if self.reward_norm is None:
@@ -346,12 +355,22 @@ class PPO:
 
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
         """Put the gradient of the sequences `order` of `batch` in place; returns the first five of what is logged."""
-        recipe, batch = self.recipe, batch.at(order)
+
+        def loss_of(part: slice) -> Loss:
+            minibatch = batch.at(order[part])
+            is_whole = len(minibatch.rows) == len(order)
+            return self._loss(minibatch, minibatch.advantages if is_whole else batch.advantages.index_select(0, order))
+
+        return self.pieces.gradient(self.parameters, len(order), loss_of)[0]
+
+    def _loss(self, batch: Batch, whole: Tensor) -> Loss:
+        """Loss of some sequences, and what is logged; advantages are normalised as those of the `whole` minibatch."""
+        recipe = self.recipe
         params, values = self.policy(batch.rows, batch.starts, batch.states)
         log_probs, entropy = self.policy.distribution.score(params, batch.actions)
         advantages = batch.advantages
         if recipe.normalize_advantage:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            advantages = (advantages - whole.mean()) / (whole.std() + 1e-8)
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()
         policy_term = clipped_policy_loss(ratio, advantages, self.clip_range, batch.weights)
@@ -360,11 +379,10 @@ class PPO:
         loss = policy_term + recipe.vf_coef * value_term
         if recipe.ent_coef:
             loss = loss - recipe.ent_coef * entropy_term
-        self.parameters.backward(loss)
         with torch.no_grad():
             kl = approximate_kl(log_ratio)
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
-            return torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction))
+            return Loss(loss, torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction)))
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.experience import Experience, Updates
 from unidle.algos.plasticity import of_ensemble, of_trunk
@@ -68,7 +69,7 @@ class SAC:
         policy: SoftPolicy,
         recipe: Recipe,
         capture: Capturer = as_it_is,
-        fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
+        fall_back: FallBack = lambda name, error, to: None,
     ) -> None:
         """`policy` must already be on its device: its parameters become views of one flat tensor there."""
         assert isinstance(recipe.batch_size, int)
@@ -92,6 +93,7 @@ class SAC:
         }
         sizes = policy.rows.row_bytes, policy.distribution.width
         self.experience = Experience(recipe, *sizes, device, capture, policy.tasks, fall_back)
+        self.pieces = Pieces("A minibatch", fall_back)
         self.sums = torch.zeros(len(_METRICS), device=device)
         flats = [self.parameters.flat.detach(), self.critic_parameters.flat.detach(), self.target_flat]
         states = [tensor for adam in self.adams.values() for tensor in adam.state_dict().values()]
@@ -125,6 +127,7 @@ class SAC:
         metrics = dict(zip(_METRICS, self.sums / max(1, due)))
         metrics["temperature"] = self.log_temperature.exp().mean()
         metrics["learning_rate"] = self.learning_rate.clone()
+        metrics["pieces"] = torch.full_like(self.learning_rate, self.pieces.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         return metrics | self.experience.told(due)
 
@@ -162,13 +165,28 @@ class SAC:
         tasks = self.policy.tasks(batch.rows) if self.recipe.n_tasks > 1 else None
         temperature = self.log_temperature.exp()
         temperature = temperature if tasks is None else temperature[tasks]
-        errors, *of_values = self._learn_values(batch, temperature, noise[0])
-        of_actions = self._learn_actions(batch, tasks, temperature, noise[1])
-        self.sums.add_(torch.stack([*of_values, *of_actions]))
+        rows = len(batch.rows)
+
+        def heat(part: slice) -> Tensor:
+            return temperature if tasks is None else temperature[part]
+
+        def of_values(part: slice) -> Loss:
+            return self._value_loss(batch.part(part), heat(part), noise[0][part])
+
+        def of_actions(part: slice) -> Loss:
+            return self._action_loss(batch.part(part), heat(part), noise[1][part])
+
+        of_critics, errors = self.pieces.gradient(self.critic_parameters, rows, of_values)
+        self.step_plainly("critics")
+        of_actor, excess = self.pieces.gradient(self.parameters, rows, of_actions)
+        self.step_plainly("actor")
+        if self.recipe.temperature == "auto":
+            self._learn_temperature(batch, tasks, excess)
+        self.sums.add_(torch.cat((of_critics, of_actor)))
         return errors
 
-    def _learn_values(self, batch: Transitions, temperature: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
-        """Move the critics towards what came of the actions, and their targets after them."""
+    def _value_loss(self, batch: Transitions, temperature: Tensor, noise: Tensor) -> Loss:
+        """How far the critics are from what came of the actions; of each transition, how wrong its value was."""
         with torch.no_grad():
             following = batch.returns + batch.discounts * self._soft_value(batch.next_rows, temperature, noise)
         values = self.critics(batch.rows, batch.actions)
@@ -176,9 +194,8 @@ class SAC:
             values = values.gather(2, batch.actions.long().expand(len(values), -1, -1)).squeeze(2)
         errors = values - following
         loss = 0.5 * (batch.weights * errors.square()).mean(1).sum()
-        self.critic_parameters.backward(loss)
-        self.step_plainly("critics")
-        return errors.detach().abs().mean(0), loss.detach(), values.detach().mean()
+        with torch.no_grad():
+            return Loss(loss, torch.stack((loss, values.mean())), errors.abs().mean(0))
 
     def _soft_value(self, rows: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
         """V(s) = E[min Q'(s, a) − α log π(a | s)]: by one action, or over all categories."""
@@ -192,40 +209,38 @@ class SAC:
         value: Tensor = self.targets(rows, actions).amin(0) - temperature * log_prob
         return value
 
-    def _learn_actions(
-        self, batch: Transitions, tasks: Tensor | None, temperature: Tensor, noise: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Move the policy towards better actions, and the temperature towards the entropy that is wanted."""
+    def _action_loss(self, batch: Transitions, temperature: Tensor, noise: Tensor) -> Loss:
+        """How far the policy is from better actions; of each transition, log π + H̄: how much entropy is missing."""
         params, _ = self.policy.act(batch.rows)
         distribution = self.policy.distribution
-        counts = (batch.weights > 0).float()  # 0 where a task has nothing yet to be drawn
+        wanted: Tensor | float = self.target_entropy
         if distribution.heads:
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
             with torch.no_grad():
                 values = self.critics(batch.rows, None).amin(0)
             losses = (log_probs.exp() * (temperature.unsqueeze(-1) * log_probs - values)).sum(-1)
             log_prob = (log_probs.exp() * log_probs).sum(-1)
+            if self.recipe.target_entropy is None:
+                wanted = _OF_THE_MOST * (log_probs > -1e7).sum(-1).log()  # that a mask allows
         else:
             actions, log_prob = distribution.sampled_with_log_prob(params, noise)
             losses = temperature * log_prob - self.critics(batch.rows, actions).amin(0)
-        loss = (counts * losses).mean()
-        self.parameters.backward(loss)
-        self.step_plainly("actor")
+        loss = (_counting(batch) * losses).mean()
         with torch.no_grad():
-            if self.recipe.temperature == "auto":
-                wanted: Tensor | float = self.target_entropy
-                if distribution.heads and self.recipe.target_entropy is None:
-                    wanted = _OF_THE_MOST * (log_probs > -1e7).sum(-1).log()  # that a mask allows
-                # d/dx of −x (log π + H̄), x = log α of the task.
-                slope = -counts * (log_prob + wanted) / len(log_prob)
-                self.temperature_grad.zero_()
-                if tasks is None:
-                    self.temperature_grad.add_(slope.sum())
-                else:  # not index_add, whose order, and so its rounding, is another each time on a GPU
-                    mine = tasks.unsqueeze(1) == torch.arange(len(self.log_temperature), device=tasks.device)
-                    self.temperature_grad.add_((slope.unsqueeze(1) * mine).sum(0))
-                self.adams["temperature"].step()
-            return loss.detach(), -log_prob.mean()
+            return Loss(loss, torch.stack((loss, -log_prob.mean())), log_prob + wanted)
+
+    @torch.no_grad()
+    def _learn_temperature(self, batch: Transitions, tasks: Tensor | None, excess: Tensor) -> None:
+        """Move it towards the entropy that is wanted."""
+        # d/dx of −x (log π + H̄), x = log α of the task.
+        slope = -_counting(batch) * excess / len(excess)
+        self.temperature_grad.zero_()
+        if tasks is None:
+            self.temperature_grad.add_(slope.sum())
+        else:  # not index_add, whose order, and so its rounding, is another each time on a GPU
+            mine = tasks.unsqueeze(1) == torch.arange(len(self.log_temperature), device=tasks.device)
+            self.temperature_grad.add_((slope.unsqueeze(1) * mine).sum(0))
+        self.adams["temperature"].step()
 
     @torch.no_grad()
     def step_plainly(self, name: str) -> None:
@@ -278,6 +293,11 @@ class SAC:
         actor = of_trunk(self.policy.actor_trunk, self.policy.encoder(rows), self.parameters, clip)
         parts = {"critic": critic, "actor": actor}
         return {f"plasticity/{of}/{name}": value for of, part in parts.items() for name, value in part.items()}
+
+
+def _counting(batch: Transitions) -> Tensor:
+    """1 for each transition; 0 where a task has nothing yet to be drawn."""
+    return (batch.weights > 0).float()
 
 
 def _target_entropy(policy: SoftPolicy, recipe: Recipe) -> float:

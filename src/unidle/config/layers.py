@@ -1,4 +1,4 @@
-"""How a run's settings come together: defaults, then the preset, then a config file, then flags.
+"""How a run's settings come together: defaults, then the preset, a config file, an engine file, and flags.
 
 Of a preset of fixed numbers, the variable NUM_PARALLEL_ENVS gives the number of environments, if file and flags do not.
 """
@@ -6,10 +6,12 @@ Of a preset of fixed numbers, the variable NUM_PARALLEL_ENVS gives the number of
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unidle.config.engine_file import EngineFile
 from unidle.config.foreign import read_config
 from unidle.config.presets import EXPLORER, default_preset, load_preset
 from unidle.config.schema import Config
@@ -27,6 +29,15 @@ class Layers:
     def settled_with(self, flags: dict[str, Any]) -> Config:
         """Lay the user's flags on top."""
         return self.config.with_values(flags, "settings")
+
+    def with_engine(self, file: EngineFile, gpu_name: Callable[[], str | None]) -> Layers:
+        """These, and an engine file on top."""
+        note = file.note(gpu_name)
+        return replace(
+            self,
+            config=self.config.with_values(file.values, file.source),
+            notes=[*self.notes, note] if note else self.notes,
+        )
 
     @property
     def preset_batch_size(self) -> int:

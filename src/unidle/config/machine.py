@@ -48,6 +48,13 @@ def free_memory() -> int:
     return min(free)
 
 
+def gpu_name() -> str | None:
+    """What torch's first GPU is called; None if it sees none."""
+    import torch  # not before it is asked for: it takes seconds
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def _cgroups(controller: str) -> list[Path]:
     """Folders whose limits bind this process: its cgroup and all above it, in the trees of cgroup v2 and v1."""
     folders = [_CGROUP, _CGROUP / controller]

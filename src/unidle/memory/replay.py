@@ -47,6 +47,10 @@ class Transitions:
         """The fields, in order."""
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
+    def part(self, rows: slice) -> Transitions:
+        """Some of them."""
+        return Transitions(*(tensor[rows] for tensor in self.tensors()))
+
     def copy_(self, other: Transitions) -> None:
         """Take over another batch's values, in place, without waiting for a copy between devices."""
         for mine, others in zip(self.tensors(), other.tensors()):

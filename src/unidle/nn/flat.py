@@ -38,6 +38,11 @@ class FlatParameters:
         grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch._foreach_copy_(self._grads, grads)
 
+    def add(self, loss: Tensor, share: float) -> None:
+        """Add `share` of the gradient of `loss` to what is in `grad`."""
+        grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        torch._foreach_add_(self._grads, grads, alpha=share)
+
     def clip_(self, max_norm: float) -> Tensor:
         """Scale `grad` down to `max_norm` if it is longer; returns its length before."""
         norm = torch.linalg.vector_norm(self.grad)

@@ -1,0 +1,78 @@
+"""The settings of a training job from the command line, for every command that trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+
+import tyro
+
+from unidle.cli.flags import parse, peek, settle, wants_help
+from unidle.config import Config, Engine, Recipe, Run
+from unidle.config.engine_file import read_engine_file
+from unidle.config.layers import Layers, lay
+from unidle.config.machine import gpu_name
+from unidle.config.validate import validated
+
+if TYPE_CHECKING:
+    from unidle.envs.make import EnvMaker
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """Flags override --engine, which overrides --config, which overrides --preset."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    engine: Engine = field(default_factory=Engine)
+    run: Run = field(default_factory=Run)
+    config: Path | None = None
+    """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo, Isaac Lab or ElegantRL."""
+    engine_file: Annotated[Path | None, tyro.conf.arg(name="engine")] = None
+    """YAML file of engine settings, as `unidle tune` writes it for this machine."""
+    site: str | None = None
+    """Website to explore with unidle/SiteExplore-v0; short for --env-kwargs '{site: …}'."""
+
+
+_Flags = TypeVar("_Flags", bound=JobFlags)
+
+
+@dataclass(frozen=True)
+class Job(Generic[_Flags]):
+    """What is to be trained."""
+
+    flags: _Flags
+    config: Config  # validated
+    maker: EnvMaker
+    notes: list[str]  # what the user should be told about it
+
+
+def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
+    """The job that the flags, preset and files of `command` describe; UsageError at a mistake."""
+    argv = settle(argv)
+    file = peek(argv, "--config")
+    layers = _layers(argv, Path(file) if file else None)
+    given = layers.config
+    flags = parse(kind, argv, command, kind(given.recipe, given.engine, given.run))
+    config = Config(flags.recipe, flags.engine, flags.run)
+    if flags.site:
+        config = config.with_values({"env_kwargs": {**config.run.env_kwargs, "site": flags.site}}, "--site")
+    if not config.run.env:
+        validated(config, layers.preset_batch_size)  # says so
+
+    from unidle.api import sized
+    from unidle.envs.make import env_maker
+
+    maker = env_maker(config.run.env, config.run.env_kwargs)
+    config, sizing = sized(config, maker)  # before the check: a vector environment decides n_envs
+    return Job(flags, validated(config, layers.preset_batch_size), maker, [*layers.notes, *sizing])
+
+
+def _layers(argv: list[str], file: Path | None) -> Layers:
+    """Preset and files, which give the flags their defaults."""
+    n_envs = peek(argv, "--n-envs")
+    known = int(n_envs) if n_envs and n_envs.isdigit() else None
+    has_gpu = not wants_help(argv) and gpu_name() is not None
+    layers = lay(peek(argv, "--preset"), file, has_gpu, peek(argv, "--env"), known, peek(argv, "--algo"))
+    engine = peek(argv, "--engine")
+    return layers if engine is None else layers.with_engine(read_engine_file(Path(engine)), gpu_name)

@@ -1,0 +1,146 @@
+"""`unidle tune`: faster engine settings for a training job, each of them measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unidle.cli.flags import settle
+from unidle.cli.job import Job, JobFlags, job_of
+from unidle.config import Engine, Recipe
+from unidle.config.engine_file import Machine, engine_yaml
+from unidle.errors import TrainingError, UsageError
+
+if TYPE_CHECKING:
+    from unidle.tuning.tune import Tuned
+
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_LEAST_BUDGET = 10
+_OWN = ("budget", "out", "json", "engine")  # flags that `unidle train` does not have, or gets anew
+_SWITCHES = {
+    f"--{no}{f.name.replace('_', '-')}"
+    for f in dataclasses.fields(Engine)
+    if "bool" in str(f.type)
+    for no in ("", "no-")
+}
+
+
+@dataclass(frozen=True)
+class _TuneFlags(JobFlags):
+    """Find faster engine settings for a training job: change one, measure, keep it if it helps.
+
+    Takes every setting of `unidle train`. The job runs for real, in short stretches: as it stands and with one change,
+    in turns, until the 95 % interval of the ratio of steps/s is clear. Changes are tried in the order of what they are
+    predicted to be worth: workers, slices, pinning, graphs, threads, device. What is kept is written to a file for
+    `unidle train --engine`. The recipe stays as it is, so what is learned does too; with --allow-recipe-change, overlap
+    and doublings of n_envs, n_steps, batch_size and n_epochs are tried as well, and judged by the return gained a
+    second. A trial that crashes, hangs or runs out of memory is noted, and the next one begins. Ctrl-C keeps what is
+    known by then.
+    """
+
+    budget: str = "120s"
+    """How long it may take in all, as 90s, 5m or 1h."""
+    out: Path = Path("engine.yaml")
+    """File for the engine settings; one that is there is replaced."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def tune_command(argv: list[str]) -> dict[str, Any] | None:
+    """`unidle tune`"""
+    job = job_of(_TuneFlags, argv, "tune")
+    budget, out = _seconds(job.flags.budget), job.flags.out
+    _check_place(out)
+
+    from rich.console import Console
+
+    from unidle.report.tuning import TuningDisplay, conclusion
+    from unidle.tuning.tune import tune
+
+    console = Console(highlight=False, markup=False, stderr=job.flags.json)
+    for note in job.notes:
+        console.print(note, soft_wrap=True)
+    with TuningDisplay(console) as display:
+        tuned = tune(job.config, budget, display)
+    if tuned.situation is None:
+        raise TrainingError("Stopped before anything was measured.")
+    command = _train_command(argv, job, tuned)
+    machine = Machine(tuned.situation.cores, tuned.situation.gpu)
+    out.write_text(engine_yaml(tuned.engine, machine, _comment(job, tuned, command)), encoding="utf-8")
+    if job.flags.json:
+        return {
+            "steps_per_second": {"before": tuned.first_rate, "after": tuned.rate},
+            "changes": [outcome.plain() for outcome in tuned.outcomes],
+            "engine": tuned.engine,
+            "recipe": _recipe_changes(job.config.recipe, tuned.config.recipe),
+            "machine": {"cores": machine.cores, "gpu": machine.gpu},
+            "seconds": tuned.seconds,
+            "ended_by": tuned.ended_by or None,
+            "engine_file": str(out),
+            "command": command,
+        }
+    console.print()
+    for line in conclusion(tuned, str(out), command):
+        console.print(line, soft_wrap=True)
+    return None
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
+    if not found or found[2] not in _UNITS:
+        raise UsageError(f"--budget {text} is no time; say it as 90s, 5m or 1h.")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds < _LEAST_BUDGET:
+        raise UsageError(f"--budget {text} is too short to measure anything; give at least {_LEAST_BUDGET}s.")
+    return seconds
+
+
+def _check_place(out: Path) -> None:
+    """Now, and not when minutes of measuring are over."""
+    try:
+        with out.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written: {error.strerror}; name another file.") from None
+    if not out.stat().st_size:
+        out.unlink()
+
+
+def _recipe_changes(before: Recipe, after: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in vars(after).items() if value != getattr(before, name)}
+
+
+def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
+    """How to train with what was found: the user's own words, but for those that the engine file stands for."""
+    changed = _recipe_changes(job.config.recipe, tuned.config.recipe)
+    gone = {*(f.name for f in dataclasses.fields(Engine)), *_OWN, *changed}
+    words = settle(argv)
+    kept: list[str] = []
+    skipping = False
+    for word in words:
+        if word.startswith("--"):
+            name, equals, _ = word.partition("=")
+            plain = name.removeprefix("--").replace("-", "_")
+            is_gone = plain in gone or name in _SWITCHES
+            skipping = is_gone and not equals and name not in _SWITCHES and plain != "json"
+            if is_gone:
+                continue
+        elif skipping:
+            skipping = False
+            continue
+        kept.append(word)
+    flags = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["unidle", "train", *kept, *flags, "--engine", str(job.flags.out)])
+
+
+def _comment(job: Job[_TuneFlags], tuned: Tuned, command: str) -> str:
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    return (
+        f"Found by `unidle tune` on {today} for {job.config.run.env}: {tuned.first_rate:,.0f} → {tuned.rate:,.0f} "
+        f"steps/s.\nEngine settings only: they change how fast is learned, not what.\nTrain with: {command}"
+    )

@@ -1,0 +1,318 @@
+"""Tuning: engine settings changed one at a time, kept if they are measured to be faster.
+
+Changes are tried in the order of the speed-up that the pipeline model predicts. The job as it stands and the job with
+the change are two trials that take turns, A B B A …, a stretch of whole iterations each, until the interval of their
+ratio is clear or the change's share of the budget is used. A change is kept if that interval lies above 1; the next one
+starts from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+from unidle.config import Config
+from unidle.errors import TrainingError
+from unidle.tuning.model import overlap_speedup, predicted_speedup
+from unidle.tuning.profile import Profile
+from unidle.tuning.trials import Situation, Trial, TrialError
+from unidle.tuning.trials_compare import Comparison, compare
+from unidle.tuning.tune_changes import TUNED, Change, engine_changes, halved, recipe_changes
+from unidle.tuning.tune_interval import LOOKS, Interval, interval
+
+_SHARE = 1 / 3  # of the time that is left, which one change may take
+_PROBING = 1 / 4  # of the budget, which the probes behind the predictions may take
+_WORTH_PROBING = 40.0  # seconds: of a smaller budget, all goes into measuring
+_HOPELESS = 0.8  # predicted to be that much slower: not worth the time
+_STRETCHES = 120  # of the budget, so many seconds a stretch
+_LEAST_STRETCH, _LONGEST_STRETCH = 0.4, 2.0
+_PATIENCE, _LEAST_PATIENCE = 4, 5.0  # times what the present settings take, and seconds, before a trial counts as hung
+_SEEDS = 3  # runs of each side by which a change of the recipe is judged
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one change."""
+
+    change: Change
+    predicted: float | None
+    measured: (
+        Interval | None
+    )  # times as fast; of a recipe: return gained a second, more than before; None: not measured
+    kept: bool
+    note: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        measured = self.measured and {key: _finite(value) for key, value in vars(self.measured).items()}
+        return {
+            "change": self.change.text,
+            "settings": dict(self.change.values),
+            "judged_by": "return per second" if self.change.is_recipe else "steps per second",
+            "predicted": self.predicted,
+            "measured": measured,
+            "kept": self.kept,
+            "note": self.note,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < 1e300 else None
+
+
+@dataclass
+class Tuned:
+    """All that is known so far."""
+
+    config: Config
+    """With what was kept."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    situation: Situation | None = None
+    first_rate: float = 0.0
+    """Steps a second at the start."""
+    rate: float = 0.0
+    """And of the settings that are kept."""
+    ended_by: Literal["", "budget", "Ctrl-C", "failure"] = ""
+    """Empty: nothing was left to try; failure: the settings that were kept ran at first, and then no more."""
+    seconds: float = 0.0
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The engine settings, for a file."""
+        return {name: getattr(self.config.engine, name) for name in TUNED}
+
+
+class Watcher(Protocol):
+    """Who shows how it goes."""
+
+    def on_stage(self, text: str) -> None:
+        """Something that takes a while begins."""
+
+    def on_start(self, tuned: Tuned) -> None:
+        """The job was measured as it is."""
+
+    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+        """So much is known of a change by now."""
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """A change is settled."""
+
+
+def tune(config: Config, budget: float, watcher: Watcher) -> Tuned:
+    """Spend about `budget` seconds on faster engine settings for a validated `config`.
+
+    The recipe is left alone unless the run says that it may be changed. Ctrl-C ends it with what is known by then.
+    """
+    tuner = _Tuner(config, budget, watcher)
+    try:
+        tuner.run()
+    except KeyboardInterrupt:
+        tuner.tuned.ended_by = "Ctrl-C"
+    finally:
+        tuner.close()
+    return tuner.tuned
+
+
+class _Tuner:
+    def __init__(self, config: Config, budget: float, watcher: Watcher) -> None:
+        self.tuned = Tuned(config)
+        self._began, self._budget, self._watcher = monotonic(), budget, watcher
+        # Of the monotonic clock; the recipe, if it may be changed, has the second half.
+        self._until = self._began + (budget / 2 if config.run.allow_recipe_change else budget)
+        self._stretch = min(_LONGEST_STRETCH, max(_LEAST_STRETCH, budget / _STRETCHES))
+        self._profile: Profile | None = None
+        self._trial: Trial | None = None  # of the settings that are kept
+        self._rival: Trial | None = None
+        self._start_seconds = self._go_seconds = 0.0  # that the present one took
+        self._tried: set[tuple[tuple[str, Any], ...]] = set()
+        self._halves: list[Change] = []
+
+    def run(self) -> None:
+        if self._budget >= _WORTH_PROBING:
+            self._watcher.on_stage("probing what the parts of the job can do, for predictions")
+            self._probe()
+        self._watcher.on_stage("starting the job as it is")
+        self._begin()
+        while not self.tuned.ended_by and (change := self._next(engine_changes)) is not None:
+            if self._left() < self._start_seconds + 2 * LOOKS[0] * self._go_seconds:
+                self.tuned.ended_by = "budget"
+            else:
+                self._try(change)
+        if self.tuned.config.run.allow_recipe_change and self.tuned.ended_by != "failure":
+            self.tuned.ended_by, self._until = "", self._began + self._budget
+            self._tune_recipe()
+
+    def close(self) -> None:
+        for trial in (self._trial, self._rival):
+            if trial is not None:
+                trial.close()
+        self.tuned.seconds = monotonic() - self._began
+
+    def _left(self) -> float:
+        return self._until - monotonic()
+
+    # -- where it starts -----------------------------------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        """Predictions are good to have; where the probes fail, changes are tried all the same."""
+        seconds = _PROBING * self._budget
+        self._rival = Trial(self.tuned.config)
+        try:
+            self._profile = self._rival.profile(min(8.0, seconds / 3), seconds)
+        except TrialError as error:
+            self._watcher.on_stage(f"no predictions: {error}")
+        self._drop_rival()
+
+    def _begin(self) -> None:
+        self._trial = Trial(self.tuned.config)
+        began = monotonic()
+        try:
+            self.tuned.situation = self._trial.start(self._left())
+            self._start_seconds = monotonic() - began
+            stretch = self._trial.go(self._stretch, self._left())
+        except TrialError as error:
+            if error.kind == "hang":
+                raise TrainingError(
+                    f"In {self._budget:.0f} seconds the job did not get through its first iterations; give more "
+                    "--budget, or see whether `unidle train` does."
+                ) from None
+            raise TrainingError(f"The job does not run as it is, so there is nothing to tune: {error}.") from None
+        self._go_seconds = stretch.seconds
+        self.tuned.first_rate = self.tuned.rate = stretch.rate
+        self._watcher.on_start(self.tuned)
+
+    # -- one change after the other ------------------------------------------------------------------------------------
+
+    def _next(self, changes: Callable[[Config, Situation], list[Change]]) -> Change | None:
+        """The most promising change that was not tried yet."""
+        assert self.tuned.situation is not None
+        found = [*self._halves, *changes(self.tuned.config, self.tuned.situation)]
+        untried = [change for change in found if change.values not in self._tried]
+        for change in untried:
+            predicted = self._predicted(change)
+            if predicted is not None and predicted < _HOPELESS:
+                self._settle(Outcome(change, predicted, None, False, "not tried"))
+        rest = [change for change in untried if change.values not in self._tried]
+        return max(rest, key=lambda change: self._predicted(change) or 1.0, default=None)
+
+    def _predicted(self, change: Change) -> float | None:
+        if self._profile is None:
+            return None
+        now, then = self.tuned.config, change.applied(self.tuned.config)
+        if now.recipe == then.recipe:
+            return predicted_speedup(self._profile, now.engine, then.engine)
+        only_overlap = replace(now.recipe, overlap=then.recipe.overlap) == then.recipe
+        return overlap_speedup(self._profile, now.engine) if only_overlap else None
+
+    def _settle(self, outcome: Outcome) -> None:
+        self._tried.add(outcome.change.values)
+        self.tuned.outcomes.append(outcome)
+        self._watcher.on_outcome(outcome)
+
+    def _try(self, change: Change) -> None:
+        """Measure a change against what is kept so far, and keep it if it is faster."""
+        assert self.tuned.situation is not None
+        assert self._trial is not None
+        predicted = self._predicted(change)
+        self._watcher.on_stage(f"starting {change.text}")
+        then = change.applied(self.tuned.config)
+        self._rival = Trial(then)
+        began = monotonic()
+        try:
+            situation = self._rival.start(min(self._patience(self._start_seconds), max(1.0, self._left() / 2)))
+            started = monotonic() - began
+            found = self._compare(change, self._rival)
+        except TrialError as error:
+            if error.kind == "memory" and (half := halved(change, self.tuned.config, self.tuned.situation)):
+                self._halves.append(half)
+            self._drop_rival()
+            note = _FAILURES[error.kind].format(error)
+            if not self._trial.is_alive:
+                note = f"the present settings failed beside it, {note}"
+                self._restart()
+            self._settle(Outcome(change, predicted, None, False, note))
+            return
+        kept = found.measured.low > 1
+        if kept:
+            self._tried.add(change.undone(self.tuned.config))
+            self._trial, self._rival = self._rival, self._trial
+            self.tuned.config, self.tuned.situation, self.tuned.rate = then, situation, found.rate
+            self._start_seconds, self._go_seconds = started, found.seconds
+        self._drop_rival()
+        self._settle(Outcome(change, predicted, found.measured, kept))
+
+    def _restart(self) -> None:
+        """Start the present settings again; if they do not run, there is nothing to compare with any more."""
+        assert self._trial is not None
+        self._trial.close()
+        self._trial = Trial(self.tuned.config)
+        try:
+            self._trial.start(self._patience(self._start_seconds))
+        except TrialError:
+            self.tuned.ended_by = "failure"
+
+    def _compare(self, change: Change, rival: Trial) -> Comparison:
+        assert self._trial is not None
+        return compare(
+            self._trial,
+            rival,
+            self._stretch,
+            self._patience(self._go_seconds),
+            monotonic() + _SHARE * self._left(),
+            self._until,
+            lambda measured, pairs: self._watcher.on_look(change, measured, pairs),
+        )
+
+    def _patience(self, usual: float) -> float:
+        return max(_LEAST_PATIENCE, _PATIENCE * usual)
+
+    def _drop_rival(self) -> None:
+        if self._rival is not None:
+            self._rival.close()
+        self._rival = None
+
+    # -- the recipe, if it may be changed ------------------------------------------------------------------------------
+
+    def _tune_recipe(self) -> None:
+        """What is learned differs now, so steps a second say nothing: what counts is the return gained a second."""
+        assert self._trial is not None
+        assert self.tuned.situation is not None
+        self._trial.close()
+        self._trial = None
+        runs = _SEEDS * (1 + len(recipe_changes(self.tuned.config, self.tuned.situation)))
+        seconds = max(self._stretch, self._left() / runs - 1.5 * self._start_seconds)
+        own: list[float] = []
+        while (change := self._next(recipe_changes)) is not None:
+            if self._left() < _SEEDS * (seconds + self._start_seconds) * (1 if own else 2):
+                self.tuned.ended_by = "budget"
+                return
+            predicted, then = self._predicted(change), change.applied(self.tuned.config)
+            self._watcher.on_stage(f"learning by {change.text}, {_SEEDS} times {seconds:.0f} seconds")
+            try:
+                own = own or [self._gain(self.tuned.config, seed, seconds) for seed in range(_SEEDS)]
+                gains = [self._gain(then, seed, seconds) for seed in range(_SEEDS)]
+            except TrialError as error:
+                self._drop_rival()
+                self._settle(Outcome(change, predicted, None, False, _FAILURES[error.kind].format(error)))
+                continue
+            measured = interval([after - before for before, after in zip(own, gains)])
+            kept = measured.low > 0
+            if kept:
+                self._tried.add(change.undone(self.tuned.config))
+                self.tuned.config, own = then, gains
+            self._settle(Outcome(change, predicted, measured, kept))
+
+    def _gain(self, config: Config, seed: int, seconds: float) -> float:
+        """Return gained a second by a run that learns for about so many seconds."""
+        self._rival = Trial(replace(config, run=replace(config.run, seed=config.run.seed + seed)))
+        self._rival.start(self._patience(self._start_seconds))
+        learned = self._rival.go(seconds, self._patience(seconds))
+        self._drop_rival()
+        if learned.mean_return is None or learned.first_return is None:
+            raise TrialError("crash", f"no episode came to its end in {learned.trained:.0f} seconds")
+        return (learned.mean_return - learned.first_return) / learned.trained
+
+
+_FAILURES = {"memory": "out of memory: {}", "crash": "crashed: {}", "hang": "hung, or far too slow: {}"}

@@ -1,0 +1,173 @@
+"""Tuning for real: trials are processes that train, crash, hang and are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from unidle.cli.main import run as command_line
+from unidle.config import Config
+from unidle.config.validate import validated
+from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.tuning.trials import Trial, TrialError
+from unidle.tuning.tune import Outcome, Tuned, tune
+from unidle.tuning.tune_changes import Change
+from unidle.tuning.tune_interval import Interval
+
+TESTS = Path(__file__).parents[1]
+PROGRAM = str(Path(sys.executable).with_name("unidle"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
+SMALL = shlex.split("--preset classic --n-envs 8 --n-steps 16 --batch-size 32 --n-epochs 1 --network-arch 8")
+SLEEPY = ["--env", "tuning_envs:Sleepy", *SMALL]
+
+
+def spoiled(how: str, **values: Any) -> Config:
+    """A job that is sound in the trainer's process only."""
+    small = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "network_arch": (8,), **values}
+    kwargs = {"env": "tuning_envs:Spoiling", "env_kwargs": {"how": how}}
+    return validated(Config().with_values({**small, **kwargs}, "test"))
+
+
+class UntilFirst:
+    """Interrupts once one change is settled."""
+
+    def on_stage(self, text: str) -> None:
+        pass
+
+    def on_start(self, tuned: Tuned) -> None:
+        pass
+
+    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+        pass
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        raise KeyboardInterrupt
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    latest = RunFolder.open(run).latest()
+    assert latest is not None
+    policy: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+    return policy
+
+
+def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for_bit(tmp_path: Path) -> None:
+    argv = [PROGRAM, "tune", *SLEEPY, "--workers", "1", "--budget", "39s", "--json"]
+    process = subprocess.Popen(
+        argv, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:  # rows are shown beside the JSON
+        said += line
+        if line.startswith("workers 1 → ") and line.endswith("  kept\n"):
+            break
+    process.send_signal(signal.SIGINT)
+    printed, rest = process.communicate(timeout=60)
+    assert process.returncode == 0, said + rest
+    told = json.loads(printed)
+    assert told["ended_by"] == "Ctrl-C", said + rest
+    kept = [change for change in told["changes"] if change["kept"]]
+    assert "workers" in kept[0]["settings"]
+    assert kept[0]["measured"]["low"] > 1
+    assert told["recipe"] == {}
+    file = yaml.safe_load((tmp_path / "engine.yaml").read_text())
+    assert (file["engine"], file["machine"]) == (told["engine"], told["machine"])
+    assert file["engine"]["workers"] != 1
+    assert (tmp_path / "engine.yaml").read_text().startswith("# Found by `unidle tune` on ")
+
+    command = shlex.split(told["command"])
+    assert command[:2] == ["unidle", "train"]
+    assert "--workers" not in command
+    more = ["--timesteps", "256", "--quiet", "--eval-every", "0", "--run-name"]
+    before = [PROGRAM, "train", *SLEEPY, "--workers", "1", *more, "before"]
+    for words in ([PROGRAM, *command[1:], *more, "tuned"], before):
+        assert subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, timeout=60).returncode == 0
+    settings = yaml.safe_load((tmp_path / "runs/tuned/config.yaml").read_text())
+    assert settings["engine"]["workers"] == file["engine"]["workers"]
+    ours, theirs = weights(tmp_path / "runs/tuned"), weights(tmp_path / "runs/before")
+    assert file["engine"]["threads"] == 1  # more of them would add up in another order
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("how", "patience", "kind", "text"),
+    [
+        ("memory", 60.0, "memory", "it was killed, as the system does when memory runs out"),
+        ("raise", 60.0, "memory", "TrainingError: "),
+        ("hang", 5.0, "hang", "it did not answer for 5 seconds"),
+    ],
+)
+def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
+    how: str, patience: float, kind: str, text: str
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    trial = Trial(spoiled(how, subproc=True))
+    try:
+        with pytest.raises(TrialError, match=f"^{text}") as error:
+            trial.start(patience)
+        assert error.value.kind == kind
+    finally:
+        trial.close()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_crash_is_a_finding_and_tuning_goes_on_from_what_it_had() -> None:
+    tuned = tune(spoiled("crash", subproc=False), 35.0, UntilFirst())
+    (outcome,) = tuned.outcomes
+    assert outcome.change.text == "subproc off → on"
+    assert not outcome.kept
+    assert outcome.note.startswith("crashed: it ended with signal 6")
+    assert tuned.config.engine.subproc is False
+    assert tuned.rate > 0
+
+
+def test_a_trial_goes_on_and_waits_in_turns() -> None:
+    trial = Trial(spoiled("never", subproc=False))
+    try:
+        seen = trial.start(60.0)
+        assert (seen.workers, seen.on_gpu, seen.on_device) == (0, False, False)
+        first = trial.go(0.1, 60.0)
+        second = trial.go(0.3, 60.0)
+        assert first.seconds >= 0.1
+        assert second.seconds >= 0.3
+        assert second.steps % 64 == 0  # whole iterations
+        assert second.trained >= first.trained + second.seconds
+        assert second.mean_return is not None
+        assert first.first_return == second.first_return
+    finally:
+        trial.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--budget", "soon"], "unidle: --budget soon is no time; say it as 90s, 5m or 1h."),
+        (["--budget", "3s"], "unidle: --budget 3s is too short to measure anything; give at least 10s."),
+        (["--out", "nowhere/engine.yaml"], "unidle: --out nowhere/engine.yaml cannot be written: No such file"),
+        (["--wurkers", "2"], "unidle: --wurkers: there is no setting `wurkers`; did you mean `workers`?"),
+        (["--workers", "many"], "unidle: --workers: `workers` must be a whole number or none, not 'many'."),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    argv: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command_line(["tune", "--env", "CartPole-v1", "--preset", "classic", *argv]) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,40 @@
+"""Environments that make a training job slow, or that spoil a trial of it. No torch here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from cli_envs import Choice
+
+
+class Sleepy(Choice):
+    """Each step waits 2 ms, as for a server: more worker processes are faster, however few cores there are."""
+
+    def __init__(self) -> None:
+        super().__init__(pause=0.002)
+
+
+class Spoiling(Choice):
+    """Sound in the trainer's process; in a worker it spoils a trial: `how` is crash, memory, hang or raise."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self._how = how
+
+    def step(self, action: Any) -> Any:
+        if _in_worker():
+            if self._how == "hang":
+                time.sleep(1000)
+            if self._how == "raise":
+                raise MemoryError("the simulator wants more")
+            os.kill(os.getppid(), {"crash": signal.SIGABRT, "memory": signal.SIGKILL}[self._how])
+        return super().step(action)
+
+
+def _in_worker() -> bool:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name == "unidle.envs.worker"
