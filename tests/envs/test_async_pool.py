@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -596,3 +597,37 @@ def test_ppo_trains_on_a_site_and_says_that_open_episodes_cannot_be_resumed(
     said = capsys.readouterr()
     # All but those that had just begun an episode.
     assert re.search(r"[5-8] of 8 environments are not deterministic", said.err)
+
+
+class Interrupting(gymnasium.Wrapper):
+    """Presses Ctrl-C at the twentieth step after it was armed."""
+
+    steps_left = -1
+
+    def step(self, action: Any) -> Any:
+        Interrupting.steps_left -= 1
+        if Interrupting.steps_left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.002)  # so that the rollout is still under way when it is heard
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_a_run_that_is_broken_off_in_a_rollout_goes_on_as_if_it_had_not_been(tmp_path: Path, overlap: str) -> None:
+    env = partial(Threaded, lambda: Interrupting(gymnasium.make("CartPole-v1")))
+    settings: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 64, "n_epochs": 2, "network_arch": (16,)}
+    settings |= {"eval_every": 0, "device": "cpu", "tensorboard": False, "quiet": True, "runs_dir": str(tmp_path)}
+
+    def arm(moment: unidle.Moment) -> None:
+        if moment.record["iteration"] == 2:
+            Interrupting.steps_left = 20
+
+    whole = unidle.train(env, **settings, overlap=overlap, timesteps=640, run_name="whole")
+    broken = unidle.train(env, **settings, overlap=overlap, timesteps=640, run_name="broken", after_iteration=[arm])
+    assert Interrupting.steps_left <= 0
+    assert 256 <= broken.agent.step < 640
+    unidle.resume(tmp_path / "broken", env=env, quiet=True)
+    again = unidle.load(tmp_path / "broken", env=env)
+    assert again.agent.step == whole.agent.step == 640
+    for name, value in whole.agent.policy.state_dict().items():
+        assert torch.equal(value, again.agent.policy.state_dict()[name]), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import sys
 import tracemalloc
 import warnings
@@ -213,8 +214,70 @@ def test_the_graph_can_be_had_for_networkx() -> None:
             url = server.url
             assert set(graph.edges) == {(url, f"{url}a"), (url, f"{url}b"), (f"{url}a", url), (f"{url}a", f"{url}b")}
             assert graph.nodes[f"{url}a"]["relevant"]
-            assert graph.nodes[f"{url}b"] == {"state": "frontier", "depth": 1, "relevance": 0.0, "relevant": False}
+            assert graph.nodes[f"{url}b"] == {
+                "state": "frontier",
+                "depth": 1,
+                "relevance": 0.0,
+                "relevant": False,
+                "visit": None,
+            }
+            assert [graph.nodes[address]["visit"] for address in (url, f"{url}a")] == [0, 1]
             assert env.graph.nodes["state"].tolist() == [FETCHED, FETCHED, FRONTIER]
+            await env.close()
+
+    run(check())
+
+
+def test_the_graph_is_in_info_when_an_episode_ends_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with site({"/": (OTHER, [("a", "x"), ("b", "x")]), "/a": (RELEVANT, [("b", "y")])}) as server:
+            for asked in (False, True):
+                env, first = await explorer(server.url, budget=2, export_graph=asked)
+                infos = [first, *[(await env.step(0))[4] for _ in range(2)]]
+                assert ["graph" in info for info in infos] == [False, False, asked]
+                if asked:
+                    assert len(infos[2]["graph"]) == 3
+                    assert infos[2]["graph"].nodes[f"{server.url}b"]["state"] == "failed"
+                await env.reset(0)
+                assert ("graph" in (await env.step(env.links))[4]) == asked  # it stops
+                await env.close()
+            monkeypatch.setitem(sys.modules, "networkx", None)
+            SiteExplore(server.url, TOPIC)
+            with pytest.raises(UsageError, match=r"pip install 'unidle\[web\]'"):
+                SiteExplore(server.url, TOPIC, export_graph=True)
+
+    run(check())
+
+
+def test_an_episode_is_told_of_once_it_was_asked_to_be() -> None:
+    async def check() -> None:
+        pages = {
+            "/": (OTHER, [("a", "comet"), ("b", "x"), ("c", "x"), ("d", "x")]),
+            "/a": (RELEVANT, [("/", "x"), ("b", "x"), ("e", "x")]),
+            "/b": 500,
+        }
+        async with site(pages) as server:
+            env, _ = await explorer(server.url, budget=2)
+
+            async def play() -> None:
+                await env.reset(0)
+                await env.step(0)
+                await env.step(shown(env).index("/b"))
+
+            await play()
+            assert env.story is None
+            env.wants_story = True
+            await play()
+            story = env.story
+            assert story is not None
+            await play()
+            assert env.story is story  # the first that ended
+            assert (story["known"], story["visited"], story["found"], story["requests"]) == (6, 3, 1, 2)
+            told = [[page[name] for name in ("state", "relevant", "parent", "others")] for page in story["pages"]]
+            assert told == [["fetched", False, -1, 2], ["fetched", True, 0, 1], ["failed", False, 0, 0]]
+            assert [page["url"] for page in story["pages"]] == [server.url, f"{server.url}a", f"{server.url}b"]
+            assert sorted(story["links"]) == [(0, 1), (0, 2), (1, 0), (1, 2)]
+            json.dumps(story)
             await env.close()
 
     run(check())

@@ -54,12 +54,15 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
     return recipe.precision
 
 
-def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool) -> int:
+def choose_workers(
+    engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool, cores: int | None = None
+) -> int:
     """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result.
 
-    `is_busy` says that this process has something to do all the time: a worker on its core would slow both.
+    `is_busy` says that this process has something to do all the time: a worker on its core would slow both. `cores`:
+    if not those that there are here.
     """
-    cores = available_cores()
+    cores = cores or available_cores()
     workers = min(n_envs, engine.workers or max(1, cores - is_busy))
     if engine.subproc is False:
         return 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.envs.block import SUCCEEDED
-from unidle.envs.host import Fault, HostEnvs
+from unidle.envs.host import Fault, HostEnvs, Storied
 from unidle.nn.soft_policy import SoftPolicy
 from unidle.streams import keyed_generator
 
@@ -33,13 +33,17 @@ class Evaluation:
     lengths: list[int]
     successes: list[bool] = field(default_factory=list)  # of each episode, where the environment tells
     tasks: list[int] = field(default_factory=list)  # of each episode, where there are several
+    story: dict[str, Any] | None = None  # of the first environment's first episode, where it tells one
 
     @staticmethod
     def together(parts: Iterable[Evaluation]) -> Evaluation:
         """All episodes of some evaluations, one after the other; success is told if all of them tell it."""
         parts = list(parts)
-        names = ("returns", "lengths", "successes", "tasks")
-        whole = Evaluation(*([value for part in parts for value in getattr(part, name)] for name in names))
+
+        def all_of(name: str) -> list[Any]:
+            return [value for part in parts for value in getattr(part, name)]
+
+        whole = Evaluation(all_of("returns"), all_of("lengths"), all_of("successes"), all_of("tasks"))
         return whole if len(whole.successes) == whole.episodes else replace(whole, successes=[])
 
     @property
@@ -87,7 +91,7 @@ class Evaluation:
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
-    """An evaluation was broken off."""
+    """An evaluation, or a rollout, was broken off."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ def play(
     before they are over.
     """
     learning = policy.training
+    _take_story(envs)  # so that it keeps the next one
     policy.eval()
     try:
         chosen = share or Share(0, envs.n_envs)
@@ -139,7 +144,12 @@ def play(
         [episode.length for episode in results],
         [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
         [episode.task for episode in results] if isinstance(policy, SoftPolicy) and policy.n_tasks > 1 else [],
+        _take_story(envs),
     )
+
+
+def _take_story(envs: HostEnvs) -> dict[str, Any] | None:
+    return envs.take_story() if isinstance(envs, Storied) else None
 
 
 def _play(

@@ -60,6 +60,7 @@ class Evaluations:
         self._policy, self._workers, self.processes = policy, workers, processes
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
         self._envs: HostEnvs | None = None
+        self._is_playing = False
         self._done: list[Evaluated] = []
         self._owed: list[Record] = []  # by a run that was stopped, or for want of a place
         self.task_names = _task_names(maker, contract, config.recipe.n_tasks)
@@ -117,10 +118,22 @@ class Evaluations:
             workers = min(self._workers, n_envs)
             place = (self._contract, n_envs, run.seed, workers, self._config.engine, FIRST_EVALUATION_ENV)
             self._envs = make_envs(self._maker, *place)
-        result = play(policy, self._envs, run.eval_episodes, stop=self._stop, on_fault=self._on_fault)
+        self._is_playing = True
+        try:
+            result = play(policy, self._envs, run.eval_episodes, stop=self._stop, on_fault=self._on_fault)
+        finally:
+            self._is_playing = False
         return Evaluated(step, {**self._clock(), **about}, result, policy.state_dict(), policy)
 
     # -- stopping and resuming -----------------------------------------------------------------------------------------
+
+    def break_off(self) -> None:
+        """For a signal's handler: raises Stopped out of what is being played here, if anything is.
+
+        It is thrown away whole, with its environments, and so may end anywhere; `stop` is heard only between two steps.
+        """
+        if self._is_playing:
+            raise Stopped
 
     def state(self) -> list[Record]:
         """What a checkpoint holds: each that is not done or not handed back, with the weights to do it anew."""

@@ -17,6 +17,7 @@ from unidle.engine.checkpoint import RunFolder
 from unidle.engine.evaluations import Evaluated, Evaluations
 from unidle.engine.listener import Callback, Listener, Moment
 from unidle.engine.saving import Progress, Saver
+from unidle.engine.story import write_story
 from unidle.envs.host import Fault
 from unidle.journal import Journal, read_records
 from unidle.timeline import CHECKPOINT, EVALUATE, OTHER, Timeline
@@ -100,6 +101,8 @@ class Judge:
         if self.evaluations.are_beside:
             record["eval/seconds_behind"] = self.saver.clock.wall() - record["wall"]
         self.journal.write(record)
+        if result.story is not None:
+            write_story(self.folder.path, done.step, result.story)
         self.listener.on_evaluation(record)
         self._warn(record)
         if is_best and not self.evaluations.are_beside:

@@ -192,7 +192,10 @@ class AsyncSlots:
         seed: int,
         first_index: int,
         on_through: Callable[[int], None],
+        is_unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_unwanted` says that nobody waits any more for what was asked for."""
+        self._is_unwanted = is_unwanted
         self._block, self._lines, self._first = block, lines, first_index + lines.start
         self._decode = contract.actions.decoder()
         self._players = [_Player(maker, seed, first_index + line) for line in lines]
@@ -255,6 +258,15 @@ class AsyncSlots:
         self._slots.step(first, end)
         self._count_requests(first, end)
 
+    def take_story(self) -> dict[str, Any] | None:
+        """What the first environment tells of the first episode that ended since this was last asked, if it can."""
+        env: Any = self._players[0].env
+        if not hasattr(env, "wants_story"):
+            return None
+        story: dict[str, Any] | None = env.story
+        env.story, env.wants_story = None, True
+        return story
+
     def states(self) -> list[dict[str, Any] | None]:
         """None: what is waited for is elsewhere, and cannot be put into a checkpoint."""
         return [None] * len(self._lines)
@@ -296,7 +308,7 @@ class AsyncSlots:
         async def together() -> None:
             await asyncio.gather(*work)
 
-        self._thread.wait(together())
+        self._thread.wait_unless(self._is_unwanted, together())
 
     # -- on the loop ---------------------------------------------------------------------------------------------------
 
@@ -386,6 +398,10 @@ class AsyncEnvs:
             self._tally.forgive(self.block, slice(first, end))
         self._note_faults()
         return done
+
+    def take_story(self) -> dict[str, Any] | None:
+        """See `AsyncSlots.take_story`."""
+        return self._slots.take_story()
 
     def states(self) -> list[dict[str, Any] | None]:
         """None: there is nothing to be put into a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
@@ -37,7 +38,14 @@ class AsyncWorker(Worker):
             if len(self._through) == 1:  # else it was posted before, and all that is there is taken at once
                 go.post()
 
-        return AsyncSlots(maker, contract, self._block, job.lines, job.seed, job.first_index, on_through)
+        place = (self._block, job.lines, job.seed, job.first_index)
+        return AsyncSlots(maker, contract, *place, on_through, self._is_alone)
+
+    def _is_alone(self) -> bool:
+        """Whether the trainer has hung up."""
+        look = select.poll()
+        look.register(self._pipe.fileno(), select.POLLRDHUP)
+        return bool(look.poll(0))
 
     def _step_one(self) -> bool:
         """Begin what was handed over, and hand back what is through; False if there is neither."""

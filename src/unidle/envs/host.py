@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -50,3 +50,11 @@ class HostEnvs(Protocol):
 
     def close(self) -> None:
         """End all environments and their processes."""
+
+
+@runtime_checkable
+class Storied(Protocol):
+    """HostEnvs of which some may tell of an episode; never asked for in training."""
+
+    def take_story(self) -> dict[str, Any] | None:
+        """What the first environment tells of the first episode that ended since this was last asked, as JSON."""

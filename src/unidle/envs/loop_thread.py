@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent import futures
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
 _CLOSING_SECONDS = 2.0  # for what is left on the loop to end
+_LOOK_UP_SECONDS = 0.2  # how often to ask whether something is still wanted
 
 
 class LoopThread:
@@ -30,6 +32,19 @@ class LoopThread:
             return future.result(seconds)
         except BaseException:
             future.cancel()  # Ctrl-C: nobody wants it any more
+            raise
+
+    def wait_unless(self, is_unwanted: Callable[[], bool], work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do this on the loop, and wait for it; EOFError as soon as nobody wants it any more."""
+        future: Future[_Result] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            while not future.done():
+                futures.wait([future], _LOOK_UP_SECONDS)
+                if is_unwanted():
+                    raise EOFError
+            return future.result()
+        except BaseException:
+            future.cancel()
             raise
 
     def close(self) -> None:

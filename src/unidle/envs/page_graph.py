@@ -15,6 +15,7 @@ MAX_PAGES = 20_000  # known in one episode; a site that invents addresses must n
 LINK_WORDS = 8  # kept of what a link says
 FRONTIER, FETCHED, FAILED, DUPLICATE = range(4)
 STATES = ("frontier", "fetched", "failed", "duplicate")
+_TOLD_PAGES, _TOLD_LETTERS = 120, 200  # of a story: visited pages, and letters of an address
 
 # An array each: to gather and scatter some of them is ten times as quick as with records.
 _FIELDS: dict[str, tuple[type, int]] = {  # dtype, and numbers of each page
@@ -63,6 +64,7 @@ class PageGraph:
         self.columns = _columns(128)  # by the names above; longer than there are pages
         self.columns["parent"][0] = -1
         self._edges: list[tuple[int, np.ndarray]] = []  # (from, to [links])
+        self.visits: list[int] = []  # pages, in the order in which they were asked for
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -115,6 +117,7 @@ class PageGraph:
     def mark(self, page: int, state: int, relevance: float = 0.0, relevant: bool = False) -> None:
         """A link was followed."""
         nodes = self.columns
+        self.visits.append(page)
         nodes["state"][page], nodes["score"][page] = state, -np.inf
         nodes["relevance"][page], nodes["relevant"][page] = relevance, relevant
         parent = nodes["parent"][page]
@@ -133,13 +136,9 @@ class PageGraph:
         return was_fetched
 
     def to_networkx(self) -> Any:
-        """The same as a `networkx.DiGraph`, pages named by their addresses."""
-        try:
-            import networkx  # type: ignore[import-untyped]
-        except ImportError:
-            raise UsageError("This graph needs a package more; run: pip install networkx.") from None
-        graph = networkx.DiGraph()
-        nodes = self.nodes
+        """The same as a `networkx.DiGraph`, pages named by their addresses; `visit` is the how-manyth, from 0."""
+        graph = import_networkx().DiGraph()
+        nodes, visits = self.nodes, {page: visit for visit, page in enumerate(self.visits)}
         for number, url in enumerate(self.urls):
             graph.add_node(
                 url,
@@ -147,10 +146,41 @@ class PageGraph:
                 depth=int(nodes["depth"][number]),
                 relevance=float(nodes["relevance"][number]),
                 relevant=bool(nodes["relevant"][number]),
+                visit=visits.get(number),
             )
         for page, targets in self._edges:
             graph.add_edges_from((self.urls[page], self.urls[target]) for target in targets.tolist())
         return graph
+
+    def story(self) -> dict[str, Any]:
+        """What became of the pages that were visited, in that order, and how many others each was first to name."""
+        nodes, visits = self.nodes, self.visits[:_TOLD_PAGES]
+        place = {page: visit for visit, page in enumerate(visits)}
+        parents = nodes["parent"][nodes["state"] == FRONTIER]
+        others = np.bincount(parents[parents >= 0], minlength=len(self))
+        links = [
+            (place[page], place[target])
+            for page, targets in self._edges
+            if page in place
+            for target in targets.tolist()
+            if target in place
+        ]
+        return {
+            "pages": [
+                {
+                    "url": self.urls[page][:_TOLD_LETTERS],
+                    "state": STATES[nodes["state"][page]],
+                    "relevance": round(float(nodes["relevance"][page]), 3),
+                    "relevant": bool(nodes["relevant"][page]),
+                    "parent": place.get(int(nodes["parent"][page]), -1),
+                    "others": int(others[page]),
+                }
+                for page in visits
+            ],
+            "links": links,
+            "known": len(self),
+            "visited": len(self.visits),
+        }
 
     def _grow(self) -> None:
         size = len(self.columns["state"])
@@ -165,3 +195,12 @@ class PageGraph:
 
 def _columns(size: int) -> dict[str, np.ndarray]:
     return {name: np.zeros(size if each == 1 else (size, each), dtype) for name, (dtype, each) in _FIELDS.items()}
+
+
+def import_networkx() -> Any:
+    """The package, or one sentence."""
+    try:
+        import networkx  # type: ignore[import-untyped]
+    except ImportError:
+        raise UsageError("Page graphs in `info` need a package more; run: pip install 'unidle[web]'.") from None
+    return networkx

@@ -49,6 +49,7 @@ from unidle.envs.worker import DONE, FAILED, IDLE, SPIN_SECONDS, STEP, TOLD, Job
 from unidle.errors import UsageError
 
 _CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
+_WAITING_CLOSING_SECONDS = 1.5  # the same, if all that they do is to wait for others
 _STARTING_SECONDS = 120.0  # that a worker may need, beside `env_timeout`, to import and to make one environment
 _DEAL_SECONDS = 0.02  # between two deals of the cores
 _LOST = object()
@@ -85,6 +86,7 @@ class ProcessPool:
         self.renewed: list[int] = []
         self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
         self._patience = math.inf if env_timeout is None else env_timeout
+        self._waits_for_others = maker.makes == "async"
         self._tally = FaultTally(n_envs, first_index, max_env_restarts)
         self._spare: np.ndarray | None = None  # an observation to show where there is no environment
         self._next_look = 0.0
@@ -296,6 +298,11 @@ class ProcessPool:
             for index in range(len(job.lines))
         ]
 
+    def take_story(self) -> dict[str, Any] | None:
+        """What the first environment tells of an episode; see `AsyncSlots.take_story`."""
+        story = self._ask("take_story", [()] * self.workers, self._patience)[0] if self._waits_for_others else None
+        return story if isinstance(story, dict) else None  # not if its worker died instead
+
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
         parts = [(points[job.lines.start : job.lines.stop],) for job in self._jobs()]
@@ -346,7 +353,7 @@ class ProcessPool:
             worker.hang_up()
         for go in self._board.go:
             go.post()
-        until = time.monotonic() + _CLOSING_SECONDS
+        until = time.monotonic() + (_WAITING_CLOSING_SECONDS if self._waits_for_others else _CLOSING_SECONDS)
         for worker in self._processes:
             worker.end(max(0.0, until - time.monotonic()))
         self._processes = []

@@ -22,7 +22,7 @@ from unidle.envs.fetch import Fetcher
 from unidle.envs.links import LinkBase
 from unidle.envs.manners import OUTCOMES, Manners, Page
 from unidle.envs.page import MAX_LINKS, MAX_WORDS
-from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, PageGraph
+from unidle.envs.page_graph import DUPLICATE, FAILED, FETCHED, PageGraph, import_networkx
 from unidle.envs.reading import LINK_BUCKETS, PAGE_WORDS, Reading, Readings, read
 from unidle.envs.words import BUCKETS, Topic
 from unidle.errors import UsageError
@@ -48,6 +48,7 @@ class SiteExplore:
         cost: float = 0.05,
         novelty: float = 0.1,
         keep_pages: bool = True,
+        export_graph: bool = False,
         fetcher: Fetcher | None = None,
         **manners: Any,
     ) -> None:
@@ -55,8 +56,10 @@ class SiteExplore:
 
         A page counts if its relevance, 0 to 1, is at least `relevant_at`. The reward of a request is 1 for a page that
         counts and was not found before, plus up to `novelty` for words that no page had before, less `cost`. Pages are
-        always fetched; with `keep_pages`, one whose bytes were read before in any episode is not read again. `manners`
-        are those of `Manners`; without `hosts`, nothing but the site itself is talked to, and that must be on loopback.
+        always fetched; with `keep_pages`, one whose bytes were read before in any episode is not read again. With
+        `export_graph`, `info["graph"]` of an episode's last step is its pages and links as a `networkx.DiGraph`.
+        `manners` are those of `Manners`; without `hosts`, nothing but the site itself is talked to, and that must be on
+        loopback.
         """
         self.sites = [_start(url) for url in ([site] if isinstance(site, str) else site)]
         if not self.sites or budget < 1 or links < 1:
@@ -68,6 +71,11 @@ class SiteExplore:
         self.budget, self.links, self.relevant_at = budget, links, relevant_at
         self.cost, self.novelty = cost, novelty
         self._readings = Readings.shared(self.topic) if keep_pages else None
+        if export_graph:
+            import_networkx()  # if it is missing, this is the time to say so
+        self._exports_graph = export_graph
+        self.wants_story = False  # keep the story of the next episode that ends
+        self.story: dict[str, Any] | None = None
         self.action_space = spaces.Discrete(links + 1)  # the last one stops
         shapes = {
             "page": (PAGE_WORDS + PAGE_FACTS,),
@@ -110,7 +118,7 @@ class SiteExplore:
         """Follow a link; one that is not on offer is a request wasted."""
         choice = int(action)
         if choice == self.links:
-            return self._observe(), 0.0, True, False, self._info()
+            return self._observe(), 0.0, True, False, self._info(has_ended=True)
         self.requests += 1
         found, reward = self.found, -self.cost
         self._freshness, self._has_failed = 0.0, False
@@ -121,7 +129,7 @@ class SiteExplore:
         observation = self._observe()
         # The budget is seen, so running out of it is an end like any other, and nothing comes after it.
         terminated = self.requests >= self.budget or not len(self.offered)
-        return observation, reward, terminated, False, self._info()
+        return observation, reward, terminated, False, self._info(has_ended=terminated)
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -223,7 +231,10 @@ class SiteExplore:
             "graph": np.array(summary, np.float32),
         }
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self, has_ended: bool = False) -> dict[str, Any]:
+        if has_ended and self.wants_story:
+            self.story, self.wants_story = {"found": self.found, "requests": self.requests, **self.graph.story()}, False
+        graph = {"graph": self.graph.to_networkx()} if has_ended and self._exports_graph else {}
         mask = np.zeros(self.links + 1, np.uint8)
         mask[: len(self.offered)] = mask[self.links] = 1
         return {
@@ -232,6 +243,7 @@ class SiteExplore:
             "found": self.found,
             "relevance": self._relevance,
             "failed": self._has_failed,
+            **graph,
         }
 
 

@@ -12,6 +12,7 @@ import yaml
 from unidle.report.cards import SMALL, section, series
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
 from unidle.report.plasticity import plasticity_section
+from unidle.report.site_graph import site_graph_section
 from unidle.report.style import CSS
 from unidle.report.success import success_section
 from unidle.report.svg import Reference, Series, line_chart, stacked_bar
@@ -38,7 +39,7 @@ _MEANING = {
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run folder, from its `config.yaml` and `metrics.jsonl` alone."""
+    """Write `report.html` into a run folder, from its `config.yaml`, `metrics.jsonl` and `page_graph.json`."""
     page = _page(read_history(folder))
     path = folder / "report.html"
     fresh = folder / "report.html.tmp"
@@ -51,6 +52,7 @@ def _page(history: History) -> str:
     sections = [_heading(history), _figures(history), _faults(history)]
     if history.iterations or history.evaluations:
         sections += [_returns(history), success_section(history), plasticity_section(history)]
+        sections.append(site_graph_section(history.folder))
         sections += [_speed(history), _learning(history)]
     else:
         sections.append('<p class="note">No iteration has been recorded yet.</p>')

@@ -120,7 +120,6 @@ def standalone(chart: str, size: tuple[int, int]) -> str:
     start, view_box, rest = chart.partition(f'viewBox="0 0 {size[0]} {size[1]}"')
     if not view_box:
         raise ValueError(f"the chart is not of size {size}")
-    start = start.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     frame = f'viewBox="-14 -10 {width} {height}" width="{width}" height="{height}"'
     opening, body = rest.split(">", 1)
     return f"{start}{frame}{opening}><style>{PALETTE}{CHART_LOOK}{font}</style>{body}"

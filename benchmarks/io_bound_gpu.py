@@ -1,0 +1,252 @@
+"""Training on a website with the `max-gpu` recipe on a GPU: unidle's event loops beside SB3's 32 processes.
+
+    python benchmarks/io_bound_gpu.py                # one GPU and some 16 cores: two to three minutes
+    python benchmarks/io_bound_gpu.py --seconds 2 --servers 1 --loops 1 --episodes 32 --peers 4 --samples 512 \\
+        --peer-samples 256 --epochs 2 --arch 64 64   # no GPU, two cores: whether it runs at all
+
+The site is that of io_bound.py (50 ms latency, 30 KB pages), served by `--servers` processes on the same machine, one
+core each; unidle has `--loops` worker processes with an event loop each (default: all other cores but two). Network,
+minibatch and epochs are those of the preset `max-gpu`. Its rollouts of 32 × 8,192 steps would take SB3 minutes each, so
+they are shorter here: `--samples` an iteration, `--peer-samples` for SB3. As every sample is learned from equally
+often, what is collected and what is learned keep their proportion. SB3 has no action masks: it takes the n-th of the
+links on offer, counted round, so that every step makes a request there too.
+
+Memory is that of the processes that step environments (PSS). Cores say what limits it: those of the trainer, of its
+environments and of the servers, in CPU seconds a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from cpu_bound import Meter
+from io_bound import LATENCY, PAGE_BYTES, TOPIC, PeerEnv, served
+from machine import provenance, save
+
+PRESET = "max-gpu"
+PACKAGES = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
+
+
+class Watch:
+    """`Meter`, and beside it the cores and the memory that were used meanwhile."""
+
+    def __init__(self, seconds: float, servers: list[int]) -> None:
+        import psutil
+
+        self._psutil, self._servers = psutil, [psutil.Process(server) for server in servers]
+        self._own = psutil.Process()
+        self._meter, self._marks = Meter(seconds), 0
+        self._before: tuple[float, dict[str, float]] = (0.0, {})
+        self.result: dict[str, float] = {}
+
+    def mark(self, step: int) -> bool:
+        """Note the end of an iteration; True when enough was seen."""
+        was_measured = bool(self._meter.result)
+        enough = self._meter.mark(step)
+        self._marks += 1
+        if self._marks == 2:  # where the meter begins
+            self._before = time.perf_counter(), self._cpu()
+        if self._meter.result and not was_measured:
+            seconds = time.perf_counter() - self._before[0]
+            self.result = {name: (now - self._before[1][name]) / seconds for name, now in self._cpu().items()}
+            self.result["pool_mib"] = sum(child.memory_full_info().pss for child in self._children()) / 2**20
+        self.result |= self._meter.result
+        return enough
+
+    def _children(self) -> list[Any]:
+        return self._own.children(recursive=True)
+
+    def _cpu(self) -> dict[str, float]:
+        def spent(processes: list[Any]) -> float:
+            return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+        return {
+            "trainer_cores": spent([self._own]),
+            "pool_cores": spent(self._children()),
+            "server_cores": spent(self._servers),
+        }
+
+
+def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) -> None:
+    """One training run, broken off when enough was seen."""
+    import unidle
+
+    def after_iteration(moment: unidle.Moment) -> None:
+        if watch.mark(moment.record["step"]):
+            moment.stop()
+
+    episodes = given.side_episodes
+    with tempfile.TemporaryDirectory() as folder:
+        unidle.train(
+            "unidle/SiteExplore-v0",
+            env_kwargs={"site": sites, "topic": TOPIC, "connections": max(512, episodes)},
+            **recipe(given),
+            n_envs=episodes,
+            n_steps=given.samples // episodes,
+            overlap="strict",
+            workers=given.loops,
+            timesteps=10**9,
+            runs_dir=folder,
+            eval_every=0,
+            checkpoint_every=10**9,
+            tensorboard=False,
+            quiet=True,
+            after_iteration=[after_iteration],
+        )
+
+
+def recipe(given: argparse.Namespace) -> dict[str, Any]:
+    """What both sides have in common: the preset's, but for what the flags say."""
+    from unidle.config.presets import load_preset
+
+    preset = load_preset(PRESET).values
+    return {
+        "preset": PRESET,
+        "network_arch": tuple(given.arch or preset["network_arch"]),
+        "n_epochs": given.epochs or preset["n_epochs"],
+        "batch_size": min(preset["batch_size"], given.peer_samples),
+    }
+
+
+class RoundPeer(PeerEnv):
+    """A peer that makes a request whatever it is told, but for to stop."""
+
+    def step(self, action: Any) -> Any:
+        explorer = self._explorer
+        on_offer = len(explorer.offered)
+        return super().step(action if action == explorer.links or not on_offer else int(action) % on_offer)
+
+
+def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> None:
+    """The same recipe through SB3."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor
+
+    torch.set_float32_matmul_precision("high")  # as unidle's are
+    makers: list[Callable[[], gymnasium.Env]] = [
+        partial(RoundPeer, sites[peer % len(sites)]) for peer in range(given.peers)
+    ]
+    envs = VecMonitor(SubprocVecEnv(makers, start_method="fork"))  # before there is anything on the GPU
+    chosen = recipe(given)
+
+    class Marks(BaseCallback):
+        enough = False
+
+        def _on_rollout_start(self) -> None:  # the last iteration's learning is over
+            self.enough = self.num_timesteps > 0 and watch.mark(self.num_timesteps)
+
+        def _on_step(self) -> bool:
+            return not self.enough
+
+    model = PPO(
+        "MultiInputPolicy",
+        envs,
+        n_steps=given.peer_samples // given.peers,
+        batch_size=chosen["batch_size"],
+        n_epochs=chosen["n_epochs"],
+        policy_kwargs={"net_arch": list(chosen["network_arch"])},
+        device="auto",
+    )
+    model.learn(10**9, callback=Marks())
+    envs.close()
+
+
+@contextlib.contextmanager
+def all_served(count: int) -> Iterator[tuple[list[str], list[int]]]:
+    """The sites of so many servers, and their processes."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as threads:
+        servers = [served(LATENCY) for _ in range(count)]
+        entered = list(threads.map(lambda server: server.__enter__(), servers))
+        for server in servers:
+            stack.push(server.__exit__)
+        yield [url for url, _ in entered], [process for _, process in entered]
+
+
+def side(kind: str, episodes: int, sites: list[str], servers: list[int]) -> dict[str, float]:
+    """One measurement, in a process of its own."""
+    own = ["--side", kind, "--side-episodes", str(episodes), "--sites", *sites, "--processes", *map(str, servers)]
+    done = subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{kind} with {episodes} failed:\n{done.stderr}")
+    seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{kind} {episodes}: {seen}", file=sys.stderr, flush=True)
+    return seen
+
+
+def main() -> None:
+    """Measure everything and print the table."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least")
+    parser.add_argument("--servers", type=int, default=max(1, cores // 4), help="processes that serve the site")
+    parser.add_argument("--loops", type=int, default=None, help="worker processes of unidle")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[512, 2048], help="in flight")
+    parser.add_argument("--peers", type=int, default=32, help="processes of SB3")
+    parser.add_argument("--samples", type=int, default=16_384, help="an iteration of unidle's")
+    parser.add_argument("--peer-samples", type=int, default=2048, help="an iteration of SB3's")
+    parser.add_argument("--epochs", type=int, default=None, help="instead of the preset's")
+    parser.add_argument("--arch", type=int, nargs="+", default=None, help="instead of the preset's")
+    parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
+    parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument("--side-episodes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--sites", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.loops = given.loops or max(1, cores - given.servers - 2)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each of 2,048 episodes
+    if given.side:
+        watch = Watch(given.seconds, given.processes)
+        {"unidle": measure_unidle, "sb3": measure_sb3}[given.side](given, given.sites, watch)
+        print(json.dumps(watch.result))
+        return
+    settings = {name: value for name, value in vars(given).items() if name not in ("out", "side", "sites")}
+    result: dict[str, Any] = {"machine": provenance(*PACKAGES), "settings": {**settings, **recipe(given)}, "sides": {}}
+    result["settings"] |= {"latency": LATENCY, "page_bytes": PAGE_BYTES}
+    with all_served(given.servers) as (sites, servers):
+        plan = [("sb3", given.peers), *(("unidle", episodes) for episodes in given.episodes)]
+        for kind, episodes in plan:
+            result["sides"][f"{kind} {episodes}"] = side(kind, episodes, sites, servers)
+            save("io_bound_gpu", result, given.out)
+    print_table(result, f"sb3 {given.peers}")
+
+
+def print_table(result: dict[str, Any], peer: str) -> None:
+    """Every side beside the peer; – where there is no GPU to be read."""
+    keys = {
+        "steps/s": ("steps_per_second", "{:,.0f}"),
+        "NVML %": ("gpu_percent", "{:.0f}"),
+        "busy": ("profiled_gpu_overall", "{:.0%}"),
+        "W": ("watts", "{:.0f}"),
+        "GPU MiB": ("gpu_memory_mib", "{:,.0f}"),
+        "pool MiB": ("pool_mib", "{:,.0f}"),
+        "trainer": ("trainer_cores", "{:.1f}"),
+        "envs": ("pool_cores", "{:.1f}"),
+        "servers": ("server_cores", "{:.1f}"),
+    }
+    print(f"{'':>14}{'× SB3':>10}" + "".join(f"{head:>10}" for head in keys))
+    for name, seen in result["sides"].items():
+        ratio = seen["steps_per_second"] / result["sides"][peer]["steps_per_second"]
+        cells = [form.format(seen[key]) if np.isfinite(seen.get(key, np.nan)) else "–" for key, form in keys.values()]
+        print(f"{name:>14}{ratio:>10.1f}" + "".join(f"{cell:>10}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()
