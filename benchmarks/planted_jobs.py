@@ -132,11 +132,18 @@ def burn_python(_: PPO) -> None:
     Burning.work(None)  # type: ignore[arg-type]
 
 
-def asking(seconds: float) -> None:
+def serving(before: Callable[[int], Any] = lambda _: None) -> int:
+    """Start a server that answers slowly, in a thread, after `before` got its port; returns that."""
     server = _Server(("127.0.0.1", 0), _Answer)
-    envs = workers(partial(Asking, server.server_address[1]), 4)
+    before(server.server_address[1])  # processes are forked before threads are started
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    train(envs, seconds)
+    return server.server_address[1]
+
+
+def asking(seconds: float) -> None:
+    envs: list[SubprocVecEnv] = []
+    serving(lambda port: envs.append(workers(partial(Asking, port), 4)))
+    train(envs[0], seconds)
 
 
 def saving(seconds: float) -> None:

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from unidle.cli.dashboard import dashboard_command as dashboard_command
+from unidle.cli.diagnose import diagnose_command as diagnose_command
 from unidle.cli.flags import parse, peek, settle, wants_help
+from unidle.cli.job import JobFlags, job_of
 from unidle.cli.scaling import scaling_command as scaling_command
-from unidle.config import Config, Engine, Recipe, Run
-from unidle.config.layers import Layers, lay
+from unidle.cli.tune import tune_command as tune_command
+from unidle.config import Config
+from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import available_cores, available_memory
 from unidle.config.presets import load_preset, preset_names
 from unidle.config.schema import load_yaml, run_config_file
-from unidle.config.validate import validated
 from unidle.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,16 +32,9 @@ Result = dict[str, Any] | None  # the object that --json prints; None: it was sa
 
 
 @dataclass(frozen=True)
-class _TrainFlags:
-    """Train a policy. Flags override --config, which overrides --preset."""
+class _TrainFlags(JobFlags):
+    """Train a policy. Flags override --engine, which overrides --config, which overrides --preset."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    engine: Engine = field(default_factory=Engine)
-    run: Run = field(default_factory=Run)
-    config: Path | None = None
-    """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo, Isaac Lab or ElegantRL."""
-    site: str | None = None
-    """Website to explore with unidle/SiteExplore-v0; short for --env-kwargs '{site: …}'."""
     resume: Path | None = None
     """Run folder to go on with, exactly where its latest checkpoint stands."""
     quiet: bool = False
@@ -49,40 +45,13 @@ class _TrainFlags:
 
 def train_command(argv: list[str]) -> Result:
     """`unidle train`"""
-    argv = settle(argv)
     if peek(argv, "--resume") and not wants_help(argv):
-        return _resume(argv)
-    file = peek(argv, "--config")
-    layers = _layers(argv, Path(file) if file else None)
-    given = layers.config
-    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run))
-    config = Config(flags.recipe, flags.engine, flags.run)
-    if flags.site:
-        config = config.with_values({"env_kwargs": {**config.run.env_kwargs, "site": flags.site}}, "--site")
+        return _resume(settle(argv))
+    job = job_of(_TrainFlags, argv, "train")
 
-    from unidle.api import sized, start
-    from unidle.envs.make import env_maker
+    from unidle.api import start
 
-    maker = env_maker(config.run.env, config.run.env_kwargs) if config.run.env else None
-    sizing: list[str] = []
-    if maker:  # before the check: a vector environment decides n_envs
-        config, sizing = sized(config, maker)
-    config = validated(config, layers.preset_batch_size)
-    return _close(start(config, [*layers.notes, *sizing], maker, quiet=flags.quiet), flags)
-
-
-def _layers(argv: list[str], file: Path | None) -> Layers:
-    """Preset and config file, which give the flags their defaults."""
-    n_envs = peek(argv, "--n-envs")
-    known = int(n_envs) if n_envs and n_envs.isdigit() else None
-    has_gpu, env, algo = not wants_help(argv) and _has_gpu(), peek(argv, "--env"), peek(argv, "--algo")
-    return lay(peek(argv, "--preset"), file, has_gpu, env, known, algo)
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return _close(start(job.config, job.notes, job.maker, quiet=job.flags.quiet), job.flags)
 
 
 def _resume(argv: list[str]) -> Result:
@@ -90,7 +59,9 @@ def _resume(argv: list[str]) -> Result:
     before = load_yaml(run_config_file(path))
     if peek(argv, "--config") or peek(argv, "--preset"):
         raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
-    flags = parse(_TrainFlags, argv, "train", _TrainFlags(before.recipe, before.engine, before.run, resume=path))
+    engine = peek(argv, "--engine")
+    given = before if engine is None else before.with_values(read_engine_file(Path(engine)).values, engine)
+    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
     if flags.site:
         raise UsageError("A resumed run keeps its site; leave out --site, or start anew.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
@@ -144,6 +115,12 @@ def eval_command(argv: list[str]) -> Result:
 
     run = load(flags.run)
     result = run.evaluate(flags.episodes, seed=flags.seed, deterministic=not flags.stochastic)
+    if result.story is not None:
+        from unidle.engine.story import write_story
+        from unidle.report.html import write_report
+
+        write_story(flags.run, run.agent.step, result.story)
+        write_report(flags.run)  # which draws it
     film = None
     if flags.video:
         from unidle.engine.evaluate import FIRST_EVALUATION_ENV
@@ -286,17 +263,29 @@ class _ReportFlags:
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder, as runs/my-run."""
+    html: Path | None = None
+    """Write the run's page of the dashboard instead, as one file (extra `dashboard`): to this path, which ends in
+    .html, or without one to dashboard.html in the run folder."""
     json: bool = False
     """Print the result as one JSON object."""
 
 
+_IN_THE_RUN = "--html=."  # what a bare --html means
+
+
 def report_command(argv: list[str]) -> Result:
     """`unidle report`"""
-    flags = parse(_ReportFlags, argv, "report")
+    following = [*argv[1:], ""]
+    bare = [word == "--html" and not after.endswith(".html") for word, after in zip(argv, following)]
+    flags = parse(_ReportFlags, [_IN_THE_RUN if is_bare else word for word, is_bare in zip(argv, bare)], "report")
+    if flags.html is None:
+        from unidle.report.html import write_report
 
-    from unidle.report.html import write_report
+        path = write_report(flags.run)
+    else:
+        from unidle.report.dashboard.page import write_page
 
-    path = write_report(flags.run)
+        path = write_page(flags.run, flags.run / "dashboard.html" if flags.html == Path() else flags.html)
     if flags.json:
         return {"path": str(path)}
     print(path)

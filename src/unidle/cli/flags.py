@@ -110,7 +110,7 @@ def _refuse_stray(stray: list[str], command: str) -> None:
     if not stray:
         return
     flag = stray[0].partition("=")[0]
-    if command == "train" and flag.startswith("--"):
+    if command in ("train", "tune", "diagnose") and flag.startswith("--"):
         raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag))
     raise UsageError(f"`{' '.join(stray)}` is not understood here; `unidle {command} --help` says what it takes.")
 

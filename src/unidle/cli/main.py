@@ -5,6 +5,7 @@ Nothing heavy is imported until a command needs it: `unidle --help` must answer 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -24,8 +25,11 @@ _COMMANDS = {
     "export": "write the policy as ONNX",
     "scaling": "train critics of several widths on Meta-World, and plot them",
     "report": "write a run's report.html again",
+    "dashboard": "show runs in a browser, live",
+    "diagnose": "say why a training job is slow, and what to change",
     "monitor": "show what GPU and CPU do right now, with bursts",
     "watch": "run any command, and say what its GPU waited for",
+    "tune": "find faster engine settings for a job, by measuring",
 }
 
 _HELP = f"""usage: unidle COMMAND [OPTIONS]
@@ -45,7 +49,9 @@ examples:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    code = run(sys.argv[1:] if argv is None else argv)
+    gc.freeze()  # or the interpreter looks through all of torch for garbage at its end, which takes a second
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:

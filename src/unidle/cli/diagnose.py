@@ -1,0 +1,52 @@
+"""`unidle diagnose`: why a training job is as slow as it is, and what would change it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from unidle.cli.job import JobFlags, job_of
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _DiagnoseFlags(JobFlags):
+    """Say why a training job is as slow as it is, and what would make it faster: takes all settings of `unidle train`.
+
+    Environments, inference, learning and copies are each measured by themselves; then the job is trained for some
+    seconds, and nothing of it is kept. You get one sentence, a table of where the time goes that sums to 100 %, the
+    ceilings, and what to change, by predicted speed-up: first what leaves learning as it is, then, apart, what changes
+    the recipe. "Nothing to gain" and "use the CPU" are answers too. Leave the machine alone meanwhile. Needs the extra
+    `meter`.
+    """
+
+    seconds: float = 20.0
+    """Seconds to train for; the probes before it take about half as long, and what the environments need to start."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
+    """`unidle diagnose`"""
+    job = job_of(_DiagnoseFlags, argv, "diagnose")
+    seconds = job.flags.seconds
+    if not 1 <= seconds <= 3600:
+        raise UsageError(f"--seconds {seconds:g} is not between 1 and 3600; 20 tells most of what there is to tell.")
+
+    from unidle.api import start
+    from unidle.report.diagnosis import lines, result
+    from unidle.tuning.diagnose import diagnose
+
+    for note in job.notes:
+        print(note, file=sys.stderr)
+    found = diagnose(
+        job.config,
+        seconds,
+        lambda config, callback: start(config, after_iteration=(callback,), quiet=True),
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    if job.flags.json:
+        return result(found)
+    print(*lines(found), sep="\n")
+    return None

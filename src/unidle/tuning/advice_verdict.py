@@ -1,0 +1,64 @@
+"""All checks together, and the verdict: one sentence, and what to change first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from unidle.meter.figures import percent
+from unidle.tuning import advice_collecting as collecting
+from unidle.tuning import advice_learning as learning
+from unidle.tuning.advice import WORTH, Advice, Finding, ranked
+from unidle.tuning.facts import Facts
+
+NOTHING_TO_GAIN = "nothing to gain"
+CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
+    learning.use_the_cpu,
+    collecting.too_many_threads,
+    collecting.environment_waits,
+    collecting.slow_target,
+    collecting.environment_computes,
+    collecting.too_few_envs,
+    collecting.inference_bound,
+    collecting.no_overlap,
+    learning.small_pieces,
+    learning.graphs_off,
+    learning.slower_ways,
+    learning.copies_and_syncs,
+    learning.tf32_off,
+    learning.buffer_on_the_host,
+    learning.memory,
+    learning.throttled,
+    learning.learner_bound,
+    learning.upkeep,
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found."""
+
+    cause: str
+    sentence: str
+    findings: Sequence[Finding]
+    """All causes, the largest first."""
+    engine: Sequence[Advice]
+    """What leaves learning as it is, the most promising first."""
+    recipe: Sequence[Advice]
+    """What changes it."""
+
+
+def judge(facts: Facts) -> Verdict:
+    """The largest cause; nothing to gain where that is learning, and no engine setting is predicted to help."""
+    found = [finding for check in CHECKS if (finding := check(facts)) is not None]
+    found.sort(key=lambda finding: -finding.weight)
+    engine, recipe = ranked(found, "engine"), ranked(found, "recipe")
+    top = found[0] if found else None
+    helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= WORTH for a in engine)
+    if top is None or (top.cause == learning.LEARNER_BOUND and not helps):
+        share = percent(facts.learning)
+        sentence = (
+            f"Nothing to gain: learning computes for {share} of the time, and no engine setting makes it shorter."
+        )
+        return Verdict(NOTHING_TO_GAIN, sentence, found, engine, recipe)
+    return Verdict(top.cause, top.sentence, found, engine, recipe)

@@ -1,0 +1,182 @@
+"""A few seconds of the real training, and what was seen meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from unidle.config import Config
+from unidle.config.machine import available_memory, free_memory
+from unidle.engine.listener import Callback, Moment
+from unidle.journal import read_records
+from unidle.meter.host import Host, Tree
+from unidle.meter.nvml import Driver
+from unidle.timeline import PHASES
+from unidle.tuning.facts import Readings, Table
+
+# What trains a config in a new run folder and calls back after each iteration: `unidle.api.start`, given by whoever
+# stands below it.
+Train = Callable[[Config, Callback], object]
+
+_LOOK_SECONDS = 0.2
+_LEAST_ITERATIONS = 3  # the first one, which also sets up, does not count
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """What a short run was like."""
+
+    iterations: int
+    seconds: float
+    """Of one iteration."""
+    table: Table
+    between: float
+    """Seconds of each iteration that went neither to collecting nor to learning."""
+    readings: Readings
+    request_counts: dict[str, int]
+
+
+def run_for(config: Config, seconds: float, train: Train) -> RealRun:
+    """Train for so many seconds after the first iteration; nothing is evaluated, and nothing kept."""
+    marks: list[_Mark] = []
+    tree, host, watcher = Tree(os.getpid()), Host(), _Watcher()
+    own: list[float] = []
+    every: list[float] = []
+
+    def after_iteration(moment: Moment) -> None:
+        marks.append(_Mark(perf_counter(), moment.record))
+        own.extend(sample.value for sample in tree.poll().get("cpu", ()))
+        every.extend(len(host.cores) * sample.value / 100 for sample in host.poll().get("cpu", ()))
+        long_enough = marks[-1].at - marks[0].at >= seconds
+        if long_enough and len(marks) >= _LEAST_ITERATIONS:
+            moment.stop()
+
+    with TemporaryDirectory(prefix="unidle-diagnose-") as folder:
+        run = dataclasses.replace(
+            config.run,
+            runs_dir=folder,
+            run_name="run",
+            eval_every=0,
+            target_return=None,
+            checkpoint_every=config.run.timesteps,
+            save_replay=False,
+            tensorboard=False,
+            wandb=False,
+        )
+        with watcher:
+            train(dataclasses.replace(config, run=run), after_iteration)
+        meter = Path(folder) / "run" / "meter.jsonl"
+        stretches = read_records(meter) if meter.exists() else []
+    first, last = marks[0], marks[-1]
+    steps = last.record["step"] - first.record["step"]
+    iterations = max(1, steps // config.recipe.total_batch)
+    learning = [part for line in stretches[1:] if (part := (line.get("parts") or {}).get("learning"))]
+    readings = dataclasses.replace(
+        watcher.readings(),
+        cores_used=_later_mean(own),
+        others_cores=max(0.0, (_later_mean(every) or 0.0) - (_later_mean(own) or 0.0)) if own and every else None,
+        learning_busy=fmean(part["busy"] for part in learning) if learning else None,
+    )
+    seconds, of_thread = (last.at - first.at) / iterations, thread_table(first.record, last.record)
+    return RealRun(
+        iterations,
+        seconds,
+        gpu_table(stretches) or of_thread,
+        seconds * of_thread.share("checkpoint", "logging", "other"),
+        readings,
+        {name.removeprefix("requests/"): n for name, n in last.record.items() if name.startswith("requests/")},
+    )
+
+
+def _later_mean(values: Sequence[float]) -> float | None:
+    """Without the first, which reaches back to before the run."""
+    return fmean(values[1:] or values) if values else None
+
+
+@dataclass(frozen=True)
+class _Mark:
+    at: float
+    record: dict[str, Any]
+
+
+def gpu_table(stretches: Sequence[dict[str, Any]]) -> Table | None:
+    """The GPU's time, by the run's own meter; None where it knows nothing of a GPU.
+
+    The first stretch, in which graphs are captured, is left out where there are others.
+    """
+    known = [line for line in (stretches[1:] or stretches) if line.get("gpu")]
+    whole = sum(line["length"] for line in known)
+    if not whole:
+        return None
+
+    def mean(share: Callable[[dict[str, Any]], float]) -> float:
+        return float(sum(line["length"] * share(line["gpu"]) for line in known) / whole)
+
+    causes = list(dict.fromkeys(cause for line in known for cause in line["gpu"]["idle"]))
+    idle = {cause: mean(lambda gpu, cause=cause: gpu["idle"].get(cause, 0.0)) for cause in causes}  # type: ignore[misc]
+    busy = mean(lambda gpu: gpu["busy"])
+    return Table(True, busy, idle, max(0.0, 1 - busy - sum(idle.values())))
+
+
+def thread_table(first: dict[str, Any], last: dict[str, Any]) -> Table:
+    """The trainer's thread, by phase, between two records of a run."""
+    spent = {name: last[f"time/{name}"] - first[f"time/{name}"] for name in PHASES}
+    whole = max(last["wall"] - first["wall"], sum(spent.values()), 1e-9)
+    shares = {name: seconds / whole for name, seconds in spent.items() if seconds > 0}
+    return Table(False, 0.0, shares, max(0.0, 1 - sum(shares.values())))
+
+
+class _Watcher:
+    """Looks at memory and throttling a few times a second."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._looks, self._reasons = 0, dict[str, int]()
+        self._gpu_memory: float | None = None
+        self._host_memory = 0.0
+        self._thread = threading.Thread(target=self._run, name="unidle diagnose", daemon=True)
+
+    def __enter__(self) -> _Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def readings(self) -> Readings:
+        """What was seen."""
+        return Readings(
+            gpu_memory=self._gpu_memory,
+            host_memory=self._host_memory,
+            throttled={reason: looks / self._looks for reason, looks in self._reasons.items()},
+        )
+
+    def _run(self) -> None:
+        driver = Driver()
+        try:
+            while True:
+                self._look(driver)
+                if self._ended.wait(_LOOK_SECONDS):
+                    return
+        finally:
+            driver.close()
+
+    def _look(self, driver: Driver) -> None:
+        self._host_memory = max(self._host_memory, 1 - free_memory() / available_memory())
+        self._looks += 1
+        for gpu in driver.gpus[:1]:
+            used = gpu.poll().get("memory")
+            total = next(reading.full for reading in gpu.readings if reading.name == "memory")
+            if used and total:
+                self._gpu_memory = max(self._gpu_memory or 0.0, used[-1].value / total)
+            for reason in gpu.throttled_by or ():
+                self._reasons[reason] = self._reasons.get(reason, 0) + 1

@@ -1,0 +1,108 @@
+"""All that is known of a training job when advice is to be given: settings, probes, a short real run, readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unidle.config import Config
+from unidle.tuning.model import iteration_seconds
+from unidle.tuning.profile import Profile
+from unidle.tuning.stepping import Steps
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where the time of the real run went; shares that sum to 1."""
+
+    of_gpu: bool
+    """Of the GPU's time, by what it waited for; else of the trainer's thread, by phase."""
+    busy: float
+    """The GPU computed; 0 in the table of a thread."""
+    idle: dict[str, float]
+    """By cause, or by phase."""
+    unattributed: float
+
+    def share(self, *causes: str) -> float:
+        """What these take together."""
+        return sum(self.idle.get(cause, 0.0) for cause in causes)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Of GPU and host during the real run; None where the machine does not tell."""
+
+    cores_used: float | None = None
+    """By the run and its workers."""
+    others_cores: float | None = None
+    """By other programs, of the cores that this one may use."""
+    gpu_memory: float | None = None
+    """The highest share of the GPU's memory that was in use."""
+    host_memory: float | None = None
+    """The highest share of the memory that this process may use."""
+    throttled: dict[str, float] = field(default_factory=dict)
+    """Reason → share of the looks at which the GPU was slowed down by it."""
+    learning_busy: float | None = None
+    """Share of learning in which kernels ran."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A training job, measured."""
+
+    config: Config
+    profile: Profile
+    seconds: float
+    """Of one iteration in the real run."""
+    table: Table
+    readings: Readings = Readings()
+    steps: Steps | None = None
+    """Of one environment by itself."""
+    requests: bool = False
+    """The environments ask a server."""
+    request_counts: dict[str, int] = field(default_factory=dict)
+    """What became of the real run's requests, by kind."""
+    to_device: float | None = None
+    """Bytes a second from host to GPU."""
+    from_device: float | None = None
+    replay_on_host: bool = False
+    slower_ways: tuple[str, ...] = ()
+    """What the engine said that it does in a slower way than it could, and why."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of the real run."""
+        return self.profile.steps / self.seconds
+
+    @property
+    def learning(self) -> float:
+        """Share of an iteration that passes only because something is learned."""
+        profile = self.profile
+        hidden = profile.collecting if profile.overlap == "strict" else 0.0
+        return min(1.0, max(0.0, profile.pace.learning - hidden) / self.whole)
+
+    @property
+    def stepping(self) -> float:
+        """Share of an iteration in which environments step and nothing else goes on."""
+        profile = self.profile
+        if profile.on_device:
+            return min(1.0, profile.collecting / self.whole)
+        hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
+        return min(1.0, max(0.0, min(profile.stepping[0].seconds, profile.collecting) - hidden) / self.whole)
+
+    @property
+    def serving(self) -> float:
+        """Share of an iteration in which collecting takes longer than bare stepping: inference and hand-overs."""
+        profile = self.profile
+        if profile.on_device:
+            return 0.0
+        hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
+        alone = max(0.0, profile.collecting - max(hidden, profile.stepping[0].seconds))
+        return min(1.0, alone / self.whole)
+
+    @property
+    def whole(self) -> float:
+        """Seconds of an iteration put together from its parts; all shares are of this."""
+        told = iteration_seconds(self.profile, self.config.engine, self.profile.overlap)
+        if told is None:
+            told = self.profile.collecting + self.profile.pace.learning + self.profile.rest
+        return max(told, 1e-9)

@@ -1,0 +1,76 @@
+"""Probes of what is on the device: environments that live there, and the way to it."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from unidle.engine.device_collector import DeviceCollector
+from unidle.engine.device_loop import DeviceLoop
+from unidle.engine.learner import Learner
+from unidle.engine.parts import Parts
+from unidle.streams import SHUFFLE, keyed_generator
+from unidle.timeline import Timeline
+from unidle.tuning.timing import seconds_of, usual
+
+_COPIED_BYTES = 64 * 2**20
+_ENDLESS = 10**12  # steps: a probe must not come to the end of the run
+
+
+def time_on_device(
+    parts: Parts, collector: DeviceCollector, batch: int, seed: int, share: float
+) -> tuple[float, float]:
+    """Seconds of a rollout, and of learning from it; where they are one graph, the rollout counts as learning."""
+    collector.start()
+    if parts.loop is not None:
+        return 0.0, _whole_iteration(parts.loop, batch, share)
+    device = parts.algo.parameters.flat.device
+    learner = Learner(parts.algo, Timeline())
+    collecting, learning = list[float](), list[float]()
+    until = perf_counter() + 2 * share
+    while len(learning) < 4 or perf_counter() < until:
+        began = perf_counter()
+        lane = collector.finish()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        middle = perf_counter()
+        learner.begin(lane, 0.5, keyed_generator(device, seed, SHUFFLE, len(learning)))
+        while learner.advance():
+            pass
+        learner.numbers()
+        collecting.append(middle - began)
+        learning.append(perf_counter() - middle)
+        collector.settle()
+        collector.open()
+    return usual(collecting[1:]), usual(learning[1:])
+
+
+def _whole_iteration(loop: DeviceLoop, batch: int, share: float) -> float:
+    """Seconds of an iteration in a burst as long as the trainer's."""
+    most = 1000
+    number = loop.run(0, 1, batch, _ENDLESS)[0]
+    number += loop.run(number, most, batch, _ENDLESS)[0]  # how long it takes decides how many are in the next burst
+    spent = list[float]()
+    until = perf_counter() + 2 * share
+    while len(spent) < 3 or perf_counter() < until:
+        began = perf_counter()
+        count = loop.run(number, most, batch, _ENDLESS)[0]
+        spent.append((perf_counter() - began) / count)
+        number += count
+    return usual(spent)
+
+
+def copy_rates(share: float) -> tuple[float, float]:
+    """Bytes a second from page-locked memory to the GPU, and back."""
+    here = torch.zeros(_COPIED_BYTES, dtype=torch.uint8).pin_memory()
+    there = torch.zeros_like(here, device="cuda")
+
+    def rate(target: torch.Tensor, source: torch.Tensor) -> float:
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+
+        return _COPIED_BYTES / seconds_of(copy, share / 4)
+
+    return rate(there, here), rate(here, there)

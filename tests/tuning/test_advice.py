@@ -1,0 +1,209 @@
+"""Each cause from facts that show it, and none from facts that lack the one thing it is told by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hand_made import facts
+
+from unidle.tuning import advice_collecting as collecting
+from unidle.tuning import advice_learning as learning
+from unidle.tuning.advice import Advice, Finding, ranked
+from unidle.tuning.advice_verdict import CHECKS, NOTHING_TO_GAIN, judge
+from unidle.tuning.facts import Table
+from unidle.tuning.profile import Pace, Stepping
+from unidle.tuning.stepping import Steps
+
+GPU = {"on_gpu": True}
+ON_GPU = Table(True, 0.5, {"environment": 0.3, "host→device": 0.1, "sync": 0.1}, 0.0)
+QUIET = Table(True, 0.5, {"environment": 0.49, "host→device": 0.01}, 0.0)
+FEW = {"n_envs": 4, "stepping": (Stepping(4, 4, 1.0, 1.0),), "collecting": 3.0}
+SLOW = Steps(0.05, 0.2, 0.02, 0.0, 1)
+
+# check, facts that show the cause, what takes the cause away.
+CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+    (collecting.environment_waits, {"of_profile": {"on_core": 0.1}}, {"of_profile": {"on_core": 0.9}}),
+    (collecting.environment_computes, {}, {"of_profile": {"on_core": 0.1}}),
+    (collecting.slow_target, {"requests": True, "steps": SLOW}, {"steps": SLOW}),
+    (
+        collecting.too_many_threads,
+        {"steps": Steps(0.01, 0.02, 1.0, native=0.8, threads=16)},
+        {"steps": Steps(0.01, 0.02, 1.0, native=0.05, threads=16)},
+    ),
+    (
+        collecting.too_many_threads,
+        {"of_profile": {"stepping": (Stepping(8, 16, 4.0, 4.0),)}, "engine": {"workers": 8}},
+        {"of_profile": {"stepping": (Stepping(8, 16, 4.0, 4.0),), "cores": 8}, "engine": {"workers": 8}},
+    ),
+    (collecting.too_many_threads, {"engine": {"threads": 16}}, {"engine": {"threads": 5}}),
+    (collecting.too_few_envs, {"of_profile": FEW}, {"of_profile": {**FEW, "collecting": 1.0}}),
+    (
+        collecting.inference_bound,
+        {"of_profile": {"n_envs": 64, "collecting": 6.0}},
+        {"of_profile": {"n_envs": 64, "collecting": 4.1}},
+    ),
+    (collecting.no_overlap, {}, {"of_profile": {"overlap": "strict"}}),
+    (collecting.no_overlap, {}, {"of_profile": {"pace": Pace(0.002, 0.05)}}),
+    (learning.small_pieces, {"of_profile": {"update_overhead": 0.9}}, {"of_profile": {"update_overhead": 0.2}}),
+    (
+        learning.graphs_off,
+        {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 0.2)}, "engine": {"graphs": False}},
+        {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 1.9)}, "engine": {"graphs": False}},
+    ),
+    (
+        learning.slower_ways,
+        {"slower_ways": ("learning runs eagerly, which is slower: it asks the host.",)},
+        {"slower_ways": ()},
+    ),
+    (learning.copies_and_syncs, {"of_profile": GPU, "table": ON_GPU}, {"of_profile": GPU, "table": QUIET}),
+    (
+        learning.copies_and_syncs,
+        {"of_profile": GPU, "table": QUIET, "to_device": 1e9, "replay_on_host": True},
+        {"of_profile": GPU, "table": QUIET, "to_device": 2e10, "replay_on_host": True},
+    ),
+    (
+        learning.tf32_off,
+        {"of_profile": GPU, "recipe": {"precision": "fp32"}},
+        {"of_profile": GPU, "recipe": {"precision": "tf32"}},
+    ),
+    (learning.tf32_off, {"of_profile": GPU, "recipe": {"precision": "fp32"}}, {"recipe": {"precision": "fp32"}}),
+    (learning.buffer_on_the_host, {"of_profile": GPU, "replay_on_host": True}, {"of_profile": GPU}),
+    (learning.memory, {"readings": {"gpu_memory": 0.95}}, {"readings": {"gpu_memory": 0.6}}),
+    (learning.memory, {"readings": {"host_memory": 0.95}}, {"readings": {"host_memory": 0.6}}),
+    (
+        learning.memory,
+        {"of_profile": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.2, {}, 0.8)},
+        {"of_profile": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.9, {}, 0.1)},
+    ),
+    (
+        learning.throttled,
+        {"of_profile": GPU, "readings": {"throttled": {"heat": 0.6}}},
+        {"of_profile": GPU, "readings": {"throttled": {"heat": 0.02}}},
+    ),
+    (learning.learner_bound, {}, {"of_profile": {"update_overhead": 1.0}}),
+    (
+        learning.use_the_cpu,
+        {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}},
+        {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 20.0)}},
+    ),
+    (learning.use_the_cpu, {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}}, {"of_profile": GPU}),
+    (learning.upkeep, {"of_profile": {"rest": 3.0}}, {"of_profile": {"rest": 0.1}}),
+]
+
+
+@pytest.mark.parametrize(("check", "there", "gone"), CASES, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_cause_is_found_where_it_is_and_not_where_it_is_not(
+    check: Any, there: dict[str, Any], gone: dict[str, Any]
+) -> None:
+    found = check(facts(**there))
+    assert found is not None
+    assert 0.0 <= found.weight <= 1.05
+    assert found.sentence.endswith(".")
+    assert found.sentence[0].isupper() or found.sentence[0].isdigit()
+    assert check(facts(**gone)) is None
+
+
+def test_every_check_has_a_case() -> None:
+    assert {check for check, _, _ in CASES} == set(CHECKS)
+
+
+def advice_of(finding: Finding | None, flags: str) -> Advice:
+    assert finding is not None
+    return next(advice for advice in finding.advice if advice.flags == flags)
+
+
+def test_environments_that_compute_are_told_how_many_workers_are_worth_it() -> None:
+    few = facts(of_profile={"stepping": (Stepping(1, 2, 16.0, 16.0),), "collecting": 16.0}, engine={"workers": 1})
+    # 16 environments on 1 worker or 5: 16 s of stepping, or 4 of the busiest one, beside 2 s of learning.
+    found = advice_of(collecting.environment_computes(few), "--workers 5")
+    assert (found.kind, found.speedup) == ("engine", pytest.approx(18 / 6, rel=0.05))
+
+
+def test_no_more_workers_are_advised_than_help() -> None:
+    found = collecting.environment_computes(facts(of_profile={"cores": 4}))
+    assert found is not None
+    assert not [advice for advice in found.advice if advice.flags]
+
+
+def test_those_that_wait_are_told_to_wait_side_by_side() -> None:
+    found = advice_of(collecting.environment_waits(facts(of_profile={"on_core": 0.1})), "--workers 16")
+    assert found.speedup == pytest.approx(6 / (1.3 + 2))  # 10 ms of a step, and 1.5 services of 2 ms
+
+
+def test_larger_minibatches_are_predicted_from_what_they_save() -> None:
+    # Learning is a third of the time, nine tenths of an update are the same for any batch; a quarter of the updates.
+    found = advice_of(learning.small_pieces(facts(of_profile={"update_overhead": 0.9})), "--batch-size 1600")
+    assert found.kind == "recipe"
+    assert found.speedup == pytest.approx(1 / (1 - (1 / 3) * (1 - 0.9 / 4 - 0.1)))
+
+
+def test_a_minibatch_is_never_advised_that_does_not_divide_the_rollout() -> None:
+    whole = facts(of_profile={"update_overhead": 0.9}, recipe={"batch_size": 1600})
+    found = learning.small_pieces(whole)
+    assert found is not None
+    assert found.advice == ()
+
+
+def test_updates_of_an_off_policy_algorithm_become_fewer_and_larger() -> None:
+    sac = facts(of_profile={"update_overhead": 1.0}, recipe={"algo": "sac", "batch_size": 256})
+    found = advice_of(learning.small_pieces(sac), "--updates-per-step 0.5 --batch-size 512")
+    assert found.speedup == pytest.approx(1 / (1 - (1 / 3) / 2))
+
+
+def test_overlap_is_a_recipe_change() -> None:
+    found = advice_of(collecting.no_overlap(facts()), "--overlap strict")
+    assert (found.kind, found.speedup) == ("recipe", pytest.approx(6 / 4))
+
+
+def test_a_slow_target_is_told_with_its_latencies_and_failures() -> None:
+    asked = facts(requests=True, steps=SLOW, request_counts={"ok": 90, "timeout": 10})
+    found = collecting.slow_target(asked)
+    assert found is not None
+    assert "50.0 ms" in found.sentence
+    assert "200.0 ms" in found.sentence
+    assert "10 × timeout" in found.sentence
+    assert "90" not in found.sentence
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({}, "environment computes"),
+        ({"of_profile": {"on_core": 0.1}}, "environment waits"),
+        ({"of_profile": {"on_core": 0.1}, "requests": True, "steps": SLOW}, "slow target"),
+        ({"steps": Steps(0.01, 0.02, 1.0, native=0.8, threads=16)}, "too many threads"),
+        ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.95}}, "small pieces"),
+        ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1}}, NOTHING_TO_GAIN),
+        (
+            {"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1, "learning_by_threads": ((5, 10.0),)}},
+            "learner-bound",
+        ),
+        ({"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}}, "use the CPU"),
+        ({"of_profile": FEW}, "too few environments"),
+    ],
+)
+def test_the_verdict_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
+    assert judge(facts(**given)).cause == cause
+
+
+def test_nothing_to_gain_says_so() -> None:
+    found = judge(facts(of_profile={"pace": Pace(0.002, 40.0), "update_overhead": 0.1}))
+    assert found.sentence.startswith("Nothing to gain")
+    assert not [advice for advice in found.engine if advice.flags]
+
+
+def test_advice_is_ranked_by_what_is_predicted_then_by_bounds() -> None:
+    parts = (
+        Advice("engine", "unknown"),
+        Advice("engine", "bound", speedup=9.0, at_most=True),
+        Advice("engine", "small", speedup=1.2),
+        Advice("recipe", "other", speedup=3.0),
+        Advice("engine", "large", speedup=1.5),
+        Advice("engine", "large", speedup=1.5),
+    )
+    found = ranked([Finding("cause", 1.0, "It is.", parts)], "engine")
+    assert [advice.text for advice in found] == ["large", "small", "bound", "unknown"]

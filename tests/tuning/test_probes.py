@@ -1,0 +1,129 @@
+"""Probes of real jobs on two cores or more: what is planted must be measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unidle.config import Config
+from unidle.config.layers import lay
+from unidle.config.machine import available_cores
+from unidle.config.validate import validated
+from unidle.tuning.model import iteration_seconds
+from unidle.tuning.probes import Probed, endless, measure_profile, probe_job
+from unidle.tuning.stepping import one_round
+
+SECONDS = 0.8  # of probing, in all
+
+
+def job(env: str, **settings: Any) -> Config:
+    small: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 32, "n_epochs": 2, "network_arch": (16, 16)}
+    layers = lay("classic", None, False, env)
+    return validated(layers.settled_with({**small, "env": env, **settings}), layers.preset_batch_size)
+
+
+@pytest.fixture(scope="module")
+def sleeping() -> Probed:
+    return probe_job(job("planted_envs:Sleeping", workers=1), SECONDS)
+
+
+def test_steps_that_sleep_are_seen_to_wait(sleeping: Probed) -> None:
+    assert sleeping.profile.waits
+    assert sleeping.profile.step_seconds >= 0.005
+    assert sleeping.steps is not None
+    assert 0.005 <= sleeping.steps.median <= sleeping.steps.p95
+
+
+def test_bare_stepping_is_measured_by_the_workers_there_are_and_by_all_cores(sleeping: Probed) -> None:
+    by_workers = {one.workers: one.seconds for one in sleeping.profile.stepping}
+    # 32 steps of 4 environments, 5 ms each, one after the other; on a busy machine it takes longer, never shorter.
+    assert by_workers[1] >= 0.64
+    everything = min(4, available_cores())
+    assert by_workers[everything] >= 0.64 / everything
+    assert sleeping.profile.stepping[0].workers == 1
+
+
+def test_an_iteration_is_put_together_from_its_parts(sleeping: Probed) -> None:
+    profile = sleeping.profile
+    assert profile.collecting >= 0.64
+    whole = profile.collecting + profile.pace.learning + profile.rest
+    found = iteration_seconds(profile, job("planted_envs:Sleeping", workers=1).engine, "off")
+    assert found == pytest.approx(whole, rel=0.5)
+
+
+def test_threads_beside_the_environments_own_are_seen() -> None:
+    found = probe_job(job("planted_envs:Threaded", workers=1, n_envs=2, n_steps=8, batch_size=8), SECONDS)
+    assert not found.profile.waits
+    assert found.steps is not None
+    assert found.steps.threads >= 8
+    assert found.steps.native > 0.2
+
+
+def test_quick_steps_are_not_taken_for_waiting_ones_and_masks_are_kept_to() -> None:
+    found = probe_job(job("planted_envs:Masked"), SECONDS)
+    assert found.profile.on_core == 1.0
+    assert found.profile.stepping[0].workers == 0
+
+
+def test_an_update_of_a_tiny_batch_is_nearly_all_overhead() -> None:
+    tiny = measure_profile(job("planted_envs:Cheap", n_steps=64, batch_size=4), SECONDS)
+    assert tiny.update_overhead is not None
+    assert tiny.update_overhead > 0.5
+    assert tiny.updates == 2 * 64
+
+
+def test_an_algorithm_that_first_acts_at_random_is_probed_while_it_learns() -> None:
+    layers = lay("dqn", None, False, "planted_envs:Cheap", None, "dqn")
+    wanted = {"env": "planted_envs:Cheap", "n_envs": 2, "buffer_size": 2000, "network_arch": (64, 64)}
+    config = validated(layers.settled_with(wanted), layers.preset_batch_size)
+    assert config.recipe.learning_starts > config.recipe.total_batch
+    idle = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, updates_per_step=0.001))
+    learning, hardly = measure_profile(config, SECONDS), measure_profile(idle, SECONDS)
+    assert learning.updates == config.recipe.total_batch * config.recipe.updates_per_step
+    assert learning.pace.learning > 3 * hardly.pace.learning
+
+
+def test_environments_on_the_device_are_probed_with_their_learning() -> None:
+    profile = measure_profile(job("unidle/CartPole-v1", n_envs=64, n_steps=8, batch_size=128), SECONDS)
+    assert profile.on_device
+    assert profile.stepping == ()
+    assert profile.pace.learning > 0
+
+
+def test_strict_overlap_is_probed_too() -> None:
+    profile = measure_profile(job("planted_envs:Cheap", overlap="strict", workers=1), SECONDS)
+    assert profile.overlap == "strict"
+    assert profile.collecting > 0
+
+
+def test_a_probed_job_never_comes_to_its_end() -> None:
+    config = endless(job("planted_envs:Cheap", timesteps=128))
+    assert config.run.timesteps > 10**9
+
+
+class Later:
+    """Four slices that come back one after the other, 2 ms apart."""
+
+    def __init__(self) -> None:
+        self.bounds = [(0, 1), (1, 2), (2, 3), (3, 4)]
+        self.block = SimpleNamespace(actions=np.zeros((4, 1)))
+        self._sent: list[int] = []
+
+    def send(self, slices: Sequence[int]) -> None:
+        self._sent += slices
+
+    def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
+        time.sleep(0.002)
+        return [self._sent.pop(0)]
+
+
+def test_each_slice_has_its_own_latency_though_all_are_waited_for() -> None:
+    first, *_, last = one_round(Later(), np.ones((4, 1)))
+    assert 0.002 <= first < last
+    assert last >= 0.008
