@@ -76,7 +76,7 @@ def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypa
     monkeypatch.setattr(account, "_STRETCH_NS", 0)
     monkeypatch.setattr(account, "_OWN_SHARE", 0.1)
     meter, timeline = RunMeter(print), Timeline()
-    meter.begin(tmp_path, timeline, 0, lambda: 0)
+    meter.begin(tmp_path, timeline, 0, None)
     ended, cost, pauses = 0, 0, list[float]()
     for step in range(10**6):
         timeline.enter(LEARN)

@@ -54,9 +54,7 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
     return recipe.precision
 
 
-def choose_workers(
-    engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool, cores: int | None = None
-) -> int:
+def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool, cores: int | None = None) -> int:
     """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result.
 
     `is_busy` says that this process has something to do all the time: a worker on its core would slow both. `cores`:

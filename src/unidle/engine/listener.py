@@ -45,8 +45,8 @@ class Listener(Protocol):
 class Accountant(Protocol):
     """Whoever accounts for a run's time while it goes on."""
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int]) -> None:
-        """The run begins, or goes on from `step`; `captures` tells how often something was captured so far."""
+    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int] | None) -> None:
+        """The run begins, or goes on from `step`; on a GPU, `captures` tells how much was captured so far."""
 
     def iteration(self, step: int, wall: float) -> None:
         """An iteration is done, and the run `wall` seconds old."""

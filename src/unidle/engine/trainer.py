@@ -146,7 +146,8 @@ class Trainer:
         self._clock.begin()
         if self._accountant is not None:
             capture = self._parts.capture
-            self._accountant.begin(folder.path, self._timeline, progress.step, lambda: capture.tried)
+            captures = (lambda: capture.tried) if capture.device.type == "cuda" else None
+            self._accountant.begin(folder.path, self._timeline, progress.step, captures)
         try:
             with Interrupts(self._interrupt):
                 if checkpoint is None:

@@ -24,7 +24,7 @@ from unidle.journal import reopen
 from unidle.meter.attribution import Account, Attribution, DeviceSpan, attribute_idle, host_spans
 from unidle.meter.background import Background
 from unidle.meter.host import Tree
-from unidle.meter.inside.unidle_windows import Window, computed, torch_in_use, try_window, uses_cuda
+from unidle.meter.inside.unidle_windows import Window, computed, torch_in_use, try_window
 from unidle.meter.trace import Tracer
 from unidle.timeline import LOGGING, PHASES, Interval, Timeline
 
@@ -55,6 +55,7 @@ class RunMeter:
         self._say, self._is_to_trace = say, trace
         self._tracer: Tracer | None = None
         self._background = Background(_READINGS)
+        self._captures: Callable[[], int] | None = None
         self._active_share: dict[str, float] | None = None  # None: nobody has looked yet
         self._stretch: _Stretch | None = None
         self._tree: Tree | None = None
@@ -62,20 +63,18 @@ class RunMeter:
 
     # -- what the trainer calls ----------------------------------------------------------------------------------------
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int]) -> None:
+    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int] | None) -> None:
         """The run begins, or goes on from `step`."""
-        self._timeline, self._captures = timeline, captures
+        self._timeline, self._captures, self._on_gpu = timeline, captures, captures is not None
         self._tracer = Tracer(folder, self._say) if self._is_to_trace else None
         self._path = folder / FILE
         self._file = reopen(self._path, step)
-        torch = torch_in_use()
-        self._on_gpu = torch is not None and uses_cuda(torch)
         self._background.start()
         with suppress(UsageError):  # the package for it is an extra
             self._tree = Tree(os.getpid())
         now = perf_counter_ns()
         self._begun_ns = self._told_ns = self._rests_until = now
-        self._captured, self._settled_since = captures(), now
+        self._captured, self._settled_since = 0, now
         self._totals = [*timeline.totals_ns]
 
     def iteration(self, step: int, wall: float) -> None:
@@ -118,9 +117,11 @@ class RunMeter:
 
     def _has_settled(self, now: int) -> bool:
         """Whether the profiler may look: nothing was captured for a while."""
+        if self._captures is None:
+            return True
         if self._captures() != self._captured:
             self._captured, self._settled_since = self._captures(), now
-        return not self._on_gpu or now - self._settled_since >= _SETTLED_NS
+        return now - self._settled_since >= _SETTLED_NS
 
     def _end_stretch(self, stretch: _Stretch, now: int, step: int, wall: float) -> None:
         self._stretch = None
