@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,6 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     from unidle.meter.inside.unidle_windows import Window, torch_in_use
 
     pairs: list[tuple[float, float]] = []
-    account._OWN_SHARE = 0.5  # stretch after stretch: here it is not the cost that matters
 
     class Compared(account.RunMeter):
         def _begin_stretch(self, now: int) -> None:
@@ -79,7 +79,8 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
                 pairs.append((line["gpu"]["busy"], seen.active_ns * 1e-9 / line["length"]))
                 self.latest = line
 
-    vars(unidle.api)["RunMeter"] = Compared
+    # Stretch after stretch: here it is not the cost that matters.
+    vars(unidle.api)["RunMeter"] = partial(Compared, own_share=0.5)
     began = list[float]()
 
     def stop(moment: unidle.Moment) -> None:
@@ -99,7 +100,7 @@ def speed(settings: dict[str, Any], seconds: float, *, with_meter: bool) -> dict
     class Nobody:
         def __init__(self, say: Any, *, trace: bool) -> None: ...
         def begin(self, *about: Any) -> None: ...
-        def iteration(self, step: int, wall: float) -> None: ...
+        def iteration(self, step: int, wall: float, has_learned: bool) -> None: ...
         def end(self) -> None: ...
 
     if not with_meter:

@@ -99,6 +99,8 @@ class DeviceClock:
 
     def read(self) -> None:
         """Tell the timeline what was recorded; to be called where the stream has come to the end of its work."""
+        if self._anchor is not None and not self._recorded:
+            return
         for phase, first, last in self._recorded:
             begun, ended = (self._anchor_ns + round(1e6 * self._anchor.elapsed_time(at)) for at in (first, last))
             self._timeline.on_device.append((phase, begun, ended))

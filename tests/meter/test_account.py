@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import unidle
+from unidle.engine.listener import OnGpu
 from unidle.journal import read_records
 from unidle.meter import account
 from unidle.meter.account import FILE, RunMeter, active_shares
@@ -36,7 +38,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "_STRETCH_NS", 20_000_000)
-    monkeypatch.setattr(account, "_OWN_SHARE", 0.5)
+    monkeypatch.setattr("unidle.api.RunMeter", partial(RunMeter, own_share=0.5))
 
 
 @pytest.mark.usefixtures("short_stretches")
@@ -50,10 +52,12 @@ def test_a_run_without_a_gpu_tells_what_its_thread_did(tmp_path: Path) -> None:
         assert sum(line["host"].values()) == pytest.approx(1.0)
         assert set(line["host"]) == set(PHASES)
         assert line["length"] >= 0.02
+        assert line["covered"] >= line["length"]
         assert line["readings"]["watts"] is None
         spans = line["spans"]
         assert 0 < len(spans) <= 400
         assert all(0 <= begin <= end for _, _, begin, end in spans)
+    assert sum(line["covered"] for line in lines) <= lines[-1]["seconds"] + 0.01
     steps = [line["step"] for line in lines]
     assert steps == sorted(set(steps))
     assert any(span[1] == "learn" for line in lines for span in line["spans"])
@@ -74,15 +78,14 @@ def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
 
 def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "_STRETCH_NS", 0)
-    monkeypatch.setattr(account, "_OWN_SHARE", 0.1)
-    meter, timeline = RunMeter(print), Timeline()
+    meter, timeline = RunMeter(print, own_share=0.1), Timeline()
     meter.begin(tmp_path, timeline, 0, None)
     ended, cost, pauses = 0, 0, list[float]()
     for step in range(10**6):
         timeline.enter(LEARN)
         timeline.enter(LOGGING)
         before, was_open = perf_counter_ns(), meter._stretch is not None
-        meter.iteration(step, step * 1e-3)
+        meter.iteration(step, step * 1e-3, has_learned=True)
         if was_open:
             ended, cost = perf_counter_ns(), perf_counter_ns() - before
         elif meter._stretch is not None and ended:
@@ -108,6 +111,7 @@ def test_means_and_totals_of_readings() -> None:
     background._samples["energy"].extend([Sample(0, 5.0), Sample(100, 7.0), Sample(200, 11.0)])
     assert background.mean("power", 50, 150) == pytest.approx(250.0)  # a sample is the mean since the one before
     assert background.mean("power", 300, 400) is None
+    assert [sample.at_ns for sample in background.samples("power", 150)] == [100, 200]
     assert background.grown("energy", 100, 250) == 4.0
     assert Background(("energy",)).grown("energy", 0, 1) is None
 
@@ -142,8 +146,7 @@ def test_on_a_gpu_the_account_sums_to_one_and_agrees_with_the_profiler(tmp_path:
                 pairs.append((line["gpu"]["busy"], seen.active_ns * 1e-9 / line["length"]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unidle.api.RunMeter", Compared)
-        patch.setattr(account, "_OWN_SHARE", 0.5)
+        patch.setattr("unidle.api.RunMeter", partial(Compared, own_share=0.5))
         settings = {**SMALL, "device": "cuda", "n_envs": 64, "n_steps": 64, "batch_size": 1024, "n_epochs": 10}
         run = unidle.train(**settings, timesteps=4096 * 200, runs_dir=str(tmp_path))
     lines = read_records(run.path / FILE)
@@ -152,3 +155,78 @@ def test_on_a_gpu_the_account_sums_to_one_and_agrees_with_the_profiler(tmp_path:
         assert gpu["busy"] + sum(gpu["idle"].values()) + gpu["unattributed"] == pytest.approx(1.0)
     assert len(pairs) > 2
     assert sum(abs(ours - theirs) for ours, theirs in pairs) / len(pairs) < 0.03, pairs
+
+
+class Gpu:
+    """A make-believe one: no clock and no readings, but captures."""
+
+    def __init__(self) -> None:
+        self.captures = 1
+
+    def told(self) -> OnGpu:
+        return OnGpu("no such GPU", lambda: self.captures)
+
+
+def test_the_profiler_waits_until_the_run_learns_and_nothing_more_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before learning there is nothing to calibrate by; and a capture beside the profiler would fail."""
+    monkeypatch.setattr(account, "_SETTLED_NS", 30_000_000)
+    looks: list[str] = []
+    monkeypatch.setattr(account, "try_window", lambda torch: looks.append("look"))
+    meter, timeline, gpu = RunMeter(print), Timeline(), Gpu()
+    meter.begin(tmp_path, timeline, 0, gpu.told())
+
+    def iterate(seconds: float, has_learned: bool) -> None:
+        until = perf_counter_ns() + seconds * 1e9
+        while perf_counter_ns() < until:
+            meter.iteration(0, 0.0, has_learned)
+
+    iterate(0.06, has_learned=False)
+    assert not looks
+    iterate(0.015, has_learned=True)
+    gpu.captures += 1
+    iterate(0.02, has_learned=True)
+    assert not looks
+    iterate(0.03, has_learned=True)
+    assert looks == ["look"]
+    meter.end()
+
+
+def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(account, "_STRETCH_NS", 0)
+    meter, timeline = RunMeter(said.append), Timeline()
+    meter.begin(tmp_path, timeline, 0, None)
+    meter._file.close()  # as if the disk were full
+    for step in range(4):
+        timeline.enter(LEARN)
+        timeline.enter(LOGGING)
+        meter.iteration(step, 0.0, has_learned=True)
+    meter.end()
+    assert len(said) == 1
+    assert said[0].startswith("The run's time is not accounted for any more")
+
+
+def test_a_long_stretch_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_MOST_INTERVALS", 50)
+    meter, timeline = RunMeter(print), Timeline()
+    meter.begin(tmp_path, timeline, 0, None)
+    meter.iteration(0, 0.0, has_learned=True)
+    for _ in range(500):
+        timeline.enter(LEARN)
+        timeline.enter(LOGGING)
+    begun = timeline.intervals()[-49][1]
+    meter.iteration(1, 0.0, has_learned=True)
+    meter.end()
+    (line,) = read_records(tmp_path / FILE)
+    assert line["length"] < 1e-9 * (perf_counter_ns() - begun)
+
+
+def test_a_trace_of_too_short_a_run_is_missed_in_words(tmp_path: Path) -> None:
+    said: list[str] = []
+    meter = RunMeter(said.append, trace=True)
+    meter.begin(tmp_path, Timeline(), 0, Gpu().told())
+    meter.iteration(1, 0.0, has_learned=True)
+    meter.end()
+    assert said == ["There is no trace: the run was over before one could be recorded; give it more --timesteps."]

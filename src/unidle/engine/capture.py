@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from unidle.engine.listener import OnGpu
+
 _WARM_UPS = 3  # libraries set themselves up in the first calls, which a graph must not record
 
 
@@ -45,6 +47,12 @@ class Capture:
         if not self._graphs:
             return function
         return _Replay(self, name, [function] if instead is None else [function, instead], changes, generators)
+
+    def on_gpu(self) -> OnGpu | None:
+        """The GPU that this captures on, for whoever watches it."""
+        if self.device.type != "cuda":
+            return None
+        return OnGpu(str(torch.cuda.get_device_properties(self.device).uuid), lambda: self.tried)
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
         """Note and tell, once, that `name` takes a slower way."""

@@ -42,13 +42,21 @@ class Listener(Protocol):
         """The run is over, whichever way."""
 
 
+@dataclass(frozen=True)
+class OnGpu:
+    """The GPU that a run is on."""
+
+    uuid: str
+    captures: Callable[[], int]  # how often something was captured so far
+
+
 class Accountant(Protocol):
-    """Whoever accounts for a run's time while it goes on."""
+    """Whoever accounts for a run's time while it goes on; it must not fail the run."""
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int] | None) -> None:
-        """The run begins, or goes on from `step`; on a GPU, `captures` tells how much was captured so far."""
+    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
+        """The run begins, or goes on from `step`."""
 
-    def iteration(self, step: int, wall: float) -> None:
+    def iteration(self, step: int, wall: float, has_learned: bool) -> None:
         """An iteration is done, and the run `wall` seconds old."""
 
     def end(self) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from unidle.config import Config
 from unidle.engine.build import too_many_workers
+from unidle.engine.changes import note_changes
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
 from unidle.engine.clock import RunClock
 from unidle.engine.collector import Collector
@@ -100,6 +101,7 @@ class Trainer:
             self.collector.start()
         else:
             self._restore(checkpoint)
+            note_changes(folder.path, folder.config(), self.config, self.progress.step, self._clock.wall())
             folder.save_config(self.config)  # which may be another now, and is known to go with the checkpoint
         self._journal = Journal(
             self._folder.path,
@@ -145,9 +147,7 @@ class Trainer:
             self._stopping = True
         self._clock.begin()
         if self._accountant is not None:
-            capture = self._parts.capture
-            captures = (lambda: capture.tried) if capture.device.type == "cuda" else None
-            self._accountant.begin(folder.path, self._timeline, progress.step, captures)
+            self._accountant.begin(folder.path, self._timeline, progress.step, self._parts.capture.on_gpu())
         try:
             with Interrupts(self._interrupt):
                 if checkpoint is None:
@@ -183,7 +183,7 @@ class Trainer:
         for callback in self._after_iteration:
             callback(Moment(record, self.algo.policy, self._stop))
         if self._accountant is not None:
-            self._accountant.iteration(self.progress.step, record["wall"])
+            self._accountant.iteration(self.progress.step, record["wall"], has_learned=numbers.get("updates") != 0)
         self._timeline.enter(OTHER)
         self._judged(self._judge.hear)
         if _due(before, self.progress.step, self._eval_every()):

@@ -4,7 +4,7 @@ A stretch is some whole iterations. To attribute it takes a while, so the meter 
 the time is small; what the thread spent on which phase, and what the machine's own counters say, is told of all the
 time since the last stretch. On a GPU the first thing is a short look by torch's profiler: it tells how much of a
 phase's span kernels really ran, by which spans are multiplied from then on. A capture beside the profiler fails, so
-that this waits until nothing has been captured for some seconds.
+that this waits until the run learns and nothing has been captured for some seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from unidle.engine.listener import OnGpu
 from unidle.errors import UsageError
 from unidle.journal import reopen
 from unidle.meter.attribution import Account, Attribution, DeviceSpan, attribute_idle, host_spans
@@ -26,7 +27,7 @@ from unidle.meter.background import Background
 from unidle.meter.host import Tree
 from unidle.meter.inside.unidle_windows import Window, computed, torch_in_use, try_window
 from unidle.meter.trace import Tracer
-from unidle.timeline import LOGGING, PHASES, Interval, Timeline
+from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
@@ -50,12 +51,16 @@ class _Stretch:
 class RunMeter:
     """Hears of every iteration; see `engine.listener.Accountant`."""
 
-    def __init__(self, say: Callable[[str], None], *, trace: bool = False) -> None:
-        """`say` gets the account of the whole, in a sentence, at the end; with `trace`, iterations are recorded."""
-        self._say, self._is_to_trace = say, trace
+    def __init__(self, say: Callable[[str], None], *, trace: bool = False, own_share: float = _OWN_SHARE) -> None:
+        """`say` gets the account of the whole, in a sentence, at the end; with `trace`, iterations are recorded.
+
+        `own_share` of the time may be the meter's own.
+        """
+        self._say, self._is_to_trace, self._own_share = say, trace, own_share
+        self._closing = ExitStack()
+        self._is_off = False
         self._tracer: Tracer | None = None
         self._background = Background(_READINGS)
-        self._captures: Callable[[], int] | None = None
         self._active_share: dict[str, float] | None = None  # None: nobody has looked yet
         self._stretch: _Stretch | None = None
         self._tree: Tree | None = None
@@ -63,50 +68,65 @@ class RunMeter:
 
     # -- what the trainer calls ----------------------------------------------------------------------------------------
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, captures: Callable[[], int] | None) -> None:
+    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
         """The run begins, or goes on from `step`."""
-        self._timeline, self._captures, self._on_gpu = timeline, captures, captures is not None
-        self._tracer = Tracer(folder, self._say) if self._is_to_trace else None
-        self._path = folder / FILE
-        self._file = reopen(self._path, step)
-        self._background.start()
-        with suppress(UsageError):  # the package for it is an extra
-            self._tree = Tree(os.getpid())
+        self._timeline, self._gpu, self._path = timeline, gpu, folder / FILE
         now = perf_counter_ns()
-        self._begun_ns = self._told_ns = self._rests_until = now
-        self._captured, self._settled_since = 0, now
+        self._begun_ns = self._told_ns = self._rests_until = self._settled_since = now
+        self._captured = 0
         self._totals = [*timeline.totals_ns]
+        with self._off_at_errors():
+            self._file = self._closing.enter_context(reopen(self._path, step))
+            if gpu is not None:
+                self._closing.callback(self._background.stop)
+                self._background.start(gpu.uuid)
+            if self._is_to_trace:
+                self._tracer = Tracer(folder, self._say)
+                self._closing.callback(self._tracer.finish)
+            with suppress(UsageError):  # the package for it is an extra
+                self._tree = Tree(os.getpid())
 
-    def iteration(self, step: int, wall: float) -> None:
+    def iteration(self, step: int, wall: float, has_learned: bool) -> None:
         """An iteration is done: begin a stretch, or end one, if it is time."""
+        if self._is_off:
+            return
         now = perf_counter_ns()
         stretch = self._stretch
-        if self._tracer is not None and not self._tracer.is_done:
-            if self._has_settled(now):
-                self._tracer.iteration()
-        elif stretch is not None:
-            length = _STRETCH_NS if stretch.window is None else _LOOK_NS
-            if now - stretch.begun_ns >= length or self._timeline.written - stretch.mark >= _MOST_INTERVALS:
-                self._end_stretch(stretch, now, step, wall)
-        elif now >= self._rests_until:
-            self._begin_stretch(now)
+        if self._gpu is not None and (not has_learned or self._gpu.captures() != self._captured):
+            self._captured, self._settled_since = self._gpu.captures(), now
+        with self._off_at_errors():
+            if self._tracer is not None and not self._tracer.is_done:
+                if self._has_settled(now):
+                    self._tracer.iteration()
+            elif stretch is not None:
+                length = _STRETCH_NS if stretch.window is None else _LOOK_NS
+                if now - stretch.begun_ns >= length or self._timeline.written - stretch.mark >= _MOST_INTERVALS:
+                    self._end_stretch(stretch, now, step, wall)
+            elif now >= self._rests_until:
+                self._begin_stretch(now)
 
     def end(self) -> None:
         """The run is over."""
-        if self._stretch is not None and self._stretch.window is not None:
-            self._stretch.window.close()
-        if self._tracer is not None:
-            self._tracer.finish()
-        self._background.stop()
-        self._file.close()
-        if self._whole.seconds and self._on_gpu:
+        with self._off_at_errors(), self._closing:
+            if self._stretch is not None and self._stretch.window is not None:
+                self._stretch.window.close()
+        if self._whole.seconds:
             self._say(self._whole.sentence())
+
+    @contextmanager
+    def _off_at_errors(self) -> Iterator[None]:
+        """A meter that fails is no reason for a run to fail: it says so, and is off from then on."""
+        try:
+            yield
+        except Exception as error:
+            self._is_off = True
+            self._say(f"The run's time is not accounted for any more: {str(error) or type(error).__name__}.")
 
     # -- a stretch -----------------------------------------------------------------------------------------------------
 
     def _begin_stretch(self, now: int) -> None:
         window = None
-        if self._on_gpu and self._active_share is None:
+        if self._gpu is not None and self._active_share is None:
             if not self._has_settled(now):
                 return
             window = try_window(torch_in_use())
@@ -116,12 +136,8 @@ class RunMeter:
         self._stretch = _Stretch(perf_counter_ns(), self._timeline.written, window)
 
     def _has_settled(self, now: int) -> bool:
-        """Whether the profiler may look: nothing was captured for a while."""
-        if self._captures is None:
-            return True
-        if self._captures() != self._captured:
-            self._captured, self._settled_since = self._captures(), now
-        return now - self._settled_since >= _SETTLED_NS
+        """Whether the profiler may look: it learns, and nothing was captured for a while."""
+        return self._gpu is None or now - self._settled_since >= _SETTLED_NS
 
     def _end_stretch(self, stretch: _Stretch, now: int, step: int, wall: float) -> None:
         self._stretch = None
@@ -132,11 +148,14 @@ class RunMeter:
         if stretch.window is not None:
             self._active_share = _looked_at(stretch.window, on_device)
             return  # a stretch under the profiler is not like others
-        on_host = self._timeline.intervals(stretch.mark)
-        begun = max(stretch.begun_ns, on_host[0][1]) if on_host else stretch.begun_ns
-        line: dict[str, Any] = {"step": step, "seconds": wall, "length": (now - begun) * 1e-9, "gpu": None, "parts": {}}
-        if self._on_gpu:
-            power = self._background.samples("power")
+        on_host = self._timeline.intervals(max(stretch.mark, self._timeline.written - _MOST_INTERVALS))
+        begun = max(stretch.begun_ns, on_host[0][1])
+        line: dict[str, Any] = {"step": step, "seconds": wall, "length": (now - begun) * 1e-9}
+        line |= {"covered": (now - self._told_ns) * 1e-9, "gpu": None, "parts": {}}
+        if self._gpu is not None:
+            if any(phase == EVALUATE for phase, _, _ in on_host):
+                return  # on the GPU too, and without a clock
+            power = self._background.samples("power", begun)
             found = attribute_idle(begun, now, on_device, host_spans(on_host), self._active_share or {}, power)
             self._whole.add(found)
             line |= _as_line(found)
@@ -146,7 +165,7 @@ class RunMeter:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self._told_ns, cost = now, perf_counter_ns() - now
-        pause = max(cost / _OWN_SHARE, (now - self._begun_ns) / _MOST_LINES)
+        pause = max(cost / self._own_share, (now - self._begun_ns) / _MOST_LINES)
         self._rests_until = perf_counter_ns() + round(pause)
 
     def _host_shares(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from unidle.meter.nvml import Driver
+from unidle.meter.nvml import Driver, Gpu
 from unidle.meter.reading import Sample
 
 _PERIOD_S = 0.1
@@ -15,7 +15,7 @@ _KEPT = 1 << 16  # samples: about two hours
 
 
 class Background:
-    """Some readings of the first GPU. Without a GPU nothing is started, and nothing is known."""
+    """Some readings of one GPU. Without a GPU nothing is started, and nothing is known."""
 
     def __init__(self, readings: Sequence[str] = ("utilisation", "power")) -> None:
         self._samples: dict[str, deque[Sample]] = {name: deque(maxlen=_KEPT) for name in readings}
@@ -25,13 +25,14 @@ class Background:
         self._thread: threading.Thread | None = None
         self._driver: Driver | None = None
 
-    def start(self) -> None:
-        """Begin to read, if there is anything to read."""
+    def start(self, uuid: str | None = None) -> None:
+        """Begin to read the GPU that is called so, or the first one, if there is such."""
         self._driver = Driver()
-        if self._driver.gpus:
-            memory = next(r.full for r in self._driver.gpus[0].readings if r.name == "memory")
+        gpu = next((gpu for gpu in self._driver.gpus if uuid is None or gpu.is_called(uuid)), None)
+        if gpu is not None:
+            memory = next(r.full for r in gpu.readings if r.name == "memory")
             self.memory_bytes = memory and memory * 2**30
-            self._thread = threading.Thread(target=self._run, name="unidle readings", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(gpu,), name="unidle readings", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -44,17 +45,22 @@ class Background:
             self._driver.close()
             self._driver = None
 
-    def samples(self, name: str) -> list[Sample]:
-        """What was read so far, oldest first."""
-        return list(self._samples[name])
+    def samples(self, name: str, since_ns: int) -> list[Sample]:
+        """What was read since `since_ns`, and the last before it, oldest first."""
+        found: list[Sample] = []
+        for sample in reversed(list(self._samples[name])):
+            found.append(sample)
+            if sample.at_ns <= since_ns:
+                break
+        return found[::-1]
 
     def mean(self, name: str, start_ns: int, end_ns: int) -> float | None:
         """The mean of a reading from `start_ns` to `end_ns`; None where no sample covers any of it."""
-        return means_by_phase([(0, start_ns, end_ns)], self.samples(name)).get(0)
+        return means_by_phase([(0, start_ns, end_ns)], self.samples(name, start_ns)).get(0)
 
     def grown(self, name: str, start_ns: int, end_ns: int) -> float | None:
         """By how much a total grew from `start_ns` to `end_ns`; None where that is not known."""
-        kept = self.samples(name)
+        kept = self.samples(name, start_ns)
         if len(kept) < 2:
             return None
         times, values = [sample.at_ns for sample in kept], [sample.value for sample in kept]
@@ -71,9 +77,7 @@ class Background:
             for phase in {phase for phase, _, _ in whole}
         }
 
-    def _run(self) -> None:
-        assert self._driver is not None
-        gpu = self._driver.gpus[0]
+    def _run(self, gpu: Gpu) -> None:
         while not self._ended.wait(_PERIOD_S):
             found = gpu.poll()
             for name, kept in self._samples.items():

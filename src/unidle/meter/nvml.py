@@ -97,6 +97,11 @@ class Gpu:
         if self._gpm is None:
             self.lacking |= {reading.name for reading in GPM_READINGS}
 
+    def is_called(self, uuid: str) -> bool:
+        """Whether this is the GPU's name for good, with or without the word GPU before it."""
+        own = self._ask("UUID", lambda: _text(self._nvml.nvmlDeviceGetUUID(self._handle)))
+        return own is not None and own.removeprefix("GPU-") == uuid.removeprefix("GPU-")
+
     def poll(self) -> dict[str, list[Sample]]:
         """The samples that are new since the last call; none for what this GPU lacks."""
         nvml, handle = self._nvml, self._handle

@@ -9,6 +9,7 @@ from typing import Any
 
 FILE = "trace.json.gz"
 _ITERATIONS, _SECONDS = 2, 0.2  # at least
+_ENOUGH_SECONDS = 5.0  # after which one will do
 
 
 class Tracer:
@@ -32,14 +33,18 @@ class Tracer:
             self._begun = perf_counter()
             return
         self._seen += 1
-        if self._seen >= _ITERATIONS and perf_counter() - self._begun >= _SECONDS:
+        seconds = perf_counter() - self._begun
+        if seconds >= (_SECONDS if self._seen >= _ITERATIONS else _ENOUGH_SECONDS):
             self.finish()
 
     def finish(self) -> None:
-        """Write what was recorded, if anything was."""
-        if self._profiler is None or self.is_done:
+        """Write what was recorded, and say where it is."""
+        if self.is_done:
             return
         self.is_done = True
+        if self._profiler is None:
+            self._say("There is no trace: the run was over before one could be recorded; give it more --timesteps.")
+            return
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self._path))
-        self._say(f"{self._seen} iterations are in {self._path}: open it at ui.perfetto.dev.")
+        self._say(f"{perf_counter() - self._begun:.1f} seconds of it are in {self._path}: open it at ui.perfetto.dev.")
