@@ -7,6 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from unidle.meter.inside.unidle_windows import hush_kineto
+
 FILE = "trace.json.gz"
 _ITERATIONS, _SECONDS = 2, 0.2  # at least
 _ENOUGH_SECONDS = 5.0  # after which one will do
@@ -26,6 +28,7 @@ class Tracer:
         if self._profiler is None:
             import torch
 
+            hush_kineto()
             kinds = torch.profiler.ProfilerActivity
             activities = [kinds.CPU, kinds.CUDA] if torch.cuda.is_available() else [kinds.CPU]
             self._profiler = torch.profiler.profile(activities=activities)

@@ -109,7 +109,7 @@ def _figures(history: History) -> str:
         (
             "Steps per second",
             "–" if speed is None else short_number(speed),
-            "mean of the whole run",
+            "mean up to the last iteration",
         ),
         ("Best evaluation", *_evaluation_figure(best)),
         ("Final evaluation", *_evaluation_figure(final)),

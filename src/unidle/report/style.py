@@ -10,14 +10,14 @@ PALETTE = """
   --page: #f6f6f4; --card: #ffffff; --edge: #e4e3df; --ink: #1b1c1f; --soft: #65676e;
   --grid: #ecebe7; --axis: #c4c3be; --accent: #0068a8;
   --c0: #0072b2; --c1: #d55e00; --c2: #008f68; --c3: #b8559a; --c4: #b98000; --c5: #85888f;
-  --c6: #3f4249;
+  --c6: #3f4249; --c7: #6a4fb8; --c8: #8a5a3c;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #101216; --card: #181b21; --edge: #292d36; --ink: #eceef2; --soft: #9aa1ad;
     --grid: #252932; --axis: #464c58; --accent: #6cbcf2;
     --c0: #56b4e9; --c1: #ff8c42; --c2: #2fc79a; --c3: #e58fc4; --c4: #f0c04a; --c5: #8a909b;
-    --c6: #d5d8de;
+    --c6: #d5d8de; --c7: #a78bfa; --c8: #c9946f;
   }
 }
 """
@@ -102,6 +102,7 @@ CHART_LOOK = """
 .chart-reference { stroke: var(--soft); stroke-dasharray: 5 4; }
 .c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
 .c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); }
+.c7 { --c: var(--c7); } .c8 { --c: var(--c8); }
 .fill { fill: var(--c); }
 .line {
   fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round;

@@ -14,7 +14,7 @@ from unidle.report.wording import percent, short_number
 
 Values = Sequence[float | None]
 
-COLOURS = 7  # of the palette in `style.py`; a chart with more series repeats them
+COLOURS = 9  # of the palette in `style.py`; a chart with more series repeats them
 _DRAWN_POINTS = 1000  # per line; more cannot be told apart on a screen
 _HOVER_STRIPS = 100  # per chart; each costs a few hundred bytes
 _SMOOTH_FROM = 100  # points; a shorter series is legible as it is

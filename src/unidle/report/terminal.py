@@ -28,7 +28,7 @@ def print_summary(
     counts = history.fault_counts
     facts = {
         "steps": f"{history.steps:,} in {duration(history.wall)}",
-        "speed": f"{short_number(speed)} steps/s, mean of the whole run" if speed else None,
+        "speed": f"{short_number(speed)} steps/s, mean up to the last iteration" if speed else None,
         "training return": f"{score(training)}, last 100 episodes" if training is not None else None,
         "best evaluation": _evaluation(history.best_evaluation),
         "final evaluation": _evaluation(history.final_evaluation),

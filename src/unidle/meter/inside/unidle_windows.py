@@ -44,6 +44,7 @@ class Window:
         if torch.autograd.profiler._is_profiler_enabled:
             raise RuntimeError("the program profiles itself")
         self._torch = torch
+        hush_kineto()
         kind, extra = autograd.ProfilerState.KINETO, torch._C._profiler._ExperimentalConfig()
         config = autograd.ProfilerConfig(kind, False, False, False, False, False, extra)
         activities = {autograd.ProfilerActivity.CUDA}
@@ -65,6 +66,11 @@ class Window:
                 start = event.start_ns()
                 found.append((start, start + event.duration_ns()))
         return computed(found, self.begun_ns, self.ended_ns)
+
+
+def hush_kineto() -> None:
+    """Keep the profiler from writing what it does into the program's output; to be called before its first use."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 class Computed:
