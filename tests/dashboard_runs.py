@@ -47,19 +47,20 @@ def evaluation(i: int, **extra: Any) -> dict[str, Any]:
 
 
 def stretch(i: int, busy: float = 0.4, **extra: Any) -> dict[str, Any]:
-    """The line of the second that ends at `i`: half of the idle time is the environment's."""
+    """A line at second `i` of the second before: half of the idle time is the environment's."""
     idle = {**dict.fromkeys(CAUSES, 0.0), "environment": (1 - busy) / 2, "learn (launch)": (1 - busy) / 4}
     return {
         "step": 1000 * i,
         "seconds": float(i),
         "length": 1.0,
+        "covered": 1.0,
         "gpu": {"busy": busy, "idle": idle, "unattributed": (1 - busy) / 4},
         "parts": {
             "rollout": {"share": 0.75, "busy": 0.2, "watts": 125.0},
             "learning": {"share": 0.25, "busy": 1.0, "watts": 208.0},
         },
         "host": {"environment": 0.5, "inference": 0.2, "learn": 0.3},
-        "readings": {"utilisation": 0.35, "watts": 150.0, "joules": 150.0, "memory_bytes": None},
+        "readings": {"utilisation": 0.35, "watts": 150.0, "joules": 150.0, "memory_bytes": None, "cores": 1.5},
         "spans": [["host", "environment", 0.0, 0.001], ["gpu", "inference", 0.001, 0.0015 + i * 1e-5]],
         **extra,
     }

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +23,7 @@ import pytest
 from dashboard_runs import iteration, make_run, serving, stretch, write_lines
 
 from unidle.cli.main import run as command_line
+from unidle.engine.checkpoint import RunFolder
 from unidle.errors import UsageError
 from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.page import plotly_script
@@ -134,6 +136,27 @@ def test_a_run_is_training_while_its_lock_is_held_and_comes_first(tmp_path: Path
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [(row["name"], row["state"]) for row in rows.now()] == [("b", "training"), ("a", "stopped")]
     assert {row["state"] for row in rows.now()} == {"stopped"}
+
+
+def test_a_look_at_a_run_keeps_nobody_from_training_in_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "x")
+    (folder / ".lock").touch()
+    looking = threading.Event()
+
+    def look() -> None:  # as a dashboard does, many thousand times as long
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            looking.set()
+            time.sleep(0.04)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert looking.wait(5)
+    run = RunFolder.open(folder)
+    run.lock()  # raises where it is refused
+    thread.join()
+    assert Rows(Runs(tmp_path)).now()[0]["state"] == "training"
+    run.unlock()
 
 
 def test_a_run_that_reached_its_target_is_done(tmp_path: Path) -> None:
@@ -403,6 +426,9 @@ def test_the_file_can_have_a_name_and_report_alone_stays_as_it_was(tmp_path: Pat
     assert not (folder / "dashboard.html").exists()
     assert command_line(["report", str(folder)]) == 0
     assert "<script" not in (folder / "report.html").read_text()
+    (tmp_path / "link").symlink_to(folder)
+    assert command_line(["report", str(tmp_path / "link"), "--html"]) == 0
+    assert (folder / "dashboard.html").exists()
     assert command_line(["report", str(tmp_path), "--html"]) == 2
     assert command_line(["report", str(folder), "--html", str(tmp_path / "none" / "y.html")]) == 2
 

@@ -164,6 +164,24 @@ def test_a_click_looks_into_another_stretch(address: str, browser: Any) -> None:
         wait(page, f"Math.abs({length} - {own[-1]}) < 1e-9")
 
 
+def test_time_that_nobody_metered_is_a_gap(tmp_path: Path, browser: Any) -> None:
+    """Seconds 0 to 10 and 30 to 40: a bar each, and a click on the second one looks into it."""
+    lines = [stretch(10, covered=10.0), stretch(40, covered=10.0)]
+    write_lines(make_run(tmp_path, "x") / "meter.jsonl", lines)
+    with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/run/x") as page:
+        points(page, "timeline")
+        busy = page.evaluate("(({x, y}) => [x, y])(document.getElementById('timeline').data[0])")
+        assert busy == [[0, 10, 30, 40], [0.4, 0, 0.4, 0.4]]
+        page.get_by_label("The stretch before").click()
+        wait(page, "document.getElementById('lanes-title').textContent.includes('from 9.0 s on')")
+        box = page.locator("#timeline .nsewdrag").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.77, box["y"] + box["height"] / 2)
+        wait(page, "document.querySelectorAll('#timeline .hoverlayer text').length > 0")
+        page.mouse.down()
+        page.mouse.up()
+        wait(page, "document.getElementById('lanes-title').textContent.includes('from 39.0 s on')")
+
+
 def test_names_and_settings_stay_text(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/") as page:
         wait(page, "document.querySelectorAll('#rows tr').length === 3")

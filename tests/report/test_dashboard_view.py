@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +39,39 @@ def gpu(busy: float, unattributed: float = 0.0, **idle: float) -> Stretch:
 # -- stretches -------------------------------------------------------------------------------------------------------
 
 
-def test_a_long_stretch_counts_for_more() -> None:
-    whole = together([known(stretch(1, busy=0.2)), known(stretch(4, busy=0.8, length=3.0))])
+def test_a_line_counts_for_all_the_time_since_the_one_before() -> None:
+    lines = [stretch(1, busy=0.2, length=0.5), stretch(4, busy=0.8, length=0.5, covered=3.0)]
+    lines[1]["host"] = {"learn": 1.0}
+    lines[1]["readings"]["cores"] = 5.5
+    whole = together([known(line) for line in lines])
     assert whole is not None
     assert whole.gpu is not None
     assert whole.gpu["busy"] == pytest.approx(0.25 * 0.2 + 0.75 * 0.8)
     assert math.fsum(whole.gpu.values()) == pytest.approx(1)
-    assert whole.length == 4
+    assert whole.host["learn"] == pytest.approx(0.25 * 0.3 + 0.75)
+    assert whole.readings["cores"] == pytest.approx(0.25 * 1.5 + 0.75 * 5.5)
+    assert (whole.begin, whole.seconds, whole.covered) == (0.0, 4.0, 4.0)
+
+
+@pytest.mark.parametrize("covered", [None, 0.0, -1.0, "x"])
+def test_a_line_that_does_not_tell_what_it_covers_counts_for_its_length(covered: Any) -> None:
+    found = known(stretch(9, length=2.0, covered=covered))
+    assert (found.begin, found.covered) == (7.0, 2.0)
+
+
+def test_thinned_stretches_lie_where_their_lines_did() -> None:
+    """Four lines, one of an older version with a gap before it: drawn as two bars."""
+    lines = [stretch(10, covered=10.0, spans=[]), stretch(20, covered=10.0), stretch(30), stretch(40, covered=10.0)]
+    del lines[2]["covered"]
+    drawn = thinned([known(line) for line in lines], 2)
+    assert [(s.begin, s.seconds, s.covered) for s in drawn] == [(0.0, 20.0, 20.0), (29.0, 40.0, 11.0)]
+    placed = thinned([found for i, line in enumerate(lines) if (found := stretch_of(line, i))], 2)
+    assert [(s.place, s.spans_begin) for s in placed] == [(1, 19.0), (2, 29.0)]
 
 
 def test_parts_weigh_as_much_as_their_time() -> None:
-    first = stretch(1, parts={"learning": {"share": 0.1, "busy": 1.0, "watts": 200.0}})
-    second = stretch(2, parts={"learning": {"share": 0.3, "busy": 0.6, "watts": None}})
+    first = stretch(1, length=0.2, parts={"learning": {"share": 0.1, "busy": 1.0, "watts": 200.0}})
+    second = stretch(2, length=0.9, parts={"learning": {"share": 0.3, "busy": 0.6, "watts": None}})
     whole = together([known(first), known(second)])
     assert whole is not None
     part = whole.parts["learning"]
@@ -65,7 +89,9 @@ def test_energy_is_unknown_from_where_nobody_told_it() -> None:
 
 
 def test_power_stands_in_for_an_energy_counter() -> None:
-    assert known(stretch(1, length=2.0, readings={"watts": 100.0, "joules": None})).joules == 200.0
+    line = stretch(9, length=2.0, covered=7.0, readings={"watts": 100.0, "joules": None})
+    assert known(line).joules == 700.0
+    assert known(stretch(9, length=2.0, covered=7.0)).joules == 150.0  # a counter's word holds
 
 
 @pytest.mark.parametrize("lacking", ["step", "seconds", "length", "host"])
@@ -84,13 +110,14 @@ def test_a_line_with_nothing_more_is_one() -> None:
 @given(st.lists(st.tuples(st.floats(0.5, 60), st.floats(0, 1)), min_size=1, max_size=80), st.integers(1, 20))
 def test_thinning_loses_neither_time_nor_energy_nor_busy_seconds(told: list[tuple[float, float]], most: int) -> None:
     stretches, now = [], 0.0
-    for length, busy in told:
-        now += length
-        stretches.append(known(stretch(1, busy=busy, seconds=now, length=length)))
+    for covered, busy in told:
+        now += covered
+        stretches.append(known(stretch(1, busy=busy, seconds=now, length=0.5, covered=covered)))
     drawn = thinned(stretches, most)
     assert len(drawn) <= most
-    assert drawn[-1].seconds == now
-    for total in (lambda s: s.length, lambda s: s.joules or 0.0, lambda s: s.length * (s.gpu or {})["busy"]):
+    assert (drawn[0].begin, drawn[-1].seconds) == (stretches[0].begin, now)
+    assert all(later.begin == pytest.approx(earlier.seconds) for earlier, later in pairwise(drawn))
+    for total in (lambda s: s.covered, lambda s: s.joules or 0.0, lambda s: s.covered * (s.gpu or {})["busy"]):
         assert math.fsum(map(total, drawn)) == pytest.approx(math.fsum(map(total, stretches)))
     assert all(math.fsum((s.gpu or {}).values()) == pytest.approx(1) for s in drawn)
 
@@ -157,6 +184,43 @@ def test_a_metered_run_in_full(tmp_path: Path) -> None:
     }
     assert view["parts"]["rows"] == [["rollout", "75 %", "20 %", "125 W"], ["learning", "25 %", "100 %", "208 W"]]
     assert len(spans) == 4
+
+
+def test_the_table_sums_to_the_time_that_was_metered(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "x")
+    lines = [stretch(10, covered=10.0), stretch(20, covered=10.0, gpu=None), stretch(40, covered=20.0, gpu=None)]
+    write_lines(folder / "meter.jsonl", lines)
+    view, _ = whole_view(folder)
+    assert view["tables"]["host"] == [
+        ["environment", "50 %", "20.0 s"],
+        ["inference", "20 %", "8.0 s"],
+        ["learn", "30 %", "12.0 s"],
+    ]
+    assert view["tables"]["gpu"][0] == ["busy", "40 %", "4.0 s"]  # of the ten seconds that tell it
+    assert (view["timeline"]["begin"], view["timeline"]["end"]) == ([0.0, 10.0, 20.0], [10.0, 20.0, 40.0])
+    assert view["timeline"]["spans_begin"] == [9.0, 19.0, 39.0]
+
+
+def test_memory_and_cores_are_shown_where_they_are_known(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "x")
+    told = figures(whole_view(folder)[0])
+    assert (told["GPU memory"], told["CPU cores"][0]) == (("–", ""), "–")
+    readings = {"memory_bytes": 3.1 * 2**30, "memory_total_bytes": 140 * 2**30, "sm": 0.3, "cores": 11.25}
+    write_lines(folder / "meter.jsonl", [stretch(1, readings=readings)])
+    told = figures(whole_view(folder)[0])
+    assert told["GPU memory"] == ("3.1 GiB", "of 140 GiB")
+    assert told["CPU cores"] == ("11.2", "in use on average")
+    assert told["GPU busy"] == ("40 %", "SMs active 30 %")
+
+
+def test_a_link_to_a_run_is_one_and_no_file_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(make_run(tmp_path, "x"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        view, _ = whole_view(tmp_path / "link")
+        gc.collect()
+    assert (view["name"], view["figures"][0][1]) == ("x", "4,000")
+    assert caught == []
 
 
 def test_return_against_joules_lies_between_the_stretches(tmp_path: Path) -> None:

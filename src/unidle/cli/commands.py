@@ -20,7 +20,7 @@ from unidle.cli.scaling import scaling_command as scaling_command
 from unidle.cli.tune import tune_command as tune_command
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
-from unidle.config.machine import available_cores, available_memory
+from unidle.config.machine import available_cores, available_memory, gpu_name
 from unidle.config.presets import load_preset, preset_names
 from unidle.config.schema import load_yaml, run_config_file
 from unidle.errors import UsageError
@@ -60,7 +60,12 @@ def _resume(argv: list[str]) -> Result:
     if peek(argv, "--config") or peek(argv, "--preset"):
         raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
     engine = peek(argv, "--engine")
-    given = before if engine is None else before.with_values(read_engine_file(Path(engine)).values, engine)
+    given = before
+    if engine is not None:
+        file = read_engine_file(Path(engine))
+        given = before.with_values(file.values, engine)
+        if note := file.note(gpu_name):
+            print(note, file=sys.stderr)
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
     if flags.site:
         raise UsageError("A resumed run keeps its site; leave out --site, or start anew.")
@@ -116,11 +121,7 @@ def eval_command(argv: list[str]) -> Result:
     run = load(flags.run)
     result = run.evaluate(flags.episodes, seed=flags.seed, deterministic=not flags.stochastic)
     if result.story is not None:
-        from unidle.engine.story import write_story
-        from unidle.report.html import write_report
-
-        write_story(flags.run, run.agent.step, result.story)
-        write_report(flags.run)  # which draws it
+        _keep_story(flags.run, run.agent.step, result.story)
     film = None
     if flags.video:
         from unidle.engine.evaluate import FIRST_EVALUATION_ENV
@@ -149,6 +150,22 @@ def eval_command(argv: list[str]) -> Result:
     if film:
         print(f"film        {film}")
     return None
+
+
+def _keep_story(folder: Path, step: int, story: dict[str, Any]) -> None:
+    """Let the report draw what the first episode did; an evaluation is as good without, so it never fails by this."""
+    from unidle.engine.story import write_story
+    from unidle.report.dashboard.files import is_training
+    from unidle.report.html import write_report
+
+    if is_training(folder.resolve()):
+        return  # the report is that process's: it tells of evaluations of its own
+    try:
+        write_story(folder, step, story)
+        write_report(folder)  # which draws it
+    except OSError as error:
+        said = f"The report in {folder} stays as it was ({error.strerror}); make the folder writable."
+        print(f"unidle: {said}", file=sys.stderr)
 
 
 _TABLE_WIDTH = 120  # what the table of presets needs, and the monitor's in a pipe
@@ -361,9 +378,10 @@ class _WatchFlags:
 def watch_command(argv: list[str]) -> Result:
     """`unidle watch`; ends with the exit status of the command, or by the signal that ended it."""
     place = argv.index("--") if "--" in argv else len(argv)
-    flags, command = parse(_WatchFlags, argv[:place], "watch"), argv[place + 1 :]
-    if not command:
+    command = argv[place + 1 :]
+    if not command and not {"-h", "--help"} & set(argv):
         raise UsageError("Say what to watch, after two dashes: unidle watch -- python train.py.")
+    flags = parse(_WatchFlags, argv[:place], "watch")
 
     from unidle.meter.watching import end_as, watch
     from unidle.report.watch import concluded, lines, write

@@ -8,6 +8,7 @@ import pickle
 import random
 import re
 from pathlib import Path
+from time import monotonic, sleep
 from typing import IO, Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from unidle.config.schema import load_yaml, refuse_second_run, run_config_file
 from unidle.errors import UsageError
 
 _FORMAT = 1
+_LOCK_PATIENCE_S = 0.1  # a dashboard that looks whether the run is training holds its lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
 
 
 class RunFolder:
-    """`runs/<name>/`: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, report.html."""
+    """`runs/<name>/`: config.yaml, metrics.jsonl, changes.jsonl, tensorboard/, checkpoints/, report.html."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,10 +66,11 @@ class RunFolder:
     def lock(self) -> None:
         """Keep other processes from training in this folder; released when this process ends, however it ends."""
         self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"Another process is training in {self.path}; wait for it, or stop it.") from None
+        deadline = monotonic() + _LOCK_PATIENCE_S
+        while not _try_lock(self._lock):
+            if monotonic() > deadline:
+                raise UsageError(f"Another process is training in {self.path}; wait for it, or stop it.")
+            sleep(_LOCK_PATIENCE_S / 20)
         for cut_short in self.checkpoints.glob("*.tmp"):
             cut_short.unlink()  # by a kill; nobody else writes here now
 
@@ -103,6 +106,14 @@ class RunFolder:
         if path is None:
             raise UsageError(f"{self.path} holds no checkpoint yet; train it with: unidle train --resume {self.path}")
         return path
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

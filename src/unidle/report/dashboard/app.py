@@ -1,4 +1,4 @@
-"""The dashboard's web server: two pages, their data as server-sent events, and three files that never change."""
+"""The dashboard's web server: two pages, their data as server-sent events, and four files that never change."""
 
 from __future__ import annotations
 

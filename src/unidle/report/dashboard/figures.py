@@ -23,6 +23,11 @@ def energy(joules: float) -> str:
     return f"{joules / scale:.3g} {unit}"
 
 
+def memory(size: float) -> str:
+    """Bytes → 3.1 GiB."""
+    return f"{size / 2**30:.3g} GiB"
+
+
 def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
     """Name, value and detail of each."""
     figures = [
@@ -38,7 +43,7 @@ def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
     ]
     if history.success is not None:
         figures.append(["Success", percent(history.success), "latest evaluation"])
-    return [*figures, *_gpu_figures(whole)]
+    return [*figures, *_machine_figures(whole)]
 
 
 def latest_rate(history: History) -> float | None:
@@ -46,14 +51,18 @@ def latest_rate(history: History) -> float | None:
     return number(history.iterations[-1], "rollout/steps_per_second") if history.iterations else None
 
 
-def _gpu_figures(whole: Stretch | None) -> list[list[str]]:
+def _machine_figures(whole: Stretch | None) -> list[list[str]]:
     gpu = whole.gpu if whole else None
     readings = whole.readings if whole else {}
-    driver = f"driver reads {percent(readings['utilisation'])}" if "utilisation" in readings else ""
+    seen = {"driver reads": readings.get("utilisation"), "SMs active": readings.get("sm")}
+    others = ", ".join(f"{who} {percent(share)}" for who, share in seen.items() if share is not None)
     power = f"{readings['watts']:.0f} W on average" if "watts" in readings else ""
+    total = readings.get("memory_total_bytes")
     return [
-        ["GPU busy", worded(gpu["busy"] if gpu else None, percent), driver],
+        ["GPU busy", worded(gpu["busy"] if gpu else None, percent), others],
         ["GPU energy", worded(whole.joules if whole else None, energy), power],
+        ["GPU memory", worded(readings.get("memory_bytes"), memory), f"of {memory(total)}" if total else ""],
+        ["CPU cores", worded(readings.get("cores"), "{:.1f}".format), "in use on average"],
     ]
 
 

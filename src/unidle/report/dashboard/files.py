@@ -77,7 +77,7 @@ def open_plain(folder: Path, name: str) -> BinaryIO | None:
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a process holds the run's lock. Asking takes microseconds, in which nobody else could begin to train."""
+    """Whether a process holds the run's lock. Asking takes it for microseconds; who wants to train tries for longer."""
     lock = open_plain(folder, ".lock")
     if lock is None:
         return False

@@ -73,9 +73,12 @@ class Reader:
 
 def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
     """A run as it is now, and spans of some stretches; a UsageError if it is none."""
-    if open_plain(folder, "config.yaml") is None:
+    run = folder.resolve()  # the user may give a link to it; none within it is followed
+    config = open_plain(run, "config.yaml")
+    if config is None:
         raise UsageError(f"{folder} is not a run folder (it has no config.yaml); give the folder of a run.")
-    reader = Reader(folder)
+    config.close()
+    reader = Reader(run)
     reader.refresh()
     view = reader.view()
     return view, reader.some_spans(view)

@@ -1,4 +1,8 @@
-"""Stretches of a run: what a line of `meter.jsonl` tells of about a second, and several of them taken together."""
+"""Stretches of a run: what a line of `meter.jsonl` tells, and several of them taken together.
+
+A line stands for all the time since the one before, seconds to minutes: the thread's phases and the readings are of
+that time, while the GPU was attributed, and spans were kept, for the last part of it only, as a sample.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from unidle.timeline import PHASES
 
 GPU_ROWS = ("busy", *CAUSES, "unattributed")  # the order of table, legend and chart
 HOST_ROWS = (*PHASES, "unattributed")
-_READINGS = ("utilisation", "watts", "memory_bytes", "memory_total_bytes", "cores")  # means, unlike joules
+_READINGS = ("utilisation", "watts", "memory_bytes", "memory_total_bytes", "sm", "cores")  # means, unlike joules
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ class Stretch:
     step: int
     seconds: float
     """Of the run's clock, at the end."""
-    length: float
+    begin: float
+    """Of the same clock; several stretches together begin where the first of them does."""
+    covered: float
+    """Seconds that it stands for, by which it counts; less than from begin to end where some of them are unknown."""
     host: Mapping[str, float]
     """By phase of the trainer's thread; sums to 1."""
     gpu: Mapping[str, float] | None = None
@@ -44,11 +51,8 @@ class Stretch:
     joules: float | None = None
     place: int | None = None
     """Where its line begins in the file, if it has spans."""
-
-    @property
-    def begin(self) -> float:
-        """Seconds of the run's clock."""
-        return self.seconds - self.length
+    spans_begin: float | None = None
+    """Seconds of the run's clock where those spans begin."""
 
 
 def stretch_of(record: Record, place: int | None = None) -> Stretch | None:
@@ -57,19 +61,25 @@ def stretch_of(record: Record, place: int | None = None) -> Stretch | None:
     host = _shares(record.get("host"), HOST_ROWS)
     if step is None or seconds is None or not length or length < 0 or not host:
         return None
+    covered = number(record, "covered")
+    if covered is None or covered <= 0:
+        covered = length  # a line of before there was such a field
+    place = place if record.get("spans") else None
     read = _mapping(record.get("readings"))
     watts, joules = number(read, "watts"), number(read, "joules")
     return Stretch(
         int(step),
         seconds,
-        length,
+        seconds - covered,
+        covered,
         host,
         _gpu(record.get("gpu")),
         _parts(record.get("parts")),
         {name: value for name in _READINGS if (value := number(read, name)) is not None},
         # A GPU without an energy counter tells its power: the mean times the time.
-        watts * length if joules is None and watts is not None else joules,
-        place if record.get("spans") else None,
+        watts * covered if joules is None and watts is not None else joules,
+        place,
+        None if place is None else seconds - length,
     )
 
 
@@ -79,32 +89,34 @@ def stretches_of_metrics(iterations: list[Record], most: int = 200) -> list[Stre
     for record, shares in time_shares_over(iterations, most):
         now = number(record, "wall")
         if now is not None and now > before:
-            found.append(Stretch(int(record["step"]), now, now - before, shares))
+            found.append(Stretch(int(record["step"]), now, before, now - before, shares))
             before = now
     return found
 
 
 def together(stretches: Sequence[Stretch]) -> Stretch | None:
-    """Several stretches as one: shares and readings are means by length, over those that tell them."""
+    """Several stretches as one: shares and readings are means by the time they stand for, over those that tell them."""
     if not stretches:
         return None
-    lengths = [s.length for s in stretches]
     known = [s.joules for s in stretches if s.joules is not None]
-    on_gpu = [(s.length, s.gpu) for s in stretches if s.gpu is not None]
+    on_gpu = [(s.covered, s.gpu) for s in stretches if s.gpu is not None]
+    shown = next((s for s in stretches if s.place is not None), stretches[0])
     return Stretch(
         stretches[-1].step,
         stretches[-1].seconds,
-        math.fsum(lengths),
-        _mean_shares([(s.length, s.host) for s in stretches], HOST_ROWS),
+        stretches[0].begin,
+        math.fsum(s.covered for s in stretches),
+        _mean_shares([(s.covered, s.host) for s in stretches], HOST_ROWS),
         _mean_shares(on_gpu, GPU_ROWS) if on_gpu else None,
         _mean_parts(stretches),
         {
             name: mean
             for name in _READINGS
-            if (mean := _mean((s.length, s.readings.get(name)) for s in stretches)) is not None
+            if (mean := _mean((s.covered, s.readings.get(name)) for s in stretches)) is not None
         },
         math.fsum(known) if len(known) == len(stretches) else None,
-        next((s.place for s in stretches if s.place is not None), None),
+        shown.place,
+        shown.spans_begin,
     )
 
 
@@ -161,18 +173,18 @@ def _mean(weighted: Iterable[tuple[float, float | None]]) -> float | None:
 
 
 def _mean_shares(tables: Sequence[tuple[float, Mapping[str, float]]], order: Sequence[str]) -> dict[str, float]:
-    total = math.fsum(length for length, _ in tables)
+    total = math.fsum(seconds for seconds, _ in tables)
     names = {name: None for _, table in tables for name in table}
-    means = {name: math.fsum(length * t.get(name, 0.0) for length, t in tables) / total for name in names}
+    means = {name: math.fsum(seconds * t.get(name, 0.0) for seconds, t in tables) / total for name in names}
     return _shares(means, order)
 
 
 def _mean_parts(stretches: Sequence[Stretch]) -> dict[str, Part]:
     metered = [s for s in stretches if s.parts]
-    total = math.fsum(s.length for s in metered)
+    total = math.fsum(s.covered for s in metered)
     found = {}
     for name in PARTS:
-        having = [(s.length * s.parts[name].share, s.parts[name]) for s in metered if name in s.parts]
+        having = [(s.covered * s.parts[name].share, s.parts[name]) for s in metered if name in s.parts]
         if having:
             found[name] = Part(
                 math.fsum(seconds for seconds, _ in having) / total,

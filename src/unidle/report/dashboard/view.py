@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,10 @@ def view_of(seen: Seen) -> View:
         "parts": _parts(whole),
         "source": "meter.jsonl" if seen.stretches else "metrics.jsonl",
         "figures": key_figures(history, whole),
-        "tables": {kind: _table(whole, kind) for kind in ("gpu", "host")},
+        "tables": {
+            "gpu": _table(whole.gpu if whole else None, [s for s in stretches if s.gpu is not None]),
+            "host": _table(whole.host if whole else None, stretches),
+        },
         "timeline": _timeline(drawn),
         "power": _power(drawn),
         "speed": _speed(history),
@@ -108,13 +112,13 @@ def _facts(history: History) -> list[list[str]]:
     return [[name, str(value)] for name, value in facts.items() if value is not None]
 
 
-def _table(whole: Stretch | None, kind: str) -> list[list[Any]] | None:
-    """Name, share and seconds of each row; what is not 0 in print. None where nobody measured it."""
-    shares = None if whole is None else whole.gpu if kind == "gpu" else whole.host
-    if not shares or whole is None:
+def _table(shares: Mapping[str, float] | None, metered: Sequence[Stretch]) -> list[list[Any]] | None:
+    """Name, share and time of each row that is not 0 in print, over the metered stretches. None where there is none."""
+    if not shares:
         return None
+    seconds = math.fsum(s.covered for s in metered)
     return [
-        [name, percent(share), duration(share * whole.length)]
+        [name, percent(share), duration(share * seconds)]
         for name, share in shares.items()
         if share >= _SHOWN or name == "busy"
     ]
@@ -142,6 +146,7 @@ def _timeline(drawn: Sequence[Stretch]) -> View:
         "end": [round(s.seconds, 3) for s in drawn],
         "step": [s.step for s in drawn],
         "place": [s.place for s in drawn],
+        "spans_begin": [None if s.spans_begin is None else round(s.spans_begin, 3) for s in drawn],
         "gpu": _columns([s.gpu for s in drawn]),
         "host": _columns([s.host for s in drawn]),
     }

@@ -138,7 +138,7 @@ function listen() {
   if (isListening) return;
   isListening = true;
   byId("timeline").on("plotly_click", ({ points }) => {
-    const at = nearest(Math.min(points[0].pointNumber, view.timeline.place.length - 1));
+    const at = nearest(corners()[points[0].pointNumber]?.[1] ?? 0);
     if (at !== undefined) lookAt(view.timeline.place[at]);
   });
 }

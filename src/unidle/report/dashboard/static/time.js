@@ -5,11 +5,22 @@ let view = null; // view.py says what is in it
 let keptSpans = null; // of a page that is a file
 let shownSpans = null;
 
-function area(name, column, x) {
+// Where the chart has points: each stretch begins, and ends before time that nobody metered, and at the end of the run.
+// [seconds, stretch, whether it is such an end]
+function corners() {
+  const { begin, end } = view.timeline;
+  const gap = .005 * (end.at(-1) || 0); // a smaller one is two clocks that differ
+  return begin.flatMap((from, i) => {
+    const isLast = i === begin.length - 1;
+    return isLast || begin[i + 1] > end[i] + gap ? [[from, i, false], [end[i], i, true]] : [[from, i, false]];
+  });
+}
+
+function area(name, column, x, at) {
   const [colour, hatch] = look(name);
   const pattern = hatch ? { fillpattern: { shape: hatch, fgcolor: css(colour), bgcolor: css("hatch"), size: 6, solidity: .45 } } : {};
   return {
-    name: plain(name), x, y: [...column, column.at(-1)], stackgroup: "all", mode: "lines", fillcolor: css(colour), ...pattern,
+    name: plain(name), x, y: at.map(([, i, isEnd]) => (isEnd && i < column.length - 1 ? 0 : column[i])), stackgroup: "all", mode: "lines", fillcolor: css(colour), ...pattern,
     line: { shape: "hv", width: column.length < 120 ? .6 : 0, color: css("card") }, hovertemplate: "%{y:.1%}",
   };
 }
@@ -18,8 +29,9 @@ function drawTimeline() {
   const { begin, end } = view.timeline;
   const columns = view.timeline[chosen.kind];
   const [divisor, title] = unitOf("seconds", end.at(-1) || 0);
-  const x = scaled(end.length ? [...begin, end.at(-1)] : [], divisor);
-  const traces = end.length ? Object.entries(columns).map(([name, column]) => area(name, column, x)) : [];
+  const points = corners();
+  const x = scaled(points.map(([seconds]) => seconds), divisor);
+  const traces = end.length ? Object.entries(columns).map(([name, column]) => area(name, column, x, points)) : [];
   const at = stretchIndex();
   const mark = at < 0 ? [] : [{
     type: "rect", xref: "x", yref: "paper", x0: begin[at] / divisor, x1: end[at] / divisor, y0: 0, y1: 1,
@@ -66,7 +78,7 @@ async function drawLanes() {
   byId("closer").hidden = at < 0;
   if (at < 0) return;
   const place = view.timeline.place[at];
-  const { begin } = view.timeline;
+  const begin = view.timeline.spans_begin;
   if (shownSpans?.place !== place) {
     const spans = keptSpans ? keptSpans[place] : await (await fetch(`${location.pathname}/spans?at=${place}`)).json();
     shownSpans = { place, spans };

@@ -1,0 +1,67 @@
+"""A run that goes on with other settings notes which, and where, for charts to show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unidle
+from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.report.dashboard.runs import whole_view
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "n_envs": 2,
+    "n_steps": 32,
+    "batch_size": 64,
+    "n_epochs": 1,
+    "network_arch": (8,),
+    "eval_every": 0,
+    "tensorboard": False,
+    "quiet": True,
+    "device": "cpu",
+}
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "changes.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def go_on(folder: Path, **settings: Any) -> None:
+    unidle.resume(folder, quiet=True, after_iteration=[lambda moment: moment.stop()], **settings)
+
+
+def test_settings_that_differ_are_noted_at_the_checkpoint_and_shown(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    assert noted(folder) == []
+    go_on(folder)
+    go_on(folder, timesteps=12_800)
+    assert noted(folder) == []  # the same settings, or only more of the same
+
+    latest = RunFolder.open(folder).latest()
+    assert latest is not None
+    wall = load_checkpoint(latest)["wall"]
+    go_on(folder, graphs=False, eval_episodes=3, timesteps=6400)
+    (line,) = noted(folder)
+    assert line == {
+        "step": 3 * 64,
+        "seconds": pytest.approx(wall),
+        "change": "graphs true → false, timesteps 12800 → 6400, eval_episodes 10 → 3",
+    }
+    go_on(folder, workers=1, subproc=True)
+    assert [(r["step"], r["change"]) for r in noted(folder)][1:] == [(4 * 64, "subproc null → true, workers null → 1")]
+    assert [marker["steps"] for marker in whole_view(folder)[0]["changes"]] == [3 * 64, 4 * 64]
+
+
+def test_what_was_noted_past_the_checkpoint_is_dropped(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    early = {"step": 64, "seconds": 0.1, "change": "a"}
+    (folder / "changes.jsonl").write_text("".join(json.dumps({**early, "step": step}) + "\n" for step in (64, 65)))
+    go_on(folder)
+    assert noted(folder) == [early]
