@@ -41,7 +41,7 @@ from unidle.report.messages import Messages
 _MAY_CHANGE_ON_RESUME = {
     *(f.name for f in dataclasses.fields(Config().engine)),
     *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
-    *("tensorboard", "wandb"),
+    *("tensorboard", "wandb", "trace"),
 }
 
 

@@ -36,7 +36,7 @@ def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
         [
             "Steps/s",
             worded(history.steps_per_second, short_number),
-            f"latest {worded(latest_rate(history), short_number)}",
+            f"latest {worded(_latest_rate(history), short_number)}",
         ],
         ["Training return", worded(history.training_return, score), "last 100 episodes"],
         ["Evaluation", _mean_return(history.final_evaluation), f"best {_mean_return(history.best_evaluation)}"],
@@ -46,7 +46,7 @@ def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
     return [*figures, *_machine_figures(whole)]
 
 
-def latest_rate(history: History) -> float | None:
+def _latest_rate(history: History) -> float | None:
     """Steps per second of the latest iteration."""
     return number(history.iterations[-1], "rollout/steps_per_second") if history.iterations else None
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from unidle.errors import UsageError
-from unidle.report.dashboard.figures import UNKNOWN, latest_rate, worded
+from unidle.report.dashboard.figures import UNKNOWN, worded
 from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_plain, record_at
 from unidle.report.dashboard.stretches import Stretch, stretch_of, together
 from unidle.report.dashboard.view import TRAINING, Seen, View, state_of, view_of
@@ -157,7 +157,7 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
         "step": f"{history.steps:,}",
         "total": short_number(total) if isinstance(total, int) else UNKNOWN,
         "progress": min(1.0, history.steps / total) if isinstance(total, int) and total > 0 else None,
-        "rate": worded(latest_rate(history), short_number),
+        "rate": worded(history.steps_per_second, short_number),
         "return": worded(result, score),
         "busy": worded(latest.gpu["busy"] if latest and latest.gpu else None, percent),
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from urllib.parse import quote
 
 import uvicorn
@@ -15,6 +17,8 @@ from unidle.report.dashboard.app import dashboard_app
 from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.guard import is_loopback
 
+_NO_ADDRESS = "--host {} is no address of this machine; 127.0.0.1 is for this machine alone."
+
 
 def serve(folder: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
     """Serve the runs of `folder`; `say` gets the address once there is one."""
@@ -23,12 +27,20 @@ def serve(folder: Path, host: str, port: int, token: str | None, say: Callable[[
         token = secrets.token_urlsafe(24)  # whoever can reach this machine could read all runs
     with _bound(host, port) as bound:
         port = bound.getsockname()[1]
-        server: uvicorn.Server
+        server: _Server
         app = dashboard_app(runs, host=host, token=token, port=port, is_closing=lambda: server.should_exit)
         # No access log: it would hold the token.
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
+        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
         say(address(host, port, token))
         server.run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """Ends at the first signal; a second one, which the terminal or a wrapper may send at once, adds nothing."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        self.should_exit = True
 
 
 def address(host: str, port: int, token: str | None) -> str:
@@ -44,7 +56,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):
-        raise UsageError(f"--host {host} is no address of this machine; 127.0.0.1 is for this machine alone.") from None
+        raise UsageError(_NO_ADDRESS.format(host)) from None
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,6 +64,8 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.listen()
     except (OSError, OverflowError) as error:
         bound.close()
+        if getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+            raise UsageError(_NO_ADDRESS.format(host)) from None
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"The dashboard cannot be at {host}:{port} ({reason}); choose another --port, 0 for any free one."

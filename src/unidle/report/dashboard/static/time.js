@@ -85,7 +85,8 @@ async function drawLanes() {
     if (view.timeline.place[stretchIndex()] !== place) return; // another one was chosen meanwhile
   }
   const latest = chosen.place === null ? "The latest stretch" : "The stretch";
-  byId("lanes-title").textContent = `${latest}, from ${clockTime(begin[at])} on, up close`;
+  const shown = Math.max(0, ...shownSpans.spans.map(([, , , to]) => 1e3 * to)); // a stretch may be longer than its spans
+  byId("lanes-title").textContent = `${latest}, from ${clockTime(begin[at])} on: its first ${shown < 10 ? shown.toPrecision(2) : Math.round(shown)} ms up close`;
   byId("latest").setAttribute("aria-pressed", String(chosen.place === null));
   const order = withSpans();
   byId("earlier").disabled = order.indexOf(at) <= 0;
