@@ -351,6 +351,8 @@ def test_the_command_makes_a_token_for_others_and_ends_at_ctrl_c(tmp_path: Path)
         with events_of(port, f"/run/x/events{told[2]}") as events:
             assert events.next()["name"] == "x"
             server.send_signal(signal.SIGINT)  # with a page still open
+            time.sleep(0.05)
+            server.send_signal(signal.SIGINT)  # an impatient second one
             _, complaints = server.communicate(timeout=10)
     assert (server.returncode, complaints) == (0, "")
 
@@ -364,6 +366,7 @@ def test_mistakes_get_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         wrong["letters, digits"] = ["dashboard", str(tmp_path), "--token", "two words"]
         wrong["--port 70000"] = ["dashboard", str(tmp_path), "--port", "70000"]
         wrong["no address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
+        wrong["--host 192.0.2.1 is no address"] = ["dashboard", str(tmp_path), "--host", "192.0.2.1"]
         for part, argv in wrong.items():
             assert command_line(argv) == 2
             said = capsys.readouterr().err
