@@ -35,6 +35,11 @@ class Spoiling(Choice):
         return super().step(action)
 
 
+def unreachable(*_: object) -> None:
+    """A network that is fetched from where nobody answers."""
+    raise ConnectionResetError("nobody answers")
+
+
 def _in_worker() -> bool:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name == "unidle.envs.worker"

@@ -109,6 +109,18 @@ def test_a_resumed_run_may_take_one_up(tmp_path: Path, monkeypatch: pytest.Monke
     assert (engine.subproc, engine.max_env_restarts) == (False, 3)
 
 
+def test_a_resumed_run_is_told_if_it_was_made_for_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "engine: {max_env_restarts: 3}\nmachine: {cores: 999, gpu: null}\n")
+    argv = ["train", "--env", "cli_envs:Choice", "--preset", "classic", *SHORT, "--run-name", "a"]
+    assert command_line(argv) == 0
+    capsys.readouterr()
+    assert command_line(["train", "--resume", "runs/a", "--engine", "engine.yaml", "--timesteps", "64", "--quiet"]) == 0
+    assert capsys.readouterr().err.startswith("engine.yaml was made for 999 cores and no GPU, and here are ")
+
+
 def test_python_takes_one_too(tmp_path: Path) -> None:
     path = written(tmp_path, "max_env_restarts: 3\n")
     run = unidle.train(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from unidle.config import Config, Engine, Recipe
+from unidle.config import Config, Engine, Recipe, Run
 from unidle.tuning.facts import Facts, Readings, Table
 from unidle.tuning.profile import Pace, Profile, Stepping
 from unidle.tuning.stepping import Steps
@@ -36,6 +36,7 @@ def facts(
     *,
     of_profile: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
     recipe: dict[str, Any] | None = None,
     readings: dict[str, Any] | None = None,
     **changes: Any,
@@ -44,7 +45,9 @@ def facts(
     settings = {"n_envs": measured.n_envs, "n_steps": measured.n_steps, "batch_size": 400, "overlap": measured.overlap}
     given: dict[str, Any] = {
         "config": Config(
-            Recipe(**{**settings, **(recipe or {})}), Engine(**{"workers": 4, "slices": 2, **(engine or {})})
+            Recipe(**{**settings, **(recipe or {})}),
+            Engine(**{"workers": 4, "slices": 2, **(engine or {})}),
+            Run(env="any", **(run or {})),
         ),
         "profile": measured,
         "seconds": measured.collecting + measured.pace.learning + measured.rest,

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from hand_made import facts
 
+from unidle.config import Config
+from unidle.config.presets import load_preset
 from unidle.tuning import advice_collecting as collecting
 from unidle.tuning import advice_learning as learning
-from unidle.tuning.advice import Advice, Finding, ranked
+from unidle.tuning.advice import Advice, Finding, as_taken, ranked
 from unidle.tuning.advice_verdict import CHECKS, NOTHING_TO_GAIN, judge
 from unidle.tuning.facts import Table
 from unidle.tuning.profile import Pace, Stepping
@@ -19,6 +21,7 @@ GPU = {"on_gpu": True}
 ON_GPU = Table(True, 0.5, {"environment": 0.3, "host→device": 0.1, "sync": 0.1}, 0.0)
 QUIET = Table(True, 0.5, {"environment": 0.49, "host→device": 0.01}, 0.0)
 FEW = {"n_envs": 4, "stepping": (Stepping(4, 4, 1.0, 1.0),), "collecting": 3.0}
+ON_DEVICE = {**GPU, "on_device": True, "stepping": (), "collecting": 0.0}
 SLOW = Steps(0.05, 0.2, 0.02, 0.0, 1)
 
 # check, facts that show the cause, what takes the cause away.
@@ -82,6 +85,7 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
         {"of_profile": GPU, "readings": {"throttled": {"heat": 0.02}}},
     ),
     (learning.learner_bound, {}, {"of_profile": {"update_overhead": 1.0}}),
+    (learning.device_bound, {"of_profile": ON_DEVICE}, {"of_profile": {**ON_DEVICE, "collecting": 1.0}}),
     (
         learning.use_the_cpu,
         {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}},
@@ -129,6 +133,51 @@ def test_no_more_workers_are_advised_than_help() -> None:
 def test_those_that_wait_are_told_to_wait_side_by_side() -> None:
     found = advice_of(collecting.environment_waits(facts(of_profile={"on_core": 0.1})), "--workers 16")
     assert found.speedup == pytest.approx(6 / (1.3 + 2))  # 10 ms of a step, and 1.5 services of 2 ms
+
+
+def test_workers_that_wait_are_no_more_than_a_few_for_each_core() -> None:
+    found = advice_of(collecting.environment_waits(facts(of_profile={"on_core": 0.1, "n_envs": 1000})), "--workers 20")
+    assert found.speedup is not None
+
+
+def test_more_environments_are_advised_with_steps_that_minibatches_divide() -> None:
+    # 4 environments on 5 cores: 20 are wanted, and a fifth of 100 steps; 20 × 20 is no multiple of 96, 20 × 24 is.
+    few = facts(of_profile=FEW, recipe={"batch_size": 96, "n_steps": 120})
+    assert advice_of(collecting.too_few_envs(few), "--n-envs 20 --n-steps 24").kind == "recipe"
+
+
+def test_the_way_out_of_a_full_memory_divides_too() -> None:
+    full = {"readings": {"gpu_memory": 0.95}}
+    # 12 of 16 environments and 100 steps are no multiple of 800, 8 are; of 1600 neither.
+    assert advice_of(learning.memory(facts(**full, recipe={"batch_size": 800})), "--n-envs 8").kind == "recipe"
+    assert advice_of(learning.memory(facts(**full, recipe={"batch_size": 1600})), "").kind == "recipe"
+
+
+def test_what_training_would_refuse_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = (
+        Advice("recipe", "whole", "--n-envs 8 --batch-size 800"),
+        Advice("recipe", "broken", "--n-envs 7"),
+        Advice("engine", "plain", "--no-tensorboard --compile"),
+        Advice("engine", "by hand"),
+    )
+    monkeypatch.setattr("unidle.tuning.advice_verdict.CHECKS", (lambda _: Finding("cause", 1.0, "It is.", parts),))
+    found = judge(facts())
+    assert [advice.text for advice in (*found.recipe, *found.engine)] == ["whole", "plain", "by hand"]
+    assert [advice.flags for advice in (*found.recipe, *found.engine)] == [parts[0].flags, parts[2].flags, ""]
+
+
+def test_a_preset_of_fixed_numbers_is_changed_only_in_so_many_words() -> None:
+    fixed = load_preset("mt10-2m").apply(Config())
+    assert isinstance(fixed.recipe.batch_size, int)
+    advice = Advice("recipe", "larger", f"--batch-size {2 * fixed.recipe.batch_size}")
+    taken = as_taken(advice, fixed.with_values({"env": "any", "preset": "mt10-2m"}, "test"))
+    assert taken is not None
+    assert taken.flags == f"{advice.flags} --allow-recipe-change"
+
+
+def test_no_log_is_advised_against_that_is_not_kept() -> None:
+    assert advice_of(learning.upkeep(facts(of_profile={"rest": 3.0})), "--no-tensorboard").at_most
+    assert advice_of(learning.upkeep(facts(of_profile={"rest": 3.0}, run={"tensorboard": False})), "").at_most
 
 
 def test_larger_minibatches_are_predicted_from_what_they_save() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,20 @@ import pytest
 from hand_made import facts, profile
 
 from unidle.config import Config, Recipe, Run
-from unidle.errors import UsageError
+from unidle.config.layers import lay
+from unidle.config.validate import validated
+from unidle.engine.trainer import Trainer
+from unidle.errors import TrainingError, UsageError
+from unidle.meter.account import RunMeter
 from unidle.report.diagnosis import RECIPE_REMARK, lines, result
 from unidle.timeline import PHASES
+from unidle.tuning import diagnose_run, training
 from unidle.tuning.advice_verdict import judge
-from unidle.tuning.diagnose import Diagnosis, shortened
-from unidle.tuning.diagnose_run import gpu_table, thread_table
+from unidle.tuning.diagnose import Diagnosis, _facts, shortened
+from unidle.tuning.diagnose_run import RealRun, gpu_table, run_for, thread_table
 from unidle.tuning.facts import Table
+from unidle.tuning.job import endless
+from unidle.tuning.probes import Probed
 from unidle.tuning.profile import Pace
 
 TESTS = Path(__file__).parent.parent
@@ -99,8 +108,8 @@ def stretch(length: float, busy: float, **idle: float) -> dict[str, Any]:
     return {"length": length, "gpu": {"busy": busy, "idle": idle, "unattributed": 1 - busy - sum(idle.values())}}
 
 
-def test_the_gpus_table_weighs_stretches_by_their_length_and_leaves_out_the_first() -> None:
-    table = gpu_table([stretch(5.0, 0.0), stretch(1.0, 0.2, environment=0.7), stretch(3.0, 0.6, sync=0.4)])
+def test_the_gpus_table_weighs_all_stretches_by_their_length() -> None:
+    table = gpu_table([stretch(1.0, 0.2, environment=0.7), stretch(3.0, 0.6, sync=0.4)])
     assert table is not None
     assert table.busy == pytest.approx(0.5)
     assert table.idle == pytest.approx({"environment": 0.175, "sync": 0.3})
@@ -124,6 +133,75 @@ def test_long_iterations_are_shortened_and_minibatches_stay_whole() -> None:
     assert shortened(whole, slow, 1.0).recipe.n_steps == 100
 
 
+def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_take_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[Trainer] = []
+    meters: list[dict[str, Any]] = []
+
+    class Meter(RunMeter):
+        def __init__(self, say: Callable[[str], None], **options: Any) -> None:
+            meters.append(options)
+            super().__init__(say, **options)
+
+    def noted(*given: Any) -> Path:
+        built.append(given[0])
+        return training.train(*given)
+
+    monkeypatch.setattr(diagnose_run, "train", noted)
+    monkeypatch.setattr(diagnose_run, "RunMeter", Meter)
+    layers = lay("classic", None, False, "CartPole-v1")
+    wanted = {"env": "CartPole-v1", "n_envs": 2, "n_steps": 16, "batch_size": 32, "trace": True, "tensorboard": True}
+    config = endless(validated(layers.settled_with(wanted)))
+    found = run_for(config, 0.1, print)
+    run = built[0].config.run
+    assert (run.tensorboard, run.trace, run.wandb, run.eval_every) == (True, False, False, 0)
+    assert not Path(run.runs_dir).exists()
+    assert meters[0]["own_share"] > 0.01
+    assert found.iterations >= 2
+    assert found.seconds > 0
+    off = dataclasses.replace(config, run=dataclasses.replace(config.run, tensorboard=False))
+    run_for(off, 0.1, print)
+    assert built[1].config.run.tensorboard is False
+
+
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_one_that_is_stopped_too_early_gets_a_sentence(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(RunMeter):
+        """Ctrl-C after the first iteration."""
+
+        def iteration(self, *given: Any, **more: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def stopped(trainer: Trainer) -> Path:
+        """The same before it, where no signal can be timed."""
+        trainer._stop()
+        return training.train(trainer)
+
+    if iterations:
+        monkeypatch.setattr(diagnose_run, "RunMeter", Interrupted)
+    else:
+        monkeypatch.setattr(diagnose_run, "train", stopped)
+    layers = lay("classic", None, False, "CartPole-v1")
+    wanted = {"env": "CartPole-v1", "n_envs": 2, "n_steps": 16, "batch_size": 32, "tensorboard": False}
+    with pytest.raises(TrainingError, match=r"^Stopped before the job was through two iterations"):
+        run_for(endless(validated(layers.settled_with(wanted))), 1.0, print)
+
+
+def test_ctrl_c_in_a_probe_does_not_speak_of_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from unidle.cli.main import run
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unidle.tuning.diagnose.probe_job", interrupted)
+    assert run(["diagnose", "--env", "CartPole-v1", *SMALL.split()]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "unidle: Stopped before there was anything to tell; nothing is kept."
+
+
 # -- how it is said -------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +216,28 @@ def test_the_report_has_the_verdict_first_and_the_two_lists_apart() -> None:
     assert any("--overlap strict" in line for line in said[recipe:])
     assert not any("--overlap strict" in line for line in said[engine:recipe])
     assert any("5 iterations of 50 steps instead of 100" in line for line in said)
+
+
+ONE_PIECE = {"on_gpu": True, "on_device": True, "fixed_workers": True, "stepping": (), "collecting": 0.0}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_iterations_in_one_piece_on_the_device_are_not_called_learning(compiled: bool) -> None:
+    pace = Pace(0.0, 0.005)
+    probed = Probed(profile(**ONE_PIECE, pace=pace), None, False, None, None, False)
+    config = facts(engine={"workers": None, "slices": None, "compile": compiled}, recipe={"precision": "tf32"}).config
+    table = Table(False, 0.0, {"learn": 0.98, "logging": 0.02}, 0.0)
+    real = RealRun(100, 0.005, table, 0.0, facts().readings, {})
+    given = _facts(config, probed, real, 1.0)
+    found = Diagnosis(given, judge(given), 100, 100)
+    said = "\n".join(lines(found))
+    assert "learning computes" not in said
+    assert "learns for" not in said
+    assert "learning alone" not in said
+    assert "iterations on the device" in said.split("ceilings")[0].split("share")[1]
+    assert result(found)["shares"] == {"iterations on the device": 1.0}
+    assert (found.verdict.cause == "nothing to gain") == compiled
+    assert [one.flags for one in found.verdict.engine if one.flags] == ([] if compiled else ["--compile"])
 
 
 def test_what_is_doubtful_is_called_so() -> None:

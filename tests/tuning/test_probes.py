@@ -6,17 +6,19 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from unidle.config import Config
 from unidle.config.layers import lay
 from unidle.config.machine import available_cores
 from unidle.config.validate import validated
+from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
-from unidle.tuning.probes import Probed, endless, measure_profile, probe_job
+from unidle.tuning.probes import Probed, _Probes, measure_profile, probe_job
 from unidle.tuning.stepping import one_round
 
 SECONDS = 0.8  # of probing, in all
@@ -94,6 +96,25 @@ def test_environments_on_the_device_are_probed_with_their_learning() -> None:
     assert profile.on_device
     assert profile.stepping == ()
     assert profile.pace.learning > 0
+
+
+@pytest.mark.parametrize(("device", "learned"), [("cuda", 2), ("cpu", 1)])
+def test_learning_that_takes_long_is_measured_without_its_captures(
+    device: str, learned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [9.0, 2.0, 1.9]  # on a GPU, graphs are captured the first time
+    done: list[float] = []
+
+    def learn(*_: object) -> float:
+        done.append(taken[len(done)])
+        return done[-1]
+
+    config = job("planted_envs:Cheap")
+    probes = _Probes(config, cast(Any, None), share=1.0)
+    monkeypatch.setattr(probes, "_learn", learn)
+    algo = SimpleNamespace(parameters=SimpleNamespace(flat=SimpleNamespace(device=torch.device(device))))
+    assert probes._learning(cast(Any, algo), config.recipe, cast(Any, None)) == taken[learned - 1]
+    assert len(done) == learned
 
 
 def test_strict_overlap_is_probed_too() -> None:

@@ -22,7 +22,9 @@ from unidle.tuning.tune import Outcome, Tuned, tune
 from unidle.tuning.tune_changes import Change, engine_changes, halved, recipe_changes
 from unidle.tuning.tune_interval import Interval, interval, ratio
 
-HERE = Situation(cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1)
+HERE = Situation(
+    cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, memory_apart=False
+)
 JOB = validated(
     Config().with_values({"env": "CartPole-v1", "n_envs": 8, "n_steps": 64, "batch_size": 64, "workers": 1}, "test")
 )
@@ -165,6 +167,9 @@ class Known:
 
     dies_at = -1  # turn at which whoever has it dies
     runs_again = True
+    patience: dict[Engine, float] = {}  # noqa: RUF012  # that its start was waited for
+    seen = HERE
+    no_episodes = False
 
     def __init__(self, config: Config) -> None:
         self.config, self.is_alive = config, True
@@ -172,13 +177,18 @@ class Known:
 
     def start(self, patience: float) -> Situation:
         engine = self.config.engine
+        Known.patience[engine] = patience
+        if engine.graphs != JOB.engine.graphs or engine.device == "cuda":
+            if patience < 70:
+                raise TrialError("hang", f"it did not answer for {patience:.0f} seconds")
+            return replace(Known.seen, on_gpu=True, memory_apart=engine.device == "cuda")
         if len(Known.order) > Known.dies_at >= 0 and not Known.runs_again:
             raise TrialError("crash", "it does not start any more")
         if engine.threads == 2:
             raise TrialError("crash", "it ended with signal 6")
         if (engine.workers or 0) >= 4:
             raise TrialError("memory", "it was killed, as the system does when memory runs out")
-        return replace(HERE, workers=engine.workers or 1)
+        return replace(Known.seen, workers=engine.workers or 1)
 
     def go(self, seconds: float, patience: float) -> Stretch:
         if len(Known.order) == Known.dies_at:
@@ -190,7 +200,8 @@ class Known:
         rate = 1e6 * (engine.workers or 1) * (0.5 if engine.pin_cores else 1.0)
         wobble = 1 + 0.001 * (len(Known.order) % 3)
         gain = {"off": 1.0, "strict": 2.0}[recipe.overlap] * (0.5 if recipe.n_envs > 8 else 1.0)
-        return Stretch(round(0.01 * rate * wobble), 0.01, seconds, gain * seconds * wobble, 0.0)
+        gained = None if Known.no_episodes else gain * seconds * wobble
+        return Stretch(round(0.01 * rate * wobble), 0.01, seconds, gained, 0.0)
 
     def profile(self, seconds: float, patience: float) -> None:
         raise TrialError("crash", "no probes here")
@@ -202,6 +213,7 @@ class Known:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     Known.order, Known.open, Known.dies_at, Known.runs_again = [], 0, -1, True
+    Known.patience, Known.seen, Known.no_episodes = {}, HERE, False
     monkeypatch.setattr(tuning, "Trial", Known)
 
 
@@ -299,6 +311,76 @@ def test_a_recipe_is_judged_by_the_return_gained_a_second_and_only_if_it_may_cha
 
 
 @pytest.mark.usefixtures("known")
+def test_a_present_recipe_that_cannot_be_judged_is_tried_once_and_not_again_for_each_change() -> None:
+    allowed = replace(JOB, run=replace(JOB.run, allow_recipe_change=True))
+    learned: list[Config] = []
+    tuner = tuning._Tuner(allowed, 600.0, Watcher())
+    tuner._begin()
+    gain = tuner._gain
+
+    def noted(config: Config, seed: int, seconds: float) -> float:
+        learned.append(config)
+        return gain(config, seed, seconds)
+
+    tuner._gain = noted  # type: ignore[method-assign]
+    Known.no_episodes = True
+    tuner._tune_recipe()
+    tuner.close()
+    assert learned == [allowed]
+    notes = {outcome.note.split(":")[0] for outcome in tuner.tuned.outcomes}
+    assert notes == {"the present settings cannot be judged"}
+    assert len(tuner.tuned.outcomes) == len(recipe_changes(allowed, HERE))
+    assert Known.open == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_no_engine_change_is_left_for_the_time_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = replace(JOB, run=replace(JOB.run, allow_recipe_change=True))
+    monkeypatch.setattr(tuning, "engine_changes", lambda *_: [])
+    tuner = tuning._Tuner(allowed, 600.0, Watcher())
+    tuner._halves.append(Change((("workers", 2),), "workers 1 → 2"))
+    monkeypatch.setattr(tuner, "_try", lambda change: setattr(tuner.tuned, "ended_by", "budget"))
+    tuner.run()
+    tuner.close()
+    assert tuner.tuned.outcomes
+    assert all(outcome.change.is_recipe for outcome in tuner.tuned.outcomes)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(("budget", "kept"), [(600.0, True), (60.0, False)])
+def test_what_captures_or_compiles_first_has_time_to_start(budget: float, kept: bool) -> None:
+    Known.seen = replace(HERE, gpu="NVIDIA H200", on_gpu=True)
+    job = with_engine(graphs=not JOB.engine.graphs)
+    tuner = tuning._Tuner(JOB, budget, Watcher())
+    tuner._begin()
+    tuner._try(Change((("graphs", job.engine.graphs),), "graphs"))
+    tuner.close()
+    (outcome,) = tuner.tuned.outcomes
+    if kept:
+        assert outcome.measured is not None
+        assert 60 <= Known.patience[job.engine] <= 90
+    else:
+        assert outcome.note.startswith("not measured: it had 30 seconds to start in, half of what was left")
+    tuner = tuning._Tuner(JOB, 600.0, Watcher())
+    tuner._begin()
+    tuner._try(Change((("workers", 2),), "workers 1 → 2"))
+    tuner.close()
+    assert Known.patience[with_engine(workers=2).engine] < 60
+
+
+@pytest.mark.usefixtures("known")
+def test_two_that_keep_their_memory_in_different_places_are_not_compared() -> None:
+    Known.seen = replace(HERE, gpu="NVIDIA H200", on_gpu=True)
+    tuner = tuning._Tuner(JOB, 600.0, Watcher())
+    tuner._begin()
+    tuner._try(Change((("device", "cuda"),), "device auto → cuda"))
+    tuner.close()
+    (outcome,) = tuner.tuned.outcomes
+    assert outcome.note == "not measured: what is remembered does not fit on the GPU twice"
+    assert not outcome.kept
+
+
+@pytest.mark.usefixtures("known")
 def test_a_job_that_does_not_run_as_it_is_cannot_be_tuned() -> None:
     with pytest.raises(TrainingError, match=r"^The job does not run as it is, so there is nothing to tune: it ended"):
         tune(with_engine(threads=2), 60.0, Watcher())
@@ -361,13 +443,14 @@ def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
     tuned.outcomes.append(Outcome(change, None, Interval(1.1, 0.9, 1.3), False))
     assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change was measured to be faster")
     tuned.outcomes.append(Outcome(change, 1.8, Interval(2.0, 1.9, 2.1), True))
-    tuned.rate = 2000.0
+    tuned.outcomes.append(Outcome(change, 1.8, Interval(1.5, 1.4, 1.6), True))
+    tuned.rate = 9000.0  # at another time, when the machine was less busy
     assert conclusion(tuned, "e.yaml", "unidle train") == [
         "The budget is used, after 20 seconds.",
-        "2.00 times as fast as before: 1,000 → 2,000 steps/s, by the same recipe.",
+        "3.00 times as fast as before, by the same recipe: that is the product of the ratios of what was kept.",
         "e.yaml holds them; train with:",
         "  unidle train",
     ]
-    assert outcome_row(tuned.outcomes[-1]).split("  ")[-1] == "kept"
-    assert "× 1.80" in outcome_row(tuned.outcomes[-1])
-    assert "× 2.00 (1.90 … 2.10)" in outcome_row(tuned.outcomes[-1])
+    assert outcome_row(tuned.outcomes[1]).split("  ")[-1] == "kept"
+    assert "× 1.80" in outcome_row(tuned.outcomes[1])
+    assert "× 2.00 (1.90 … 2.10)" in outcome_row(tuned.outcomes[1])

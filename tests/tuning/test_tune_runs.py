@@ -20,7 +20,7 @@ from unidle.cli.main import run as command_line
 from unidle.config import Config
 from unidle.config.validate import validated
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
-from unidle.tuning.trials import Trial, TrialError
+from unidle.tuning.trials import Trial, TrialError, _python_path
 from unidle.tuning.tune import Outcome, Tuned, tune
 from unidle.tuning.tune_changes import Change
 from unidle.tuning.tune_interval import Interval
@@ -121,6 +121,41 @@ def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
     finally:
         trial.close()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.5, "it ended with exit status 3"), (60.0, "it hung up without")])
+def test_a_crash_is_not_taken_for_a_kill_while_it_lasts(
+    seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe ends before the process does, by as long as its memory takes to be given back."""
+    trial = Trial(spoiled("never"))
+    code = f"import os, sys, time; os.close(int(sys.argv[1])); time.sleep({seconds}); os._exit(3)"
+    popen = subprocess.Popen
+    monkeypatch.setattr("unidle.tuning.trials._DYING_SECONDS", 3.0)
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **given: popen([argv[0], "-c", code, argv[-1]], **given))
+    try:
+        with pytest.raises(TrialError, match=f"^{text}") as error:
+            trial.start(30.0)
+        assert error.value.kind == "crash"
+    finally:
+        trial.close()
+
+
+def test_a_lost_connection_of_the_job_is_not_taken_for_the_tuners() -> None:
+    trial = Trial(spoiled("never", subproc=False, network="tuning_envs:unreachable"))
+    try:
+        with pytest.raises(TrialError, match=r"^ConnectionResetError: nobody answers") as error:
+            trial.start(60.0)
+        assert error.value.kind == "crash"
+    finally:
+        trial.close()
+
+
+def test_no_empty_entry_is_put_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert "" not in _python_path().split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert _python_path().split(os.pathsep)[1:] == ["/somewhere"]
 
 
 def test_a_crash_is_a_finding_and_tuning_goes_on_from_what_it_had() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.cli.job import JobFlags, job_of
-from unidle.errors import UsageError
+from unidle.errors import TrainingError, UsageError
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,19 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     if not 1 <= seconds <= 3600:
         raise UsageError(f"--seconds {seconds:g} is not between 1 and 3600; 20 tells most of what there is to tell.")
 
-    from unidle.api import start
     from unidle.report.diagnosis import lines, result
+    from unidle.report.messages import Messages
     from unidle.tuning.diagnose import diagnose
 
+    messages = Messages(lambda text, style: print(text, file=sys.stderr, flush=True))
     for note in job.notes:
-        print(note, file=sys.stderr)
-    found = diagnose(
-        job.config,
-        seconds,
-        lambda config, callback: start(config, after_iteration=(callback,), quiet=True),
-        lambda text: print(text, file=sys.stderr, flush=True),
-    )
+        messages.tell(note)
+    try:
+        found = diagnose(job.config, seconds, messages.tell)
+    except KeyboardInterrupt:
+        raise TrainingError("Stopped before there was anything to tell; nothing is kept.") from None
+    finally:
+        messages.close()
     if job.flags.json:
         return result(found)
     print(*lines(found), sep="\n")

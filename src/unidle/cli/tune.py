@@ -74,6 +74,7 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
     out.write_text(engine_yaml(tuned.engine, machine, _comment(job, tuned, command)), encoding="utf-8")
     if job.flags.json:
         return {
+            "times_as_fast": tuned.times_as_fast,
             "steps_per_second": {"before": tuned.first_rate, "after": tuned.rate},
             "changes": [outcome.plain() for outcome in tuned.outcomes],
             "engine": tuned.engine,
@@ -139,8 +140,11 @@ def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
 
 
 def _comment(job: Job[_TuneFlags], tuned: Tuned, command: str) -> str:
+    worth = "no change was faster"
+    if any(outcome.kept and not outcome.change.is_recipe for outcome in tuned.outcomes):
+        worth = f"{tuned.times_as_fast:.2f} times as fast, the product of the ratios of what was kept"
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     return (
-        f"Found by `unidle tune` on {today} for {job.config.run.env}: {tuned.first_rate:,.0f} → {tuned.rate:,.0f} "
-        f"steps/s.\nEngine settings only: they change how fast is learned, not what.\nTrain with: {command}"
+        f"Found by `unidle tune` on {today} for {job.config.run.env}: {worth}."
+        f"\nEngine settings only: they change how fast is learned, not what.\nTrain with: {command}"
     )

@@ -19,12 +19,16 @@ from unidle.algos.capturing import Capturer
 from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
 
+_ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _TIMED = 16  # one service in so many is timed on the GPU
 Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
 
 
 class PageLock:
-    """Keeps the pages of a block in memory, so that copies from it to a GPU run beside everything else."""
+    """Keeps the pages of a block in memory, so that copies from it to a GPU run beside everything else.
+
+    Where somebody keeps them there already, it is theirs to give them back.
+    """
 
     def __init__(self, block: Block) -> None:
         self._address: int | None = np.frombuffer(block.memory, np.uint8).ctypes.data
@@ -33,11 +37,12 @@ class PageLock:
             self._address = None
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device="cuda")  # CUDA remembers the error until somebody asks; here it is done with
-            warnings.warn(
-                f"The environments' memory could not be page-locked (CUDA error {error}): copies to the GPU are "
-                "slower; raise the limit on locked memory (ulimit -l).",
-                stacklevel=2,
-            )
+            if error != _ALREADY_LOCKED:
+                warnings.warn(
+                    f"The environments' memory could not be page-locked (CUDA error {error}): copies to the GPU are "
+                    "slower; raise the limit on locked memory (ulimit -l).",
+                    stacklevel=2,
+                )
 
     def close(self) -> None:
         """Give the memory back to the pager, while it is still mapped."""

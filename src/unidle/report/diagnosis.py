@@ -9,7 +9,7 @@ from typing import Any
 from unidle.meter.figures import LACKING, percent
 from unidle.tuning.advice import Advice, time
 from unidle.tuning.diagnose import Diagnosis
-from unidle.tuning.facts import Facts
+from unidle.tuning.facts import ON_DEVICE, Facts
 
 _CROWDED = 0.2  # of the cores
 _DOUBTFUL = 1.3  # an iteration may take so much longer or shorter than its parts say
@@ -49,7 +49,7 @@ def _table(facts: Facts) -> Iterator[str]:
 def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
     facts, profile = diagnosis.facts, diagnosis.facts.profile
     yield f"{'ceilings':<26}{'steps/s':>10}"
-    tried = f"{diagnosis.iterations} iterations{_cut(diagnosis)}"
+    tried = f"{diagnosis.iterations} iteration{'s' * (diagnosis.iterations > 1)}{_cut(diagnosis)}"
     yield f"{'training as it is':<26}{facts.steps_per_second:>10,.0f}  {tried}"
     for one in profile.stepping:
         by = f"{one.workers} workers" if one.workers > 1 else "1 worker" if one.workers else "no workers"
@@ -59,8 +59,11 @@ def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{'inference alone':<26}{rate:>10,.0f}  {time(profile.pace.inference)} for all {profile.n_envs}"
     if profile.collecting:
         yield f"{'collecting alone':<26}{profile.steps / profile.collecting:>10,.0f}"
-    update = time(profile.pace.learning / profile.updates)
-    yield f"{'learning alone':<26}{profile.steps / profile.pace.learning:>10,.0f}  {update} an update"
+    learning = f"{profile.steps / profile.pace.learning:>10,.0f}"
+    if profile.is_one_piece:
+        yield f"{ON_DEVICE:<26}{learning}  {time(profile.pace.learning)} each, stepping and learning"
+    else:
+        yield f"{'learning alone':<26}{learning}  {time(profile.pace.learning / profile.updates)} an update"
     for threads, seconds in profile.learning_by_threads:
         yield f"{f'learning, {threads} threads':<26}{profile.steps / seconds:>10,.0f}"
     if profile.elsewhere is not None:
@@ -126,7 +129,7 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
         "iterations": diagnosis.iterations,
         "n_steps_tried": diagnosis.n_steps,
         "profile": asdict(facts.profile),
-        "shares": {"stepping": facts.stepping, "serving": facts.serving, "learning": facts.learning},
+        "shares": facts.shares,
         "step": asdict(facts.steps) if facts.steps else None,
         "readings": asdict(facts.readings),
         "requests": facts.request_counts,

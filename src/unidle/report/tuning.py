@@ -97,8 +97,8 @@ def conclusion(tuned: Tuned, file: str, command: str) -> list[str]:
     lines = [f"{ends[tuned.ended_by]}, after {tuned.seconds:.0f} seconds."]
     if kept and not any(outcome.change.is_recipe for outcome in kept):
         lines.append(
-            f"{tuned.rate / tuned.first_rate:.2f} times as fast as before: {tuned.first_rate:,.0f} → {tuned.rate:,.0f} "
-            "steps/s, by the same recipe."
+            f"{tuned.times_as_fast:.2f} times as fast as before, by the same recipe: that is the product of the ratios "
+            "of what was kept."
         )
     elif kept:
         lines.append("The recipe is another one now: what it learns in the end is for you to check.")

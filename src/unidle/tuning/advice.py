@@ -7,11 +7,13 @@ environment, the machine). *recipe*: what is learned changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from unidle.config import Engine
+from unidle.config import Config, Engine
+from unidle.config.schema import section_of
 from unidle.tuning.facts import Facts
+from unidle.tuning.job import is_sound
 from unidle.tuning.model import predicted_speedup
 
 WORTH = 1.1  # a predicted speed-up below this is within what predictions err
@@ -47,6 +49,34 @@ def ranked(findings: list[Finding], kind: str) -> list[Advice]:
     """The advice of one kind: predictions, the most promising first, then bounds, then what cannot be predicted."""
     found = {(a.text, a.flags): a for finding in findings for a in finding.advice if a.kind == kind}
     return sorted(found.values(), key=lambda a: (a.speedup is None, a.at_most, -(a.speedup or 0.0)))
+
+
+def as_taken(advice: Advice, config: Config) -> Advice | None:
+    """The advice as `unidle train` takes it for this job; None where it would refuse its flags."""
+    if not advice.flags:
+        return advice
+    for more in ("", " --allow-recipe-change"):  # without which some presets keep their numbers
+        flags = advice.flags + more
+        if is_sound(config.with_values(_values(flags), "advice")):
+            return replace(advice, flags=flags)
+    return None
+
+
+def _values(flags: str) -> dict[str, Any]:
+    """`--n-envs 8 --no-tensorboard` as settings."""
+    values: dict[str, Any] = {}
+    name = ""
+    for word in flags.split():
+        if not word.startswith("--"):
+            values[name] = word
+            continue
+        name = word.removeprefix("--").replace("-", "_")
+        if section_of(name) is None:
+            name = name.removeprefix("no_")
+            values[name] = False
+        else:
+            values[name] = True
+    return values
 
 
 def gain(facts: Facts, then: Engine) -> float | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+from unidle.config import Recipe
 from unidle.meter.figures import percent
 from unidle.tuning.advice import NOTICEABLE, WORTH, Advice, Finding, gain, if_worth, setting, time, without
 from unidle.tuning.facts import Facts
+from unidle.tuning.job import MOST_WORKERS_PER_CORE
 from unidle.tuning.model import overlap_speedup, predicted_speedup
 
 _FEW_ENVS = 4  # per core: with fewer, workers spend their time on hand-overs
@@ -24,7 +27,11 @@ def environment_waits(facts: Facts) -> Finding | None:
         facts.stepping,
         f"Environments wait rather than compute for {percent(facts.stepping)} of the time: {evidence}.",
         (
-            *_more_workers(facts, profile.n_envs, "a worker for each environment: they wait side by side"),
+            *_more_workers(
+                facts,
+                min(profile.n_envs, MOST_WORKERS_PER_CORE * profile.cores),
+                "more workers, whose environments wait side by side",
+            ),
             Advice(
                 "engine",
                 "an asynchronous environment: hundreds of episodes wait on one core (docs/io-bound.md)",
@@ -139,7 +146,7 @@ def too_few_envs(facts: Facts) -> Finding | None:
     wanted = _FEW_ENVS * profile.cores
     times = wanted / profile.n_envs
     speedup = 1 / (1 - facts.serving * (1 - 1 / times))
-    steps = max(1, round(recipe.n_steps / times))
+    steps = _whole_steps(recipe.n_steps / times, wanted, recipe)
     return Finding(
         "too few environments",
         facts.serving,
@@ -148,12 +155,21 @@ def too_few_envs(facts: Facts) -> Finding | None:
         (
             Advice(
                 "recipe",
-                "more environments, each for fewer steps: the same batch",
+                "more environments, each for fewer steps: about the same batch",
                 f"--n-envs {wanted} --n-steps {steps}",
                 speedup,
             ),
         ),
     )
+
+
+def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
+    """Nearly so many steps of so many environments, which minibatches divide."""
+    unit = 1
+    if recipe.algo == "ppo":
+        assert isinstance(recipe.batch_size, int)
+        unit = recipe.batch_size // math.gcd(n_envs, recipe.batch_size)
+    return unit * max(1, round(steps / unit))
 
 
 def inference_bound(facts: Facts) -> Finding | None:

@@ -105,11 +105,12 @@ def tf32_off(facts: Facts) -> Finding | None:
     if not facts.profile.on_gpu or facts.config.recipe.precision != "fp32" or facts.learning < NOTICEABLE:
         return None
     busy = facts.readings.learning_busy
+    what = "iterations on the device compute" if facts.profile.is_one_piece else "learning computes"
     computing = facts.learning * (1 - (facts.profile.update_overhead or 0.0) if busy is None else busy)
     return Finding(
         "TF32 off",
         computing / 2,
-        f"Matrix products are in fp32, without tensor cores, and learning computes {percent(computing)} of the time.",
+        f"Matrix products are in fp32, without tensor cores, and {what} {percent(computing)} of the time.",
         (Advice("recipe", "products in TF32, sums in fp32", "--precision tf32", without(computing), at_most=True),),
     )
 
@@ -141,15 +142,7 @@ def memory(facts: Facts) -> Finding | None:
                 "memory nearly full",
                 0.0,
                 f"The memory of the {name} is {percent(share)} in use: a little more, and the run ends.",
-                (
-                    Advice(
-                        "recipe",
-                        "less to keep: fewer environments, or a smaller memory of steps",
-                        f"--n-envs {max(1, 3 * facts.profile.n_envs // 4)}"
-                        if facts.config.recipe.algo == "ppo"
-                        else f"--buffer-size {facts.config.recipe.buffer_size // 2}",
-                    ),
-                ),
+                (Advice("recipe", "less to keep: fewer environments, or a smaller memory of steps", _less(facts)),),
             )
     idle = 1 - facts.table.busy
     if gpu is not None and gpu < _FAR_FROM_FULL and facts.table.of_gpu and idle > 0.5:
@@ -160,6 +153,18 @@ def memory(facts: Facts) -> Finding | None:
             (Advice("engine", "a second run beside this one, with another --seed and half of the cores for each"),),
         )
     return None
+
+
+def _less(facts: Facts) -> str:
+    """Flags for a job that keeps less; none where minibatches would not divide it."""
+    recipe = facts.config.recipe
+    if recipe.algo != "ppo":
+        return f"--buffer-size {recipe.buffer_size // 2}"
+    assert isinstance(recipe.batch_size, int)
+    for n_envs in (3 * recipe.n_envs // 4, recipe.n_envs // 2):
+        if n_envs and n_envs * recipe.n_steps % recipe.batch_size == 0:
+            return f"--n-envs {n_envs}"
+    return ""
 
 
 def throttled(facts: Facts) -> Finding | None:
@@ -183,7 +188,7 @@ def learner_bound(facts: Facts) -> Finding | None:
     """What is left is learning that computes."""
     profile, engine = facts.profile, facts.config.engine
     computing = facts.learning * (1 - (profile.update_overhead or 0.0))
-    if computing < 2 * NOTICEABLE:
+    if computing < 2 * NOTICEABLE or profile.is_one_piece:
         return None
     found: list[Advice] = []
     for threads, _ in profile.learning_by_threads:
@@ -192,9 +197,7 @@ def learner_bound(facts: Facts) -> Finding | None:
     if not profile.on_gpu and profile.elsewhere is not None:
         there = dataclasses.replace(engine, device="cuda")
         found += if_worth(setting("learn on the GPU", {"device": "cuda"}, gain(facts, there)))
-    if profile.on_gpu and facts.config.recipe.precision == "tf32":
-        text = "products in bfloat16"
-        found.append(Advice("recipe", text, "--precision bf16", without(computing / 2), at_most=True))
+    found += _coarser(facts, computing)
     where = "The GPU" if profile.on_gpu else "The CPU"
     return Finding(
         LEARNER_BOUND,
@@ -203,6 +206,27 @@ def learner_bound(facts: Facts) -> Finding | None:
         "itself makes.",
         tuple(found),
     )
+
+
+def device_bound(facts: Facts) -> Finding | None:
+    """Whole iterations run on the device, and nobody can tell their steps from their learning."""
+    if not facts.profile.is_one_piece or facts.learning < 2 * NOTICEABLE:
+        return None
+    compiled = Advice("engine", "compiled steps: fewer kernels each", "--compile")
+    return Finding(
+        LEARNER_BOUND if facts.config.engine.compile else "iterations on the device",
+        facts.learning,
+        f"Iterations on the device, each of them stepping and learning in one piece, are {percent(facts.learning)} of "
+        "the time.",
+        (*(() if facts.config.engine.compile else (compiled,)), *_coarser(facts, facts.learning)),
+    )
+
+
+def _coarser(facts: Facts, computing: float) -> tuple[Advice, ...]:
+    """Numbers of half the size, if that is still to be had."""
+    if not facts.profile.on_gpu or facts.config.recipe.precision != "tf32":
+        return ()
+    return (Advice("recipe", "products in bfloat16", "--precision bf16", without(computing / 2), at_most=True),)
 
 
 def use_the_cpu(facts: Facts) -> Finding | None:
@@ -223,13 +247,14 @@ def use_the_cpu(facts: Facts) -> Finding | None:
 
 
 def upkeep(facts: Facts) -> Finding | None:
-    """Neither collecting nor learning: records, logging, checkpoints."""
+    """Neither collecting nor learning: records and logging."""
     share = facts.profile.rest / facts.whole
     if share < 2 * NOTICEABLE:
         return None
+    flags = "--no-tensorboard" if facts.config.run.tensorboard else ""
     return Finding(
         "logging",
         share,
-        f"{percent(share)} of the time goes to what lies between two iterations: records, logging, checkpoints.",
-        (Advice("engine", "fewer checkpoints and records", "--no-tensorboard", without(share), at_most=True),),
+        f"{percent(share)} of the time goes to what lies between two iterations: records and logging.",
+        (Advice("engine", "longer iterations or fewer records", flags, without(share), at_most=True),),
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unidle.meter.figures import percent
 from unidle.tuning import advice_collecting as collecting
 from unidle.tuning import advice_learning as learning
-from unidle.tuning.advice import WORTH, Advice, Finding, ranked
+from unidle.tuning.advice import WORTH, Advice, Finding, as_taken, ranked
 from unidle.tuning.facts import Facts
 
 NOTHING_TO_GAIN = "nothing to gain"
@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     learning.memory,
     learning.throttled,
     learning.learner_bound,
+    learning.device_bound,
     learning.upkeep,
 )
 
@@ -50,15 +51,20 @@ class Verdict:
 
 def judge(facts: Facts) -> Verdict:
     """The largest cause; nothing to gain where that is learning, and no engine setting is predicted to help."""
-    found = [finding for check in CHECKS if (finding := check(facts)) is not None]
+    found = [_as_taken(finding, facts) for check in CHECKS if (finding := check(facts)) is not None]
     found.sort(key=lambda finding: -finding.weight)
     engine, recipe = ranked(found, "engine"), ranked(found, "recipe")
     top = found[0] if found else None
     helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= WORTH for a in engine)
     if top is None or (top.cause == learning.LEARNER_BOUND and not helps):
         share = percent(facts.learning)
-        sentence = (
-            f"Nothing to gain: learning computes for {share} of the time, and no engine setting makes it shorter."
-        )
-        return Verdict(NOTHING_TO_GAIN, sentence, found, engine, recipe)
+        what = f"learning computes for {share} of the time, and no engine setting makes it shorter"
+        if facts.profile.is_one_piece:
+            what = f"iterations on the device are {share} of the time, and no engine setting makes them shorter"
+        return Verdict(NOTHING_TO_GAIN, f"Nothing to gain: {what}.", found, engine, recipe)
     return Verdict(top.cause, top.sentence, found, engine, recipe)
+
+
+def _as_taken(finding: Finding, facts: Facts) -> Finding:
+    taken = (as_taken(advice, facts.config) for advice in finding.advice)
+    return replace(finding, advice=tuple(advice for advice in taken if advice is not None))

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unidle.config import Config
+from unidle.timeline import LEARN, PHASES
 from unidle.tuning.advice_verdict import Verdict, judge
-from unidle.tuning.diagnose_run import RealRun, Train, run_for
-from unidle.tuning.facts import Facts
+from unidle.tuning.diagnose_run import RealRun, run_for
+from unidle.tuning.facts import ON_DEVICE, Facts, Table
+from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
-from unidle.tuning.probes import Probed, endless, probe_job
+from unidle.tuning.probes import Probed, probe_job
 from unidle.tuning.profile import Profile
 
 
@@ -27,13 +29,13 @@ class Diagnosis:
     """Of its rollouts, which are shorter than the recipe's where an iteration takes long."""
 
 
-def diagnose(config: Config, seconds: float, train: Train, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(config: Config, seconds: float, say: Callable[[str], None]) -> Diagnosis:
     """Probe the job that a validated config says, train for so many seconds, and judge; `say` hears what goes on."""
     say("Probing environments, inference and learning, each by itself …")
     probed = probe_job(config, seconds / 2)
     short = shortened(endless(config), probed.profile, seconds / 4)
     say(f"Training for about {seconds:.0f} seconds …")
-    real = run_for(short, seconds, train)
+    real = run_for(short, seconds, say)
     times = config.recipe.total_batch / short.recipe.total_batch
     facts = _facts(config, probed, real, times)
     return Diagnosis(facts, judge(facts), real.iterations, short.recipe.n_steps)
@@ -55,12 +57,18 @@ def shortened(config: Config, profile: Profile, longest: float) -> Config:
     return dataclasses.replace(config, recipe=recipe)
 
 
+def _on_device(table: Table) -> Table:
+    """The table where rollouts and learning are one piece: it is booked as learning, and is more than that."""
+    idle = {ON_DEVICE if cause == PHASES[LEARN] else cause: share for cause, share in table.idle.items()}
+    return dataclasses.replace(table, idle=idle)
+
+
 def _facts(config: Config, probed: Probed, real: RealRun, times: float) -> Facts:
     return Facts(
         config=config,
         profile=dataclasses.replace(probed.profile, rest=max(probed.profile.rest, real.between)),
         seconds=times * real.seconds,
-        table=real.table,
+        table=_on_device(real.table) if probed.profile.is_one_piece else real.table,
         readings=real.readings,
         steps=probed.steps,
         requests=probed.requests,

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,19 +14,19 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.machine import available_memory, free_memory
-from unidle.engine.listener import Callback, Moment
+from unidle.engine.listener import Moment
+from unidle.errors import TrainingError
 from unidle.journal import read_records
+from unidle.meter.account import FILE, RunMeter
 from unidle.meter.host import Host, Tree
 from unidle.meter.nvml import Driver
 from unidle.timeline import PHASES
 from unidle.tuning.facts import Readings, Table
-
-# What trains a config in a new run folder and calls back after each iteration: `unidle.api.start`, given by whoever
-# stands below it.
-Train = Callable[[Config, Callback], object]
+from unidle.tuning.training import new_trainer, train
 
 _LOOK_SECONDS = 0.2
 _LEAST_ITERATIONS = 3  # the first one, which also sets up, does not count
+_METER_SHARE = 0.03  # of the time, which the meter may take for itself: more than in a run that is to be fast
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class RealRun:
     request_counts: dict[str, int]
 
 
-def run_for(config: Config, seconds: float, train: Train) -> RealRun:
+def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealRun:
     """Train for so many seconds after the first iteration; nothing is evaluated, and nothing kept."""
     marks: list[_Mark] = []
     tree, host, watcher = Tree(os.getpid()), Host(), _Watcher()
@@ -63,22 +62,23 @@ def run_for(config: Config, seconds: float, train: Train) -> RealRun:
         run = dataclasses.replace(
             config.run,
             runs_dir=folder,
-            run_name="run",
             eval_every=0,
             target_return=None,
             checkpoint_every=config.run.timesteps,
             save_replay=False,
-            tensorboard=False,
             wandb=False,
+            trace=False,
         )
         with watcher:
-            train(dataclasses.replace(config, run=run), after_iteration)
-        meter = Path(folder) / "run" / "meter.jsonl"
-        stretches = read_records(meter) if meter.exists() else []
+            meter = RunMeter(lambda sentence: None, own_share=_METER_SHARE)
+            path = train(new_trainer(dataclasses.replace(config, run=run), after_iteration, say, meter))
+        stretches = read_records(path / FILE)
+    if len(marks) < 2:
+        raise TrainingError("Stopped before the job was through two iterations, so there is nothing to judge by.")
     first, last = marks[0], marks[-1]
     steps = last.record["step"] - first.record["step"]
     iterations = max(1, steps // config.recipe.total_batch)
-    learning = [part for line in stretches[1:] if (part := (line.get("parts") or {}).get("learning"))]
+    learning = [part for line in stretches if (part := (line.get("parts") or {}).get("learning"))]
     readings = dataclasses.replace(
         watcher.readings(),
         cores_used=_later_mean(own),
@@ -108,11 +108,8 @@ class _Mark:
 
 
 def gpu_table(stretches: Sequence[dict[str, Any]]) -> Table | None:
-    """The GPU's time, by the run's own meter; None where it knows nothing of a GPU.
-
-    The first stretch, in which graphs are captured, is left out where there are others.
-    """
-    known = [line for line in (stretches[1:] or stretches) if line.get("gpu")]
+    """The GPU's time, by the run's own meter; None where it knows nothing of a GPU."""
+    known = [line for line in stretches if line.get("gpu")]
     whole = sum(line["length"] for line in known)
     if not whole:
         return None

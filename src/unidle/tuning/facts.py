@@ -9,6 +9,8 @@ from unidle.tuning.model import iteration_seconds
 from unidle.tuning.profile import Profile
 from unidle.tuning.stepping import Steps
 
+ON_DEVICE = "iterations on the device"  # where stepping and learning are one piece, and cannot be told apart
+
 
 @dataclass(frozen=True)
 class Table:
@@ -79,6 +81,13 @@ class Facts:
         profile = self.profile
         hidden = profile.collecting if profile.overlap == "strict" else 0.0
         return min(1.0, max(0.0, profile.pace.learning - hidden) / self.whole)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What an iteration consists of, as far as it can be told apart."""
+        if self.profile.is_one_piece:
+            return {ON_DEVICE: self.learning}
+        return {"stepping": self.stepping, "serving": self.serving, "learning": self.learning}
 
     @property
     def stepping(self) -> float:

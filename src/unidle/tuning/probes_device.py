@@ -12,10 +12,10 @@ from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
 from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
+from unidle.tuning.job import ENDLESS
 from unidle.tuning.timing import seconds_of, usual
 
 _COPIED_BYTES = 64 * 2**20
-_ENDLESS = 10**12  # steps: a probe must not come to the end of the run
 
 
 def time_on_device(
@@ -49,13 +49,13 @@ def time_on_device(
 def _whole_iteration(loop: DeviceLoop, batch: int, share: float) -> float:
     """Seconds of an iteration in a burst as long as the trainer's."""
     most = 1000
-    number = loop.run(0, 1, batch, _ENDLESS)[0]
-    number += loop.run(number, most, batch, _ENDLESS)[0]  # how long it takes decides how many are in the next burst
+    number = loop.run(0, 1, batch, ENDLESS)[0]
+    number += loop.run(number, most, batch, ENDLESS)[0]  # how long it takes decides how many are in the next burst
     spent = list[float]()
     until = perf_counter() + 2 * share
     while len(spent) < 3 or perf_counter() < until:
         began = perf_counter()
-        count = loop.run(number, most, batch, _ENDLESS)[0]
+        count = loop.run(number, most, batch, ENDLESS)[0]
         spent.append((perf_counter() - began) / count)
         number += count
     return usual(spent)

@@ -77,6 +77,11 @@ class Profile:
         return self.n_envs * self.n_steps
 
     @property
+    def is_one_piece(self) -> bool:
+        """Whole iterations are one piece on the device: what stands under learning is the rollout as well."""
+        return self.on_device and self.collecting == 0
+
+    @property
     def waits(self) -> bool:
         """Whether environments wait rather than compute: then more of them in flight take no more cores."""
         return self.on_core < 0.5

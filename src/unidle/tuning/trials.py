@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unidle.config import Config
-from unidle.tuning.probes import endless
+from unidle.tuning.job import endless
 
-Failure = Literal["memory", "crash", "hang"]
+# late: nobody could wait for it; unlike: it would not be the job's settings alone that differ.
+Failure = Literal["memory", "crash", "hang", "late", "unlike"]
 
 _PACKAGE = str(Path(__file__).parents[2])
 _GOODBYE_SECONDS = 10.0  # that a trial has to end in by itself
+_DYING_SECONDS = 5.0  # between the end of its pipe and its own
 
 
 class TrialError(Exception):
@@ -46,6 +48,7 @@ class Situation:
     vectorised: bool  # they step as their own library does
     workers: int  # processes that step them
     slices: int  # of each
+    memory_apart: bool  # what is remembered lies on the host, the networks on a GPU
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Trial:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([_PACKAGE, os.environ.get("PYTHONPATH", "")])},
+                env={**os.environ, "PYTHONPATH": _python_path()},
                 start_new_session=True,  # Ctrl-C is for us alone, and what is killed is killed with its workers
             )
         self._send((os.getpid(), sys.path, self.config))
@@ -143,8 +146,11 @@ class Trial:
 
     def _died(self) -> TrialError:
         assert self._process is not None
-        self._kill()
-        status = self._process.wait()
+        try:
+            status = self._process.wait(_DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return TrialError("crash", "it hung up without a word, and went on")
         if status == -signal.SIGKILL:
             return TrialError("memory", "it was killed, as the system does when memory runs out")
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -157,6 +163,11 @@ class Trial:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+def _python_path() -> str:
+    """With this package first, and without empty entries, which would stand for the folder that one is in."""
+    return os.pathsep.join(part for part in (_PACKAGE, os.environ.get("PYTHONPATH")) if part)
 
 
 def _for_trial(config: Config, folder: Path) -> Config:

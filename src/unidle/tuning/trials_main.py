@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +30,23 @@ def main() -> None:
     what, pipe = sys.argv[1], Connection(int(sys.argv[2]))
     try:
         tuner, path, config = pipe.recv()
-        if os.getppid() != tuner:
-            return  # it was gone before this process was tied to it
-        sys.path[:] = path
-        if what == "profile":
-            from unidle.tuning.probes import measure_profile
-
-            pipe.send(("answer", measure_profile(config, pipe.recv())))
-        else:
+        seconds = pipe.recv() if what == "profile" else 0.0
+    except (EOFError, OSError):
+        return  # the tuner is gone
+    if os.getppid() != tuner:
+        return  # it was gone before this process was tied to it
+    sys.path[:] = path
+    try:
+        if what == "train":
             _train(config, pipe)
-    except (EOFError, ConnectionError):
-        pass  # the tuner is gone
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            pipe.send((_kind(error), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'none'}"))
+            return
+        from unidle.tuning.probes import measure_profile
+
+        answer: tuple[str, Any] = "answer", measure_profile(config, seconds)
+    except Exception as error:  # those of the job; whoever hears of it knows the pipe's
+        answer = _kind(error), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'none'}"
+    with contextlib.suppress(OSError):
+        pipe.send(answer)
 
 
 def _kind(error: Exception) -> str:
@@ -54,22 +56,11 @@ def _kind(error: Exception) -> str:
 
 
 def _train(config: Config, pipe: Connection) -> None:
-    from unidle.engine.build import resolve_network
-    from unidle.engine.checkpoint import RunFolder
-    from unidle.engine.trainer import Trainer
-    from unidle.envs.make import env_maker
+    from unidle.tuning.training import new_trainer, train
 
-    maker = env_maker(config.run.env, config.run.env_kwargs)
-    if config.engine.subproc or config.engine.workers:
-        maker = maker.on_host()
     pace = _Pace(pipe)
-    network = resolve_network(config.recipe.network)[0]
-    trainer = Trainer(config, maker, _Log(), network=network, after_iteration=[pace])
-    try:
-        pace.trainer = trainer
-        trainer.train(RunFolder.create(Path(config.run.runs_dir) / "run", config))
-    finally:
-        trainer.close()
+    pace.trainer = new_trainer(config, pace, lambda text: print(text, flush=True))  # into the trial's log
+    train(pace.trainer)
 
 
 class _Pace:
@@ -124,6 +115,7 @@ def situation(trainer: Trainer) -> dict[str, Any]:
     """What `trials.Situation` holds."""
     from unidle.config.machine import available_cores, gpu_name
     from unidle.engine.collector import Collector
+    from unidle.tuning.training import memory_is_apart
 
     collector, contract = trainer.collector, trainer.contract
     workers = collector.envs.workers if isinstance(collector, Collector) else 0
@@ -136,26 +128,8 @@ def situation(trainer: Trainer) -> dict[str, Any]:
         "vectorised": contract.vectorised,
         "workers": workers,
         "slices": parts // max(1, workers),
+        "memory_apart": memory_is_apart(trainer.algo),
     }
-
-
-class _Log:
-    """A listener that leaves what must be said in the trial's log."""
-
-    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None = None) -> None:
-        pass
-
-    def on_iteration(self, record: dict[str, Any]) -> None:
-        pass
-
-    def on_evaluation(self, record: dict[str, Any]) -> None:
-        pass
-
-    def on_message(self, text: str) -> None:
-        print(text, flush=True)
-
-    def on_end(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

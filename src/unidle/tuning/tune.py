@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 from time import monotonic
 from typing import Any, Literal, Protocol
 
@@ -17,7 +18,7 @@ from unidle.config import Config
 from unidle.errors import TrainingError
 from unidle.tuning.model import overlap_speedup, predicted_speedup
 from unidle.tuning.profile import Profile
-from unidle.tuning.trials import Situation, Trial, TrialError
+from unidle.tuning.trials import Failure, Situation, Trial, TrialError
 from unidle.tuning.trials_compare import Comparison, compare
 from unidle.tuning.tune_changes import TUNED, Change, engine_changes, halved, recipe_changes
 from unidle.tuning.tune_interval import LOOKS, Interval, interval
@@ -29,6 +30,7 @@ _HOPELESS = 0.8  # predicted to be that much slower: not worth the time
 _STRETCHES = 120  # of the budget, so many seconds a stretch
 _LEAST_STRETCH, _LONGEST_STRETCH = 0.4, 2.0
 _PATIENCE, _LEAST_PATIENCE = 4, 5.0  # times what the present settings take, and seconds, before a trial counts as hung
+_SLOW_START = 75.0  # seconds that a change has to start in at least, if it compiles, captures or loads kernels
 _SEEDS = 3  # runs of each side by which a change of the recipe is judged
 
 
@@ -73,10 +75,16 @@ class Tuned:
     first_rate: float = 0.0
     """Steps a second at the start."""
     rate: float = 0.0
-    """And of the settings that are kept."""
+    """And of the settings that are kept, when they were measured: at another time, on a machine that may be busier."""
     ended_by: Literal["", "budget", "Ctrl-C", "failure"] = ""
     """Empty: nothing was left to try; failure: the settings that were kept ran at first, and then no more."""
     seconds: float = 0.0
+
+    @property
+    def times_as_fast(self) -> float:
+        """The product of the ratios that the engine changes were kept for: each was measured in turns, all never."""
+        kept = [outcome for outcome in self.outcomes if outcome.kept and not outcome.change.is_recipe]
+        return prod(outcome.measured.mean for outcome in kept if outcome.measured is not None)
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -142,6 +150,7 @@ class _Tuner:
                 self._try(change)
         if self.tuned.config.run.allow_recipe_change and self.tuned.ended_by != "failure":
             self.tuned.ended_by, self._until = "", self._began + self._budget
+            self._halves.clear()
             self._tune_recipe()
 
     def close(self) -> None:
@@ -220,8 +229,9 @@ class _Tuner:
         then = change.applied(self.tuned.config)
         self._rival = Trial(then)
         began = monotonic()
+        patience = self._patience(self._start_seconds, _SLOW_START if change.starts_slowly else _LEAST_PATIENCE)
         try:
-            situation = self._rival.start(min(self._patience(self._start_seconds), max(1.0, self._left() / 2)))
+            situation = self._start_rival(self._rival, patience)
             started = monotonic() - began
             found = self._compare(change, self._rival)
         except TrialError as error:
@@ -242,6 +252,22 @@ class _Tuner:
             self._start_seconds, self._go_seconds = started, found.seconds
         self._drop_rival()
         self._settle(Outcome(change, predicted, found.measured, kept))
+
+    def _start_rival(self, rival: Trial, patience: float) -> Situation:
+        """Start it, in no more than half of the time that is left, beside what is."""
+        left = max(1.0, self._left() / 2)
+        try:
+            situation = rival.start(min(patience, left))
+        except TrialError as error:
+            if error.kind == "hang" and left < patience:
+                text = f"it had {left:.0f} seconds to start in, half of what was left; give more --budget"
+                raise TrialError("late", text) from None
+            raise
+        now = self.tuned.situation
+        assert now is not None
+        if situation.on_gpu and now.on_gpu and situation.memory_apart != now.memory_apart:
+            raise TrialError("unlike", "what is remembered does not fit on the GPU twice")
+        return situation
 
     def _restart(self) -> None:
         """Start the present settings again; if they do not run, there is nothing to compare with any more."""
@@ -265,8 +291,8 @@ class _Tuner:
             lambda measured, pairs: self._watcher.on_look(change, measured, pairs),
         )
 
-    def _patience(self, usual: float) -> float:
-        return max(_LEAST_PATIENCE, _PATIENCE * usual)
+    def _patience(self, usual: float, least: float = _LEAST_PATIENCE) -> float:
+        return max(least, _PATIENCE * usual)
 
     def _drop_rival(self) -> None:
         if self._rival is not None:
@@ -281,21 +307,29 @@ class _Tuner:
         assert self.tuned.situation is not None
         self._trial.close()
         self._trial = None
-        runs = _SEEDS * (1 + len(recipe_changes(self.tuned.config, self.tuned.situation)))
+        changes = recipe_changes(self.tuned.config, self.tuned.situation)
+        if not changes:
+            return
+        runs = _SEEDS * (1 + len(changes))
         seconds = max(self._stretch, self._left() / runs - 1.5 * self._start_seconds)
-        own: list[float] = []
+        each = _SEEDS * (seconds + self._start_seconds)
+        if self._left() < 2 * each:
+            self.tuned.ended_by = "budget"
+            return
+        self._watcher.on_stage(f"learning as it is, {_SEEDS} times {seconds:.0f} seconds")
+        own = self._gains(self.tuned.config, seconds)
         while (change := self._next(recipe_changes)) is not None:
-            if self._left() < _SEEDS * (seconds + self._start_seconds) * (1 if own else 2):
+            predicted, then = self._predicted(change), change.applied(self.tuned.config)
+            if isinstance(own, str):
+                self._settle(Outcome(change, predicted, None, False, f"the present settings cannot be judged: {own}"))
+                continue
+            if self._left() < each:
                 self.tuned.ended_by = "budget"
                 return
-            predicted, then = self._predicted(change), change.applied(self.tuned.config)
             self._watcher.on_stage(f"learning by {change.text}, {_SEEDS} times {seconds:.0f} seconds")
-            try:
-                own = own or [self._gain(self.tuned.config, seed, seconds) for seed in range(_SEEDS)]
-                gains = [self._gain(then, seed, seconds) for seed in range(_SEEDS)]
-            except TrialError as error:
-                self._drop_rival()
-                self._settle(Outcome(change, predicted, None, False, _FAILURES[error.kind].format(error)))
+            gains = self._gains(then, seconds)
+            if isinstance(gains, str):
+                self._settle(Outcome(change, predicted, None, False, gains))
                 continue
             measured = interval([after - before for before, after in zip(own, gains)])
             kept = measured.low > 0
@@ -303,6 +337,14 @@ class _Tuner:
                 self._tried.add(change.undone(self.tuned.config))
                 self.tuned.config, own = then, gains
             self._settle(Outcome(change, predicted, measured, kept))
+
+    def _gains(self, config: Config, seconds: float) -> list[float] | str:
+        """Of every seed; or why there are none."""
+        try:
+            return [self._gain(config, seed, seconds) for seed in range(_SEEDS)]
+        except TrialError as error:
+            self._drop_rival()
+            return _FAILURES[error.kind].format(error)
 
     def _gain(self, config: Config, seed: int, seconds: float) -> float:
         """Return gained a second by a run that learns for about so many seconds."""
@@ -315,4 +357,10 @@ class _Tuner:
         return (learned.mean_return - learned.first_return) / learned.trained
 
 
-_FAILURES = {"memory": "out of memory: {}", "crash": "crashed: {}", "hang": "hung, or far too slow: {}"}
+_FAILURES: dict[Failure, str] = {
+    "memory": "out of memory: {}",
+    "crash": "crashed: {}",
+    "hang": "hung, or far too slow: {}",
+    "late": "not measured: {}",
+    "unlike": "not measured: {}",
+}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from unidle.config import Config, Engine
 from unidle.config.schema import section_of
-from unidle.config.validate import validated
-from unidle.errors import UsageError
+from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_sound
 from unidle.tuning.trials import Situation
 
 # Settings of the engine that a tuner decides; the others are about faults and evaluations.
 TUNED = ("device", "subproc", "workers", "slices", "pin_cores", "compile", "graphs", "threads")
-_MOST_PER_CORE = 4  # workers: those that wait for something else than a core may be more than there are cores
 _DOUBLED = ("n_envs", "n_steps", "batch_size", "n_epochs")
 
 
@@ -32,6 +30,11 @@ class Change:
         """The values that `config` has instead."""
         now = config.flat()
         return tuple((name, now[name]) for name, _ in self.values)
+
+    @property
+    def starts_slowly(self) -> bool:
+        """Whether it may take much longer to start than what is: kernels are loaded, compiled or captured first."""
+        return any(name in ("device", "compile", "graphs") for name, _ in self.values)
 
     @property
     def is_recipe(self) -> bool:
@@ -55,7 +58,7 @@ def engine_changes(config: Config, seen: Situation) -> list[Change]:
         found += _each(engine, "device", ["cpu" if seen.on_gpu else "cuda"])
     if not seen.on_gpu:
         found += _each(engine, "threads", [count for count in (1, 2, seen.cores) if count <= seen.cores])
-    return [change for change in found if _is_sound(change.applied(config))]
+    return [change for change in found if is_sound(change.applied(config))]
 
 
 def _stepping(config: Config, seen: Situation) -> list[Change]:
@@ -64,7 +67,7 @@ def _stepping(config: Config, seen: Situation) -> list[Change]:
     if not seen.workers:
         return [Change((("subproc", True),), f"subproc {_word(engine.subproc)} → on")]
     here = Change((("subproc", False), ("workers", None)), f"{_now(engine, seen)} → in the trainer's process")
-    most = min(n_envs, _MOST_PER_CORE * seen.cores)
+    most = min(n_envs, MOST_WORKERS_PER_CORE * seen.cores)
     wanted = [None, seen.cores, seen.cores - 1, 2 * seen.workers, seen.workers // 2]
     counts = [count for count in wanted if count is None or 0 < count <= most]
     return [
@@ -106,7 +109,7 @@ def recipe_changes(config: Config, seen: Situation) -> list[Change]:
         value = getattr(recipe, name)
         if name != "n_epochs" or recipe.algo == "ppo":
             found.append(Change(((name, 2 * value),), f"{name} {value} → {2 * value}"))
-    return [change for change in found if _is_sound(change.applied(config))]
+    return [change for change in found if is_sound(change.applied(config))]
 
 
 def halved(change: Change, config: Config, seen: Situation) -> Change | None:
@@ -117,14 +120,6 @@ def halved(change: Change, config: Config, seen: Situation) -> Change | None:
         if name in ("workers", "slices", "threads") and much // 2 > now:
             return _each(config.engine, name, [much // 2])[0]
     return None
-
-
-def _is_sound(config: Config) -> bool:
-    try:
-        validated(replace(config, run=replace(config.run, allow_recipe_change=True)))
-    except UsageError:
-        return False
-    return True
 
 
 def _word(value: Any) -> str:

@@ -1,0 +1,68 @@
+"""A job's real training for those who measure it: nothing is shown, and what must be said goes to one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from unidle.algos.algorithm import Algorithm
+from unidle.config import Config
+from unidle.engine.build import resolve_network
+from unidle.engine.checkpoint import RunFolder
+from unidle.engine.listener import Accountant, Callback
+from unidle.engine.trainer import Trainer
+from unidle.envs.make import EnvMaker, env_maker
+from unidle.memory.prefetch import Prefetch
+
+
+def job_maker(config: Config) -> EnvMaker:
+    """Makes the job's environments, where its training would have them."""
+    maker = env_maker(config.run.env, config.run.env_kwargs)
+    return maker.on_host() if config.engine.subproc or config.engine.workers else maker
+
+
+def new_trainer(
+    config: Config, callback: Callback, say: Callable[[str], None], accountant: Accountant | None = None
+) -> Trainer:
+    """The job's trainer; `callback` hears of every iteration."""
+    network = resolve_network(config.recipe.network)[0]
+    listener = _Saying(say)
+    return Trainer(
+        config, job_maker(config), listener, network=network, after_iteration=[callback], accountant=accountant
+    )
+
+
+def train(trainer: Trainer) -> Path:
+    """Train in a new run folder, which is returned, and close the trainer."""
+    folder = Path(trainer.config.run.runs_dir) / "run"
+    try:
+        trainer.train(RunFolder.create(folder, trainer.config))
+    finally:
+        trainer.close()
+    return folder
+
+
+def memory_is_apart(algo: Algorithm) -> bool:
+    """Whether what is remembered lies on the host though the networks are on a GPU."""
+    experience = getattr(algo, "experience", None)
+    return experience is not None and isinstance(experience.memory, Prefetch)
+
+
+class _Saying:
+    """A listener that shows no progress, and passes on what must be said."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.on_message = say
+
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None = None) -> None:
+        pass
+
+    def on_iteration(self, record: dict[str, Any]) -> None:
+        pass
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        pass
+
+    def on_end(self) -> None:
+        pass
