@@ -12,10 +12,10 @@ from cli_envs import Choice
 
 
 class Sleepy(Choice):
-    """Each step waits 2 ms, as for a server: more worker processes are faster, however few cores there are."""
+    """Each step waits 10 ms, as for a server: more worker processes are faster, however few and busy the cores are."""
 
     def __init__(self) -> None:
-        super().__init__(pause=0.002)
+        super().__init__(pause=0.01)
 
 
 class Spoiling(Choice):

@@ -185,6 +185,9 @@ def test_json_of_a_mistake_is_one_object_with_the_sentence(tmp_path: Path, words
 
 MISTAKES = {
     "frobnicate": "There is no command `frobnicate`; choose one of train, eval, ",
+    "tun": "There is no command `tun`; did you mean `tune`?",
+    "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
+    "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is no number; `unidle diagnose --help` says",
     "train --env CartPole-v1 --bogus 3": "--bogus: there is no setting `bogus`; `unidle train --help` lists them all.",
     "train --env CartPole-v1 --n-envs five": "--n-envs: `n_envs` must be a whole number, not 'five'.",
     "train --env CartPole-v1 --preset classic --batch-size 33": "Batch size 33 does not divide n_envs × n_steps =",

@@ -39,7 +39,12 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
         {"of_profile": {"stepping": (Stepping(8, 16, 4.0, 4.0),)}, "engine": {"workers": 8}},
         {"of_profile": {"stepping": (Stepping(8, 16, 4.0, 4.0),), "cores": 8}, "engine": {"workers": 8}},
     ),
-    (collecting.too_many_threads, {"engine": {"threads": 16}}, {"engine": {"threads": 5}}),
+    (learning.torch_threads, {"engine": {"threads": 16}}, {"engine": {"threads": 5}}),
+    (
+        learning.torch_threads,
+        {"of_profile": {"threads": 2, "learning_by_threads": ((1, 0.5),)}, "engine": {"threads": 2}},
+        {"of_profile": {"threads": 2, "learning_by_threads": ((1, 1.9),)}, "engine": {"threads": 2}},
+    ),
     (collecting.too_few_envs, {"of_profile": FEW}, {"of_profile": {**FEW, "collecting": 1.0}}),
     (
         collecting.inference_bound,
@@ -178,6 +183,18 @@ def test_a_preset_of_fixed_numbers_is_changed_only_in_so_many_words() -> None:
 def test_no_log_is_advised_against_that_is_not_kept() -> None:
     assert advice_of(learning.upkeep(facts(of_profile={"rest": 3.0})), "--no-tensorboard").at_most
     assert advice_of(learning.upkeep(facts(of_profile={"rest": 3.0}, run={"tensorboard": False})), "").at_most
+
+
+def test_threads_that_wait_for_each_other_are_not_taken_for_a_batch_of_too_little_work() -> None:
+    slow = {"threads": 2, "pace": Pace(0.002, 40.0), "update_overhead": 0.95}
+    found = judge(facts(of_profile={**slow, "learning_by_threads": ((1, 4.0),)}, engine={"threads": 2}))
+    assert found.cause == "too many threads"
+    assert found.engine[0].flags == "--threads 1"
+    assert found.engine[0].speedup == pytest.approx(44 / 8, rel=0.05)
+    assert "small pieces" not in [finding.cause for finding in found.findings]
+    fine = judge(facts(of_profile={**slow, "learning_by_threads": ((1, 80.0),)}, engine={"threads": 2}))
+    assert fine.cause == "small pieces"
+    assert "--threads 1" not in [advice.flags for advice in fine.engine]
 
 
 def test_larger_minibatches_are_predicted_from_what_they_save() -> None:

@@ -21,7 +21,7 @@ from unidle.config.validate import validated
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
 from unidle.meter.account import RunMeter
-from unidle.report.diagnosis import RECIPE_REMARK, lines, result
+from unidle.report.diagnosis import lines, recipe_remark, result
 from unidle.timeline import PHASES
 from unidle.tuning import diagnose_run, training
 from unidle.tuning.advice_verdict import judge
@@ -202,17 +202,35 @@ def test_ctrl_c_in_a_probe_does_not_speak_of_checkpoints(
     assert last == "unidle: Stopped before there was anything to tell; nothing is kept."
 
 
+def test_a_missing_package_is_told_before_anything_is_probed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from unidle.cli.main import run
+
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert run(["diagnose", "--env", "CartPole-v1", *SMALL.split()]) == 2
+    said = capsys.readouterr().err
+    assert "need the package psutil" in said
+    assert "Probing" not in said
+
+
 # -- how it is said -------------------------------------------------------------------------------------------------
 
 
 def test_the_report_has_the_verdict_first_and_the_two_lists_apart() -> None:
     given = facts(table=Table(False, 0.0, {"environment": 0.6, "learn": 0.3}, 0.1))
     said = list(lines(Diagnosis(given, judge(given), 5, 50)))
-    assert said[0] == judge(given).sentence
+    assert said[0] == f"{judge(given).sentence} (by probes)"
+    assert next(line for line in said if "share" in line).endswith("in training")
+    assert not any("erving" in line for line in said)
+    ceilings = next(i for i, line in enumerate(said) if line.startswith("ceilings"))
+    assert next(i for i, line in enumerate(said) if line.startswith("training as it is: ")) < ceilings
     assert "100 %" in next(line for line in said if line.strip().startswith("100"))
     engine = next(i for i, line in enumerate(said) if line.startswith("Engine changes"))
     recipe = next(i for i, line in enumerate(said) if line.startswith("Recipe changes"))
-    assert RECIPE_REMARK in said[recipe]
+    assert recipe_remark(given) in said[recipe]
+    assert "GPU" not in said[recipe]
+    assert "GPU" in recipe_remark(facts(of_profile={"on_gpu": True}))
     assert any("--overlap strict" in line for line in said[recipe:])
     assert not any("--overlap strict" in line for line in said[engine:recipe])
     assert any("5 iterations of 50 steps instead of 100" in line for line in said)
@@ -242,7 +260,10 @@ def test_iterations_in_one_piece_on_the_device_are_not_called_learning(compiled:
 
 def test_what_is_doubtful_is_called_so() -> None:
     given = facts(seconds=20.0)  # its parts make 6
-    assert any(line.startswith("note: by its parts") for line in lines(Diagnosis(given, judge(given), 5, 100)))
+    said = list(lines(Diagnosis(given, judge(given), 5, 100)))
+    assert any(line.startswith("note: by its parts") for line in said)
+    assert next(line for line in said if "--overlap strict" in line).strip().startswith("about 1.5 ×  ")
+    assert not any(line.strip().startswith("about") for line in lines(Diagnosis(facts(), judge(facts()), 5, 100)))
     crowded = facts(readings={"others_cores": 2.0})
     assert any(line.startswith("note: other programs") for line in lines(Diagnosis(crowded, judge(crowded), 5, 100)))
     assert not any(line.startswith("note:") for line in lines(Diagnosis(facts(), judge(facts()), 5, 100)))
@@ -252,4 +273,4 @@ def test_the_result_is_plain_data_with_everything_in_it() -> None:
     found = json.loads(json.dumps(result(Diagnosis(facts(), judge(facts()), 5, 100))))
     assert found["cause"] == "environment computes"
     assert found["profile"]["stepping"][0]["workers"] == 4
-    assert {one["remark"] for one in found["recipe_changes"]} == {RECIPE_REMARK}
+    assert {one["remark"] for one in found["recipe_changes"]} == {recipe_remark(facts())}

@@ -16,6 +16,7 @@ from unidle.config import Config
 from unidle.config.layers import lay
 from unidle.config.machine import available_cores
 from unidle.config.validate import validated
+from unidle.tuning import stepping
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
 from unidle.tuning.probes import Probed, _Probes, measure_profile, probe_job
@@ -51,6 +52,43 @@ def test_bare_stepping_is_measured_by_the_workers_there_are_and_by_all_cores(sle
     assert sleeping.profile.stepping[0].workers == 1
 
 
+class Stalled:
+    """Two slices of one worker, 10 ms a step, by a clock of their own; every fourth look at them is nearly as late."""
+
+    bounds = ((0, 1), (1, 2))
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.block = SimpleNamespace(actions=np.zeros((2, 1)))
+        self._now, self._free, self._looks = 0.0, 0.0, 0
+        self._done: list[tuple[float, int]] = []
+        monkeypatch.setattr(stepping, "perf_counter", lambda: self._now)
+        monkeypatch.setattr(stepping, "_draw", lambda *_: np.zeros((2, 1)))
+
+    def send(self, slices: Sequence[int]) -> None:
+        for slot in slices:
+            self._free = max(self._free, self._now) + 0.01
+            self._done.append((self._free, slot))
+
+    def recv(self, at_least: int) -> list[int]:
+        self._looks += 1
+        self._now = max(self._now, self._done[0][0]) + (0.0099 if self._looks % 4 == 2 else 0.0)
+        back = [slot for when, slot in self._done if when <= self._now]
+        del self._done[: len(back)]
+        return back
+
+
+def test_a_round_is_never_quicker_than_its_steps_however_late_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, _ = stepping._freely(cast(Any, Stalled(monkeypatch)), np.random.default_rng(0), 0.15)
+    assert seconds >= 0.0199
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_with_more_threads_than_one_learning_is_probed_with_one_too(threads: int) -> None:
+    found = measure_profile(job("planted_envs:Cheap", threads=threads), SECONDS)
+    assert (1 in dict(found.learning_by_threads)) == (threads == 2)
+    assert found.threads == threads
+
+
 def test_an_iteration_is_put_together_from_its_parts(sleeping: Probed) -> None:
     profile = sleeping.profile
     assert profile.collecting >= 0.64
@@ -60,7 +98,7 @@ def test_an_iteration_is_put_together_from_its_parts(sleeping: Probed) -> None:
 
 
 def test_threads_beside_the_environments_own_are_seen() -> None:
-    found = probe_job(job("planted_envs:Threaded", workers=1, n_envs=2, n_steps=8, batch_size=8), SECONDS)
+    found = probe_job(job("planted_envs:Threaded", workers=1, n_envs=2, n_steps=8, batch_size=8), 5 * SECONDS)
     assert not found.profile.waits
     assert found.steps is not None
     assert found.steps.threads >= 8

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unidle.cli.job import job_of
-from unidle.cli.tune import _train_command, _TuneFlags
+from unidle.cli.tune import _train_command, _TuneFlags, tune_command
 from unidle.config import Config, Engine
 from unidle.config.validate import validated
 from unidle.errors import TrainingError
@@ -420,6 +421,7 @@ def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file
         "--budget",
         "20s",
         "--no-graphs",
+        "--allow-recipe-change",
         "--out",
         "my file",
     ]
@@ -436,9 +438,42 @@ def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file
     ]
 
 
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_file_that_is_there_is_replaced_only_once_something_was_measured(
+    measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not measured:
+        monkeypatch.setattr(tuning, "engine_changes", lambda *_: [])
+    else:
+        wanted = [Change((("workers", 2),), "workers 1 → 2")]
+        monkeypatch.setattr(tuning, "engine_changes", lambda *_: wanted)
+    Path("engine.yaml").write_text("mine")
+    argv = ["--env", "CartPole-v1", "--preset", "classic", "--workers", "1", "--budget", "30s"]
+    assert tune_command(argv) is None
+    assert (Path("engine.yaml").read_text() != "mine") == measured
+    assert ("train with" in capsys.readouterr().out) == measured
+    assert tune_command([*argv, "--json"])["engine_file"] == ("engine.yaml" if measured else None)  # type: ignore[index]
+
+
+def test_a_preset_that_keeps_its_numbers_still_takes_the_command() -> None:
+    argv = ["--env", "CartPole-v1", "--preset", "classic"]
+    job = job_of(_TuneFlags, argv, "tune")
+    fixed = job.config.with_values({"preset": "mt10-2m"}, "test")
+    assert "--allow-recipe-change" in _train_command(argv, job, Tuned(fixed))
+    assert "--allow-recipe-change" not in _train_command(argv, job, Tuned(job.config))
+
+
 def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
     tuned = Tuned(JOB, [], HERE, first_rate=1000.0, rate=1000.0, ended_by="budget", seconds=20.0)
-    assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change could be measured in that time")
+    for ended_by, why in {
+        "budget": "No change could be measured in that time; give more --budget.",
+        "Ctrl-C": "No change had been measured by then.",
+        "": "No change was worth measuring, or none could be.",
+    }.items():
+        said = conclusion(replace(tuned, ended_by=ended_by), "e.yaml", "unidle train")
+        assert said[1:] == [f"{why} The settings stay as they were, and e.yaml was not written."]
     change = Change((("workers", 2),), "workers 1 → 2")
     tuned.outcomes.append(Outcome(change, None, Interval(1.1, 0.9, 1.3), False))
     assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change was measured to be faster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +95,7 @@ def parse(
         if not end.code:
             raise  # it was --help
         raise UsageError(f"{_gist(said.getvalue())}; `unidle {command} --help` says what it takes.") from None
-    _refuse_stray(stray, command)
+    _refuse_stray(stray, command, kind)
     return flags
 
 
@@ -105,13 +106,14 @@ def _gist(box: str) -> str:
     return " ".join(line for line in lines[:end] if line).removesuffix(" (required)").rstrip(".:")
 
 
-def _refuse_stray(stray: list[str], command: str) -> None:
+def _refuse_stray(stray: list[str], command: str, kind: Any) -> None:
     """One sentence for words that belong to nothing."""
     if not stray:
         return
     flag = stray[0].partition("=")[0]
     if command in ("train", "tune", "diagnose") and flag.startswith("--"):
-        raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag))
+        own = [f.name for f in dataclasses.fields(kind) if f.name != "engine_file"]  # whose flag is --engine
+        raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag, own, command))
     raise UsageError(f"`{' '.join(stray)}` is not understood here; `unidle {command} --help` says what it takes.")
 
 
@@ -151,11 +153,32 @@ def _read_int(text: str) -> int:
 
 
 @_registry.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+    """0.5"""
+    if info.type is not float:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT",
+        instance_from_str=lambda words: _read_float(words[0]),
+        is_instance=lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _read_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+@_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """none, or 20"""
     readers: dict[type, tuple[str, Callable[[str], Any]]] = {
         int: ("none|INT", _read_int),
-        float: ("none|FLOAT", float),
+        float: ("none|FLOAT", _read_float),
         str: ("none|STR", str),
         Path: ("PATH", Path),  # none is said by leaving it out
         tuple: ("none|N,N,…", _read_widths),

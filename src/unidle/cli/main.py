@@ -5,6 +5,7 @@ Nothing heavy is imported until a command needs it: `unidle --help` must answer 
 
 from __future__ import annotations
 
+import difflib
 import gc
 import json
 import os
@@ -69,7 +70,9 @@ def run(argv: list[str]) -> int:
     name, rest = argv[0], argv[1:]
     own = rest[: rest.index("--")] if "--" in rest else rest  # what follows is for the command that is watched
     if name not in _COMMANDS:
-        return _complain(f"There is no command `{name}`; choose one of {', '.join(_COMMANDS)}.", own, 2)
+        near = difflib.get_close_matches(name, _COMMANDS, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
+        return _complain(f"There is no command `{name}`; {hint}", own, 2)
     try:
         command: Callable[[list[str]], dict[str, Any] | None] = getattr(
             import_module("unidle.cli.commands"), name.replace("-", "_") + "_command"
@@ -85,7 +88,8 @@ def run(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not complain either
         return 1
     except KeyboardInterrupt:
-        return _complain("Stopped at once; the last checkpoint is kept.", own, 1)
+        kept = "at once; the last checkpoint is kept" if name == "train" else "before it was done"
+        return _complain(f"Stopped {kept}.", own, 1)
     if result is not None:
         print(json.dumps(result))
     return 0

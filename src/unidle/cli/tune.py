@@ -15,19 +15,21 @@ from unidle.cli.job import Job, JobFlags, job_of
 from unidle.config import Engine, Recipe
 from unidle.config.engine_file import Machine, engine_yaml
 from unidle.errors import TrainingError, UsageError
+from unidle.tuning.job import is_sound
 
 if TYPE_CHECKING:
     from unidle.tuning.tune import Tuned
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
-_LEAST_BUDGET = 10
-_OWN = ("budget", "out", "json", "engine")  # flags that `unidle train` does not have, or gets anew
+_LEAST_BUDGET = 30
+# Flags that `unidle train` does not have, gets anew, or takes in another sense.
+_OWN = ("budget", "out", "json", "engine", "allow_recipe_change")
 _SWITCHES = {
     f"--{no}{f.name.replace('_', '-')}"
     for f in dataclasses.fields(Engine)
     if "bool" in str(f.type)
     for no in ("", "no-")
-}
+} | {"--allow-recipe-change", "--no-allow-recipe-change"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class _TuneFlags(JobFlags):
     """
 
     budget: str = "120s"
-    """How long it may take in all, as 90s, 5m or 1h."""
+    """How long it may take in all, as 90s, 5m or 1h; at least 30s, for the job is started twice to measure anything."""
     out: Path = Path("engine.yaml")
-    """File for the engine settings; one that is there is replaced."""
+    """File for the engine settings; one that is there is replaced, once a change was measured."""
     json: bool = False
     """Print the result as one JSON object."""
 
@@ -71,7 +73,8 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
         raise TrainingError("Stopped before anything was measured.")
     command = _train_command(argv, job, tuned)
     machine = Machine(tuned.situation.cores, tuned.situation.gpu)
-    out.write_text(engine_yaml(tuned.engine, machine, _comment(job, tuned, command)), encoding="utf-8")
+    if tuned.has_measured:
+        out.write_text(engine_yaml(tuned.engine, machine, _comment(job, tuned, command)), encoding="utf-8")
     if job.flags.json:
         return {
             "times_as_fast": tuned.times_as_fast,
@@ -82,8 +85,8 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
             "machine": {"cores": machine.cores, "gpu": machine.gpu},
             "seconds": tuned.seconds,
             "ended_by": tuned.ended_by or None,
-            "engine_file": str(out),
-            "command": command,
+            "engine_file": str(out) if tuned.has_measured else None,
+            "command": command if tuned.has_measured else None,
         }
     console.print()
     for line in conclusion(tuned, str(out), command):
@@ -97,7 +100,10 @@ def _seconds(text: str) -> float:
         raise UsageError(f"--budget {text} is no time; say it as 90s, 5m or 1h.")
     seconds = float(found[1]) * _UNITS[found[2]]
     if seconds < _LEAST_BUDGET:
-        raise UsageError(f"--budget {text} is too short to measure anything; give at least {_LEAST_BUDGET}s.")
+        raise UsageError(
+            f"--budget {text} is too short: the job is started twice, and they take turns six times at least, before "
+            f"anything is measured; give at least {_LEAST_BUDGET}s."
+        )
     return seconds
 
 
@@ -136,6 +142,9 @@ def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
             continue
         kept.append(word)
     flags = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    plain_run = dataclasses.replace(tuned.config.run, allow_recipe_change=False)
+    if not is_sound(dataclasses.replace(tuned.config, run=plain_run)):  # a preset that keeps its numbers
+        flags.append("--allow-recipe-change")
     return shlex.join(["unidle", "train", *kept, *flags, "--engine", str(job.flags.out)])
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -175,7 +176,7 @@ class Run:
     preset: str | None = None
     """Preset the settings started from; see `unidle presets`."""
     allow_recipe_change: bool = False
-    """Take another recipe than that of a preset which reproduces fixed numbers."""
+    """Take another recipe than that of a preset which reproduces fixed numbers; `unidle tune`: try other recipes."""
     eval_every: int | None = None
     """Steps between evaluations in separate environments; none: a tenth of the run. 0: never."""
     eval_episodes: int = 10
@@ -246,12 +247,12 @@ def section_of(key: str) -> str | None:
     return _FIELD_TYPES[key][0] if key in _FIELD_TYPES else None
 
 
-def unknown_key(key: str, source: str) -> str:
-    """The sentence for a setting that does not exist."""
+def unknown_key(key: str, source: str, more: Iterable[str] = (), command: str = "train") -> str:
+    """The sentence for a setting that does not exist; `more` are names that are known beside the settings."""
     import difflib
 
-    near = difflib.get_close_matches(str(key), [*_FIELD_TYPES, "recipe", "engine", "run"], n=1)
-    hint = f"did you mean `{near[0]}`?" if near else "`unidle train --help` lists them all."
+    near = difflib.get_close_matches(str(key), [*_FIELD_TYPES, "recipe", "engine", "run", *more], n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"`unidle {command} --help` lists them all."
     return f"{source}: there is no setting `{key}`; {hint}"
 
 

@@ -12,32 +12,40 @@ from unidle.tuning.diagnose import Diagnosis
 from unidle.tuning.facts import ON_DEVICE, Facts
 
 _CROWDED = 0.2  # of the cores
-_DOUBTFUL = 1.3  # an iteration may take so much longer or shorter than its parts say
-RECIPE_REMARK = "raises GPU use, does not by itself learn faster"
+_RECIPE_REMARKS = {
+    True: "each raises GPU use, does not by itself learn faster",
+    False: "what is learned changes; none by itself learns faster",
+}  # by whether there is a GPU to raise the use of
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
     """The report for a terminal."""
     facts, verdict = diagnosis.facts, diagnosis.verdict
-    yield verdict.sentence
-    others = [finding.sentence for finding in verdict.findings if finding.sentence != verdict.sentence]
-    yield from (f"Also: {sentence}" for sentence in others)
+    yield f"{verdict.sentence} ({verdict.basis})"
+    others = [finding for finding in verdict.findings if finding.sentence != verdict.sentence]
+    yield from (f"Also: {finding.sentence} ({finding.basis})" for finding in others)
     yield ""
     yield from _table(facts)
+    yield _reached(diagnosis)
     yield ""
     yield from _ceilings(diagnosis)
     yield from _doubt(facts)
     yield ""
     yield "Engine changes (what is learned stays the same), by predicted speed-up:"
-    yield from _advice(verdict.engine)
+    yield from _advice(verdict.engine, facts.is_doubtful)
     yield ""
-    yield f"Recipe changes (each {RECIPE_REMARK}):"
-    yield from _advice(verdict.recipe)
+    yield f"Recipe changes ({recipe_remark(facts)}):"
+    yield from _advice(verdict.recipe, facts.is_doubtful)
+
+
+def recipe_remark(facts: Facts) -> str:
+    """What to keep in mind of changes to the recipe."""
+    return _RECIPE_REMARKS[facts.profile.on_gpu]
 
 
 def _table(facts: Facts) -> Iterator[str]:
     table = facts.table
-    yield f"{'the GPU' if table.of_gpu else 'the trainer’s thread':<26}{'share':>7}"
+    yield f"{'the GPU' if table.of_gpu else 'the trainer’s thread':<26}{'share':>7}  in training"
     if table.of_gpu:
         yield f"{'busy':<26}{percent(table.busy):>7}"
     for cause, share in table.idle.items():
@@ -46,11 +54,14 @@ def _table(facts: Facts) -> Iterator[str]:
     yield f"{'':<26}{percent(table.busy + sum(table.idle.values()) + table.unattributed):>7}"
 
 
+def _reached(diagnosis: Diagnosis) -> str:
+    tried = f"{diagnosis.iterations} iteration{'s' * (diagnosis.iterations > 1)}{_cut(diagnosis)}"
+    return f"training as it is: {diagnosis.facts.steps_per_second:,.0f} steps/s, {tried}"
+
+
 def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
     facts, profile = diagnosis.facts, diagnosis.facts.profile
-    yield f"{'ceilings':<26}{'steps/s':>10}"
-    tried = f"{diagnosis.iterations} iteration{'s' * (diagnosis.iterations > 1)}{_cut(diagnosis)}"
-    yield f"{'training as it is':<26}{facts.steps_per_second:>10,.0f}  {tried}"
+    yield f"{'ceilings':<26}{'steps/s':>10}  by probes, each part alone"
     for one in profile.stepping:
         by = f"{one.workers} workers" if one.workers > 1 else "1 worker" if one.workers else "no workers"
         yield f"{f'stepping alone, {by}':<26}{profile.steps / one.seconds:>10,.0f}"
@@ -65,7 +76,7 @@ def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
     else:
         yield f"{'learning alone':<26}{learning}  {time(profile.pace.learning / profile.updates)} an update"
     for threads, seconds in profile.learning_by_threads:
-        yield f"{f'learning, {threads} threads':<26}{profile.steps / seconds:>10,.0f}"
+        yield f"{f'learning, {threads} thread' + 's' * (threads > 1):<26}{profile.steps / seconds:>10,.0f}"
     if profile.elsewhere is not None:
         where = "the CPU" if profile.on_gpu else "the GPU"
         yield f"{f'learning on {where}':<26}{profile.steps / profile.elsewhere.learning:>10,.0f}"
@@ -90,13 +101,13 @@ def _one(cores: float | None) -> str:
 
 def _doubt(facts: Facts) -> Iterator[str]:
     """What makes predictions worth less: others on the cores, and parts that are far from the whole."""
-    others, ratio = facts.readings.others_cores, facts.seconds / facts.whole
+    others = facts.readings.others_cores
     if others is not None and others > _CROWDED * facts.profile.cores:
         yield "note: other programs are on these cores, and slow down one part more than another; do it again without."
-    if not 1 / _DOUBTFUL < ratio < _DOUBTFUL:
+    if facts.is_doubtful:
         yield (
             f"note: by its parts an iteration would take {time(facts.whole)}, in training it took "
-            f"{time(facts.seconds)}: take predictions with a grain of salt."
+            f"{time(facts.seconds)}: predictions are rough."
         )
 
 
@@ -105,12 +116,18 @@ def _cut(diagnosis: Diagnosis) -> str:
     return "" if diagnosis.n_steps == wanted else f" of {diagnosis.n_steps} steps instead of {wanted}, to be quicker"
 
 
-def _advice(advice: Sequence[Advice]) -> Iterator[str]:
+def _advice(advice: Sequence[Advice], is_rough: bool) -> Iterator[str]:
     if not advice:
         yield "  none"
     for one in advice:
-        gain = LACKING if one.speedup is None else f"{'< ' if one.at_most else ''}{one.speedup:.2f} ×"
+        gain = LACKING if one.speedup is None else _gain(one.speedup, one.at_most, is_rough)
         yield f"  {gain:>9}  {f'{one.flags}  ' if one.flags else ''}{one.text}"
+
+
+def _gain(speedup: float, at_most: bool, is_rough: bool) -> str:
+    if is_rough:
+        return f"{'<' if at_most else 'about'} {speedup:{'.0f' if speedup >= 2 else '.1f'}} ×"
+    return f"{'< ' if at_most else ''}{speedup:.2f} ×"
 
 
 def result(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -119,13 +136,15 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "cause": verdict.cause,
         "verdict": verdict.sentence,
+        "basis": verdict.basis,
         "findings": [asdict(finding) for finding in verdict.findings],
         "table": asdict(facts.table),
         "engine_changes": [asdict(one) for one in verdict.engine],
-        "recipe_changes": [asdict(one) | {"remark": RECIPE_REMARK} for one in verdict.recipe],
+        "recipe_changes": [asdict(one) | {"remark": recipe_remark(facts)} for one in verdict.recipe],
         "steps_per_second": facts.steps_per_second,
         "seconds_per_iteration": facts.seconds,
         "modelled_seconds_per_iteration": facts.whole,
+        "predictions_are_rough": facts.is_doubtful,
         "iterations": diagnosis.iterations,
         "n_steps_tried": diagnosis.n_steps,
         "profile": asdict(facts.profile),

@@ -102,8 +102,14 @@ def conclusion(tuned: Tuned, file: str, command: str) -> list[str]:
         )
     elif kept:
         lines.append("The recipe is another one now: what it learns in the end is for you to check.")
-    elif any(outcome.measured for outcome in tuned.outcomes):
+    elif tuned.has_measured:
         lines.append("No change was measured to be faster: the settings stay as they were.")
     else:
-        lines.append("No change could be measured in that time, so the settings stay as they were; give more --budget.")
+        whys = {
+            "": "No change was worth measuring, or none could be",
+            "budget": "No change could be measured in that time; give more --budget",
+            "Ctrl-C": "No change had been measured by then",
+            "failure": "No change could be measured",
+        }
+        return [*lines, f"{whys[tuned.ended_by]}. The settings stay as they were, and {file} was not written."]
     return [*lines, f"{file} holds them; train with:", f"  {command}"]

@@ -17,6 +17,7 @@ from unidle.tuning.job import is_sound
 from unidle.tuning.model import predicted_speedup
 
 WORTH = 1.1  # a predicted speed-up below this is within what predictions err
+BY_PROBES, IN_TRAINING = "by probes", "in training"  # what a finding rests on
 NOTICEABLE = 0.05  # a share of time below this is not worth a finding
 
 
@@ -43,6 +44,8 @@ class Finding:
     """Share of the run's time."""
     sentence: str
     advice: tuple[Advice, ...] = ()
+    basis: str = BY_PROBES
+    """Where its figures are from: each part by itself, or the real run."""
 
 
 def ranked(findings: list[Finding], kind: str) -> list[Advice]:

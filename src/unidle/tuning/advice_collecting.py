@@ -1,4 +1,4 @@
-"""Causes in collecting: environments, their workers, and serving them."""
+"""Causes in collecting: environments, their workers, and inference for them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def environment_computes(facts: Facts) -> Finding | None:
 
 
 def too_many_threads(facts: Facts) -> Finding | None:
-    """More threads want a core than there are cores."""
+    """More threads of environments want a core than there are cores."""
     profile, engine = facts.profile, facts.config.engine
     workers = profile.stepping[0].workers if profile.stepping else 0
     steps = facts.steps
@@ -126,13 +126,6 @@ def too_many_threads(facts: Facts) -> Finding | None:
             min(1.0, 1.05 * facts.stepping),
             f"{workers} workers share {profile.cores} cores, and their steps compute.",
             (setting("a core for each worker", {"workers": profile.cores}, gain(facts, fewer)),),
-        )
-    if engine.threads > profile.cores and not profile.on_gpu:
-        return Finding(
-            "too many threads",
-            facts.learning,
-            f"There are {engine.threads} threads of torch for {profile.cores} cores.",
-            (setting("no more threads than cores", {"threads": profile.cores}, None),),
         )
     return None
 
@@ -173,7 +166,7 @@ def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
 
 
 def inference_bound(facts: Facts) -> Finding | None:
-    """There are environments enough, and serving them still takes the time."""
+    """There are environments enough, and inference for them still takes the time."""
     profile, engine = facts.profile, facts.config.engine
     if profile.n_envs < _FEW_ENVS * profile.cores or facts.serving < 2 * NOTICEABLE:
         return None
@@ -182,8 +175,8 @@ def inference_bound(facts: Facts) -> Finding | None:
     return Finding(
         "inference",
         facts.serving,
-        f"Serving {profile.n_envs} environments takes {percent(facts.serving)} of the time, "
-        f"{time(profile.pace.inference)} each time.",
+        f"Inference for {profile.n_envs} environments and its hand-overs take {percent(facts.serving)} of the time; "
+        f"one inference takes {time(profile.pace.inference)}.",
         if_worth(setting("other slices", {"slices": best.slices}, gain(facts, best))),
     )
 

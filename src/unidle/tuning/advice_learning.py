@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from unidle.meter.figures import percent
-from unidle.tuning.advice import NOTICEABLE, WORTH, Advice, Finding, gain, if_worth, setting, time, without
+from unidle.tuning.advice import IN_TRAINING, NOTICEABLE, WORTH, Advice, Finding, gain, if_worth, setting, time, without
 from unidle.tuning.facts import Facts
 
 USE_THE_CPU, LEARNER_BOUND = "use the CPU", "learner-bound"
@@ -15,11 +15,41 @@ _SLOW_BUS = 6e9  # bytes a second; page-locked memory over PCIe 3 has twice that
 _OFTEN = 0.2
 
 
+def torch_threads(facts: Facts) -> Finding | None:
+    """Threads of torch that wait for each other, or for a core: one alone would learn faster."""
+    profile, engine = facts.profile, facts.config.engine
+    alone = dict(profile.learning_by_threads).get(1)
+    faster = _with_one_thread(facts)
+    if alone is not None and faster >= WORTH:
+        return Finding(
+            "too many threads",
+            min(1.0, 1.05 * facts.learning),
+            f"Learning takes {time(profile.pace.learning)} with {engine.threads} threads, and {time(alone)} with one: "
+            "they wait for each other, or for cores that others use.",
+            (setting("one thread for learning", {"threads": 1}, faster),),
+        )
+    if engine.threads > profile.cores and not profile.on_gpu:
+        return Finding(
+            "too many threads",
+            facts.learning,
+            f"There are {engine.threads} threads of torch for {profile.cores} cores.",
+            (setting("no more threads than cores", {"threads": profile.cores}, None),),
+        )
+    return None
+
+
+def _with_one_thread(facts: Facts) -> float:
+    """The predicted speed-up; 1 where there is but one, or nothing tells."""
+    return gain(facts, dataclasses.replace(facts.config.engine, threads=1)) or 1.0
+
+
 def small_pieces(facts: Facts) -> Finding | None:
     """Tiny minibatches, or a launch-bound learner: an update's time hardly depends on what is in it."""
     profile, recipe = facts.profile, facts.config.recipe
     overhead = profile.update_overhead
     if overhead is None or overhead < _MUCH_OVERHEAD or facts.learning < NOTICEABLE:
+        return None
+    if _with_one_thread(facts) >= WORTH:  # then what an update takes whatever is in it is the threads' doing
         return None
     assert isinstance(recipe.batch_size, int)
     update = profile.pace.learning / profile.updates
@@ -97,6 +127,7 @@ def copies_and_syncs(facts: Facts) -> Finding | None:
         waiting,
         f"The GPU waits {percent(waiting)} of the time for copies and for the host to read results{bus}.",
         tuple(advice),
+        IN_TRAINING,
     )
 
 
@@ -143,6 +174,7 @@ def memory(facts: Facts) -> Finding | None:
                 0.0,
                 f"The memory of the {name} is {percent(share)} in use: a little more, and the run ends.",
                 (Advice("recipe", "less to keep: fewer environments, or a smaller memory of steps", _less(facts)),),
+                IN_TRAINING,
             )
     idle = 1 - facts.table.busy
     if gpu is not None and gpu < _FAR_FROM_FULL and facts.table.of_gpu and idle > 0.5:
@@ -151,6 +183,7 @@ def memory(facts: Facts) -> Finding | None:
             0.0,
             f"The GPU is idle {percent(idle)} of the time, and {percent(1 - gpu)} of its memory is free.",
             (Advice("engine", "a second run beside this one, with another --seed and half of the cores for each"),),
+            IN_TRAINING,
         )
     return None
 
@@ -181,6 +214,7 @@ def throttled(facts: Facts) -> Finding | None:
         facts.table.busy * often[reason] / 4,
         f"The GPU is slowed down by {reason} {percent(often[reason])} of the time.",
         (Advice("engine", cure),),
+        IN_TRAINING,
     )
 
 
@@ -191,7 +225,7 @@ def learner_bound(facts: Facts) -> Finding | None:
     if computing < 2 * NOTICEABLE or profile.is_one_piece:
         return None
     found: list[Advice] = []
-    for threads, _ in profile.learning_by_threads:
+    for threads in (n for n, _ in profile.learning_by_threads if n > engine.threads):
         more = dataclasses.replace(engine, threads=threads)
         found += if_worth(setting("more threads for learning", {"threads": threads}, gain(facts, more)))
     if not profile.on_gpu and profile.elsewhere is not None:
@@ -257,4 +291,5 @@ def upkeep(facts: Facts) -> Finding | None:
         share,
         f"{percent(share)} of the time goes to what lies between two iterations: records and logging.",
         (Advice("engine", "longer iterations or fewer records", flags, without(share), at_most=True),),
+        IN_TRAINING,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from unidle.meter.figures import percent
 from unidle.tuning import advice_collecting as collecting
 from unidle.tuning import advice_learning as learning
-from unidle.tuning.advice import WORTH, Advice, Finding, as_taken, ranked
+from unidle.tuning.advice import BY_PROBES, WORTH, Advice, Finding, as_taken, ranked
 from unidle.tuning.facts import Facts
 
 NOTHING_TO_GAIN = "nothing to gain"
@@ -21,6 +21,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     collecting.too_few_envs,
     collecting.inference_bound,
     collecting.no_overlap,
+    learning.torch_threads,
     learning.small_pieces,
     learning.graphs_off,
     learning.slower_ways,
@@ -41,6 +42,8 @@ class Verdict:
 
     cause: str
     sentence: str
+    basis: str
+    """Of that sentence: by probes, or in training."""
     findings: Sequence[Finding]
     """All causes, the largest first."""
     engine: Sequence[Advice]
@@ -61,8 +64,8 @@ def judge(facts: Facts) -> Verdict:
         what = f"learning computes for {share} of the time, and no engine setting makes it shorter"
         if facts.profile.is_one_piece:
             what = f"iterations on the device are {share} of the time, and no engine setting makes them shorter"
-        return Verdict(NOTHING_TO_GAIN, f"Nothing to gain: {what}.", found, engine, recipe)
-    return Verdict(top.cause, top.sentence, found, engine, recipe)
+        return Verdict(NOTHING_TO_GAIN, f"Nothing to gain: {what}.", BY_PROBES, found, engine, recipe)
+    return Verdict(top.cause, top.sentence, top.basis, found, engine, recipe)
 
 
 def _as_taken(finding: Finding, facts: Facts) -> Finding:

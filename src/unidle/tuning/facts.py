@@ -10,6 +10,7 @@ from unidle.tuning.profile import Profile
 from unidle.tuning.stepping import Steps
 
 ON_DEVICE = "iterations on the device"  # where stepping and learning are one piece, and cannot be told apart
+_DOUBTFUL = 1.3  # an iteration may take so much longer or shorter than its parts say
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Facts:
         """What an iteration consists of, as far as it can be told apart."""
         if self.profile.is_one_piece:
             return {ON_DEVICE: self.learning}
-        return {"stepping": self.stepping, "serving": self.serving, "learning": self.learning}
+        return {"stepping": self.stepping, "inference": self.serving, "learning": self.learning}
 
     @property
     def stepping(self) -> float:
@@ -107,6 +108,11 @@ class Facts:
         hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
         alone = max(0.0, profile.collecting - max(hidden, profile.stepping[0].seconds))
         return min(1.0, alone / self.whole)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the whole is far from what its parts say: then predictions, which are made of parts, are rough."""
+        return not 1 / _DOUBTFUL < self.seconds / self.whole < _DOUBTFUL
 
     @property
     def whole(self) -> float:

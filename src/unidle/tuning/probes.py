@@ -192,15 +192,17 @@ class _Probes:
         return perf_counter() - began
 
     def _learning_by_threads(self, parts: Parts, lane: Lane, learning: float) -> list[tuple[int, float]]:
-        """The same with one thread for each core, on a CPU; small updates are not worth sharing out."""
+        """The same with one thread, and with one for each core, on a CPU; small updates are not worth sharing out."""
         recipe, cores, threads = self._config.recipe, available_cores(), self._config.engine.threads
-        if cores == threads or learning / updates_of(recipe) < _WORTH_SHARING:
-            return []
-        torch.set_num_threads(cores)
+        others = {1} if learning / updates_of(recipe) < _WORTH_SHARING else {1, cores}
+        found: list[tuple[int, float]] = []
         try:
-            return [(cores, self._learning(parts.algo, recipe, lane, min(learning, self._share)))]
+            for other in sorted(others - {threads}):
+                torch.set_num_threads(other)
+                found.append((other, self._learning(parts.algo, recipe, lane, min(learning, self._share))))
         finally:
             torch.set_num_threads(threads)
+        return found
 
     def _update_overhead(self, parts: Parts, lane: Lane, learning: float) -> float | None:
         """The share of an update that a larger batch leaves as it is: by two sizes of it, on a straight line."""

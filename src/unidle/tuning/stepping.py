@@ -21,6 +21,7 @@ from unidle.tuning.timing import usual
 
 _DRAWN = 32  # sets of random actions that are used in turn
 _STRETCHES = 20  # in which stepping is timed, one by one
+_ROUNDS = 8  # of a stretch, at least: up to one of them may have been done before it began
 _TICKS_S = 0.1  # of CPU time, which is counted in hundredths of a second: less says nothing about its parts
 _ALONE_S = 0.4  # that one environment is looked at, at least
 QUICK_STEP = 2e-4  # seconds; the way to a worker and back takes as long, so that such a step is not looked at alone
@@ -136,7 +137,7 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
     envs.block.actions[:] = drawn[0]
     sent = [perf_counter()] * slices
     envs.send(list(range(slices)))
-    number, latencies = 0, []
+    number, latencies = 0, list[float]()
     began = since = perf_counter()
     stepped, rounds = 0, list[float]()  # slices since then, and what a round took in each stretch
     while True:
@@ -144,10 +145,10 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
         now = perf_counter()
         latencies += [now - sent[slot] for slot in back]
         stepped += len(back)
-        if now - since >= seconds / _STRETCHES and stepped >= slices:
+        if now - since >= seconds / _STRETCHES and stepped >= _ROUNDS * slices:
             rounds.append((now - since) / stepped * slices)
             since, stepped = now, 0
-        if rounds and (now - began > seconds):
+        if len(latencies) >= slices and now - began > seconds:
             break
         number = (number + 1) % len(drawn)
         for slot in back:
@@ -157,6 +158,8 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
     left = slices - len(back)
     while left:
         left -= len(envs.recv(left))
+    if len(rounds) < _STRETCHES // 2:  # slow ones: all of it counts, for all of it was sent after it began
+        return (now - began) / len(latencies) * slices, latencies
     return usual(rounds), latencies
 
 

@@ -87,6 +87,11 @@ class Tuned:
         return prod(outcome.measured.mean for outcome in kept if outcome.measured is not None)
 
     @property
+    def has_measured(self) -> bool:
+        """Whether anything is known of any change."""
+        return any(outcome.measured is not None for outcome in self.outcomes)
+
+    @property
     def engine(self) -> dict[str, Any]:
         """The engine settings, for a file."""
         return {name: getattr(self.config.engine, name) for name in TUNED}
@@ -360,7 +365,7 @@ class _Tuner:
 _FAILURES: dict[Failure, str] = {
     "memory": "out of memory: {}",
     "crash": "crashed: {}",
-    "hang": "hung, or far too slow: {}",
+    "hang": f"more than {_PATIENCE} times as slow: stopped",
     "late": "not measured: {}",
     "unlike": "not measured: {}",
 }
