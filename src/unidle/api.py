@@ -23,7 +23,7 @@ from unidle.engine.agent import Agent
 from unidle.engine.build import choose_workers, make_envs, resolve_network
 from unidle.engine.checkpoint import RunFolder
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
-from unidle.engine.listener import Callback
+from unidle.engine.listener import Callback, Silent
 from unidle.engine.trainer import Trainer
 from unidle.envs.contract import probe
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
@@ -279,20 +279,11 @@ class _Build:
         return TrainedRun(path, self.maker, self.network)
 
 
-class _Quiet:
-    """A listener that shows no progress, and says only what must be said."""
+class _Quiet(Silent):
+    """Says only what must be said."""
 
     def __init__(self) -> None:
         self._messages = Messages(lambda text, style: print(text, file=sys.stderr))
-
-    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None = None) -> None:
-        pass
-
-    def on_iteration(self, record: dict[str, Any]) -> None:
-        pass
-
-    def on_evaluation(self, record: dict[str, Any]) -> None:
-        pass
 
     def on_message(self, text: str) -> None:
         self._messages.tell(text)

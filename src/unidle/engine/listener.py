@@ -42,6 +42,22 @@ class Listener(Protocol):
         """The run is over, whichever way."""
 
 
+class Silent:
+    """A listener that shows nothing of how a run goes; what to do with a message is left to others."""
+
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None) -> None:
+        """Nothing."""
+
+    def on_iteration(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def on_end(self) -> None:
+        """Nothing."""
+
+
 @dataclass(frozen=True)
 class OnGpu:
     """The GPU that a run is on."""

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -24,6 +24,7 @@ from unidle.errors import UsageError
 from unidle.journal import reopen
 from unidle.meter.attribution import Account, Attribution, DeviceSpan, attribute_idle, host_spans
 from unidle.meter.background import Background
+from unidle.meter.figures import percent
 from unidle.meter.host import Tree
 from unidle.meter.inside.unidle_windows import Window, computed, torch_in_use, try_window
 from unidle.meter.trace import Tracer
@@ -200,8 +201,8 @@ class _Sum:
     seconds: float = 0.0
     busy: float = 0.0  # seconds, as all that follows
     unattributed: float = 0.0
-    idle: dict[str, float] | None = None
-    parts: dict[str, list[float]] | None = None  # part → seconds, busy, watt-seconds, seconds with known power
+    idle: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, list[float]] = field(default_factory=dict)  # seconds, busy, watt-seconds, those with known power
 
     def add(self, found: Attribution) -> None:
         """One more stretch."""
@@ -209,10 +210,8 @@ class _Sum:
         self.seconds += whole.seconds
         self.busy += whole.busy * whole.seconds
         self.unattributed += whole.unattributed * whole.seconds
-        self.idle = self.idle or {}
         for cause, share in whole.idle.items():
             self.idle[cause] = self.idle.get(cause, 0.0) + share * whole.seconds
-        self.parts = self.parts or {}
         for name, part in found.parts.items():
             kept = self.parts.setdefault(name, [0.0] * 4)
             kept[0] += part.seconds
@@ -225,15 +224,15 @@ class _Sum:
         """GPU busy 35 % (15 % at 125 W in rollouts, 95 % at 208 W in learning); it waited for …"""
         of_parts = []
         for name, words in (("rollout", "in rollouts"), ("learning", "in learning"), ("both", "in both at once")):
-            seconds, busy, joules, known = (self.parts or {}).get(name, [0.0] * 4)
+            seconds, busy, joules, known = self.parts.get(name, [0.0] * 4)
             if seconds > 0.01 * self.seconds:
                 watts = f" at {joules / known:.0f} W" if known else ""
-                of_parts.append(f"{busy / seconds:.0%}{watts} {words}")
-        waited = sorted(((s / self.seconds, cause) for cause, s in (self.idle or {}).items()), reverse=True)
-        causes = [f"{cause} {share:.0%}" for share, cause in waited if share >= 0.01]
-        causes.append(f"unattributed {self.unattributed / self.seconds:.0%}")
+                of_parts.append(f"{percent(busy / seconds)}{watts} {words}")
+        waited = sorted(((s / self.seconds, cause) for cause, s in self.idle.items()), reverse=True)
+        causes = [f"{cause} {percent(share)}" for share, cause in waited if share >= 0.01]
+        causes.append(f"unattributed {percent(self.unattributed / self.seconds)}")
         inside = f" ({', '.join(of_parts)})" if of_parts else ""
-        return f"GPU busy {self.busy / self.seconds:.0%}{inside}; it waited for: {', '.join(causes)}."
+        return f"GPU busy {percent(self.busy / self.seconds)}{inside}; it waited for: {', '.join(causes)}."
 
 
 def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float]:

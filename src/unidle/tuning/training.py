@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from unidle.algos.algorithm import Algorithm
 from unidle.config import Config
 from unidle.engine.build import resolve_network
 from unidle.engine.checkpoint import RunFolder
-from unidle.engine.listener import Accountant, Callback
+from unidle.engine.listener import Accountant, Callback, Silent
 from unidle.engine.trainer import Trainer
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.memory.prefetch import Prefetch
@@ -49,20 +48,8 @@ def memory_is_apart(algo: Algorithm) -> bool:
     return experience is not None and isinstance(experience.memory, Prefetch)
 
 
-class _Saying:
-    """A listener that shows no progress, and passes on what must be said."""
+class _Saying(Silent):
+    """Passes on what must be said."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.on_message = say
-
-    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None = None) -> None:
-        pass
-
-    def on_iteration(self, record: dict[str, Any]) -> None:
-        pass
-
-    def on_evaluation(self, record: dict[str, Any]) -> None:
-        pass
-
-    def on_end(self) -> None:
-        pass
