@@ -69,7 +69,7 @@ def test_a_planted_cause_is_named(job: str, cause: str) -> None:
 
 def test_a_healthy_job_has_nothing_to_gain() -> None:
     # On one core nobody can help learning, and a batch of 512 is work enough.
-    words = "--env planted_envs:Cheap --preset classic --n-envs 8 --n-steps 128 --batch-size 512 --n-epochs 4"
+    words = "--env planted_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 4"
     found = diagnose(f"{words} --network-arch 512,512 --seconds 1", one_core=True)
     assert found.get("cause") == "nothing to gain", found.get("verdict", found)
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from unidle.config import Config
+from unidle.config import Config, Recipe
 from unidle.config.layers import lay
 from unidle.config.machine import available_cores
 from unidle.config.validate import validated
 from unidle.tuning import stepping
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
-from unidle.tuning.probes import Probed, _Probes, measure_profile, probe_job
+from unidle.tuning.probes import Probed, _Probes, measure_profile, probe_job, updates_of
 from unidle.tuning.stepping import one_round
 
 SECONDS = 0.8  # of probing, in all
@@ -116,6 +116,23 @@ def test_an_update_of_a_tiny_batch_is_nearly_all_overhead() -> None:
     assert tiny.update_overhead is not None
     assert tiny.update_overhead > 0.5
     assert tiny.updates == 2 * 64
+
+
+def test_another_program_that_ends_while_updates_are_probed_is_not_taken_for_overhead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    def learn(_: object, algo: object, recipe: Recipe, *__: object) -> float:
+        assert isinstance(recipe.batch_size, int)
+        sizes.append(recipe.batch_size)
+        alone = len(set(sizes)) == 2  # until the larger size has its first turn, everything takes twice as long
+        return updates_of(recipe) * recipe.batch_size * (1e-5 if alone else 2e-5)
+
+    monkeypatch.setattr(_Probes, "_learn", learn)
+    found = measure_profile(job("planted_envs:Cheap", n_steps=64, batch_size=32), SECONDS)
+    assert set(sizes) == {32, 256}
+    assert found.update_overhead == pytest.approx(0.0, abs=1e-9)
 
 
 def test_an_algorithm_that_first_acts_at_random_is_probed_while_it_learns() -> None:

@@ -37,6 +37,7 @@ from unidle.tuning.training import job_maker, memory_is_apart
 
 _MOST_OF_A_PROBE = 3  # times its share of the time: what has to be waited for, waits no longer
 _WORTH_SHARING = 2e-3  # seconds of an update
+_FEWEST_TURNS = 5
 _PREPARING = 4  # pieces, at most, before the first update
 
 
@@ -112,7 +113,7 @@ class _Probes:
         _spread(lane, envs)
         learning = self._learning(parts.algo, recipe, lane)
         by_threads = [] if on_gpu else self._learning_by_threads(parts, lane, learning)
-        overhead = self._update_overhead(parts, lane, learning)
+        overhead = self._update_overhead(parts, lane)
         collecting, rest = self._collecting(parts, envs)
         requests = bool(envs.block.request_counts())
         step_seconds = parts.contract.step_seconds
@@ -170,12 +171,16 @@ class _Probes:
         The first time does not count, unless it takes long; on a GPU, where graphs are captured in it, it never does.
         """
         longest = longest or _MOST_OF_A_PROBE * self._share
-        latest = 0.0
-        for _ in range(2 if algo.parameters.flat.device.type == "cuda" else 1):
-            latest = self._learn(algo, recipe, lane, longest)
+        latest = self._first_learn(algo, recipe, lane, longest)
         if latest > self._share:
             return latest
         return typical(lambda: self._learn(algo, recipe, lane, longest), self._share)
+
+    def _first_learn(self, algo: Algorithm, recipe: Recipe, lane: Lane, longest: float) -> float:
+        """Learn until there is nothing left to set up, and return the seconds of the last time."""
+        if algo.parameters.flat.device.type == "cuda":  # the first captures graphs
+            self._learn(algo, recipe, lane, longest)
+        return self._learn(algo, recipe, lane, longest)
 
     def _learn(self, algo: Algorithm, recipe: Recipe, lane: Lane, longest: float) -> float:
         """Learn once; on a CPU, what takes longer is stopped, and reckoned up from the pieces that were done."""
@@ -204,8 +209,11 @@ class _Probes:
             torch.set_num_threads(threads)
         return found
 
-    def _update_overhead(self, parts: Parts, lane: Lane, learning: float) -> float | None:
-        """The share of an update that a larger batch leaves as it is: by two sizes of it, on a straight line."""
+    def _update_overhead(self, parts: Parts, lane: Lane) -> float | None:
+        """The share of an update that a larger batch leaves as it is: by two sizes of it, on a straight line.
+
+        The two take turns: another program that comes or goes between them would look like a share of its own.
+        """
         recipe = self._config.recipe
         size = recipe.batch_size
         assert isinstance(size, int)
@@ -220,9 +228,14 @@ class _Probes:
         network = resolve_network(recipe.network)[0]
         policy = new_policy(parts.contract.rows, parts.contract.actions, larger, network).to(device)
         algo = new_algorithm(policy, larger, capture, capture.fall_back)
-        small = learning / updates_of(recipe)
-        large = self._learning(algo, larger, lane, min(times * learning, _MOST_OF_A_PROBE * self._share))
-        per_size = (large / updates_of(larger) - small) / (times - 1)
+        self._first_learn(algo, larger, lane, self._share)
+        sizes = (parts.algo, recipe), (algo, larger)
+        turns: list[list[float]] = []
+        until = perf_counter() + 2 * self._share
+        while len(turns) < _FEWEST_TURNS or perf_counter() < until:
+            turns.append([self._learn(*size, lane, self._share) / updates_of(size[1]) for size in sizes])
+        small, large = (min(seconds) for seconds in zip(*turns, strict=True))
+        per_size = (large - small) / (times - 1)
         return min(1.0, max(0.0, 1 - per_size / small))
 
     def _collecting(self, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
