@@ -1,0 +1,157 @@
+"""The updates of SAC and DQN are Stable-Baselines3's: the same weights, batches and noise, many updates in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import test_dqn
+import test_sac
+import torch
+from small_envs import Drift
+from small_runs import SmallRun, floats
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from unidle.memory.replay import Transitions
+
+sb3 = pytest.importorskip("stable_baselines3")
+
+GAMMA, RATE = 0.9, 1e-3
+UPDATES = 30
+EPS = 1e-3  # Adam's: with less, a gradient that is 0 but for rounding makes a whole step, to one side or the other
+
+
+def linears(*modules: nn.Module) -> list[nn.Linear]:
+    return [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
+
+
+class Dictated:
+    """A memory for Stable-Baselines3 that hands out the batch it was told to."""
+
+    def __init__(self, n_inputs: int) -> None:
+        self._n_inputs = n_inputs
+        self.batch: Any = None
+
+    def tell(self, batch: Transitions) -> None:
+        from stable_baselines3.common.type_aliases import ReplayBufferSamples
+
+        observations, following = (floats(rows, self._n_inputs) for rows in (batch.rows, batch.next_rows))
+        over = (batch.discounts == 0).float().unsqueeze(1)
+        self.batch = ReplayBufferSamples(observations, batch.actions, following, over, batch.returns.unsqueeze(1))
+
+    def sample(self, size: int, env: object = None) -> Any:
+        assert size == len(self.batch.rewards)
+        return self.batch
+
+
+def peer_of(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Dictated]:
+    """A model of theirs with our run's sizes and settings; its weights are its own as yet."""
+    recipe = run.algo.recipe
+    peer = algorithm(
+        "MlpPolicy",
+        run.maker(),
+        learning_rate=RATE,
+        gamma=GAMMA,
+        policy_kwargs={"net_arch": list(recipe.network_arch), "optimizer_kwargs": {"eps": EPS}},
+        device="cpu",
+        **settings,
+    )
+    peer._logger = sb3.common.logger.Logger(None, [])
+    peer.replay_buffer = Dictated(run.policy.encoder.n_features)
+    return peer, peer.replay_buffer
+
+
+def drawn(run: SmallRun, number: int) -> tuple[Transitions, torch.Generator]:
+    """What our update of that number draws, and the generator to draw on from."""
+    generator = torch.Generator().manual_seed(number)
+    return run.algo.experience.memory.sample(run.algo.recipe.batch_size, generator), generator
+
+
+def copy_weights(ours: list[nn.Linear], theirs: list[nn.Linear]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        other.load_state_dict(mine.state_dict())
+
+
+def assert_equal_weights(ours: list[nn.Linear], theirs: list[nn.Linear]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine.weight, other.weight, atol=2e-6, rtol=1e-5)
+        assert_close(mine.bias, other.bias, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("most", [10.0, 0.05], ids=["free", "clipped"])
+def test_dqn_learns_what_stable_baselines3_learns(most: float) -> None:
+    run = test_dqn.filled(
+        "CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double=False, max_grad_norm=most
+    )
+    algo = run.algo
+    peer, memory = peer_of(run, sb3.DQN, max_grad_norm=most)
+    ours, targets = (linears(policy.trunk, policy.head) for policy in (run.policy, algo.target))
+    theirs, their_targets = linears(peer.q_net), linears(peer.q_net_target)
+    copy_weights(ours, theirs)
+    copy_weights(targets, their_targets)
+    first = algo.parameters.flat.detach().clone()
+    for number in range(UPDATES):
+        batch, _ = drawn(run, number)
+        memory.tell(batch)
+        peer.train(1, algo.recipe.batch_size)
+        sb3.common.utils.polyak_update(peer.q_net.parameters(), peer.q_net_target.parameters(), algo.recipe.tau)
+        algo.update(torch.Generator().manual_seed(number))
+        assert_equal_weights(ours, theirs)
+        assert_equal_weights(targets, their_targets)
+    assert (algo.parameters.flat - first).abs().max() > 5 * RATE
+
+
+@pytest.fixture
+def noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """What torch's normal distribution draws next, in this order."""
+    queue: list[Tensor] = []
+
+    def draw(shape: Any, *_: object, **__: object) -> Tensor:
+        assert queue[0].shape == tuple(shape)
+        return queue.pop(0)
+
+    monkeypatch.setattr("torch.distributions.normal._standard_normal", draw)
+    yield queue
+    assert not queue
+
+
+@pytest.mark.parametrize("temperature", ["auto", 0.2])
+def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[Tensor]) -> None:
+    run = test_sac.filled(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, temperature=temperature)
+    algo, reals = run.algo, run.policy.distribution.reals
+    peer, memory = peer_of(run, sb3.SAC, ent_coef=temperature, tau=algo.recipe.tau)
+    peer.actor.action_dist.epsilon = 0.0  # in the logarithm of 1 − a², which we don't need
+    if temperature == "auto":
+        peer.ent_coef_optimizer.param_groups[0]["eps"] = EPS
+    theirs = linears(peer.actor.latent_pi)
+    copy_weights(linears(run.policy.actor_trunk), theirs)
+    heads = peer.actor.mu, peer.actor.log_std
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            for head, part in zip(heads, getattr(run.policy.actor_head, name).split(reals), strict=True):
+                getattr(head, name).copy_(part)
+        networks = [(algo.critics, peer.critic), (algo.targets, peer.critic_target)]
+        for ours, others in networks:
+            for member, other in enumerate(others.q_networks):
+                copy_weights(linears(test_sac.plain(ours.ensemble, member, nn.ReLU).float()), linears(other))
+    first = algo.parameters.flat.detach().clone()
+    for number in range(UPDATES):
+        batch, generator = drawn(run, number)
+        following, seen = torch.randn(2, len(batch.rows), reals, generator=generator)
+        noise += [seen, following]  # the order in which they are drawn there
+        memory.tell(batch)
+        peer.train(1, algo.recipe.batch_size)
+        algo.update(torch.Generator().manual_seed(number))
+        assert_equal_weights(linears(run.policy.actor_trunk), theirs)
+        for name in ("weight", "bias"):
+            mine, other = getattr(run.policy.actor_head, name), [getattr(head, name) for head in heads]
+            assert_close(mine, torch.cat(other), atol=2e-6, rtol=1e-5)
+        for ours, others in networks:
+            for member, network in enumerate(others.q_networks):
+                plain = linears(test_sac.plain(ours.ensemble, member, nn.ReLU).float())
+                assert_equal_weights(plain, linears(network))
+        if temperature == "auto":
+            assert_close(algo.log_temperature, peer.log_ent_coef, atol=2e-6, rtol=1e-5)
+    assert (algo.parameters.flat - first).abs().max() > 5 * RATE
