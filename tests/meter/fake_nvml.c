@@ -62,6 +62,8 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *mask)
 }
 int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *mw) { FIRST_ONLY(h); *mw = 700000; return OK; }
 int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) { FIRST_ONLY(h); *mw = 350000; return OK; }
+
+#ifndef OLD
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, Process *found) {
   ON(h);
   if (!found) { *n = 1; return TOO_SMALL; }
@@ -75,8 +77,6 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, Process *found
   found[0] = (Process){pid, gpu(h) ? ~0ULL : 1ULL << 30, 0, 0}; /* all ones: not known */
   return OK;
 }
-
-#ifndef OLD
 int nvmlDeviceGetSamples(void *h, unsigned kind, unsigned long long last, unsigned *type, unsigned *n, Sample *found) {
   FIRST_ONLY(h);
   long long made = (now_us() - began) / SAMPLE_US + 3; /* three are older than the first look */

@@ -153,6 +153,9 @@ class Gpu:
             return None
         try:
             return ask()
+        except self._nvml.NVMLLibraryMismatchError:  # no NVMLError: the driver is older than the function asked for
+            self.lacking.add(what)
+            return None
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                 self.is_lost = True
