@@ -74,7 +74,8 @@ def make_run(runs: Path, name: str, *, seconds: int = 4, meter: bool = False, **
     """A run of so many seconds."""
     folder = runs / name
     folder.mkdir(parents=True)
-    config = Config().with_values({"env": "CartPole-v1", "timesteps": 4000, "preset": "classic", **settings}, "test")
+    told = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "preset": "classic", **settings}
+    config = Config().with_values(told, "test")
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     write_lines(folder / "metrics.jsonl", [*(iteration(i + 1) for i in range(seconds)), evaluation(seconds)])
     if meter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,11 @@ from cli_envs import Choice
 from own_networks import wide
 
 import unidle
-from unidle.engine.checkpoint import load_checkpoint
+from unidle.engine.checkpoint import load_checkpoint, save_checkpoint
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV
 from unidle.envs.slot import episode_seed
+from unidle.report.dashboard.view import state_of
+from unidle.report.history import read_history
 from unidle.timeline import PHASES
 
 SMALL: dict[str, Any] = {
@@ -267,6 +270,59 @@ def test_the_best_policy_is_the_one_that_evaluated_best_not_the_last() -> None:
     summary = run.summary()
     assert (summary["best_evaluation"], summary["final_evaluation"]) == (10, 0)
     assert load_checkpoint(run.folder.latest())["step"] == 128
+
+
+class Shaped(Eager):
+    """Succeeds by action 1, which pays less than action 0."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        seen, reward, *ends, _ = super().step(action)
+        return seen, 2 - reward, *ends, {"is_success": bool(action)}
+
+
+def test_where_success_is_told_it_decides_which_policy_is_the_best() -> None:
+    preferences = {32: 0, 64: 1, 96: 0, 128: 1}
+    run = train(Shaped, timesteps=128, learning_rate=1e-9, after_iteration=[prefer(preferences)])
+    assert [record["eval/return_mean"] for record in evaluations(run)] == [20, 10, 20, 10]
+    assert [record["eval/best"] for record in evaluations(run)] == [True, True, False, False]
+    assert run.agent.step == 64
+    assert run.summary()["best_evaluation"] == 10
+
+
+def test_a_run_stopped_by_its_target_return_has_reached_it_though_another_policy_is_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"timesteps": 128, "learning_rate": 1e-9, "target_return": 15.0}
+    run = train(Shaped, after_iteration=[prefer({32: 1, 64: 0})], **settings)
+    assert (run.agent.step, run.summary()["step"]) == (32, 64)
+    assert state_of(read_history(run.path), is_training=False) == "done"
+    unidle.resume(run.path, env=Shaped)
+    assert "reached its target return" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("then", "best"), [(0, 64), (1, 96)])
+def test_a_checkpoint_of_before_success_decided_goes_on_from_the_success_of_its_best(then: int, best: int) -> None:
+    """Its best one, by return alone, is that of step 64; after it comes one that succeeds as rarely, or always."""
+    run = train(Shaped, timesteps=64, learning_rate=1e-9, after_iteration=[prefer({32: 0, 64: 0})])
+    path = run.folder.latest()
+    older = {k: v for k, v in load_checkpoint(path).items() if k not in ("format", "best_success", "highest_return")}
+    save_checkpoint(path, {**older, "best_step": 64, "best_return": 20.0})
+    run.folder.save_best({**load_checkpoint(run.folder.best), "step": 64})
+    resumed = unidle.resume(run.path, env=Shaped, quiet=True, timesteps=96, after_iteration=[prefer({96: then})])
+    assert resumed.agent.step == best
+    assert load_checkpoint(resumed.folder.latest())["highest_return"] == 20
+
+
+def test_progress_counts_to_the_end_of_the_last_iteration(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(timesteps=100, quiet=False)  # 32 an iteration
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.split() == ["steps", "100,", "in", "whole", "iterations", "128"] for line in lines)
+    counts = [match for line in lines if (match := re.search(r"(\S+ %) +step (\S+) of (\S+)", line))]
+    assert counts[-1].groups() == ("100 %", "128", "128")
+    assert read_history(run.path).progress == "100 % of 128"
+    resumed = unidle.resume(run.path, env=Choice, timesteps=160)
+    assert "whole iterations" not in capsys.readouterr().err
+    assert read_history(resumed.path).progress == "100 % of 160"
 
 
 def test_without_evaluations_the_latest_policy_is_used() -> None:

@@ -18,6 +18,7 @@ import unidle
 from unidle.cli import main as command_line
 from unidle.config import Config, schema
 from unidle.config.presets import load_preset, preset_names
+from unidle.config.schema import word_for_none
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -189,16 +190,16 @@ def meanings() -> dict[str, str]:
     return found
 
 
-def worded(value: Any) -> str:
+def worded(value: Any, none: str = "none") -> str:
     if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
+        return {None: none, True: "true", False: "false"}[value]
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value) or "must be given"
 
 
 def test_every_setting_is_in_the_table_with_its_default_and_meaning() -> None:
     defaults, texts = Config().flat(), meanings()
     assert texts.keys() == defaults.keys()
-    rows = [f"| `{name}` | {worded(defaults[name])} | {texts[name]} |" for name in defaults]
+    rows = [f"| `{name}` | {worded(defaults[name], word_for_none(name))} | {texts[name]} |" for name in defaults]
     lines = (ROOT / "docs" / "recipe-and-engine.md").read_text().splitlines()
     missing = [row for row in rows if row not in lines]
     assert not missing, "put these rows in docs/recipe-and-engine.md:\n" + "\n".join(missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 continue  # the last line of a run that was killed while writing it
     return records
+
+
+def how_good(evaluation: dict[str, Any]) -> tuple[float, float]:
+    """What to compare the records of two evaluations by: success first, if it is told, then mean return."""
+    success = evaluation.get("eval/success")
+    return -math.inf if success is None else success, evaluation["eval/return_mean"]
 
 
 def _wandb_run(folder: Path, name: str, config: dict[str, Any]) -> Any:

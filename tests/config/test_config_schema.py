@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unidle.config import schema
 from unidle.config.schema import (
+    LEFT_TO_UNIDLE,
     Config,
     Engine,
     Recipe,
@@ -20,6 +24,8 @@ from unidle.config.schema import (
     read_yaml,
     section_of,
     unknown_key,
+    whole_steps,
+    word_for_none,
 )
 from unidle.errors import UsageError
 
@@ -127,6 +133,11 @@ def test_a_key_that_is_not_text_is_unknown_rather_than_a_crash(tmp_path: Path) -
         ("network_arch", [], ()),
         ("batch_size", "auto", "auto"),
         ("target_kl", "none", None),
+        ("workers", "auto", None),
+        ("workers", "none", None),
+        ("subproc", "auto", None),
+        ("critic_arch", "auto", None),
+        ("run_name", "auto", "auto"),
         ("target_kl", None, None),
         ("run_name", "none", None),
         ("subproc", False, False),
@@ -159,7 +170,8 @@ def test_values_are_taken_as_the_declared_type(key: str, value: Any, expected: A
         ("env", 3, "a text"),
         ("env_kwargs", [1], "a mapping"),
         ("target_kl", "low", "a number or none"),
-        ("subproc", "maybe", "true or false or none"),
+        ("subproc", "maybe", "true or false or auto"),
+        ("workers", "all", "a whole number or auto"),
     ],
 )
 def test_a_wrong_type_is_told_in_one_sentence(key: str, value: Any, wanted: str) -> None:
@@ -210,3 +222,27 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_yaml(tmp_path / "nowhere.yaml")
     with pytest.raises(UsageError, match="cannot be read"):
         read_yaml(tmp_path)
+
+
+def test_one_word_stands_for_what_is_left_to_unidle_and_another_for_what_is_switched_off() -> None:
+    """Each setting that may be None explains that word, if any, and not the other."""
+    texts = inspect.getsource(schema)
+    for name, value in Config().flat().items():
+        meaning = re.search(rf'^    {name}: .*\n    """(.*)"""$', texts, re.M)
+        assert meaning is not None
+        if value is None:
+            other = {"auto": "none", "none": "auto"}[word_for_none(name)]
+            assert f"{other}:" not in meaning[1]
+            assert name not in LEFT_TO_UNIDLE or "auto:" in meaning[1]
+    with pytest.raises(UsageError, match="a number or none"):
+        coerce("target_kl", "auto", "test")
+
+
+@pytest.mark.parametrize(
+    ("timesteps", "batch", "done", "whole"),
+    [(50_000, 2048, 0, 51_200), (51_200, 2048, 0, 51_200), (1, 64, 0, 64), (200, 64, 150, 214), (100, 64, 128, 128)],
+)
+def test_a_run_ends_after_its_first_whole_iteration_with_all_steps(
+    timesteps: int, batch: int, done: int, whole: int
+) -> None:
+    assert whole_steps(timesteps, batch, done) == whole

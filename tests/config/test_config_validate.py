@@ -21,7 +21,7 @@ unhurried = settings(deadline=None)  # the machine is shared
 
 
 NO_WORKERS = (
-    "--no-subproc steps environments in this process, and --workers 8 in others; leave out one, or say --workers none."
+    "--no-subproc steps environments in this process, and --workers 8 in others; leave out one, or say --workers auto."
 )
 
 
@@ -62,8 +62,8 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ({"log_std_init": "-inf"}, "`log_std_init` is -inf; it must be a finite number."),
         ({"clip_range_vf": 0}, "`clip_range_vf` is 0.0; it must be above 0, or none."),
         ({"target_kl": -1}, "`target_kl` is -1.0; it must be above 0, or none."),
-        ({"workers": 0}, "`workers` is 0; it must be above 0, or none."),
-        ({"checkpoint_every": 0}, "`checkpoint_every` is 0; it must be above 0, or none."),
+        ({"workers": 0}, "`workers` is 0; it must be above 0, or auto."),
+        ({"checkpoint_every": 0}, "`checkpoint_every` is 0; it must be above 0, or auto."),
         ({"gamma": 1.01}, "`gamma` is 1.01; it must lie between 0 and 1."),
         ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must lie between 0 and 1."),
         ({"discretize": 1}, "`discretize` is 1; each action needs at least 2 bins."),

@@ -56,7 +56,7 @@ def test_settings_stand_in_a_section_or_by_themselves(text: str, tmp_path: Path)
         ("recipe: {n_envs: 8}\n", "`recipe` changes what is learned"),
         ("timesteps: 100\n", "`timesteps` is about the run, and an engine file holds engine settings only"),
         ("engine: {wokers: 2}\n", "there is no setting `wokers`; did you mean `workers`?"),
-        ("workers: many\n", "`workers` must be a whole number or none, not 'many'."),
+        ("workers: many\n", "`workers` must be a whole number or auto, not 'many'."),
         ("engine: 3\n", "`engine` must hold `name: value` lines."),
         ("machine: {cores: many}\n", "`machine` must hold `cores`, a number, and `gpu`, a name or nothing."),
     ],

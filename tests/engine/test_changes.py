@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import unidle
-from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.engine.checkpoint import RunFolder, load_checkpoint, save_checkpoint
+from unidle.engine.kernels import kernels_on
 from unidle.report.dashboard.runs import whole_view
 
 SMALL: dict[str, Any] = {
@@ -54,7 +58,7 @@ def test_settings_that_differ_are_noted_at_the_checkpoint_and_shown(tmp_path: Pa
         "change": "graphs true → false, timesteps 12800 → 6400, eval_episodes 10 → 3",
     }
     go_on(folder, workers=1, subproc=True)
-    assert [(r["step"], r["change"]) for r in noted(folder)][1:] == [(4 * 64, "subproc null → true, workers null → 1")]
+    assert [(r["step"], r["change"]) for r in noted(folder)][1:] == [(4 * 64, "subproc auto → true, workers auto → 1")]
     assert [marker["steps"] for marker in whole_view(folder)[0]["changes"]] == [3 * 64, 4 * 64]
 
 
@@ -65,3 +69,44 @@ def test_what_was_noted_past_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     (folder / "changes.jsonl").write_text("".join(json.dumps({**early, "step": step}) + "\n" for step in (64, 65)))
     go_on(folder)
     assert noted(folder) == [early]
+
+
+def test_other_kernels_than_before_are_told_and_noted_and_no_obstacle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    path = RunFolder.open(folder).latest()
+    assert path is not None
+    state = load_checkpoint(path)
+    here = state["kernels"]
+    assert here == kernels_on(torch.device("cpu")) == f"torch {torch.__version__}, CPU"
+    there = "torch 2.11.0, Triton 3.6.0, NVIDIA H200"
+    save_checkpoint(path, {**state, "kernels": there})
+    unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])
+    assert f"({there} → {here})" in capsys.readouterr().err.replace("\n", " ")
+    assert [(r["step"], r["change"]) for r in noted(folder)] == [(64, f"kernels {there} → {here}")]
+    unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])  # now it is computed as it was
+    assert "The kernels that compute" not in capsys.readouterr().err
+    assert len(noted(folder)) == 1
+
+
+def test_a_checkpoint_that_does_not_tell_its_kernels_is_gone_on_with_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    path = RunFolder.open(folder).latest()
+    assert path is not None
+    save_checkpoint(path, {name: value for name, value in load_checkpoint(path).items() if name != "kernels"})
+    unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])
+    assert "The kernels that compute" not in capsys.readouterr().err
+    assert noted(folder) == []
+
+
+@pytest.mark.parametrize(("runs", "words"), [(True, "Triton 3.6.0"), (False, "no Triton")])
+def test_kernels_of_a_gpu_hang_on_triton_and_the_gpu(runs: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.engine.kernels.has_own_kernels", lambda: runs)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0"))
+    assert kernels_on(torch.device("cuda")) == f"torch {torch.__version__}, {words}, NVIDIA H200"

@@ -382,7 +382,7 @@ def test_what_was_recorded_after_the_last_checkpoint_is_not_done_again_and_may_b
     nothing = {
         name: torch.full_like(value, torch.nan) for name, value in final_state(parts.path)["algo"]["policy"].items()
     }
-    owing(parts, 120, nothing, best_return=-np.inf, best_step=-1)
+    owing(parts, 120, nothing, best_success=-np.inf, best_return=-np.inf, best_step=-1, highest_return=-np.inf)
     resumed = unidle.resume(parts.path, env=Errands, quiet=True)
     assert evaluations(resumed) == evaluations(whole)
     assert_same(final_state(resumed.path), final_state(whole.path))
@@ -472,7 +472,7 @@ def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
     parts: Any = SimpleNamespace(
         contract=contract, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
     )
-    facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes)
+    facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes, 480)
     assert facts["evaluation"].endswith(words)
     assert f"{processes} worker process{'es' * (processes > 1)} (" in facts["environment"]
 

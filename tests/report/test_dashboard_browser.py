@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_runs import make_run, serving, stretch, write_lines
+from dashboard_runs import iteration, make_run, serving, stretch, write_lines
 
 from unidle.cli.main import run as command_line
+from unidle.timeline import PHASES
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -127,6 +128,47 @@ def test_the_file_of_a_run_is_drawn_without_a_server(tmp_path: Path, browser: An
     assert command_line(["report", str(run), "--html"]) == 0
     with opened(browser, (run / "dashboard.html").as_uri()) as page:
         check_finished(page)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_phase_has_one_colour_in_the_report_and_on_the_dashboard(mode: str, tmp_path: Path, browser: Any) -> None:
+    run = make_run(tmp_path, "x")
+    times = {f"time/{name}": (i + 1) / 10 for i, name in enumerate(PHASES)}
+    write_lines(run / "metrics.jsonl", [iteration(6, **times)])  # of which 1.5 seconds are unattributed
+    write_lines(run / "meter.jsonl", [stretch(1, host=dict.fromkeys((*PHASES, "unattributed"), 0.1))])
+    assert command_line(["report", str(run)]) == 0
+    assert command_line(["report", str(run), "--html"]) == 0
+    with opened(browser, (run / "report.html").as_uri()) as page:
+        page.emulate_media(color_scheme=mode)
+        told = page.evaluate("""[...document.querySelectorAll('svg[aria-label="Where the time went"] .chart-name')].map(
+            (name) => {
+              const all = [...name.parentElement.querySelectorAll('rect[width="10.0"]')];
+              const near = (box) => Math.abs(box.getAttribute('y') - name.getAttribute('y') + 9) < 1;
+              const [swatch, hatch] = all.filter(near);
+              return [name.textContent, getComputedStyle(swatch).fill, hatch?.getAttribute('class') ?? null];
+            })""")
+    hatches = {None: None, "hatch-up": "-45deg", "hatch-down": "45deg"}
+    in_report = {name: (colour, hatches[hatch]) for name, colour, hatch in told}
+    with opened(browser, (run / "dashboard.html").as_uri()) as page:
+        page.emulate_media(color_scheme=mode)
+        page.get_by_role("button", name="trainer's thread").click()
+        told = page.evaluate("""[...document.querySelectorAll('#table th')].map((cell) => {
+            const swatch = cell.querySelector('.swatch'), probe = swatch.style.getPropertyValue('--c');
+            swatch.style.color = probe;
+            const isHatched = swatch.classList.contains('hatched');
+            return [cell.textContent, getComputedStyle(swatch).color,
+                    isHatched ? swatch.style.getPropertyValue('--angle') : null];
+        })""")
+        drawn = page.evaluate("document.getElementById('timeline').data.map((t) => [t.name, t.fillcolor])")
+    on_dashboard = {name: (colour, hatch) for name, colour, hatch in told}
+    assert set(on_dashboard) == {*PHASES, "unattributed"}
+    assert in_report == on_dashboard
+    assert {name: _rgb(colour) for name, colour in drawn} == {name: colour for name, (colour, _) in in_report.items()}
+
+
+def _rgb(colour: str) -> str:
+    """#0072b2 as a browser tells it."""
+    return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
 def test_the_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> None:

@@ -135,7 +135,11 @@ def test_a_resumed_run_knows_the_best_evaluation_of_before() -> None:
     log.display.on_evaluation(evaluation(600, 40.0, best=False))
     log.clock.now += 11
     log.display.on_iteration(iteration(610))
-    assert "best evaluation 50.00" in log.lines[-1]
+    assert "best evaluation 50.00  " in log.lines[-1]
+    log.display.on_evaluation({**evaluation(700, 40.0, best=True), "eval/success": 0.7})
+    log.clock.now += 11
+    log.display.on_iteration(iteration(710))
+    assert "best evaluation 40.00, success 70 %" in log.lines[-1]
 
 
 def test_the_end_shows_the_last_state_once() -> None:

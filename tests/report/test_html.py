@@ -14,6 +14,7 @@ from rich.console import Console
 
 from unidle.config import Config
 from unidle.errors import UsageError
+from unidle.report.history import history_of
 from unidle.report.html import write_report
 from unidle.report.terminal import print_summary
 
@@ -59,7 +60,7 @@ class Page(HTMLParser):
 
 
 def run_folder(folder: Path, records: list[dict[str, Any]], **values: Any) -> Path:
-    config = Config().with_values({"env": "CartPole-v1", "timesteps": 4000, **values}, "test")
+    config = Config().with_values({"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, **values}, "test")
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
@@ -178,7 +179,7 @@ def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
     assert list(shown) == list(Config().flat())
     assert shown["network_arch"] == "[128, 64]"
     assert shown["env_kwargs"] == "{gravity: -9.8}"
-    assert shown["target_kl"] == "null"
+    assert (shown["target_kl"], shown["workers"]) == ("none", "auto")
     assert page.of("h3") == ["recipe", "engine", "run"]
 
 
@@ -250,7 +251,7 @@ def test_the_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert not {name for name, _ in page.attributes} & {"src", "href", "data", "srcset", "onload"}
     addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a format, not fetched
-    assert not re.search(r"@import|url\(", text)
+    assert not re.search(r"@import|url\((?!#)", text)  # but its own hatches
 
 
 def test_the_page_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -321,12 +322,23 @@ def of_tasks(step: int, push: float, reach: float, dormant: float) -> dict[str, 
 def test_success_is_plotted_and_told_by_task(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.8, 0.1, 0.1), of_tasks(2000, 0.5, 0.3, 0.2)]))
     assert page.figures()["Success"] == ("40 %", "final evaluation; best 45 %")
+    assert page.figures()["Best evaluation"] == ("10.00", "± 1.00 at step 1k, success 45 %")
     assert "environment steps: 1,000\nevaluation: 45 %" in page.of("title")
     cells = page.of("td")[:6]
     assert cells == ["50 %", "80 %", "50.00", "30 %", "30 %", "30.00"]  # of the last evaluation, its best, its return
     assert page.of("th")[4:6] == ["push", "reach"]
     assert "Tasks at step 2k" in page.of("h3")
     assert "success 40 % at step 2k" in summary_of(tmp_path)
+
+
+def test_the_best_evaluation_is_the_one_whose_policy_was_kept(tmp_path: Path) -> None:
+    """Whatever decided when the run was trained; without marks success decides, and return between equals."""
+    one, two, three = (evaluation(1000 * i, mean, 1.0) for i, mean in ((1, 30.0), (2, 20.0), (3, 25.0)))
+    marked = [{**one, "eval/best": True}, {**two, "eval/best": True}, {**three, "eval/best": False}]
+    assert history_of(tmp_path, {}, marked).best_evaluation == marked[1]
+    told = [{**r, "eval/success": success} for r, success in ((one, 0.1), (two, 0.5), (three, 0.5))]
+    assert history_of(tmp_path, {}, told).best_evaluation == told[2]
+    assert history_of(tmp_path, {}, [one, two, three]).best_evaluation == one
 
 
 def test_plasticity_is_plotted_and_a_note_appears_past_the_threshold_alone(tmp_path: Path) -> None:

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unidle.meter.attribution import CAUSES
 from unidle.report.axis import fit_axis, plottable, running_mean, thin
-from unidle.report.style import CSS
-from unidle.report.svg import COLOURS, Reference, Series, line_chart, stacked_bar
+from unidle.report.looks import COLOURS, PHASE_LOOKS, Look, phase_look
+from unidle.report.style import CSS, HATCHES
+from unidle.report.svg import Reference, Series, line_chart, stacked_bar
+from unidle.timeline import PHASES
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -163,6 +166,29 @@ def test_a_stacked_bar_is_cut_in_proportion_and_labelled() -> None:
     assert [float(bar.get("x", "")) for bar in bars] == pytest.approx([2, 202, 322])
     assert texts(root, "chart-name") == list(shares)
     assert texts(root, "chart-figure") == ["50 %", "30 %", "20 %"]
+
+
+@pytest.mark.parametrize("names", [(*PHASES, "unattributed"), ("busy", *CAUSES, "unattributed")])
+def test_no_two_phases_of_one_chart_look_alike(names: tuple[str, ...]) -> None:
+    assert len({PHASE_LOOKS[name] for name in names}) == len(names)
+
+
+def test_a_phase_keeps_its_look_whatever_else_is_in_the_chart() -> None:
+    root = ET.fromstring(stacked_bar("Time", {"learn": 0.5, "logging": 0.3, "environment": 0.2}))
+    swatches = [e.get("class") for e in root.iter(f"{_SVG}rect") if e.get("height") == "10.0"]
+    assert swatches == ["fill c2", "fill c6", "hatch-up", "fill c1"]
+    lines = [Series(name, [0, 1], [0.5, 0.5], look=phase_look(name)) for name in ("unattributed", "learn")]
+    drawn = chart(*lines, stacked=True)
+    assert [e.get("class") for e in drawn.iter(f"{_SVG}path")] == [
+        *("area c5", "hatch-down", "area c2"),
+        *("line c5", "line c2"),
+    ]
+    assert {f"url(#{name})" for name in re.findall('id="(.*?)"', HATCHES)} == set(re.findall(r"url\(.*?\)", CSS))
+
+
+def test_a_phase_that_nobody_knows_has_a_look_of_its_own() -> None:
+    assert phase_look("<b>") == Look("c5", "/")
+    assert phase_look("<b>") not in PHASE_LOOKS.values()
 
 
 def test_a_stacked_bar_without_shares_says_so() -> None:

@@ -8,14 +8,14 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from unidle.config import Config
-from unidle.config.schema import coerce, unknown_key
+from unidle.config.schema import LEFT_TO_UNIDLE, Engine, Recipe, Run, coerce, unknown_key
 from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")
@@ -176,15 +176,20 @@ def _read_float(text: str) -> float:
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """none, or 20"""
+    return _with_word(info.type, "none")
+
+
+def _with_word(wanted: Any, none: str) -> PrimitiveConstructorSpec[Any] | None:
+    """How an optional value is read, whose None is told by that word."""
     readers: dict[type, tuple[str, Callable[[str], Any]]] = {
-        int: ("none|INT", _read_int),
-        float: ("none|FLOAT", _read_float),
-        str: ("none|STR", str),
+        int: (f"{none}|INT", _read_int),
+        float: (f"{none}|FLOAT", _read_float),
+        str: (f"{none}|STR", str),
         Path: ("PATH", Path),  # none is said by leaving it out
-        tuple: ("none|N,N,…", _read_widths),
+        tuple: (f"{none}|N,N,…", _read_widths),
     }
-    kinds = set(get_args(info.type)) - {NoneType}
-    if NoneType not in get_args(info.type) or len(kinds) != 1:
+    kinds = set(get_args(wanted)) - {NoneType}
+    if NoneType not in get_args(wanted) or len(kinds) != 1:
         return None
     (kind,) = kinds
     if get_origin(kind) is tuple:
@@ -195,10 +200,19 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda words: None if words[0] == "none" else read(words[0]),
+        instance_from_str=lambda words: None if words[0] in (none, "none") else read(words[0]),
         is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: ["none" if value is None else _write(value)],
+        str_from_instance=lambda value: [none if value is None else _write(value)],
     )
+
+
+def _say_auto() -> None:
+    """Have --help say auto of settings that are left to unidle; tyro asks by type, and others have the same one."""
+    for part in (Recipe, Engine, Run):
+        for name, kind in get_type_hints(part).items():
+            spec = _with_word(kind, "auto") if name in LEFT_TO_UNIDLE else None
+            if spec is not None:
+                part.__annotations__[name] = Annotated[kind, spec]
 
 
 def _read_widths(text: str) -> tuple[int, ...]:
@@ -207,6 +221,9 @@ def _read_widths(text: str) -> tuple[int, ...]:
 
 def _write(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+_say_auto()
 
 
 @_registry.primitive_rule

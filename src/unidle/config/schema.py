@@ -18,6 +18,19 @@ from unidle.errors import UsageError
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
 
+# Settings that unidle chooses where they are None; the others are then switched off, or not given.
+LEFT_TO_UNIDLE = (
+    "critic_arch",
+    "target_entropy",
+    "subproc",
+    "workers",
+    "slices",
+    "pin_cores",
+    "eval_workers",
+    "eval_every",
+    "checkpoint_every",
+)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -105,13 +118,13 @@ class Recipe:
     n_critics: int = 2
     """SAC: critics, of which the lowest is believed."""
     critic_arch: tuple[int, ...] | None = None
-    """SAC: hidden layers of the critics; none: as the actor's."""
+    """SAC: hidden layers of the critics; auto: as the actor's."""
     temperature: float | Literal["auto"] = "auto"
     """SAC: weight of the entropy; auto: learned."""
     n_tasks: int = 1
     """SAC: tasks, told by the last numbers of an observation (one-hot); each has its head, temperature and memory."""
     target_entropy: float | None = None
-    """SAC: entropy that the temperature aims at; none: minus the number of actions, or 0.98 of a choice's most."""
+    """SAC: entropy that the temperature aims at; auto: minus the number of actions, or 0.98 of a choice's most."""
     double: bool = True
     """DQN: the network chooses the action that its target values."""
     duelling: bool = False
@@ -136,13 +149,13 @@ class Engine:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the networks live."""
     subproc: bool | None = None
-    """Environments in worker processes; none: decided by timing a few steps."""
+    """Environments in worker processes; auto: decided by timing a few steps."""
     workers: int | None = None
-    """Worker processes; none: one per core (less one beside a GPU or with overlap), never more than environments."""
+    """Worker processes; auto: one per core (less one beside a GPU or with overlap), never more than environments."""
     slices: int | None = None
-    """Slices of environments per worker, one stepped while another gets its actions; none: 2, or 1 without a need."""
+    """Slices of environments per worker, one stepped while another gets its actions; auto: 2, or 1 without a need."""
     pin_cores: bool | None = None
-    """Keep each worker process on a core, and have them change places; none: if they take all cores or all but one."""
+    """Keep each worker process on a core, and have them change places; auto: if they take all cores or all but one."""
     compile: bool = False
     """Compile the steps of environments on the device: a minute or less at the start, then fewer kernels a step."""
     graphs: bool = True
@@ -152,7 +165,7 @@ class Engine:
     env_timeout: float | None = 300.0
     """Seconds after which a worker that does not come back from a step is started again; none: never."""
     eval_workers: int | None = None
-    """Processes that evaluate beside training; 0: training waits. none: a quarter of the cores for several tasks."""
+    """Processes that evaluate beside training; 0: training waits. auto: a quarter of the cores for several tasks."""
     max_env_restarts: int = 10
     """Faults of one environment in a row, without an episode that ends by itself, that the run bears."""
 
@@ -178,13 +191,13 @@ class Run:
     allow_recipe_change: bool = False
     """Take another recipe than that of a preset which reproduces fixed numbers; `unidle tune`: try other recipes."""
     eval_every: int | None = None
-    """Steps between evaluations in separate environments; none: a tenth of the run. 0: never."""
+    """Steps between evaluations in separate environments; auto: a tenth of the run. 0: never."""
     eval_episodes: int = 10
     """Episodes per evaluation."""
     target_return: float | None = None
     """Ends the run once an evaluation reaches this mean return."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; none: a twentieth of the run."""
+    """Steps between checkpoints; auto: a twentieth of the run."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints are kept, beside the best."""
     save_replay: bool = True
@@ -235,6 +248,11 @@ class Config:
         return self.recipe, self.engine, self.run
 
 
+def whole_steps(timesteps: int, total_batch: int, done: int = 0) -> int:
+    """Steps after which a run ends that has `done` some of its `timesteps`: iterations are never cut short."""
+    return done - (done - max(done, timesteps)) // total_batch * total_batch
+
+
 _FIELD_TYPES: dict[str, tuple[str, Any]] = {
     f.name: (section, typing.get_type_hints(part)[f.name])
     for section, part in (("recipe", Recipe), ("engine", Engine), ("run", Run))
@@ -245,6 +263,11 @@ _FIELD_TYPES: dict[str, tuple[str, Any]] = {
 def section_of(key: str) -> str | None:
     """Which part of the tree a flat name belongs to; None if there is no such setting."""
     return _FIELD_TYPES[key][0] if key in _FIELD_TYPES else None
+
+
+def word_for_none(key: str) -> str:
+    """What a user calls the None of a setting: `auto` where unidle then chooses, else `none`."""
+    return "auto" if key in LEFT_TO_UNIDLE else "none"
 
 
 def unknown_key(key: str, source: str, more: Iterable[str] = (), command: str = "train") -> str:
@@ -259,9 +282,9 @@ def unknown_key(key: str, source: str, more: Iterable[str] = (), command: str = 
 def coerce(key: str, value: Any, source: str) -> Any:
     """`value` as the declared type of setting `key`, or a UsageError that says what the type is."""
     expected = _FIELD_TYPES[key][1]
-    converted = _convert(value, expected)
+    converted = None if value == "auto" and key in LEFT_TO_UNIDLE else _convert(value, expected)
     if converted is _MISMATCH:
-        raise UsageError(f"{source}: `{key}` must be {_describe(expected)}, not {value!r}.")
+        raise UsageError(f"{source}: `{key}` must be {_describe(expected, word_for_none(key))}, not {value!r}.")
     return converted
 
 
@@ -309,10 +332,10 @@ def _number(value: Any, expected: type) -> Any:
     return _MISMATCH if math.isnan(number) else number
 
 
-def _describe(expected: Any) -> str:
+def _describe(expected: Any, none: str) -> str:
     origin = typing.get_origin(expected)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in typing.get_args(expected))
+        return " or ".join(_describe(option, none) for option in typing.get_args(expected))
     if origin is Literal:
         return " or ".join(repr(option) for option in typing.get_args(expected))
     if origin is tuple:
@@ -320,7 +343,7 @@ def _describe(expected: Any) -> str:
     if origin is dict:
         return "a mapping"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return names.get(expected, "none")
+    return names.get(expected, none)
 
 
 def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from importlib.util import find_spec
 
 from unidle.config.presets import load_preset
-from unidle.config.schema import Config, Recipe
+from unidle.config.schema import Config, Recipe, word_for_none
 from unidle.errors import UsageError
 
 _AT_LEAST_ONE = (
@@ -84,7 +84,7 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
             raise UsageError(f"`{name}` is {flat[name]}; it must not be negative.")
     for name in _POSITIVE_OR_NONE:
         if flat[name] is not None and not flat[name] > 0:
-            raise UsageError(f"`{name}` is {flat[name]}; it must be above 0, or none.")
+            raise UsageError(f"`{name}` is {flat[name]}; it must be above 0, or {word_for_none(name)}.")
     for name in _SHARES:
         if not 0 <= flat[name] <= 1:
             raise UsageError(f"`{name}` is {flat[name]}; it must lie between 0 and 1.")
@@ -98,7 +98,7 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
     if engine.subproc is False and engine.workers is not None:
         raise UsageError(
             f"--no-subproc steps environments in this process, and --workers {engine.workers} in others; "
-            "leave out one, or say --workers none."
+            "leave out one, or say --workers auto."
         )
     if config.run.eval_every is not None and config.run.eval_every < 0:
         raise UsageError("`eval_every` must not be negative; 0 turns evaluation off.")

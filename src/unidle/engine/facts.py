@@ -11,8 +11,8 @@ from unidle.engine.parts import Parts
 from unidle.nn.policy import n_parameters
 
 
-def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int) -> dict[str, str]:
-    """A line of each: its name and what it says."""
+def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, total_steps: int) -> dict[str, str]:
+    """A line of each: its name and what it says. `total_steps` are those after which the run ends."""
     recipe, run, contract, workers = config.recipe, config.run, parts.contract, parts.workers
     step = f"a step takes {contract.step_seconds * 1e6:.0f} µs"
     backend = (
@@ -40,6 +40,8 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int) -> d
         "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
         "device": f"{name}, {parts.precision}",
     }
+    if total_steps > run.timesteps:
+        facts["steps"] = f"{run.timesteps:,}, in whole iterations {total_steps:,}"
     if eval_workers:
         episodes = _counted(run.eval_episodes, "episode", "episodes")
         facts["evaluation"] = f"{episodes}, beside training ({_counted(eval_workers, 'process', 'processes')})"

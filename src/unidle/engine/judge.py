@@ -19,7 +19,7 @@ from unidle.engine.listener import Callback, Listener, Moment
 from unidle.engine.saving import Progress, Saver
 from unidle.engine.story import write_story
 from unidle.envs.host import Fault
-from unidle.journal import Journal, read_records
+from unidle.journal import Journal, how_good, read_records
 from unidle.timeline import CHECKPOINT, EVALUATE, OTHER, Timeline
 
 _WAIT_SECONDS = 0.2  # for an evaluation, before looking whether the user wants to stop
@@ -85,19 +85,18 @@ class Judge:
         self.timeline.enter(OTHER)
 
     def _note(self, done: Evaluated) -> None:
-        run, progress, result = self.config.run, self.progress, done.result
+        run, result = self.config.run, done.result
         for fault in done.faults:
             self.tell_fault(fault, done.step)
-        is_best = result.mean_return > progress.best_return
+        metrics = result.metrics(self.evaluations.task_names)
+        is_best = self.progress.take_note({"step": done.step, **metrics})
         if is_best:
-            progress.best_return, progress.best_step = result.mean_return, done.step
             # The best first: a run killed before the record is written evaluates again and writes it again.
             self.timeline.enter(CHECKPOINT)
             self.saver.save_best(self.folder, done.weights, done.step)
             self.timeline.enter(OTHER)
-        metrics = {**result.metrics(self.evaluations.task_names), "eval/best": is_best}
         numbers = {name: float(value) for name, value in done.about.items()}
-        record: dict[str, Any] = {"kind": "evaluation", "step": done.step, **metrics, **numbers}
+        record: dict[str, Any] = {"kind": "evaluation", "step": done.step, **metrics, "eval/best": is_best, **numbers}
         if self.evaluations.are_beside:
             record["eval/seconds_behind"] = self.saver.clock.wall() - record["wall"]
         self.journal.write(record)
@@ -136,10 +135,12 @@ def owed_by(state: dict[str, Any], folder: Path, progress: Progress) -> list[dic
     """
     records = read_records(folder / "metrics.jsonl")
     done = {r["step"]: r for r in records if r["kind"] == "evaluation" and r["step"] <= progress.step}
+    if "best_success" not in state and progress.best_step in done:  # an older checkpoint
+        progress.best_success, _ = how_good(done[progress.best_step])
     owed = state.get("evaluations", [])
-    for record in (done[each["step"]] for each in owed if each["step"] in done):
-        if record["eval/return_mean"] > progress.best_return:
-            progress.best_return, progress.best_step = record["eval/return_mean"], record["step"]
+    for each in owed:
+        if each["step"] in done:
+            progress.take_note(done[each["step"]])
     return [each for each in owed if each["step"] not in done]
 
 

@@ -16,6 +16,7 @@ from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
 from unidle.envs.contract import Contract
 from unidle.errors import UsageError
+from unidle.journal import how_good
 
 
 @dataclass
@@ -24,14 +25,37 @@ class Progress:
 
     step: int = 0
     iteration: int = 0
-    best_return: float = -math.inf  # mean return of the best evaluation so far …
+    best_success: float = -math.inf  # success of the best evaluation so far, if it is told, …
+    best_return: float = -math.inf  # … its mean return …
     best_step: int = -1  # … and the step it was of
+    highest_return: float = -math.inf  # mean return of whichever evaluation had the most
     last_evaluated: int = -1  # step at which an evaluation was last asked for
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the values out of a checkpoint, among whatever else is in it."""
+        """Take the values out of a checkpoint, among whatever else is in it.
+
+        One written when return alone decided on the best does not tell its success.
+        """
+        state = {"best_success": -math.inf, "highest_return": state["best_return"], **state}
         for name in asdict(self):
             setattr(self, name, state[name])
+
+    def take_note(self, evaluation: dict[str, Any]) -> bool:
+        """Whether the evaluation of this record is the best so far, which it then is from now on."""
+        self.highest_return = max(self.highest_return, evaluation["eval/return_mean"])
+        if not how_good(evaluation) > (self.best_success, self.best_return):
+            return False
+        self.best_success, self.best_return = how_good(evaluation)
+        self.best_step = evaluation["step"]
+        return True
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """What is known of the best evaluation, as its record has it."""
+        if self.best_step < 0:
+            return None
+        told = {"eval/success": self.best_success} if self.best_success >= 0 else {}
+        return {"step": self.best_step, "eval/return_mean": self.best_return, **told}
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,7 @@ class Saver:
     collector: Collector | DeviceCollector
     progress: Progress
     clock: RunClock
+    kernels: str  # that compute it, in words
 
     def save(self, folder: RunFolder, evaluations: list[dict[str, Any]]) -> None:
         """Write a checkpoint; `evaluations` are those asked for and not done."""
@@ -56,6 +81,7 @@ class Saver:
             "evaluations": evaluations,
             "wall": self.clock.wall(),
             "seconds": self.clock.seconds(),
+            "kernels": self.kernels,
         }
         if not self.config.run.save_replay:
             state = without_memory(state)
@@ -65,8 +91,11 @@ class Saver:
         """Write the checkpoint to evaluate and predict with: the policy alone, as it was at `step`."""
         folder.save_best({"spaces": spaces_to_plain(self.contract), "algo": {"policy": dict(weights)}, "step": step})
 
-    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Put a checkpoint's values into the parts; UsageError if it is of other ones."""
+    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> dict[str, tuple[str, str]]:
+        """Put a checkpoint's values into the parts; UsageError if it is of other ones.
+
+        Returns what is not as it was, though no setting says so: its name, what it was and what it is.
+        """
         if state["spaces"] != spaces_to_plain(self.contract):
             raise UsageError(
                 "The environment has other spaces than the checkpoint; resume with the one it was trained on."
@@ -95,3 +124,11 @@ class Saver:
         self.progress.load_state_dict(state)
         self.clock.go_on_from(state["wall"], state["seconds"])
         restore_random_state(state["random"])
+        before = state.get("kernels", self.kernels)  # an older checkpoint does not tell
+        if before == self.kernels:
+            return {}
+        say(
+            f"The kernels that compute this run are others than before ({before} → {self.kernels}), so it will not be "
+            "bit for bit one that was never stopped."
+        )
+        return {"kernels": (before, self.kernels)}

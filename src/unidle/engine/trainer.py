@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from unidle.config import Config
+from unidle.config.schema import whole_steps
 from unidle.engine.build import too_many_workers
 from unidle.engine.changes import note_changes
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
@@ -23,6 +24,7 @@ from unidle.engine.evaluations import Evaluations, choose_processes
 from unidle.engine.facts import facts_of
 from unidle.engine.interrupts import Interrupts
 from unidle.engine.judge import Judge, owed_by
+from unidle.engine.kernels import kernels_on
 from unidle.engine.learner import Learner
 from unidle.engine.listener import Accountant, Callback, Listener, Moment
 from unidle.engine.parts import build_parts
@@ -63,7 +65,8 @@ class Trainer:
         self._learner = Learner(self.algo, self._timeline)
         self._stopping = self._interrupted = False
         self.progress, self._clock = Progress(), RunClock(self._timeline)
-        self._saver = Saver(config, self.contract, self.algo, self.collector, self.progress, self._clock)
+        kernels = kernels_on(self._parts.capture.device)
+        self._saver = Saver(config, self.contract, self.algo, self.collector, self.progress, self._clock, kernels)
         must_wait = config.run.target_return is not None or bool(after_evaluation)
         try:
             workers = self._parts.workers
@@ -100,8 +103,8 @@ class Trainer:
         if checkpoint is None:
             self.collector.start()
         else:
-            self._restore(checkpoint)
-            note_changes(folder.path, folder.config(), self.config, self.progress.step, self._clock.wall())
+            others = self._restore(checkpoint)
+            note_changes(folder.path, folder.config(), self.config, self.progress.step, self._clock.wall(), others)
             folder.save_config(self.config)  # which may be another now, and is known to go with the checkpoint
         self._journal = Journal(
             self._folder.path,
@@ -128,9 +131,9 @@ class Trainer:
             is_stopping=lambda: self._stopping,
         )
         progress = self.progress
-        best = {"step": progress.best_step, "eval/return_mean": progress.best_return}
-        facts = facts_of(self.config, self._parts, folder.path, self._evaluations.processes)
-        self._listener.on_start(facts, run.timesteps, progress.step, best if progress.best_step >= 0 else None)
+        total = whole_steps(run.timesteps, self.config.recipe.total_batch, progress.step)
+        facts = facts_of(self.config, self._parts, folder.path, self._evaluations.processes, total)
+        self._listener.on_start(facts, total, progress.step, progress.best)
         warning = too_many_workers(self.config.engine)
         if warning:
             self._listener.on_message(warning)
@@ -142,7 +145,7 @@ class Trainer:
             )
         if progress.step >= run.timesteps:
             self._listener.on_message(f"All of its {run.timesteps:,} steps are done; give it more with --timesteps.")
-        elif run.target_return is not None and progress.best_return >= run.target_return:
+        elif run.target_return is not None and progress.highest_return >= run.target_return:
             self._listener.on_message(f"It has reached its target return; raise --target-return {run.target_return:g}.")
             self._stopping = True
         self._clock.begin()
@@ -341,10 +344,12 @@ class Trainer:
         self._saver.save(self._folder, self._evaluations.state())
         self._timeline.enter(OTHER)
 
-    def _restore(self, checkpoint: Path) -> None:
+    def _restore(self, checkpoint: Path) -> dict[str, tuple[str, str]]:
+        """What is not as it was in the checkpoint, though no setting says so."""
         state = load_checkpoint(checkpoint)
-        self._saver.restore(state, self._listener.on_message)
+        others = self._saver.restore(state, self._listener.on_message)
         self._evaluations.owe(owed_by(state, self._folder.path, self.progress))
+        return others
 
     def close(self) -> None:
         """End all environments and their processes."""

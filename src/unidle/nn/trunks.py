@@ -40,6 +40,11 @@ def _fused_layers() -> dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], 
     return {nn.Tanh: linear_tanh, nn.ReLU: linear_relu}
 
 
+def has_own_kernels() -> bool:
+    """Whether kernels that unidle brings run on the GPU here."""
+    return bool(_fused_layers())
+
+
 class Mlp(nn.Sequential):
     """Linear layers, an activation after each."""
 

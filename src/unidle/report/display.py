@@ -170,7 +170,7 @@ class Display:
             f"{self._progress:>5}",
             f"step {short_number(step, 4)} of {short_number(self._total)}",
             f"return {score(value)}" if (value := number(self._record, "rollout/return_mean")) is not None else None,
-            f"best evaluation {score(self._best['eval/return_mean'])}" if self._best else None,
+            f"best evaluation {evaluation_in_words(self._best, spread=False)}" if self._best else None,
             f"{short_number(rate)} steps/s" if rate else None,
             f"faults {count}" if (count := sum(fault_counts(self._record).values())) else None,
             " ".join(f"{part} {percent(share)}" for part, share in self._shares.items()) or None,

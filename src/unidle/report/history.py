@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidle.config.schema import read_yaml, run_config_file
-from unidle.journal import read_records
-from unidle.report.wording import outcome
+from unidle.config.schema import read_yaml, run_config_file, whole_steps
+from unidle.journal import how_good, read_records
+from unidle.report.wording import outcome, percent, short_number
 from unidle.timeline import PHASES
 
 Record = dict[str, Any]
@@ -37,6 +37,21 @@ class History:
     def steps(self) -> int:
         """Environment steps so far."""
         return max((int(r["step"]) for r in (*self.iterations, *self.evaluations)), default=0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the run was to have: those asked for, in whole iterations."""
+        total, *sizes = self.setting("run", "timesteps"), *(self.setting("recipe", n) for n in ("n_envs", "n_steps"))
+        if not isinstance(total, int) or total < 1:
+            return None
+        is_known = all(isinstance(size, int) and size > 0 for size in sizes)
+        return whole_steps(total, math.prod(sizes)) if is_known else total
+
+    @property
+    def progress(self) -> str:
+        """In words: 97 % of 51.2k."""
+        total = self.total_steps
+        return f"{percent(self.steps / total)} of {short_number(total)}" if total else ""
 
     @property
     def wall(self) -> float:
@@ -67,8 +82,14 @@ class History:
 
     @property
     def best_evaluation(self) -> Record | None:
-        """The evaluation with the highest mean return, the earlier one of equals."""
-        return max(self.evaluations, key=lambda r: float(r["eval/return_mean"]), default=None)
+        """The evaluation whose policy was kept as the best; where none is marked so, the best one by its figures."""
+        kept = [r for r in self.evaluations if r.get("eval/best")]
+        return kept[-1] if kept else max(self.evaluations, key=how_good, default=None)
+
+    @property
+    def highest_return(self) -> float | None:
+        """Of the means of all evaluations."""
+        return max((float(r["eval/return_mean"]) for r in self.evaluations), default=None)
 
     @property
     def success(self) -> float | None:
@@ -133,9 +154,9 @@ def number(record: Record, key: str) -> float | None:
     return float(value)
 
 
-def evaluation_in_words(record: Record) -> str:
-    """Its mean return, and what else it tells of all episodes together."""
-    std, success = number(record, "eval/return_std"), number(record, "eval/success")
+def evaluation_in_words(record: Record, *, spread: bool = True) -> str:
+    """Its mean return, with the `spread` or without, and what else it tells of all episodes together."""
+    std, success = number(record, "eval/return_std") if spread else None, number(record, "eval/success")
     return outcome(float(record["eval/return_mean"]), std, success)
 
 

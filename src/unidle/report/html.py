@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from unidle.config.schema import word_for_none
 from unidle.report.cards import SMALL, section, series
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
+from unidle.report.looks import phase_look
 from unidle.report.plasticity import plasticity_section
 from unidle.report.site_graph import site_graph_section
-from unidle.report.style import CSS
+from unidle.report.style import CSS, HATCHES
 from unidle.report.success import success_section
 from unidle.report.svg import Reference, Series, line_chart, stacked_bar
 from unidle.report.wording import duration, faults, percent, score, short_number
@@ -69,6 +71,7 @@ def _page(history: History) -> str:
 <style>{CSS}</style>
 </head>
 <body>
+{HATCHES}
 <main>
 {body}
 <footer>Drawn from config.yaml and metrics.jsonl in {source}</footer>
@@ -98,13 +101,9 @@ def _heading(history: History) -> str:
 
 def _figures(history: History) -> str:
     final, best = history.final_evaluation, history.best_evaluation
-    total = history.setting("run", "timesteps")
-    progress = ""
-    if isinstance(total, int) and total > 0:
-        progress = f"{percent(history.steps / total)} of {short_number(total)}"
     speed, training = history.steps_per_second, history.training_return
     figures = [
-        ("Steps", f"{history.steps:,}", progress),
+        ("Steps", f"{history.steps:,}", history.progress),
         ("Wall time", duration(history.wall), ""),
         (
             "Steps per second",
@@ -130,7 +129,9 @@ def _evaluation_figure(record: Record | None) -> tuple[str, str]:
         return "–", "none yet"
     std = number(record, "eval/return_std")
     spread = "" if std is None else f"± {score(std)} "
-    return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}"
+    success = number(record, "eval/success")
+    told = "" if success is None else f", success {percent(success)}"
+    return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}{told}"
 
 
 def _faults(history: History) -> str:
@@ -183,7 +184,7 @@ def _speed(history: History) -> str:
     # A window reaches back to the one before it, and so the first to the start of the run.
     steps = [0.0, *(float(record["step"]) for record, _ in windows)]
     spans = [shares for _, shares in (*windows[:1], *windows)]
-    layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans]) for part in parts]
+    layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans], look=phase_look(part)) for part in parts]
     rate = series("steps per second", history.iterations, "rollout/steps_per_second")
     charts = [
         line_chart(
@@ -239,7 +240,7 @@ def _config(history: History) -> str:
 def _settings(section: str, settings: dict[str, Any]) -> str:
     """A card of settings. The recipe is long and wide, so its table comes in two halves."""
     rows = [
-        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_setting(value))}</td></tr>'
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_setting(str(name), value))}</td></tr>'
         for name, value in settings.items()
     ]
     half = (len(rows) + 1) // 2 if section == "recipe" else len(rows)
@@ -249,8 +250,10 @@ def _settings(section: str, settings: dict[str, Any]) -> str:
     return f'<div class="card">{heading}<div class="{layout}">{tables}</div></div>'
 
 
-def _setting(value: Any) -> str:
-    """A value as YAML writes it on one line."""
+def _setting(name: str, value: Any) -> str:
+    """A value as a user writes it: YAML on one line, and a word for what is left to unidle or switched off."""
+    if value is None:
+        return word_for_none(name)
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 

@@ -10,14 +10,14 @@ PALETTE = """
   --page: #f6f6f4; --card: #ffffff; --edge: #e4e3df; --ink: #1b1c1f; --soft: #65676e;
   --grid: #ecebe7; --axis: #c4c3be; --accent: #0068a8;
   --c0: #0072b2; --c1: #d55e00; --c2: #008f68; --c3: #b8559a; --c4: #b98000; --c5: #85888f;
-  --c6: #3f4249; --c7: #6a4fb8; --c8: #8a5a3c;
+  --c6: #3f4249; --c7: #6a4fb8; --c8: #8a5a3c; --hatch: rgba(255, 255, 255, .75);
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #101216; --card: #181b21; --edge: #292d36; --ink: #eceef2; --soft: #9aa1ad;
     --grid: #252932; --axis: #464c58; --accent: #6cbcf2;
     --c0: #56b4e9; --c1: #ff8c42; --c2: #2fc79a; --c3: #e58fc4; --c4: #f0c04a; --c5: #8a909b;
-    --c6: #d5d8de; --c7: #a78bfa; --c8: #c9946f;
+    --c6: #d5d8de; --c7: #a78bfa; --c8: #c9946f; --hatch: rgba(0, 0, 0, .55);
   }
 }
 """
@@ -104,13 +104,15 @@ CHART_LOOK = """
 .c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); }
 .c7 { --c: var(--c7); } .c8 { --c: var(--c8); }
 .fill { fill: var(--c); }
+.hatch-up { fill: url(#hatch-up); }
+.hatch-down { fill: url(#hatch-down); }
 .line {
   fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round;
   stroke-linecap: round;
 }
 .faint { stroke-width: 1; stroke-opacity: .32; }
 .band { fill: var(--c); fill-opacity: .15; }
-.area { fill: var(--c); fill-opacity: .8; }
+.area { fill: var(--c); }
 .area ~ .line { stroke: var(--card); stroke-width: 1; }
 .dot { fill: var(--c); stroke: var(--card); stroke-width: 1.3; }
 .strip { fill: none; pointer-events: all; }
@@ -118,5 +120,13 @@ CHART_LOOK = """
 .hover:hover .cue { opacity: 1; }
 .spot:hover .dot { stroke: var(--ink); }
 """
+
+# What the hatched parts of a page's charts refer to, once on the page: stripes to lie over any colour.
+HATCHES = """<svg width="0" height="0" style="position: absolute" aria-hidden="true"><defs>
+<pattern id="hatch-up" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+<rect width="2" height="4" style="fill: var(--hatch)"/></pattern>
+<pattern id="hatch-down" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(-45)">
+<rect width="2" height="4" style="fill: var(--hatch)"/></pattern>
+</defs></svg>"""
 
 CSS = PALETTE + PAGE_LOOK + CHART_LOOK

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 
 from unidle.report.axis import Axis, fit_axis, plottable, running_mean, thin
+from unidle.report.looks import Look, phase_look, series_look
 from unidle.report.style import CHART_LOOK, PALETTE
 from unidle.report.wording import percent, short_number
 
 Values = Sequence[float | None]
 
-COLOURS = 9  # of the palette in `style.py`; a chart with more series repeats them
 _DRAWN_POINTS = 1000  # per line; more cannot be told apart on a screen
 _HOVER_STRIPS = 100  # per chart; each costs a few hundred bytes
 _SMOOTH_FROM = 100  # points; a shorter series is legible as it is
@@ -24,13 +24,17 @@ _CHARACTER = 6.3  # mean width of one in the labels' font; SVG cannot measure te
 
 @dataclass(frozen=True)
 class Series:
-    """One line: None, NaN and infinity in `y` are gaps. `low` and `high` bound a shaded band."""
+    """One line: None, NaN and infinity in `y` are gaps. `low` and `high` bound a shaded band.
+
+    Without a `look` it gets the colour of its place in the chart.
+    """
 
     name: str
     x: Sequence[float]
     y: Values
     low: Values | None = None
     high: Values | None = None
+    look: Look | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -83,8 +87,9 @@ def line_chart(
     ones faintly under their running mean over a fiftieth of the points.
     """
     width, height = size
+    series = [replace(s, look=s.look or series_look(i)) for i, s in enumerate(series)]
     drawn = _stack(series) if stacked else series
-    named = [(i, s.name) for i, s in enumerate(series) if not s.is_empty]
+    named = [(_look(s), s.name) for s in series if not s.is_empty]
     legend, legend_height = _legend(named, width) if len(series) > 1 else ("", 0)
     head = _text(2, 17, title, "chart-title") + legend
     if not named:
@@ -105,8 +110,8 @@ def line_chart(
         y_axis=y_axis,
     )
     body = [head, _text(2, frame.top - 15, y_label, "chart-label"), _axes(frame, labels, x_label)]
-    body += [_band(frame, line, i, "area" if stacked else "band") for i, line in enumerate(drawn)]
-    body += [_line(frame, line, i, smooth) for i, line in enumerate(drawn)]
+    body += [_band(frame, line, "area" if stacked else "band") for line in drawn]
+    body += [_line(frame, line, smooth) for line in drawn]
     if reference:
         body.append(_reference(frame, reference))
     body.append(_hover(frame, series, drawn, x_label, as_percent))
@@ -126,7 +131,7 @@ def standalone(chart: str, size: tuple[int, int]) -> str:
 
 
 def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] = (380, 270)) -> str:
-    """An `<svg>` of one bar cut in `shares` (they sum to 1), with a line for each below it."""
+    """An `<svg>` of one bar cut in `shares` of phases (they sum to 1), with a line for each below it."""
     width, height = size
     body = [_text(2, 17, title, "chart-title")]
     if not shares:
@@ -134,13 +139,13 @@ def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] =
     left, top, bar = 2.0, 36, 26
     row = min(26.0, (height - top - bar - 14) / max(1, len(shares)))
     for i, (name, share) in enumerate(shares.items()):
-        part = share * (width - 4)
+        part, look = share * (width - 4), phase_look(name)
         hint = f"<title>{escape(name)}: {percent(share)}</title>"
         # A hairline of background parts neighbours, for eyes that cannot tell their colours.
-        body.append(_box(left, top, part - 1.5, bar, f"fill c{i % COLOURS}", hint))
+        body.append(_filled(left, top, part - 1.5, bar, look, hint))
         left += part
         y = top + bar + 12 + (i + 0.5) * row
-        body.append(_swatch(2, y - 5, i) + _text(20, y + 4, name, "chart-name"))
+        body.append(_swatch(2, y - 5, look) + _text(20, y + 4, name, "chart-name"))
         body.append(_text(width - 2, y + 4, percent(share), "chart-figure", anchor="end"))
     return _svg(title, size, "".join(body))
 
@@ -151,19 +156,19 @@ def _stack(series: list[Series]) -> list[Series]:
     layers = []
     for line in series:
         top = [below + (y if plottable(y) else 0.0) for below, y in zip(floor, line.y)]
-        layers.append(Series(line.name, line.x, top, low=floor, high=top))
+        layers.append(replace(line, y=top, low=floor, high=top))
         floor = top
     return layers
 
 
-def _legend(named: list[tuple[int, str]], width: int) -> tuple[str, int]:
+def _legend(named: list[tuple[Look, str]], width: int) -> tuple[str, int]:
     """Swatches and names in rows, and the height they take."""
     parts, x, y = [], 2.0, 40
-    for i, name in named:
+    for look, name in named:
         needed = 18 + _CHARACTER * len(name) + 12
         if x > 2 and x + needed > width:
             x, y = 2.0, y + 18
-        parts.append(_swatch(x, y - 9, i) + _text(x + 15, y, name, "chart-name"))
+        parts.append(_swatch(x, y - 9, look) + _text(x + 15, y, name, "chart-name"))
         x += needed
     return "".join(parts), y - 16 if named else 0
 
@@ -187,8 +192,8 @@ def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
     return "".join(parts)
 
 
-def _line(frame: _Frame, line: Series, index: int, smooth: bool) -> str:
-    colour = f"c{index % COLOURS}"
+def _line(frame: _Frame, line: Series, smooth: bool) -> str:
+    colour = _look(line).colour
     if not smooth or len(line.y) < _SMOOTH_FROM:
         return _path(frame, line.x, line.y, f"line {colour}")
     mean = running_mean(line.y, len(line.y) // 50)
@@ -209,7 +214,7 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
     return f'<path class="{kind}" d="{"".join(path)}"/>' if path else ""
 
 
-def _band(frame: _Frame, line: Series, index: int, kind: str) -> str:
+def _band(frame: _Frame, line: Series, kind: str) -> str:
     if line.low is None or line.high is None:
         return ""
     outlines: list[list[tuple[float, float, float]]] = [[]]  # one per stretch without gaps: x, low, high
@@ -223,7 +228,8 @@ def _band(frame: _Frame, line: Series, index: int, kind: str) -> str:
     for outline in filter(None, outlines):
         around = [(x, high) for x, _, high in outline] + [(x, low) for x, low, _ in reversed(outline)]
         path += "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in around) + "Z"
-    return f'<path class="{kind} c{index % COLOURS}" d="{path}"/>' if path else ""
+    classes = [f"{kind} {_look(line).colour}", *_hatch_class(_look(line))]
+    return "".join(f'<path class="{name}" d="{path}"/>' for name in classes) if path else ""
 
 
 def _reference(frame: _Frame, reference: Reference) -> str:
@@ -245,7 +251,7 @@ def _hover(frame: _Frame, series: list[Series], drawn: list[Series], x_label: st
         lines = [f"{series[i].name}: {word(y)}" for i, n in near if plottable(y := series[i].y[n])]
         x = frame.x(x_value)
         cue = _rule(x, frame.top, x, frame.bottom, "chart-zero") + "".join(
-            _dot(x, frame.y(y), i) for i, n in near if plottable(y := drawn[i].y[n])
+            _dot(x, frame.y(y), drawn[i]) for i, n in near if plottable(y := drawn[i].y[n])
         )
         strip = _box(left, frame.top, right - left, frame.bottom - frame.top, "strip")
         tip = _tooltip(x_value, x_label, lines)
@@ -254,7 +260,7 @@ def _hover(frame: _Frame, series: list[Series], drawn: list[Series], x_label: st
         points = zip(line.x, line.y) if i not in long else ()
         for x_value, y_value in points:
             if plottable(y_value):
-                dot = _dot(frame.x(x_value), frame.y(y_value), i)
+                dot = _dot(frame.x(x_value), frame.y(y_value), line)
                 tip = _tooltip(x_value, x_label, [f"{line.name}: {word(y_value)}"])
                 parts.append(f'<g class="spot">{dot}{tip}</g>')
     return "".join(parts)
@@ -275,12 +281,27 @@ def _value(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else short_number(value, 5)
 
 
-def _dot(x: float, y: float, index: int) -> str:
-    return f'<circle class="dot c{index % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+def _look(series: Series) -> Look:
+    assert series.look is not None  # line_chart gave each one
+    return series.look
 
 
-def _swatch(x: float, y: float, index: int) -> str:
-    return _box(x, y, 10, 10, f"fill c{index % COLOURS}")
+def _hatch_class(look: Look) -> list[str]:
+    """The class of what lies over a hatched shape, which is drawn twice; none for others."""
+    return [{"/": "hatch-up", "\\": "hatch-down"}[look.hatch]] if look.hatch else []
+
+
+def _dot(x: float, y: float, series: Series) -> str:
+    return f'<circle class="dot {_look(series).colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+
+
+def _swatch(x: float, y: float, look: Look) -> str:
+    return _filled(x, y, 10, 10, look)
+
+
+def _filled(x: float, y: float, width: float, height: float, look: Look, inner: str = "") -> str:
+    classes = [f"fill {look.colour}", *_hatch_class(look)]
+    return "".join(_box(x, y, width, height, name, inner) for name in classes)
 
 
 def _box(x: float, y: float, width: float, height: float, kind: str, inner: str = "") -> str:

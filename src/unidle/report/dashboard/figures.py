@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unidle.report.dashboard.stretches import Stretch
-from unidle.report.history import History, Record, number
+from unidle.report.history import History, Record, evaluation_in_words, number
 from unidle.report.wording import duration, percent, score, short_number
 
 UNKNOWN = "–"
@@ -31,7 +31,7 @@ def memory(size: float) -> str:
 def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
     """Name, value and detail of each."""
     figures = [
-        ["Steps", f"{history.steps:,}", _progress(history)],
+        ["Steps", f"{history.steps:,}", history.progress],
         ["Time", duration(history.wall), ""],
         [
             "Steps/s",
@@ -39,7 +39,7 @@ def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
             f"latest {worded(_latest_rate(history), short_number)}",
         ],
         ["Training return", worded(history.training_return, score), "last 100 episodes"],
-        ["Evaluation", _mean_return(history.final_evaluation), f"best {_mean_return(history.best_evaluation)}"],
+        ["Evaluation", _mean_return(history.final_evaluation), f"best {_best(history.best_evaluation)}"],
     ]
     if history.success is not None:
         figures.append(["Success", percent(history.success), "latest evaluation"])
@@ -66,9 +66,8 @@ def _machine_figures(whole: Stretch | None) -> list[list[str]]:
     ]
 
 
-def _progress(history: History) -> str:
-    total = history.setting("run", "timesteps")
-    return f"{percent(history.steps / total)} of {short_number(total)}" if isinstance(total, int) and total else ""
+def _best(record: Record | None) -> str:
+    return UNKNOWN if record is None else evaluation_in_words(record, spread=False)
 
 
 def _mean_return(record: Record | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 from html import escape
 from importlib.resources import files
@@ -11,10 +12,11 @@ from pathlib import Path
 
 from unidle.errors import UsageError
 from unidle.report.dashboard.runs import as_json, whole_view
+from unidle.report.looks import PHASE_LOOKS, UNKNOWN_LOOK
 from unidle.report.style import PAGE_LOOK, PALETTE
 
 NEEDED = "needs the packages starlette, uvicorn and plotly; run: pip install 'unidle[dashboard]'."
-_PARTS = {"run": ("shared.js", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
+_PARTS = {"run": ("shared.js", "looks", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
 
 
 def style_sheet() -> str:
@@ -33,7 +35,7 @@ def plotly_script() -> str:
 
 def script(page: str) -> str:
     """The dashboard's own script for `page`: run or index."""
-    return "".join(map(_static, _PARTS[page]))
+    return "".join(_looks() if part == "looks" else _static(part) for part in _PARTS[page])
 
 
 def run_page(name: str, version: str) -> str:
@@ -71,6 +73,11 @@ def write_page(folder: Path, path: Path) -> Path:
 
 def _static(name: str) -> str:
     return (files("unidle.report.dashboard") / "static" / name).read_text(encoding="utf-8")
+
+
+def _looks() -> str:
+    """The table of colours, as charts.js reads it."""
+    return f"const PHASE_LOOKS = {json.dumps(PHASE_LOOKS)}, UNKNOWN_LOOK = {json.dumps(UNKNOWN_LOOK)};\n"
 
 
 def _served(names: tuple[str, ...], version: str) -> tuple[str, str]:

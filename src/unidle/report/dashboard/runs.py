@@ -145,7 +145,7 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
     history = history_of(folder, _config(folder), last_records(folder, "metrics.jsonl", _ROW_BYTES))
     lines = last_records(folder, "meter.jsonl", _ROW_BYTES)
     latest = together([stretch for line in lines if (stretch := stretch_of(line)) is not None])
-    total = history.setting("run", "timesteps")
+    total = history.total_steps
     final, result = history.final_evaluation, history.training_return
     if result is None and final is not None:
         result = number(final, "eval/return_mean")
@@ -155,8 +155,8 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
         "preset": str(history.setting("run", "preset") or UNKNOWN),
         "state": state_of(history, is_live),
         "step": f"{history.steps:,}",
-        "total": short_number(total) if isinstance(total, int) else UNKNOWN,
-        "progress": min(1.0, history.steps / total) if isinstance(total, int) and total > 0 else None,
+        "total": short_number(total) if total else UNKNOWN,
+        "progress": min(1.0, history.steps / total) if total else None,
         "rate": worded(history.steps_per_second, short_number),
         "return": worded(result, score),
         "busy": worded(latest.gpu["busy"] if latest and latest.gpu else None, percent),

@@ -38,9 +38,9 @@ def state_of(history: History, is_training: bool) -> str:
     if is_training:
         return TRAINING
     total, target = history.setting("run", "timesteps"), history.setting("run", "target_return")
-    best = history.best_evaluation
+    highest = history.highest_return
     has_all = isinstance(total, int) and history.steps >= total
-    is_good = isinstance(target, (int, float)) and best is not None and float(best["eval/return_mean"]) >= target
+    is_good = isinstance(target, (int, float)) and highest is not None and highest >= target
     return DONE if has_all or is_good else STOPPED
 
 

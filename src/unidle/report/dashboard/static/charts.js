@@ -1,12 +1,7 @@
 // How every chart looks: colours of the page, units of the axes, markers of changes.
 
-// Row → colour of the palette, and a hatch for those that share one: phases and causes of one name look alike.
-const COLOURS = {
-  "busy": ["c0"], "environment": ["c1"], "host→device": ["c4", "/"], "inference": ["c3"], "device→host": ["c4", "\\"],
-  "storage": ["c6"], "learn": ["c2"], "learn (launch)": ["c2"], "sync": ["c7"], "evaluate": ["c7"],
-  "checkpoint": ["c4"], "logging": ["c6", "/"], "other": ["c5"], "unattributed": ["c5", "\\"],
-};
-const look = (name) => (Object.hasOwn(COLOURS, name) ? COLOURS[name] : ["c5", "/"]);
+// [colour of the palette, hatch] of a phase or cause; the table, which looks.py has, stands ahead of this script.
+const look = (name) => (Object.hasOwn(PHASE_LOOKS, name) ? PHASE_LOOKS[name] : UNKNOWN_LOOK);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // for Plotly
 

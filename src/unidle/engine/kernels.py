@@ -1,0 +1,20 @@
+"""Whose kernels compute a run: what its last bits hang on beside its settings."""
+
+from __future__ import annotations
+
+import torch
+
+from unidle.nn.trunks import has_own_kernels
+
+
+def kernels_on(device: torch.device) -> str:
+    """In words, the same for the same kernels: torch 2.11.0, Triton 3.6.0, NVIDIA H200."""
+    torch_words = f"torch {torch.__version__}"
+    if device.type != "cuda":
+        return f"{torch_words}, CPU"
+    own = "no Triton"
+    if has_own_kernels():
+        import triton
+
+        own = f"Triton {triton.__version__}"
+    return f"{torch_words}, {own}, {torch.cuda.get_device_name(device)}"
