@@ -1,7 +1,7 @@
 """How often the planted cause of a slow training job is named: python benchmarks/planted_causes.py [--how diagnose]
 
 Runs each job of `planted_jobs.py`, which are Stable-Baselines3's, under `unidle watch`; or has `unidle diagnose` look
-at unidle's own training on the same environments. Compares the verdict with what was planted.
+at unidle's own training of the jobs of `diagnosed_jobs.py`. Compares the verdict with what was planted.
 """
 
 from __future__ import annotations
@@ -11,80 +11,99 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
+from beside import gpu_memory_held, running
+from diagnosed_jobs import ON_ONE_CORE, ROOM_ON_GPU, diagnosed_jobs
 from machine import provenance, save
-from planted_jobs import JOBS, serving
+from slow_envs import serving
 
 HERE = Path(__file__).parent
 UNIDLE = str(Path(sys.executable).with_name("unidle"))
-
-SMALL = "--preset classic --n-envs 4 --n-steps 64 --batch-size 64 --n-epochs 4"
-HEALTHY = "--preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 10 --network-arch 512,512"
-if torch.cuda.is_available():
-    HEALTHY = "--preset classic --n-envs 64 --n-steps 256 --batch-size 8192 --n-epochs 30 --network-arch 2048,2048"
-# Job → (what is planted, as `unidle diagnose` calls it; what to train).
-DIAGNOSED = {
-    "sleeping": ("environment waits", f"--env planted_jobs:Sleeping {SMALL}"),
-    "sleeping, one worker": ("environment waits", f"--env planted_jobs:Sleeping --workers 1 {SMALL}"),
-    "asking a server": ("environment waits", f"--env planted_jobs:Asking {SMALL}"),
-    "burning": ("environment computes", f"--env planted_jobs:Burning {SMALL}"),
-    "burning, one worker": ("environment computes", f"--env planted_jobs:Burning --workers 1 {SMALL}"),
-    "threads": ("too many threads", f"--env planted_jobs:Threaded --workers 4 {SMALL}"),
-    "tiny minibatches": ("small pieces", f"--env planted_jobs:Cheap {SMALL} --batch-size 4 --n-epochs 10"),
-    "tiny, off-policy": ("small pieces", "--env planted_jobs:Cheap --preset dqn --n-envs 4 --batch-size 4"),
-    "one environment": ("too few environments", f"--env planted_jobs:Cheap {SMALL} --n-envs 1 --n-epochs 1"),
-    "healthy": ("nothing to gain", f"--env planted_jobs:Cheap {HEALTHY}"),
-}
+PATIENCE_S = 120.0  # with one job
 
 
 def watched(job: str, seconds: float) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "planted_jobs.py"), job, "--seconds", str(seconds)]
         watch = [UNIDLE, "watch", "--out", folder, "--"]
-        subprocess.run([*watch, *command], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        _output([*watch, *command])
         found: dict[str, Any] = json.loads((Path(folder) / "watch.json").read_text())
     return found
 
 
 def diagnosed(job: str, seconds: float) -> dict[str, Any]:
-    words = [*DIAGNOSED[job][1].split(), "--seconds", str(seconds), "--json"]
-    if "planted_jobs:Asking" in words:
+    on_gpu = torch.cuda.is_available()
+    words = [*diagnosed_jobs(on_gpu)[job][1].split(), "--seconds", str(seconds), "--json"]
+    if "slow_envs:Asking" in words:
         words += ["--env-kwargs", json.dumps({"port": serving()})]
-    # Without a GPU, more cores would help what is healthy: on one, nothing does.
-    alone = ["taskset", "-c", "0"] if job == "healthy" and not torch.cuda.is_available() else []
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    command = [*alone, UNIDLE, "diagnose", *words]
-    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    alone = ["taskset", "-c", "0"] if job in ON_ONE_CORE and not on_gpu else []
+    with running(gpu_memory_held(ROOM_ON_GPU[job])) if job in ROOM_ON_GPU else nullcontext():
+        found: dict[str, Any] = json.loads(_output([*alone, UNIDLE, "diagnose", *words]))
     return found
+
+
+def _output(command: list[str]) -> str:
+    """What a program prints."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode:
+        last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
+        raise RuntimeError(f"{command[1]} failed: {last}")
+    return done.stdout
+
+
+def tried(how: str, job: str, seconds: float) -> dict[str, Any]:
+    """What is found in a job; a job that fails is a cause that was not named, and the others go on."""
+    try:
+        return watched(job, seconds) if how == "watch" else diagnosed(job, seconds)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return {"cause": "failed", "verdict": str(error)}
+
+
+def causes_of(how: str) -> dict[str, str]:
+    """Job → what is planted in it."""
+    if how == "diagnose":
+        return {job: cause for job, (cause, _) in diagnosed_jobs(torch.cuda.is_available()).items()}
+    from planted_jobs import JOBS  # which needs Stable-Baselines3
+
+    return {job: cause for job, (cause, _) in JOBS.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", choices=("watch", "diagnose"), default="watch")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of training in each job")
+    parser.add_argument("--seconds", type=float, help="of training in each job; none: 8 to watch, 5 to diagnose")
     parser.add_argument("--jobs", nargs="*", help="some of them; none: all")
-    parser.add_argument("--save", action="store_true", help="write the result beside the others")
+    parser.add_argument("--save", action="store_true", help="write the result beside the others, after each job")
+    parser.add_argument("--out", type=Path, help="write it into this folder, with all that was found in each job")
     given = parser.parse_args()
-    causes = {job: cause for job, (cause, _) in (JOBS if given.how == "watch" else DIAGNOSED).items()}
-    look = watched if given.how == "watch" else diagnosed
-    rows = []
+    causes = causes_of(given.how)
+    if unknown := set(given.jobs or ()) - causes.keys():
+        parser.error(f"there is no job {', '.join(sorted(unknown))} here; the jobs are: {', '.join(causes)}")
+    seconds = given.seconds or {"watch": 8.0, "diagnose": 5.0}[given.how]
+    name = "planted_causes" if given.how == "watch" else "planted_causes_diagnose"
+    packages = provenance("torch", *(["stable_baselines3"] if given.how == "watch" else []))
+    rows: list[dict[str, Any]] = []
+    details: dict[str, Any] = {}
     for job in given.jobs or causes:
-        planted, found = causes[job], look(job, given.seconds)
+        began, planted = perf_counter(), causes[job]
+        details[job] = found = tried(given.how, job, seconds)
+        took = perf_counter() - began
         rows.append({"job": job, "planted": planted, "named": found["cause"], "verdict": found["verdict"]})
-        print(
-            f"{'hit ' if planted == found['cause'] else 'MISS'}  {job:<20} {planted:<22} {found['verdict']}", flush=True
-        )
-    hits = sum(row["planted"] == row["named"] for row in rows)
+        mark = "hit " if planted == found["cause"] else "MISS"
+        print(f"{mark}  {took:3.0f} s  {job:<20} {planted:<22} {found['verdict']}", flush=True)
+        hits = sum(row["planted"] == row["named"] for row in rows)
+        if given.save or given.out:
+            save(name, {**packages, "seconds": seconds, "hits": hits, "jobs": rows}, given.out)
+        if given.out:
+            save(f"{name}_details", details, given.out)
     print(f"{hits} of {len(rows)} planted causes were named")
-    if given.save:
-        packages = provenance("torch", "stable_baselines3")
-        name = "planted_causes" if given.how == "watch" else "planted_causes_diagnose"
-        save(name, {**packages, "seconds": given.seconds, "hits": hits, "jobs": rows})
 
 
 if __name__ == "__main__":

@@ -7,10 +7,6 @@ They are ordinary PPO runs of Stable-Baselines3 that know nothing of unidle. `pl
 from __future__ import annotations
 
 import argparse
-import http.client
-import http.server
-import socketserver
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,86 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import torch
+from slow_envs import Asking, Burning, Cheap, Sleeping, Threaded, burn, serving
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
-
-LATENCY_S = 0.02
-
-
-class Cheap(gym.Env[Any, Any]):
-    """A step that costs next to nothing."""
-
-    observation_space = gym.spaces.Box(-1, 1, (8,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self._seen = np.zeros(8, np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self._seen, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.work()
-        return self._seen, 1.0, False, False, {}
-
-    def work(self) -> None:
-        """What the step costs."""
-
-
-class Sleeping(Cheap):
-    def work(self) -> None:
-        time.sleep(0.01)
-
-
-class Burning(Cheap):
-    def work(self) -> None:
-        end = time.thread_time() + 0.004
-        while time.thread_time() < end:
-            sum(range(500))
-
-
-class Asking(Cheap):
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self._port = port
-
-    def work(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
-        connection.request("GET", "/")
-        connection.getresponse().read()
-        connection.close()
-
-
-class Threaded(Cheap):
-    """Multiplies matrices on 16 threads, whatever the machine has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.set_num_threads(16)
-        self._a = torch.randn(384, 384)
-
-    def work(self) -> None:
-        self._a = torch.tanh(self._a @ self._a)
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        time.sleep(LATENCY_S)
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    daemon_threads = True
 
 
 class Until(BaseCallback):
@@ -128,18 +49,6 @@ def workers(make: Callable[[], Any], n: int, start: str = "fork") -> SubprocVecE
     return SubprocVecEnv([make] * n, start_method=start)
 
 
-def burn_python(_: PPO) -> None:
-    Burning.work(None)  # type: ignore[arg-type]
-
-
-def serving(before: Callable[[int], Any] = lambda _: None) -> int:
-    """Start a server that answers slowly, in a thread, after `before` got its port; returns that."""
-    server = _Server(("127.0.0.1", 0), _Answer)
-    before(server.server_address[1])  # processes are forked before threads are started
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server.server_address[1]
-
-
 def asking(seconds: float) -> None:
     envs: list[SubprocVecEnv] = []
     serving(lambda port: envs.append(workers(partial(Asking, port), 4)))
@@ -164,7 +73,7 @@ JOBS: dict[str, tuple[str, Callable[[float], None]]] = {
     "tiny minibatches": ("small pieces", lambda s: train(DummyVecEnv([Cheap] * 4), s, batch_size=4)),
     "healthy": ("compute-bound", lambda s: train(DummyVecEnv([Cheap] * 8), s, net=512, batch_size=512, n_epochs=20)),
     "saving": ("logging", saving),
-    "own callback": ("own code", lambda s: train(DummyVecEnv([Cheap]), s, work=burn_python)),
+    "own callback": ("own code", lambda s: train(DummyVecEnv([Cheap]), s, work=lambda _: burn())),
 }
 
 

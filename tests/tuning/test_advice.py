@@ -10,6 +10,7 @@ from hand_made import facts
 from unidle.config import Config
 from unidle.config.presets import load_preset
 from unidle.tuning import advice_collecting as collecting
+from unidle.tuning import advice_device as device
 from unidle.tuning import advice_learning as learning
 from unidle.tuning.advice import Advice, Finding, as_taken, ranked
 from unidle.tuning.advice_verdict import CHECKS, NOTHING_TO_GAIN, judge
@@ -55,37 +56,37 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (collecting.no_overlap, {}, {"of_profile": {"pace": Pace(0.002, 0.05)}}),
     (learning.small_pieces, {"of_profile": {"update_overhead": 0.9}}, {"of_profile": {"update_overhead": 0.2}}),
     (
-        learning.graphs_off,
+        device.graphs_off,
         {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 0.2)}, "engine": {"graphs": False}},
         {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 1.9)}, "engine": {"graphs": False}},
     ),
     (
-        learning.slower_ways,
+        device.slower_ways,
         {"slower_ways": ("learning runs eagerly, which is slower: it asks the host.",)},
         {"slower_ways": ()},
     ),
-    (learning.copies_and_syncs, {"of_profile": GPU, "table": ON_GPU}, {"of_profile": GPU, "table": QUIET}),
+    (device.copies_and_syncs, {"of_profile": GPU, "table": ON_GPU}, {"of_profile": GPU, "table": QUIET}),
     (
-        learning.copies_and_syncs,
+        device.copies_and_syncs,
         {"of_profile": GPU, "table": QUIET, "to_device": 1e9, "replay_on_host": True},
         {"of_profile": GPU, "table": QUIET, "to_device": 2e10, "replay_on_host": True},
     ),
     (
-        learning.tf32_off,
+        device.tf32_off,
         {"of_profile": GPU, "recipe": {"precision": "fp32"}},
         {"of_profile": GPU, "recipe": {"precision": "tf32"}},
     ),
-    (learning.tf32_off, {"of_profile": GPU, "recipe": {"precision": "fp32"}}, {"recipe": {"precision": "fp32"}}),
-    (learning.buffer_on_the_host, {"of_profile": GPU, "replay_on_host": True}, {"of_profile": GPU}),
-    (learning.memory, {"readings": {"gpu_memory": 0.95}}, {"readings": {"gpu_memory": 0.6}}),
-    (learning.memory, {"readings": {"host_memory": 0.95}}, {"readings": {"host_memory": 0.6}}),
+    (device.tf32_off, {"of_profile": GPU, "recipe": {"precision": "fp32"}}, {"recipe": {"precision": "fp32"}}),
+    (device.buffer_on_the_host, {"of_profile": GPU, "replay_on_host": True}, {"of_profile": GPU}),
+    (device.memory, {"readings": {"gpu_memory": 0.95}}, {"readings": {"gpu_memory": 0.6}}),
+    (device.memory, {"readings": {"host_memory": 0.95}}, {"readings": {"host_memory": 0.6}}),
     (
-        learning.memory,
+        device.memory,
         {"of_profile": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.2, {}, 0.8)},
         {"of_profile": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.9, {}, 0.1)},
     ),
     (
-        learning.throttled,
+        device.throttled,
         {"of_profile": GPU, "readings": {"throttled": {"heat": 0.6}}},
         {"of_profile": GPU, "readings": {"throttled": {"heat": 0.02}}},
     ),
@@ -154,8 +155,8 @@ def test_more_environments_are_advised_with_steps_that_minibatches_divide() -> N
 def test_the_way_out_of_a_full_memory_divides_too() -> None:
     full = {"readings": {"gpu_memory": 0.95}}
     # 12 of 16 environments and 100 steps are no multiple of 800, 8 are; of 1600 neither.
-    assert advice_of(learning.memory(facts(**full, recipe={"batch_size": 800})), "--n-envs 8").kind == "recipe"
-    assert advice_of(learning.memory(facts(**full, recipe={"batch_size": 1600})), "").kind == "recipe"
+    assert advice_of(device.memory(facts(**full, recipe={"batch_size": 800})), "--n-envs 8").kind == "recipe"
+    assert advice_of(device.memory(facts(**full, recipe={"batch_size": 1600})), "").kind == "recipe"
 
 
 def test_what_training_would_refuse_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +255,113 @@ def test_a_slow_target_is_told_with_its_latencies_and_failures() -> None:
 )
 def test_the_verdict_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
     assert judge(facts(**given)).cause == cause
+
+
+# -- on a GPU with 16 cores: the figures of one iteration, as an H200 may have them ------------------------------------
+
+ROOMY: dict[str, Any] = {"workers": None, "slices": None}
+WHOLE = {"batch_size": 16}  # which divides all of them
+LAUNCHED = {  # learning that is launches, 2,048 steps in 32 updates of 3 ms; a CPU would need 50 ms for each
+    **GPU,
+    "cores": 16,
+    "n_envs": 64,
+    "n_steps": 32,
+    "step_seconds": 1e-6,
+    "stepping": (Stepping(0, 1, 0.004, 0.004),),
+    "pace": Pace(0.0006, 0.1),
+    "collecting": 0.03,
+    "updates": 32,
+    "update_overhead": 0.96,
+    "elsewhere": Pace(0.003, 1.6),
+}
+EAGER = "could not be captured as a CUDA graph and runs eagerly, which is slower: not permitted (at `x.item()`, own.py)"
+WIDE = {  # 15 workers copy 4 MB in half a millisecond, and each of three services sends all 30 of these
+    **GPU,
+    "cores": 16,
+    "n_envs": 30,
+    "n_steps": 8,
+    "step_seconds": 5e-4,
+    "stepping": (Stepping(15, 30, 0.0072, 0.0080),),
+    "pace": Pace(0.0024, 0.006),
+    "collecting": 0.058,
+    "elsewhere": Pace(0.03, 4.0),
+}
+REMEMBERED = {  # 32 updates, for which the host draws batches in 6 ms each
+    **GPU,
+    "cores": 16,
+    "n_envs": 16,
+    "n_steps": 8,
+    "step_seconds": 3e-5,
+    "stepping": (Stepping(0, 1, 0.002, 0.002),),
+    "pace": Pace(0.0002, 0.2),
+    "collecting": 0.005,
+    "elsewhere": Pace(0.02, 14.0),
+}
+ON_HOST: dict[str, Any] = {
+    "of_profile": REMEMBERED,
+    "recipe": {"algo": "dqn", "batch_size": 256},
+    "engine": ROOMY,
+    "replay_on_host": True,
+    "slower_ways": ("The memory lies on the host, from where each batch is sent, which is slower: 8 GiB.",),
+}
+SMALL_EAGER = {**LAUNCHED, "pace": Pace(0.0003, 0.3), "graphs": False, "elsewhere": Pace(0.0003, 0.1)}
+NO_GRAPHS = {**ROOMY, "graphs": False}
+HEAVY = {**LAUNCHED, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "elsewhere": Pace(0.03, 300.0)}
+FP32 = {**WHOLE, "precision": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"of_profile": LAUNCHED, "slower_ways": (f"inference {EAGER}", f"learning {EAGER}")}, "not captured"),
+        ({"of_profile": LAUNCHED, "slower_ways": (f"learning {EAGER}",)}, "not captured"),
+        ({"of_profile": LAUNCHED}, "small pieces"),
+        ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**22}, "copies and syncs"),
+        ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**10}, "too few environments"),
+        ({**ON_HOST, "learning_beside": 0.03}, "buffer on the host"),
+        ({**ON_HOST, "learning_beside": 0.19}, NOTHING_TO_GAIN),
+        ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small pieces"),
+        ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0003, 0.28)}, "engine": NO_GRAPHS}, "use the CPU"),
+        ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.04}, "TF32 off"),
+        ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.17}, NOTHING_TO_GAIN),
+        ({"of_profile": HEAVY}, NOTHING_TO_GAIN),
+    ],
+)
+def test_the_verdict_on_a_gpu_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
+    assert judge(facts(**{"engine": ROOMY, "recipe": WHOLE, **given})).cause == cause
+
+
+def test_what_asks_the_host_is_named_with_its_line() -> None:
+    ways = (f"inference {EAGER}.", f"learning {EAGER}.")
+    found = judge(facts(of_profile=LAUNCHED, engine=ROOMY, recipe=WHOLE, slower_ways=ways))
+    assert found.sentence.startswith("The engine takes a slower way than it could: learning could not be captured")
+    assert found.sentence.endswith("(at `x.item()`, own.py).")
+
+
+def test_a_memory_on_the_host_is_no_graph_that_failed() -> None:
+    found = judge(facts(**ON_HOST, learning_beside=0.03))
+    assert "not captured" not in [finding.cause for finding in found.findings]
+    assert found.findings[0].weight == pytest.approx(0.17 / 0.205, rel=0.02)
+    assert "200.0 ms, and 30.0 ms" in found.sentence
+
+
+def test_large_observations_are_told_by_their_size_and_are_no_reason_for_more_environments() -> None:
+    found = judge(facts(of_profile=WIDE, engine=ROOMY, recipe=WHOLE, to_device=5.5e10, sent_bytes=30 * 2**22))
+    assert "126 MB for each inference" in found.sentence
+    assert found.basis == "by probes"
+    assert "too few environments" not in [finding.cause for finding in found.findings]
+
+
+def test_graphs_are_advised_before_the_cpu_where_they_are_faster_still() -> None:
+    found = judge(facts(of_profile={**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, engine=NO_GRAPHS, recipe=WHOLE))
+    assert found.engine[0].flags == "--graphs"
+    assert "use the CPU" not in [finding.cause for finding in found.findings]
+
+
+def test_tf32_is_predicted_from_what_was_tried() -> None:
+    found = device.tf32_off(facts(of_profile=HEAVY, engine=ROOMY, recipe=FP32, learning_in_tf32=0.04))
+    advice = advice_of(found, "--precision tf32")
+    assert (advice.speedup, advice.at_most) == (pytest.approx(0.21 / 0.07), False)
 
 
 def test_nothing_to_gain_says_so() -> None:

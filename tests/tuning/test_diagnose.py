@@ -29,7 +29,7 @@ from unidle.tuning.diagnose import Diagnosis, _facts, shortened
 from unidle.tuning.diagnose_run import RealRun, gpu_table, run_for, thread_table
 from unidle.tuning.facts import Table
 from unidle.tuning.job import endless
-from unidle.tuning.probes import Probed
+from unidle.tuning.probed import Probed
 from unidle.tuning.profile import Pace
 
 TESTS = Path(__file__).parent.parent

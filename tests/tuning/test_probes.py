@@ -16,11 +16,15 @@ from unidle.config import Config, Recipe
 from unidle.config.layers import lay
 from unidle.config.machine import available_cores
 from unidle.config.validate import validated
+from unidle.engine.collector import Collector
+from unidle.engine.learner import Learner
 from unidle.tuning import stepping
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
-from unidle.tuning.probes import Probed, _Probes, measure_profile, probe_job, updates_of
-from unidle.tuning.stepping import one_round
+from unidle.tuning.probed import Probed
+from unidle.tuning.probes import _Probes, measure_profile, probe_job, updates_of
+from unidle.tuning.stepping import _Use, one_round, step_alone
+from unidle.tuning.training import job_maker
 
 SECONDS = 0.8  # of probing, in all
 
@@ -170,6 +174,54 @@ def test_learning_that_takes_long_is_measured_without_its_captures(
     algo = SimpleNamespace(parameters=SimpleNamespace(flat=SimpleNamespace(device=torch.device(device))))
     assert probes._learning(cast(Any, algo), config.recipe, cast(Any, None)) == taken[learned - 1]
     assert len(done) == learned
+
+
+def test_a_device_on_which_learning_takes_far_too_long_is_left_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = job("planted_envs:Cheap", n_steps=256, network_arch=(256, 256))
+    pieces = 0
+    advance = Learner.advance
+
+    def counted(learner: Learner) -> bool:
+        nonlocal pieces
+        pieces += 1
+        return advance(learner)
+
+    monkeypatch.setattr(Learner, "advance", counted)
+    roughly = _Probes(config, job_maker(config), share=1e-5)._pace_with(device="cpu")
+    assert pieces == 1
+    assert roughly.learning > 0
+    _Probes(config, job_maker(config), share=0.5)._pace_with(device="cpu")
+    assert pieces > updates_of(config.recipe)
+
+
+def test_learning_by_another_recipe_is_measured_or_nothing_is_said() -> None:
+    layers = lay("dqn", None, False, "planted_envs:Cheap", None, "dqn")
+    wanted = {"env": "planted_envs:Cheap", "n_envs": 2, "buffer_size": 2000}
+    config = endless(validated(layers.settled_with(wanted), layers.preset_batch_size))
+    probes = _Probes(config, job_maker(config), share=0.01)
+    with probes._built(config, lambda text: None) as parts:
+        assert isinstance(parts.collector, Collector)
+        lane = probes._lane(parts, parts.collector.envs)
+        assert (probes._learning_as(parts, lane, buffer_size=1000) or 0.0) > 0
+        assert probes._learning_as(parts, lane, buffer_size=1) is None
+
+
+def test_one_long_wait_for_a_core_is_not_taken_off_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps of 10 ms, 2 or 3 ms of each on a core; before one of them, half a second went by in the queue for it.
+    back = iter([0.01] * 9 + [0.51] + [0.01] * 100)
+    looks = iter([_Use(0.0, 0.0, 0.0, 1), _Use(0.03, 0.03, 0.5, 1)])
+    queued = iter([0.0] * 10 + [0.5] * 100)
+    clock = iter(0.04 * n for n in range(100))
+    monkeypatch.setattr(stepping, "make_envs", lambda *_: SimpleNamespace(start=lambda _: None, close=lambda: None))
+    monkeypatch.setattr(stepping, "one_round", lambda *_: [next(back)])
+    monkeypatch.setattr(stepping, "_draw", lambda *_: None)
+    monkeypatch.setattr(stepping, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(_Use, "of", lambda _: next(looks))
+    monkeypatch.setattr(stepping, "_queued", lambda _: next(queued))
+    maker, contract = SimpleNamespace(on_host=lambda: None), SimpleNamespace(step_seconds=0.01)
+    found = step_alone(cast(Any, maker), cast(Any, contract), cast(Any, None), 0.1)
+    assert found.median == 0.01
+    assert 0.1 < found.on_core < 0.4
 
 
 def test_strict_overlap_is_probed_too() -> None:

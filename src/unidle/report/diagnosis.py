@@ -152,8 +152,9 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
         "step": asdict(facts.steps) if facts.steps else None,
         "readings": asdict(facts.readings),
         "requests": facts.request_counts,
-        "copies": {"to_device": facts.to_device, "from_device": facts.from_device},
+        "copies": {"to_device": facts.to_device, "from_device": facts.from_device, "sent_bytes": facts.sent_bytes},
         "replay_on_host": facts.replay_on_host,
+        "learning_seconds": {"memory_on_gpu": facts.learning_beside, "in_tf32": facts.learning_in_tf32},
         "slower_ways": list(facts.slower_ways),
         "config": facts.config.flat(),
     }

@@ -134,17 +134,18 @@ def too_few_envs(facts: Facts) -> Finding | None:
     """Every step of all environments costs a hand-over and an inference: few of them share it."""
     profile, recipe = facts.profile, facts.config.recipe
     few = profile.n_envs < _FEW_ENVS * profile.cores
-    if profile.on_device or not few or facts.serving < 2 * NOTICEABLE:
+    shared = facts.serving - facts.copying  # twice as many environments send twice as much
+    if profile.on_device or not few or shared < 2 * NOTICEABLE:
         return None
     wanted = _FEW_ENVS * profile.cores
     times = wanted / profile.n_envs
-    speedup = 1 / (1 - facts.serving * (1 - 1 / times))
+    speedup = 1 / (1 - shared * (1 - 1 / times))
     steps = _whole_steps(recipe.n_steps / times, wanted, recipe)
     return Finding(
         "too few environments",
-        facts.serving,
+        shared,
         f"Each inference and hand-over is for {profile.n_envs} environment{'s' * (profile.n_envs > 1)} only, and they "
-        f"take {percent(facts.serving)} of the time.",
+        f"take {percent(shared)} of the time.",
         (
             Advice(
                 "recipe",
@@ -168,14 +169,15 @@ def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
 def inference_bound(facts: Facts) -> Finding | None:
     """There are environments enough, and inference for them still takes the time."""
     profile, engine = facts.profile, facts.config.engine
-    if profile.n_envs < _FEW_ENVS * profile.cores or facts.serving < 2 * NOTICEABLE:
+    computing = facts.serving - facts.copying
+    if profile.n_envs < _FEW_ENVS * profile.cores or computing < 2 * NOTICEABLE:
         return None
     options = [dataclasses.replace(engine, slices=slices) for slices in (1, 2, 4)]
     best = max(options, key=lambda option: predicted_speedup(profile, engine, option) or 0.0)
     return Finding(
         "inference",
-        facts.serving,
-        f"Inference for {profile.n_envs} environments and its hand-overs take {percent(facts.serving)} of the time; "
+        computing,
+        f"Inference for {profile.n_envs} environments and its hand-overs take {percent(computing)} of the time; "
         f"one inference takes {time(profile.pace.inference)}.",
         if_worth(setting("other slices", {"slices": best.slices}, gain(facts, best))),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from unidle.meter.figures import percent
 from unidle.tuning import advice_collecting as collecting
+from unidle.tuning import advice_device as device
 from unidle.tuning import advice_learning as learning
 from unidle.tuning.advice import BY_PROBES, WORTH, Advice, Finding, as_taken, ranked
 from unidle.tuning.facts import Facts
@@ -23,13 +24,13 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     collecting.no_overlap,
     learning.torch_threads,
     learning.small_pieces,
-    learning.graphs_off,
-    learning.slower_ways,
-    learning.copies_and_syncs,
-    learning.tf32_off,
-    learning.buffer_on_the_host,
-    learning.memory,
-    learning.throttled,
+    device.graphs_off,
+    device.slower_ways,
+    device.copies_and_syncs,
+    device.tf32_off,
+    device.buffer_on_the_host,
+    device.memory,
+    device.throttled,
     learning.learner_bound,
     learning.device_bound,
     learning.upkeep,

@@ -13,7 +13,8 @@ from unidle.tuning.diagnose_run import RealRun, run_for
 from unidle.tuning.facts import ON_DEVICE, Facts, Table
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
-from unidle.tuning.probes import Probed, probe_job
+from unidle.tuning.probed import Probed
+from unidle.tuning.probes import probe_job
 from unidle.tuning.profile import Profile
 
 
@@ -75,6 +76,9 @@ def _facts(config: Config, probed: Probed, real: RealRun, times: float) -> Facts
         request_counts=real.request_counts,
         to_device=probed.to_device,
         from_device=probed.from_device,
+        sent_bytes=probed.sent_bytes,
         replay_on_host=probed.replay_on_host,
+        learning_beside=probed.learning_beside,
+        learning_in_tf32=probed.learning_in_tf32,
         slower_ways=tuple(text for text in probed.messages if "which is slower" in text),
     )

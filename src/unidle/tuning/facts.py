@@ -67,7 +67,13 @@ class Facts:
     to_device: float | None = None
     """Bytes a second from host to GPU."""
     from_device: float | None = None
+    sent_bytes: int = 0
+    """Of observations, to the GPU, for each inference."""
     replay_on_host: bool = False
+    learning_beside: float | None = None
+    """Seconds of learning from one rollout if what is remembered lay on the GPU, where it does not."""
+    learning_in_tf32: float | None = None
+    """The same with products in TF32, where they are in fp32."""
     slower_ways: tuple[str, ...] = ()
     """What the engine said that it does in a slower way than it could, and why."""
 
@@ -108,6 +114,28 @@ class Facts:
         hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
         alone = max(0.0, profile.collecting - max(hidden, profile.stepping[0].seconds))
         return min(1.0, alone / self.whole)
+
+    @property
+    def copying(self) -> float:
+        """Of `serving`, the part in which observations are on their way to the GPU."""
+        inference = self.profile.pace.inference
+        if not self.to_device or not inference:
+            return 0.0
+        return self.serving * min(1.0, self.sent_bytes / self.to_device / inference)
+
+    @property
+    def fetching(self) -> float:
+        """Of `learning`, the part that passes because batches come from the host."""
+        return self._saved_by(self.learning_beside)
+
+    @property
+    def in_fp32(self) -> float:
+        """Of `learning`, the part that TF32 would save."""
+        return self._saved_by(self.learning_in_tf32)
+
+    def _saved_by(self, learning: float | None) -> float:
+        now = self.profile.pace.learning
+        return 0.0 if learning is None or not now else self.learning * max(0.0, 1 - learning / now)
 
     @property
     def is_doubtful(self) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from unidle.algos.algorithm import Algorithm, new_policy
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
-from unidle.engine.build import choose_slices, make_envs, new_algorithm, resolve_network
+from unidle.engine.build import choose_slices, make_envs, new_algorithm, resolve_network, set_numerics
 from unidle.engine.capture import Capture
 from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
@@ -25,11 +24,13 @@ from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts, build_parts
 from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker
+from unidle.errors import UsageError
 from unidle.memory.rollout import Rollout
 from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.job import endless
-from unidle.tuning.probes_device import copy_rates, time_on_device
+from unidle.tuning.probed import Probed
+from unidle.tuning.probes_device import copy_rates, steps_with_room, time_on_device
 from unidle.tuning.profile import Pace, Profile, Stepping
 from unidle.tuning.stepping import QUICK_STEP, Bare, Steps, step_alone, step_bare
 from unidle.tuning.timing import seconds_of, typical, usual
@@ -39,24 +40,7 @@ _MOST_OF_A_PROBE = 3  # times its share of the time: what has to be waited for, 
 _WORTH_SHARING = 2e-3  # seconds of an update
 _FEWEST_TURNS = 5
 _PREPARING = 4  # pieces, at most, before the first update
-
-
-@dataclass
-class Probed:
-    """A profile, and what else the probes saw."""
-
-    profile: Profile
-    steps: Steps | None
-    """Of one environment by itself; None where its steps are quick, or none can be by itself."""
-    requests: bool
-    """The environments ask a server."""
-    to_device: float | None
-    """Bytes a second from the host to the GPU."""
-    from_device: float | None
-    replay_on_host: bool
-    """What is remembered lies on the host though the networks are on a GPU."""
-    messages: list[str] = field(default_factory=list)
-    """What the engine said while it was set up: above all, what takes a slower way than it could."""
+_SMALL_MEMORY = 100_000  # steps
 
 
 def measure_profile(config: Config, seconds: float = 8.0) -> Profile:
@@ -83,17 +67,18 @@ class _Probes:
     def __init__(self, config: Config, maker: EnvMaker, share: float) -> None:
         self._config, self._maker, self._share = config, maker, share
         self._messages: list[str] = []
+        self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # steps that are remembered in what is only tried
 
     def all(self) -> Probed:
-        with self._built(self._config) as parts:
+        with self._built(self._config, self._messages.append) as parts:
             if isinstance(parts.collector, DeviceCollector):
                 return self._on_device(parts, parts.collector)
             return self._on_host(parts, parts.collector.envs)
 
     @contextlib.contextmanager
-    def _built(self, config: Config) -> Iterator[Parts]:
+    def _built(self, config: Config, say: Callable[[str], None]) -> Iterator[Parts]:
         network = resolve_network(config.recipe.network)[0]
-        parts = build_parts(config, self._maker, network, Timeline(), self._messages.append, lambda *fault: None)
+        parts = build_parts(config, self._maker, network, Timeline(), say, lambda *fault: None)
         try:
             yield parts
         finally:
@@ -106,6 +91,8 @@ class _Probes:
         on_gpu = parts.algo.parameters.flat.is_cuda
         fixed = parts.contract.vectorised or (self._maker.makes == "async" and not parts.workers)
         lane = self._lane(parts, envs)
+        if on_gpu:
+            self._few = min(self._few, steps_with_room(parts.contract.rows.row_bytes, lane.rollout.rows.device))
         envs.start(np.zeros(envs.n_envs, np.int64))
         inference = self._inference(lane, envs)
         bare = step_bare(envs, self._share)
@@ -145,10 +132,16 @@ class _Probes:
             updates=updates_of(recipe),
             update_overhead=overhead,
         )
-        return self._probed(profile, parts, steps, requests)
+        probed = self._probed(profile, parts, steps, requests)
+        if probed.replay_on_host:
+            probed.learning_beside = self._learning_as(parts, lane)
+        if on_gpu and recipe.precision == "fp32":
+            probed.learning_in_tf32 = self._learning_as(parts, lane, precision="tf32")
+        return probed
 
     def _capture(self, parts: Parts) -> Capture:
-        return Capture(parts.algo.parameters.flat.device, self._messages.append, self._config.engine.graphs)
+        """For what is tried: what the job itself cannot capture was said when that was set up."""
+        return Capture(parts.algo.parameters.flat.device, _silent, self._config.engine.graphs)
 
     def _lane(self, parts: Parts, envs: HostEnvs) -> Lane:
         """A rollout of the job's size, to act into and to learn from."""
@@ -178,11 +171,13 @@ class _Probes:
 
     def _first_learn(self, algo: Algorithm, recipe: Recipe, lane: Lane, longest: float) -> float:
         """Learn until there is nothing left to set up, and return the seconds of the last time."""
-        if algo.parameters.flat.device.type == "cuda":  # the first captures graphs
-            self._learn(algo, recipe, lane, longest)
+        if algo.parameters.flat.device.type == "cuda":
+            # The first captures graphs; the second, where the first only fills a memory to learn from.
+            for _ in range(1 if recipe.algo == "ppo" else 2):
+                self._learn(algo, recipe, lane, longest)
         return self._learn(algo, recipe, lane, longest)
 
-    def _learn(self, algo: Algorithm, recipe: Recipe, lane: Lane, longest: float) -> float:
+    def _learn(self, algo: Algorithm, recipe: Recipe, lane: Lane, longest: float, fewest: int = _PREPARING) -> float:
         """Learn once; on a CPU, what takes longer is stopped, and reckoned up from the pieces that were done."""
         device = algo.parameters.flat.device
         learner = Learner(algo, Timeline())
@@ -190,8 +185,8 @@ class _Probes:
         began, pieces = perf_counter(), [0.0]
         while learner.advance():
             pieces.append(perf_counter() - began)
-            if device.type == "cpu" and pieces[-1] > longest and len(pieces) > _PREPARING:
-                half = max(_PREPARING, len(pieces) // 2) - 1
+            if device.type == "cpu" and pieces[-1] > longest and len(pieces) > fewest:
+                half = max(fewest, len(pieces) // 2) - 1
                 return updates_of(recipe) * (pieces[-1] - pieces[half]) / (len(pieces) - 1 - half)
         learner.numbers()
         return perf_counter() - began
@@ -220,14 +215,10 @@ class _Probes:
         times = 8
         while recipe.algo == "ppo" and times > 1 and recipe.total_batch % (size * times):
             times //= 2
-        if times == 1:
+        if times == 1 or memory_is_apart(parts.algo):  # the host draws such batches, and the GPU waits for them
             return None
-        # Another memory of its own would take as much room once more.
-        larger = dataclasses.replace(recipe, batch_size=size * times, buffer_size=min(recipe.buffer_size, 100_000))
-        device, capture = parts.algo.parameters.flat.device, self._capture(parts)
-        network = resolve_network(recipe.network)[0]
-        policy = new_policy(parts.contract.rows, parts.contract.actions, larger, network).to(device)
-        algo = new_algorithm(policy, larger, capture, capture.fall_back)
+        larger = self._recipe_with(batch_size=size * times)
+        algo = self._algorithm(larger, parts)
         self._first_learn(algo, larger, lane, self._share)
         sizes = (parts.algo, recipe), (algo, larger)
         turns: list[list[float]] = []
@@ -237,6 +228,27 @@ class _Probes:
         small, large = (min(seconds) for seconds in zip(*turns, strict=True))
         per_size = (large - small) / (times - 1)
         return min(1.0, max(0.0, 1 - per_size / small))
+
+    def _recipe_with(self, **changes: Any) -> Recipe:
+        """The job's with changes, to be tried beside it: another memory would take as much room once more."""
+        return dataclasses.replace(self._config.recipe, **{"buffer_size": self._few, **changes})
+
+    def _algorithm(self, recipe: Recipe, parts: Parts) -> Algorithm:
+        """Of another recipe, on the same device."""
+        network, capture = resolve_network(recipe.network)[0], self._capture(parts)
+        policy = new_policy(parts.contract.rows, parts.contract.actions, recipe, network)
+        return new_algorithm(policy.to(parts.algo.parameters.flat.device), recipe, capture, capture.fall_back)
+
+    def _learning_as(self, parts: Parts, lane: Lane, **changes: Any) -> float | None:
+        """Seconds of learning from one rollout by another recipe; None where that is none for this job."""
+        recipe, device = self._recipe_with(**changes), parts.algo.parameters.flat.device
+        set_numerics(device, recipe)
+        try:
+            return self._learning(self._algorithm(recipe, parts), recipe, lane)
+        except UsageError:  # a memory that is too small for its environments
+            return None
+        finally:
+            set_numerics(device, self._config.recipe)
 
     def _collecting(self, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
         """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
@@ -287,15 +299,21 @@ class _Probes:
 
     def _pace_with(self, **settings: Any) -> Pace:
         """Inference and learning under other engine settings."""
-        other = dataclasses.replace(self._config, engine=dataclasses.replace(self._config.engine, **settings))
-        with self._built(other) as parts:
+        recipe = self._recipe_with()
+        engine = dataclasses.replace(self._config.engine, **settings)
+        with self._built(dataclasses.replace(self._config, recipe=recipe, engine=engine), _silent) as parts:
             assert not isinstance(parts.collector, DeviceCollector)
-            envs = parts.collector.envs
+            envs, on_cpu = parts.collector.envs, parts.algo.parameters.flat.device.type == "cpu"
             envs.start(np.zeros(envs.n_envs, np.int64))
             lane = self._lane(parts, envs)
             inference = self._inference(lane, envs)
             _spread(lane, envs)
-            return Pace(inference, self._learning(parts.algo, other.recipe, lane))
+            if on_cpu:  # it may be a hundred times slower there, and its first piece tells that already
+                longest = _MOST_OF_A_PROBE * self._share
+                roughly = self._learn(parts.algo, recipe, lane, longest, fewest=1)
+                if roughly > longest:
+                    return Pace(inference, roughly)
+            return Pace(inference, self._learning(parts.algo, recipe, lane))
 
     # -- environments on the device ------------------------------------------------------------------------------------
 
@@ -324,8 +342,17 @@ class _Probes:
 
     def _probed(self, profile: Profile, parts: Parts, steps: Steps | None, requests: bool) -> Probed:
         to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)
-        on_host, messages = memory_is_apart(parts.algo), list(dict.fromkeys(self._messages))
-        return Probed(profile, steps, requests, to_device, from_device, on_host, messages)
+        sent = 0 if profile.on_device else profile.n_envs * parts.contract.rows.row_bytes
+        return Probed(
+            profile,
+            steps,
+            requests,
+            to_device,
+            from_device,
+            memory_is_apart(parts.algo),
+            sent,
+            messages=list(dict.fromkeys(self._messages)),
+        )
 
 
 def updates_of(recipe: Recipe) -> float:
@@ -334,6 +361,10 @@ def updates_of(recipe: Recipe) -> float:
         return max(1e-9, recipe.total_batch * recipe.updates_per_step)
     assert isinstance(recipe.batch_size, int)
     return recipe.n_epochs * recipe.total_batch / recipe.batch_size
+
+
+def _silent(text: str) -> None:
+    """For what is tried beside the job itself."""
 
 
 def _stepping(workers: int, envs: HostEnvs, bare: Bare, recipe: Recipe) -> Stepping:

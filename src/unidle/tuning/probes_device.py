@@ -16,6 +16,7 @@ from unidle.tuning.job import ENDLESS
 from unidle.tuning.timing import seconds_of, usual
 
 _COPIED_BYTES = 64 * 2**20
+_BESIDE_A_ROW = 256  # bytes of a remembered step, at most, that are not its observation
 
 
 def time_on_device(
@@ -74,3 +75,8 @@ def copy_rates(share: float) -> tuple[float, float]:
         return _COPIED_BYTES / seconds_of(copy, share / 4)
 
     return rate(there, here), rate(here, there)
+
+
+def steps_with_room(row_bytes: int, device: torch.device) -> int:
+    """Steps that may be remembered in a quarter of what is free on the GPU."""
+    return int(torch.cuda.mem_get_info(device)[0]) // 4 // (row_bytes + _BESIDE_A_ROW)

@@ -87,24 +87,27 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
 
 def step_alone(maker: EnvMaker, contract: Contract, engine: Engine, seconds: float) -> Steps:
     """One environment by itself, in a process of its own, so that nobody else's time is taken for its own."""
+    others = _Use.children()
     envs = make_envs(maker.on_host(), contract, 1, 0, 1, engine)
     rng = np.random.default_rng(0)
     try:
         envs.start(np.zeros(1, np.int64))
-        latencies: list[float] = []
-        workers = _Use.children()
-        before, began = _Use.of(workers), perf_counter()
+        latencies, own = list[float](), list[float]()  # the second without what the worker waited for a core
+        worker = [process for process in _Use.children() if process not in others]
+        before, began, queued = _Use.of(worker), perf_counter(), _queued(worker)
         while len(latencies) < 5 or perf_counter() - began < max(seconds / 2, _ALONE_S):
             latencies += one_round(envs, _draw(envs, rng))
-        use = _Use.of(workers).since(before)
+            until_now, queued = queued, _queued(worker)
+            own.append(latencies[-1] - (queued - until_now))
+        use = _Use.of(worker).since(before)
     finally:
         envs.close()
-    median, steps = float(np.median(latencies)), len(latencies)
-    own = max(1e-9, median - use.queued / steps)
+    # Step by step, for one long wait for a core must not be taken off all the short ones.
+    on_core = max(use.main, use.on_core) / len(own) / max(1e-9, float(np.median(own)))
     return Steps(
-        median,
+        float(np.median(latencies)),
         float(np.quantile(latencies, 0.95)),
-        1.0 if contract.step_seconds < _WORTH_WAITING else min(1.0, max(use.main, use.on_core) / steps / own),
+        1.0 if contract.step_seconds < _WORTH_WAITING else min(1.0, on_core),
         use.native,
         use.threads,
     )
@@ -209,6 +212,11 @@ class _Use:
 
     def since(self, before: _Use) -> _Use:
         return _Use(self.on_core - before.on_core, self.main - before.main, self.queued - before.queued, self.threads)
+
+
+def _queued(processes: Iterable[Any]) -> float:
+    """Seconds in which the main threads of processes waited for a core."""
+    return sum(told[1] for process in processes if (told := _scheduled(process.pid)) is not None)
 
 
 def _scheduled(pid: int) -> tuple[float, float] | None:

@@ -1,0 +1,61 @@
+"""Training jobs for `unidle diagnose`, each with one planted reason to be slow; some exist only on a GPU."""
+
+from __future__ import annotations
+
+_SMALL = "--preset classic --n-envs 4 --n-steps 64 --batch-size 64 --n-epochs 4"
+_LARGE = "--preset classic --n-envs 64 --n-steps 128 --batch-size 4096 --network-arch 2048,2048"
+
+# Job → (what is planted, as `unidle diagnose` calls it; what to train).
+_ANYWHERE = {
+    "sleeping": ("environment waits", f"--env slow_envs:Sleeping {_SMALL}"),
+    "sleeping, one worker": ("environment waits", f"--env slow_envs:Sleeping --workers 1 {_SMALL}"),
+    "asking a server": ("environment waits", f"--env slow_envs:Asking {_SMALL}"),
+    "burning": ("environment computes", f"--env slow_envs:Burning {_SMALL}"),
+    "burning, one worker": ("environment computes", f"--env slow_envs:Burning --workers 1 {_SMALL}"),
+    "threads": ("too many threads", f"--env slow_envs:Threaded --workers 4 {_SMALL}"),
+    "tiny minibatches": ("small pieces", f"--env slow_envs:Cheap {_SMALL} --batch-size 4 --n-epochs 10"),
+    "tiny, off-policy": ("small pieces", "--env slow_envs:Cheap --preset dqn --n-envs 4 --batch-size 4"),
+}
+_WITHOUT_GPU = {
+    "one environment": ("too few environments", f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1"),
+    "healthy": (
+        "nothing to gain",
+        "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 10 "
+        "--network-arch 512,512",
+    ),
+}
+_ON_GPU = {
+    "forced sync": (
+        "not captured",
+        "--env slow_envs:Cheap --network slow_networks:Asking --preset classic --n-envs 64 --n-steps 32 "
+        "--batch-size 256 --n-epochs 4 --network-arch 1024,1024",
+    ),
+    "throttled copy": (
+        "copies and syncs",
+        "--env slow_envs:Wide --network slow_networks:Glance --preset classic --n-envs 30 --n-steps 8 "
+        "--batch-size 120 --n-epochs 1",
+    ),
+    "oversized buffer": (
+        "buffer on the host",
+        "--env slow_envs:Pictures --preset dqn --n-envs 16 --n-steps 8 --batch-size 256 --buffer-size 300000 "
+        "--updates-per-step 0.25",
+    ),
+    "graphs off": (
+        "small pieces",
+        "--env slow_envs:Cheap --no-graphs --preset classic --n-envs 64 --n-steps 64 --batch-size 256 --n-epochs 10",
+    ),
+    "TF32 off": ("TF32 off", f"--env slow_envs:Cheap --precision fp32 {_LARGE} --n-epochs 20"),
+    "healthy": ("nothing to gain", f"--env slow_envs:Cheap {_LARGE} --n-epochs 120"),
+    # With so large a network that nobody would rather use the CPU.
+    "one environment": (
+        "too few environments",
+        f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1 --network-arch 1024,1024",
+    ),
+}
+ON_ONE_CORE = {"healthy"}  # without a GPU: more cores would help what is healthy, on one nothing does
+ROOM_ON_GPU = {"oversized buffer": 6 * 2**30}  # bytes that another program leaves free: less than the job remembers
+
+
+def diagnosed_jobs(on_gpu: bool) -> dict[str, tuple[str, str]]:
+    """Those for a machine with a GPU, or without; what needs one comes first."""
+    return {**_ON_GPU, **_ANYWHERE} if on_gpu else {**_ANYWHERE, **_WITHOUT_GPU}

@@ -1,0 +1,32 @@
+"""Networks for planted jobs, `slow_networks:Name`: see docs/networks.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Asking(nn.Module):
+    """Asks the host for a number at every pass: each time, the GPU runs dry, and no graph can be made of it."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self._layer = nn.Linear(observation_space.shape[0], 64)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        features = torch.tanh(self._layer(seen))
+        largest = features.detach().abs().max().item()
+        return features / max(1.0, largest)
+
+
+class Glance(nn.Module):
+    """Looks at a few numbers of a large observation: as good as no work at all."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self._apart = observation_space.shape[0] // 64
+
+    def forward(self, seen: Tensor) -> Tensor:
+        return seen[:, :: self._apart].float() / 255
