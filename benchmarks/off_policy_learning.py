@@ -113,19 +113,20 @@ _LUNAR_LANDER = {
         "policy_kwargs": {"net_arch": [256, 256]},
     },
 }
-_HALF_CHEETAH = {
-    "timesteps": 20_000,
+# Of MuJoCo's tasks the one whose score differs least between seeds after so few steps.
+_REACHER = {
+    "timesteps": 10_000,
     "unidle": {
         "n_envs": 4,
         "n_steps": 4,
-        "updates_per_step": 0.25,
+        "updates_per_step": 0.5,
         "learning_rate": 1e-3,
         "learning_starts": 1000,
         "buffer_size": 100_000,
     },
     "sb3": {
         "train_freq": 4,
-        "gradient_steps": 4,
+        "gradient_steps": 8,
         "learning_rate": 1e-3,
         "learning_starts": 1000,
         "buffer_size": 100_000,
@@ -144,8 +145,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "CartPole-v1 dqn prioritised": _prioritised(_CARTPOLE),
     "LunarLander-v3 dqn": _LUNAR_LANDER,
     "LunarLander-v3 dqn prioritised": _prioritised(_LUNAR_LANDER),
-    "HalfCheetah-v5 sac": _HALF_CHEETAH,
-    "HalfCheetah-v5 sac prioritised": _prioritised(_HALF_CHEETAH),
+    "Reacher-v5 sac": _REACHER,
+    "Reacher-v5 sac prioritised": _prioritised(_REACHER),
 }
 
 

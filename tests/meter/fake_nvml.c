@@ -42,6 +42,11 @@ int nvmlDeviceGetName(void *h, char *name, unsigned size) {
   snprintf(name, size, gpu(h) ? "Fake Small" : "Fake Large");
   return OK;
 }
+int nvmlDeviceGetUUID(void *h, char *uuid, unsigned size) {
+  if (mode("lost")) return NOT_SUPPORTED; /* a recording renames GPUs in the order in which they told their names */
+  snprintf(uuid, size, gpu(h) ? "GPU-22222222-2222-2222-2222-222222222222" : "GPU-11111111-1111-1111-1111-111111111111");
+  return OK;
+}
 int nvmlDeviceGetMemoryInfo(void *h, unsigned long long *m) { /* total, free, used */
   ON(h);
   m[0] = 8ULL << 30, m[1] = 6ULL << 30, m[2] = 2ULL << 30;

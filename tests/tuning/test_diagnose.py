@@ -160,9 +160,43 @@ def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_ta
     assert meters[0]["own_share"] > 0.01
     assert found.iterations >= 2
     assert found.seconds > 0
+    assert 0 < (found.readings.host_memory or 0.0) < 1
     off = dataclasses.replace(config, run=dataclasses.replace(config.run, tensorboard=False))
     run_for(off, 0.1, print)
     assert built[1].config.run.tensorboard is False
+
+
+WATCHED = """
+import dataclasses, json, pathlib, sys
+from unidle.engine.listener import OnGpu
+from unidle.meter.account import RunMeter
+from unidle.timeline import Timeline
+from unidle.tuning.diagnose_run import _Watcher
+
+def watched(gpu):
+    watcher = _Watcher(RunMeter(print))
+    watcher.begin(pathlib.Path(sys.argv[1]), Timeline(), 0, gpu)
+    watcher.end()
+    return dataclasses.asdict(watcher.readings())
+
+uuids = [f"{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}" for n in "123"]
+print(json.dumps([watched(OnGpu(uuid, lambda: 0)) for uuid in uuids] + [watched(None)]))
+"""
+
+
+def test_the_gpu_that_is_watched_is_the_one_trained_on(
+    fake_driver: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", WATCHED, str(tmp_path)]
+    done = subprocess.run(words, env=fake_driver(), capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout, done.stderr
+    first, second, unknown, none = json.loads(done.stdout)
+    assert (first["gpu_memory"], second["gpu_memory"]) == (0.25, 0.25)
+    assert set(first["throttled"].values()) == {1.0}
+    assert second["throttled"] == {}  # the driver tells no reasons of the second one
+    for of_no_gpu in (unknown, none):
+        assert (of_no_gpu["gpu_memory"], of_no_gpu["throttled"]) == (None, {})
+        assert of_no_gpu["host_memory"] > 0
 
 
 @pytest.mark.parametrize("iterations", [0, 1])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,11 +20,14 @@ from unidle.config.machine import available_cores
 from unidle.config.validate import validated
 from unidle.engine.collector import Collector
 from unidle.engine.learner import Learner
-from unidle.tuning import stepping
+from unidle.engine.parts import Parts
+from unidle.tuning import probes_learning, stepping
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
 from unidle.tuning.probed import Probed
-from unidle.tuning.probes import _Probes, measure_profile, probe_job, updates_of
+from unidle.tuning.probes import _Probes, measure_profile, probe_job
+from unidle.tuning.probes_device import if_it_fits
+from unidle.tuning.probes_learning import LearningProbes, updates_of
 from unidle.tuning.stepping import _Use, one_round, step_alone
 from unidle.tuning.training import job_maker
 
@@ -133,7 +138,7 @@ def test_another_program_that_ends_while_updates_are_probed_is_not_taken_for_ove
         alone = len(set(sizes)) == 2  # until the larger size has its first turn, everything takes twice as long
         return updates_of(recipe) * recipe.batch_size * (1e-5 if alone else 2e-5)
 
-    monkeypatch.setattr(_Probes, "_learn", learn)
+    monkeypatch.setattr(LearningProbes, "once", learn)
     found = measure_profile(job("planted_envs:Cheap", n_steps=64, batch_size=32), SECONDS)
     assert set(sizes) == {32, 256}
     assert found.update_overhead == pytest.approx(0.0, abs=1e-9)
@@ -168,11 +173,12 @@ def test_learning_that_takes_long_is_measured_without_its_captures(
         done.append(taken[len(done)])
         return done[-1]
 
-    config = job("planted_envs:Cheap")
-    probes = _Probes(config, cast(Any, None), share=1.0)
-    monkeypatch.setattr(probes, "_learn", learn)
+    monkeypatch.setattr(probes_learning, "steps_with_room", lambda *_: 1)
     algo = SimpleNamespace(parameters=SimpleNamespace(flat=SimpleNamespace(device=torch.device(device))))
-    assert probes._learning(cast(Any, algo), config.recipe, cast(Any, None)) == taken[learned - 1]
+    parts = SimpleNamespace(algo=algo, contract=SimpleNamespace(rows=SimpleNamespace(row_bytes=1)))
+    probes = LearningProbes(job("planted_envs:Cheap"), 1.0, cast(Any, parts), cast(Any, None))
+    monkeypatch.setattr(probes, "once", learn)
+    assert probes.seconds() == taken[learned - 1]
     assert len(done) == learned
 
 
@@ -187,23 +193,115 @@ def test_a_device_on_which_learning_takes_far_too_long_is_left_after_a_piece(mon
         return advance(learner)
 
     monkeypatch.setattr(Learner, "advance", counted)
-    roughly = _Probes(config, job_maker(config), share=1e-5)._pace_with(device="cpu")
+    roughly = _Probes(config, job_maker(config), share=1e-5)._pace_with(config.recipe, device="cpu")
     assert pieces == 1
+    assert roughly is not None
     assert roughly.learning > 0
-    _Probes(config, job_maker(config), share=0.5)._pace_with(device="cpu")
+    _Probes(config, job_maker(config), share=0.5)._pace_with(config.recipe, device="cpu")
     assert pieces > updates_of(config.recipe)
 
 
-def test_learning_by_another_recipe_is_measured_or_nothing_is_said() -> None:
+def small_dqn() -> Config:
     layers = lay("dqn", None, False, "planted_envs:Cheap", None, "dqn")
     wanted = {"env": "planted_envs:Cheap", "n_envs": 2, "buffer_size": 2000}
-    config = endless(validated(layers.settled_with(wanted), layers.preset_batch_size))
+    return endless(validated(layers.settled_with(wanted), layers.preset_batch_size))
+
+
+@contextmanager
+def learning(config: Config) -> Iterator[tuple[LearningProbes, Parts]]:
     probes = _Probes(config, job_maker(config), share=0.01)
     with probes._built(config, lambda text: None) as parts:
         assert isinstance(parts.collector, Collector)
-        lane = probes._lane(parts, parts.collector.envs)
-        assert (probes._learning_as(parts, lane, buffer_size=1000) or 0.0) > 0
-        assert probes._learning_as(parts, lane, buffer_size=1) is None
+        yield LearningProbes(config, 0.01, parts, probes._lane(parts, parts.collector.envs)), parts
+
+
+def test_learning_by_another_recipe_is_measured_or_nothing_is_said() -> None:
+    with learning(small_dqn()) as (probes, _):
+        assert (probes.seconds_with(buffer_size=1000) or 0.0) > 0
+        assert probes.seconds_with(buffer_size=1) is None
+
+
+# -- what does not fit in memory beside the job ------------------------------------------------------------------------
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_a_job_is_probed_though_what_is_tried_beside_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_learning, "new_algorithm", out_of_memory)
+    found = measure_profile(job("planted_envs:Cheap"), SECONDS)
+    assert found.update_overhead is None
+    assert found.pace.learning > 0
+    assert found.collecting > 0
+
+
+def test_another_recipe_that_does_not_fit_is_left_and_the_numerics_are_the_jobs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = small_dqn()
+    precisions: list[str] = []
+    with learning(config) as (probes, parts):
+        monkeypatch.setattr(probes_learning, "set_numerics", lambda _, recipe: precisions.append(recipe.precision))
+        advance = Learner.advance
+
+        def of_the_job_only(learner: Learner) -> bool:
+            if learner._algo is not parts.algo:
+                out_of_memory()
+            return advance(learner)
+
+        monkeypatch.setattr(Learner, "advance", of_the_job_only)
+        assert probes.seconds_with(precision="bf16") is None
+        assert precisions == ["bf16", config.recipe.precision]
+        assert probes.seconds() > 0
+
+
+def test_other_engine_settings_that_do_not_fit_are_left_and_their_environments_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = endless(job("planted_envs:Cheap", workers=1))
+    closed: list[Collector] = []
+    close = Collector.close
+
+    def noted(collector: Collector) -> None:
+        closed.append(collector)
+        close(collector)
+
+    monkeypatch.setattr(Collector, "close", noted)
+    monkeypatch.setattr(Learner, "begin", out_of_memory)
+    assert _Probes(config, job_maker(config), share=0.01)._pace_with(config.recipe, device="cpu") is None
+    assert len(closed) == 1
+
+
+def test_nothing_stays_in_memory_of_what_did_not_fit_in_it() -> None:
+    tried: list[weakref.ref[Any]] = []
+
+    class Network:
+        """Which, as networks do, knows itself by some detour."""
+
+        def __init__(self) -> None:
+            self.owner = self
+            tried.append(weakref.ref(self))
+
+    @if_it_fits
+    def probe(size: int) -> float | None:
+        network = Network()
+        if size > 1:
+            out_of_memory(network)
+        return float(size)
+
+    assert probe(1) == 1.0
+    assert probe(size=2) is None
+    assert tried[-1]() is None
+
+
+def test_any_other_error_of_a_probe_is_told() -> None:
+    @if_it_fits
+    def probe() -> float | None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        probe()
 
 
 def test_one_long_wait_for_a_core_is_not_taken_off_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:

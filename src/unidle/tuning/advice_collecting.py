@@ -7,7 +7,7 @@ import math
 
 from unidle.config import Recipe
 from unidle.meter.figures import percent
-from unidle.tuning.advice import NOTICEABLE, WORTH, Advice, Finding, gain, if_worth, setting, time, without
+from unidle.tuning.advice import NOTICEABLE, WORTH, Advice, Finding, explaining, gain, if_worth, setting, time, without
 from unidle.tuning.facts import Facts
 from unidle.tuning.job import MOST_WORKERS_PER_CORE
 from unidle.tuning.model import overlap_speedup, predicted_speedup
@@ -109,7 +109,7 @@ def too_many_threads(facts: Facts) -> Finding | None:
     if steps is not None and steps.native > _THREADED and in_all > profile.cores and facts.stepping >= NOTICEABLE:
         return Finding(
             "too many threads",
-            min(1.0, 1.05 * facts.stepping),
+            explaining(facts.stepping),
             f"Environments compute for {percent(facts.stepping)} of the time with {steps.threads} threads each, "
             f"{in_all} in all, on {profile.cores} cores.",
             (
@@ -123,7 +123,7 @@ def too_many_threads(facts: Facts) -> Finding | None:
         fewer = dataclasses.replace(engine, workers=profile.cores)
         return Finding(
             "too many threads",
-            min(1.0, 1.05 * facts.stepping),
+            explaining(facts.stepping),
             f"{workers} workers share {profile.cores} cores, and their steps compute.",
             (setting("a core for each worker", {"workers": profile.cores}, gain(facts, fewer)),),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from unidle.meter.figures import percent
-from unidle.tuning.advice import IN_TRAINING, NOTICEABLE, WORTH, Advice, Finding, gain, time, without
+from unidle.tuning.advice import IN_TRAINING, NOTICEABLE, WORTH, Advice, Finding, explaining, gain, time, without
 from unidle.tuning.facts import Facts
 
 _NEARLY_FULL, _FAR_FROM_FULL = 0.9, 0.25
@@ -47,7 +47,7 @@ def slower_ways(facts: Facts) -> Finding | None:
     all_of_it = min(0.95, sum(lost.values()))
     return Finding(
         "not captured",
-        1.05 * all_of_it,
+        explaining(all_of_it),
         f"The engine takes a slower way than it could: {max(ways, key=lambda text: _lost(facts, text))}.",
         (
             Advice(

@@ -5,7 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 from unidle.meter.figures import percent
-from unidle.tuning.advice import IN_TRAINING, NOTICEABLE, WORTH, Advice, Finding, gain, if_worth, setting, time, without
+from unidle.tuning.advice import (
+    IN_TRAINING,
+    NOTICEABLE,
+    WORTH,
+    Advice,
+    Finding,
+    explaining,
+    gain,
+    if_worth,
+    setting,
+    time,
+    without,
+)
 from unidle.tuning.facts import Facts
 
 USE_THE_CPU, LEARNER_BOUND = "use the CPU", "learner-bound"
@@ -20,7 +32,7 @@ def torch_threads(facts: Facts) -> Finding | None:
     if alone is not None and faster >= WORTH:
         return Finding(
             "too many threads",
-            min(1.0, 1.05 * facts.learning),
+            explaining(facts.learning),
             f"Learning takes {time(profile.pace.learning)} with {engine.threads} threads, and {time(alone)} with one: "
             "they wait for each other, or for cores that others use.",
             (setting("one thread for learning", {"threads": 1}, faster),),

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -14,13 +15,13 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.machine import available_memory, free_memory
-from unidle.engine.listener import Moment
+from unidle.engine.listener import Accountant, Moment, OnGpu
 from unidle.errors import TrainingError
 from unidle.journal import read_records
 from unidle.meter.account import FILE, RunMeter
 from unidle.meter.host import Host, Tree
-from unidle.meter.nvml import Driver
-from unidle.timeline import PHASES
+from unidle.meter.nvml import Driver, Gpu
+from unidle.timeline import PHASES, Timeline
 from unidle.tuning.facts import Readings, Table
 from unidle.tuning.training import new_trainer, train
 
@@ -46,7 +47,8 @@ class RealRun:
 def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealRun:
     """Train for so many seconds after the first iteration; nothing is evaluated, and nothing kept."""
     marks: list[_Mark] = []
-    tree, host, watcher = Tree(os.getpid()), Host(), _Watcher()
+    tree, host = Tree(os.getpid()), Host()
+    watcher = _Watcher(RunMeter(lambda sentence: None, own_share=_METER_SHARE))
     own: list[float] = []
     every: list[float] = []
 
@@ -69,9 +71,7 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealR
             wandb=False,
             trace=False,
         )
-        with watcher:
-            meter = RunMeter(lambda sentence: None, own_share=_METER_SHARE)
-            path = train(new_trainer(dataclasses.replace(config, run=run), after_iteration, say, meter))
+        path = train(new_trainer(dataclasses.replace(config, run=run), after_iteration, say, watcher))
         stretches = read_records(path / FILE)
     if len(marks) < 2:
         raise TrainingError("Stopped before the job was through two iterations, so there is nothing to judge by.")
@@ -132,22 +132,30 @@ def thread_table(first: dict[str, Any], last: dict[str, Any]) -> Table:
 
 
 class _Watcher:
-    """Looks at memory and throttling a few times a second."""
+    """The run's meter, and beside it a few looks a second at memory, and at what throttles the GPU it is on."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Accountant) -> None:
+        self._meter = meter
         self._ended = threading.Event()
         self._looks, self._reasons = 0, dict[str, int]()
         self._gpu_memory: float | None = None
         self._host_memory = 0.0
-        self._thread = threading.Thread(target=self._run, name="unidle diagnose", daemon=True)
 
-    def __enter__(self) -> _Watcher:
+    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
+        """The run begins, and the first look is at once."""
+        self._meter.begin(folder, timeline, step, gpu)
+        self._thread = threading.Thread(target=self._run, args=(gpu,), name="unidle diagnose", daemon=True)
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def iteration(self, step: int, wall: float, has_learned: bool) -> None:
+        """An iteration is done."""
+        self._meter.iteration(step, wall, has_learned)
+
+    def end(self) -> None:
+        """The run is over."""
         self._ended.set()
         self._thread.join()
+        self._meter.end()
 
     def readings(self) -> Readings:
         """What was seen."""
@@ -157,23 +165,25 @@ class _Watcher:
             throttled={reason: looks / self._looks for reason, looks in self._reasons.items()},
         )
 
-    def _run(self) -> None:
+    def _run(self, on: OnGpu | None) -> None:
         driver = Driver()
         try:
+            gpu = next((gpu for gpu in driver.gpus if on is not None and gpu.is_called(on.uuid)), None)
             while True:
-                self._look(driver)
+                self._look(gpu)
                 if self._ended.wait(_LOOK_SECONDS):
                     return
         finally:
             driver.close()
 
-    def _look(self, driver: Driver) -> None:
+    def _look(self, gpu: Gpu | None) -> None:
         self._host_memory = max(self._host_memory, 1 - free_memory() / available_memory())
         self._looks += 1
-        for gpu in driver.gpus[:1]:
-            used = gpu.poll().get("memory")
-            total = next(reading.full for reading in gpu.readings if reading.name == "memory")
-            if used and total:
-                self._gpu_memory = max(self._gpu_memory or 0.0, used[-1].value / total)
-            for reason in gpu.throttled_by or ():
-                self._reasons[reason] = self._reasons.get(reason, 0) + 1
+        if gpu is None:
+            return
+        used = gpu.poll().get("memory")
+        total = next(reading.full for reading in gpu.readings if reading.name == "memory")
+        if used and total:
+            self._gpu_memory = max(self._gpu_memory or 0.0, used[-1].value / total)
+        for reason in gpu.throttled_by or ():
+            self._reasons[reason] = self._reasons.get(reason, 0) + 1

@@ -1,8 +1,13 @@
-"""Probes of what is on the device: environments that live there, and the way to it."""
+"""Probes of what is on the device: environments that live there, the way to it, and the room on it."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from time import perf_counter
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -15,6 +20,8 @@ from unidle.timeline import Timeline
 from unidle.tuning.job import ENDLESS
 from unidle.tuning.timing import seconds_of, usual
 
+_Given = ParamSpec("_Given")
+_Told = TypeVar("_Told")
 _COPIED_BYTES = 64 * 2**20
 _BESIDE_A_ROW = 256  # bytes of a remembered step, at most, that are not its observation
 
@@ -80,3 +87,23 @@ def copy_rates(share: float) -> tuple[float, float]:
 def steps_with_room(row_bytes: int, device: torch.device) -> int:
     """Steps that may be remembered in a quarter of what is free on the GPU."""
     return int(torch.cuda.mem_get_info(device)[0]) // 4 // (row_bytes + _BESIDE_A_ROW)
+
+
+def if_it_fits(probe: Callable[_Given, _Told | None]) -> Callable[_Given, _Told | None]:
+    """A probe that tells None where what it tries does not fit in memory beside the job, and leaves nothing there."""
+
+    @wraps(probe)
+    def tried(*given: _Given.args, **more: _Given.kwargs) -> _Told | None:
+        with suppress(torch.OutOfMemoryError):
+            return probe(*given, **more)
+        give_memory_back()  # only here is the error gone, which holds on to all that was tried
+        return None
+
+    return tried
+
+
+def give_memory_back() -> None:
+    """Have nothing that nobody needs any more stay in memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
