@@ -11,12 +11,13 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import psutil
 import torch
 from beside import gpu_memory_held, running
 from diagnosed_jobs import ON_ONE_CORE, ROOM_ON_GPU, diagnosed_jobs
@@ -32,7 +33,7 @@ def watched(job: str, seconds: float) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "planted_jobs.py"), job, "--seconds", str(seconds)]
         watch = [UNIDLE, "watch", "--out", folder, "--"]
-        _output([*watch, *command])
+        _output("watch", [*watch, *command])
         found: dict[str, Any] = json.loads((Path(folder) / "watch.json").read_text())
     return found
 
@@ -44,25 +45,38 @@ def diagnosed(job: str, seconds: float) -> dict[str, Any]:
         words += ["--env-kwargs", json.dumps({"port": serving()})]
     alone = ["taskset", "-c", "0"] if job in ON_ONE_CORE and not on_gpu else []
     with running(gpu_memory_held(ROOM_ON_GPU[job])) if job in ROOM_ON_GPU else nullcontext():
-        found: dict[str, Any] = json.loads(_output([*alone, UNIDLE, "diagnose", *words]))
+        found: dict[str, Any] = json.loads(_output("diagnose", [*alone, UNIDLE, "diagnose", *words]))
     return found
 
 
-def _output(command: list[str]) -> str:
-    """What a program prints."""
+def _output(name: str, command: list[str]) -> str:
+    """What a program prints; if it is not waited for to its end, it is killed with all that it started."""
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    if done.returncode:
-        last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
-        raise RuntimeError(f"{command[1]} failed: {last}")
-    return done.stdout
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as program:
+        try:
+            printed, complaint = program.communicate(timeout=PATIENCE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            _kill_all(psutil.Process(program.pid))
+            raise
+    if program.returncode:
+        last = (complaint.strip() or "nothing was said").splitlines()[-1]
+        raise RuntimeError(f"{name} failed: {last}")
+    return printed
+
+
+def _kill_all(root: psutil.Process) -> None:
+    """By its tree, not by a group of its own: that would not end with this program where the group is killed."""
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def tried(how: str, job: str, seconds: float) -> dict[str, Any]:
     """What is found in a job; a job that fails is a cause that was not named, and the others go on."""
     try:
         return watched(job, seconds) if how == "watch" else diagnosed(job, seconds)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+    except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:  # ValueError: what it printed is no JSON
         return {"cause": "failed", "verdict": str(error)}
 
 
@@ -78,8 +92,8 @@ def causes_of(how: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", choices=("watch", "diagnose"), default="watch")
-    parser.add_argument("--seconds", type=float, help="of training in each job; none: 8 to watch, 5 to diagnose")
-    parser.add_argument("--jobs", nargs="*", help="some of them; none: all")
+    parser.add_argument("--seconds", type=float, help="of training in each job; default: 8 to watch, 5 to diagnose")
+    parser.add_argument("--jobs", nargs="*", help="some of them; default: all")
     parser.add_argument("--save", action="store_true", help="write the result beside the others, after each job")
     parser.add_argument("--out", type=Path, help="write it into this folder, with all that was found in each job")
     given = parser.parse_args()

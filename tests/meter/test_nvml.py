@@ -158,6 +158,15 @@ def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(fake_driver: Environme
     assert taken(small, "utilisation") == [10.0, 20.0, 30.0]
 
 
+def test_a_gpu_is_found_by_its_name_whichever_it_is(fake_driver: Environment) -> None:
+    code = "from unidle.meter.nvml import Driver\ndriver = Driver()\n"
+    code += "uuids = [f'{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}' for n in '123']\n"
+    code += "found = [driver.gpu_called(word + uuid) for word in ('', 'GPU-') for uuid in uuids]\n"
+    code += "print([gpu and gpu.index for gpu in found])"
+    done = subprocess.run([sys.executable, "-c", code], env=fake_driver(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[0, 1, None, 0, 1, None]", done.stderr
+
+
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [

@@ -304,6 +304,7 @@ ON_HOST: dict[str, Any] = {
     "replay_on_host": True,
     "slower_ways": ("The memory lies on the host, from where each batch is sent, which is slower: 8 GiB.",),
 }
+ON_HOST_IN_FP32 = {**ON_HOST, "recipe": {**ON_HOST["recipe"], "precision": "fp32"}}
 SMALL_EAGER = {**LAUNCHED, "pace": Pace(0.0003, 0.3), "graphs": False, "elsewhere": Pace(0.0003, 0.1)}
 NO_GRAPHS = {**ROOMY, "graphs": False}
 HEAVY = {**LAUNCHED, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "elsewhere": Pace(0.03, 300.0)}
@@ -318,8 +319,14 @@ FP32 = {**WHOLE, "precision": "fp32"}
         ({"of_profile": LAUNCHED}, "small pieces"),
         ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**22}, "copies and syncs"),
         ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**10}, "too few environments"),
-        ({**ON_HOST, "learning_beside": 0.03}, "buffer on the host"),
-        ({**ON_HOST, "learning_beside": 0.19}, NOTHING_TO_GAIN),
+        ({**ON_HOST, "learning_with_memory_on_gpu": 0.03}, "buffer on the host"),
+        ({**ON_HOST, "learning_with_memory_on_gpu": 0.19}, NOTHING_TO_GAIN),
+        ({**ON_HOST_IN_FP32, "learning_with_memory_on_gpu": 0.03, "learning_in_tf32": 0.03}, "buffer on the host"),
+        ({**ON_HOST_IN_FP32, "learning_with_memory_on_gpu": 0.19, "learning_in_tf32": 0.03}, "TF32 off"),
+        (ON_HOST, "buffer on the host"),
+        (ON_HOST_IN_FP32, "buffer on the host"),
+        ({**ON_HOST, "readings": {"learning_busy": 0.1}}, "buffer on the host"),
+        ({**ON_HOST, "readings": {"learning_busy": 0.95}}, NOTHING_TO_GAIN),
         ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small pieces"),
         ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0003, 0.28)}, "engine": NO_GRAPHS}, "use the CPU"),
         ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.04}, "TF32 off"),
@@ -339,7 +346,7 @@ def test_what_asks_the_host_is_named_with_its_line() -> None:
 
 
 def test_a_memory_on_the_host_is_no_graph_that_failed() -> None:
-    found = judge(facts(**ON_HOST, learning_beside=0.03))
+    found = judge(facts(**ON_HOST, learning_with_memory_on_gpu=0.03))
     assert "not captured" not in [finding.cause for finding in found.findings]
     assert found.findings[0].weight == pytest.approx(0.17 / 0.205, rel=0.02)
     assert "200.0 ms, and 30.0 ms" in found.sentence
@@ -362,6 +369,17 @@ def test_tf32_is_predicted_from_what_was_tried() -> None:
     found = device.tf32_off(facts(of_profile=HEAVY, engine=ROOMY, recipe=FP32, learning_in_tf32=0.04))
     advice = advice_of(found, "--precision tf32")
     assert (advice.speedup, advice.at_most) == (pytest.approx(0.21 / 0.07), False)
+
+
+def test_tf32_is_not_credited_with_a_memory_that_it_was_tried_with() -> None:
+    tried = {"learning_with_memory_on_gpu": 0.03, "learning_in_tf32": 0.03}
+    assert device.tf32_off(facts(**ON_HOST_IN_FP32, **tried)) is None
+    tried["learning_in_tf32"] = 0.01
+    found = device.tf32_off(facts(**ON_HOST_IN_FP32, **tried))
+    assert found is not None
+    assert found.weight == pytest.approx(0.02 / 0.205, rel=0.02)
+    assert "from a memory on the GPU takes 30.0 ms, and 10.0 ms in TF32" in found.sentence
+    assert advice_of(found, "--precision tf32").at_most  # as long as the host is waited for, less
 
 
 def test_nothing_to_gain_says_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -30,6 +32,13 @@ STUBBORN = "print('ready', flush=True); import time; time.sleep(60)"
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def wait_until_gone(pid: int) -> None:
+    until = time.monotonic() + 10
+    while not is_gone(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_program_beside_a_job_is_there_during_it_and_gone_after_it() -> None:
@@ -59,10 +68,7 @@ def test_a_program_beside_a_job_ends_with_a_benchmark_that_is_killed() -> None:
     killed.kill()
     killed.wait()
     killed.stdout.close()
-    until = time.monotonic() + 10
-    while not is_gone(program):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until_gone(program)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -116,6 +122,31 @@ def test_a_job_that_fails_is_a_miss_and_the_next_goes_on(
         (jobs[1], kept["jobs"][1]["planted"]),
     ]
     assert kept["hits"] == 1
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
+def test_a_job_that_fails_on_one_core_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planted_causes, "UNIDLE", unidle_that(tmp_path, "raise SystemExit('It broke.')"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert planted_causes.tried("diagnose", "healthy", 1.0)["verdict"].startswith("diagnose failed: ")
+
+
+def test_a_job_that_prints_something_else_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planted_causes, "UNIDLE", unidle_that(tmp_path, "print('no JSON')"))
+    assert planted_causes.tried("diagnose", "burning", 1.0)["cause"] == "failed"
+
+
+def test_of_a_job_that_takes_too_long_nothing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker.pid"
+    does = "import pathlib, subprocess, sys, time\n"
+    does += "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    does += f"pathlib.Path({str(worker)!r}).write_text(str(worker.pid))\ntime.sleep(60)"
+    monkeypatch.setattr(planted_causes, "UNIDLE", unidle_that(tmp_path, does))
+    monkeypatch.setattr(planted_causes, "PATIENCE_S", 3.0)
+    found = planted_causes.tried("diagnose", "burning", 1.0)
+    assert found["cause"] == "failed"
+    assert "timed out after 3" in found["verdict"]
+    wait_until_gone(int(worker.read_text()))
 
 
 def test_a_run_that_is_cut_leaves_what_it_has(tmp_path: Path) -> None:

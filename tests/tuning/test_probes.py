@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+from unidle.algos import experience
 from unidle.config import Config, Recipe
 from unidle.config.layers import lay
 from unidle.config.machine import available_cores
 from unidle.config.validate import validated
+from unidle.engine.build import new_algorithm
 from unidle.engine.collector import Collector
 from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
+from unidle.memory.replay import Replay
+from unidle.memory.task_replay import TaskReplay
 from unidle.tuning import probes_learning, stepping
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds
@@ -28,6 +32,7 @@ from unidle.tuning.probed import Probed
 from unidle.tuning.probes import _Probes, measure_profile, probe_job
 from unidle.tuning.probes_device import if_it_fits
 from unidle.tuning.probes_learning import LearningProbes, updates_of
+from unidle.tuning.profile import Pace
 from unidle.tuning.stepping import _Use, one_round, step_alone
 from unidle.tuning.training import job_maker
 
@@ -221,6 +226,53 @@ def test_learning_by_another_recipe_is_measured_or_nothing_is_said() -> None:
         assert probes.seconds_with(buffer_size=1) is None
 
 
+def test_graphs_are_not_tried_out_of_another_memory_than_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_dqn()
+    probes = _Probes(config, job_maker(config), share=0.01)
+    monkeypatch.setattr(probes, "_pace_with", lambda *_, **__: Pace(1.0, 1.0))
+    for place in ("device", "host"):
+        monkeypatch.setattr(experience, "choose_place", lambda *_, place=place: place)
+        with probes._built(config, lambda text: None) as parts:
+            assert (probes._graphed(parts, config.recipe) is None) == (place == "host")
+
+
+@pytest.mark.parametrize(
+    ("on_host", "told", "found"),
+    [
+        (False, [1.0], (None, 1.0)),
+        (True, [2.0, 1.0], (2.0, 1.0)),
+        (True, [None], (None, None)),
+    ],
+)
+def test_tf32_is_tried_where_there_is_something_to_compare_it_with(
+    on_host: bool, told: list[float | None], found: tuple[float | None, float | None]
+) -> None:
+    config = small_dqn()
+    config = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, precision="fp32"))
+    left = iter(told)
+    probed = SimpleNamespace(replay_on_host=on_host, learning_with_memory_on_gpu=None, learning_in_tf32=None)
+    learner = SimpleNamespace(seconds_with=lambda **_: next(left))
+    _Probes(config, job_maker(config), share=0.01)._learn_otherwise(cast(Any, probed), cast(Any, learner))
+    assert (probed.learning_with_memory_on_gpu, probed.learning_in_tf32) == found
+    assert not list(left)
+
+
+@pytest.mark.parametrize("slow_in_the_job", [True, False])
+def test_what_takes_a_slower_way_than_the_job_is_not_told(
+    slow_in_the_job: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slower(policy: Any, recipe: Recipe, capture: Any, fall_back: Any) -> Any:
+        fall_back("updates", torch.OutOfMemoryError("CUDA out of memory."), "runs eagerly")
+        return new_algorithm(policy, recipe, capture, fall_back)
+
+    monkeypatch.setattr(probes_learning, "new_algorithm", slower)
+    with learning(small_dqn()) as (probes, parts):
+        if slow_in_the_job:
+            parts.capture.fall_back("updates", RuntimeError("not permitted"), "runs eagerly")
+        assert (probes.seconds_with() is not None) == slow_in_the_job
+        assert (probes.update_overhead() is not None) == slow_in_the_job
+
+
 # -- what does not fit in memory beside the job ------------------------------------------------------------------------
 
 
@@ -254,6 +306,47 @@ def test_another_recipe_that_does_not_fit_is_left_and_the_numerics_are_the_jobs_
         assert probes.seconds_with(precision="bf16") is None
         assert precisions == ["bf16", config.recipe.precision]
         assert probes.seconds() > 0
+
+
+def test_a_memory_for_which_there_is_too_little_room_is_left_and_nothing_said_of_it() -> None:
+    config = small_dqn()
+    with learning(config) as (probes, _):
+        assert probes.update_overhead() is not None
+        probes._few = 1
+        assert probes.seconds_with() is None
+        assert probes.update_overhead() is None
+        assert _Probes(config, job_maker(config), share=0.01)._pace_with(probes.recipe_with(), device="cpu") is None
+
+
+def test_what_would_learn_from_the_host_instead_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_dqn()
+    with learning(config) as (probes, _):
+        monkeypatch.setattr(experience, "choose_place", lambda *_: "host")  # by now others have taken the room
+        assert probes.seconds_with() is None
+        assert probes.update_overhead() is None
+    with learning(config) as (probes, _):  # of a job that does so itself
+        assert probes.seconds() > 0
+        assert probes.seconds_with() is None
+        assert _Probes(config, job_maker(config), share=0.01)._pace_with(probes.recipe_with(), device="cpu") is None
+
+
+@pytest.mark.parametrize("n_tasks", [1, 4])
+def test_what_is_tried_remembers_no_more_than_a_quarter_of_the_room_on_the_gpu(
+    n_tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 2**26
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2 * free))
+    sizes = 2, 4000, 2, torch.device("cpu"), 0.99
+    replay = TaskReplay(1000, n_tasks, *sizes) if n_tasks > 1 else Replay(1000, *sizes)
+    parameters = SimpleNamespace(flat=SimpleNamespace(device=torch.device("cuda")))
+    algo = SimpleNamespace(parameters=parameters, experience=SimpleNamespace(replay=replay))
+    contract = SimpleNamespace(rows=SimpleNamespace(row_bytes=4000), actions=SimpleNamespace(width=2))
+    parts = SimpleNamespace(algo=algo, contract=contract)
+    config = small_dqn()
+    config = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, buffer_size=10**6))
+    steps = LearningProbes(config, 1.0, cast(Any, parts), cast(Any, None)).recipe_with().buffer_size
+    taken = steps * sum(t.nbytes for t in vars(replay).values() if isinstance(t, torch.Tensor)) / 1000
+    assert 0.95 * free / 4 < taken < 1.05 * free / 4
 
 
 def test_other_engine_settings_that_do_not_fit_are_left_and_their_environments_closed(
@@ -291,6 +384,7 @@ def test_nothing_stays_in_memory_of_what_did_not_fit_in_it() -> None:
         return float(size)
 
     assert probe(1) == 1.0
+    assert tried[-1]() is None  # what comes next needs the room
     assert probe(size=2) is None
     assert tried[-1]() is None
 

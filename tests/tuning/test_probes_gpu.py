@@ -40,7 +40,7 @@ def test_copies_the_cpu_and_tf32_are_tried_and_the_precision_is_put_back() -> No
     assert found.to_device > 1e9
     assert found.learning_in_tf32 is not None
     assert found.learning_in_tf32 > 0
-    assert found.learning_beside is None
+    assert found.learning_with_memory_on_gpu is None
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -61,12 +61,13 @@ def test_a_memory_that_does_not_fit_is_compared_with_one_that_does() -> None:
     held = torch.empty(torch.cuda.mem_get_info()[0] - 4 * GIB, dtype=torch.uint8, device="cuda")
     try:
         settings = {"n_envs": 16, "batch_size": 256, "updates_per_step": 0.25, "buffer_size": 5 * GIB // 28_224}
-        found = probe_job(job("dqn", "slow_envs:Pictures", **settings), SECONDS)
+        found = probe_job(job("dqn", "slow_envs:Pictures", precision="fp32", **settings), SECONDS)
     finally:
         del held
         torch.cuda.empty_cache()
     assert found.replay_on_host
     assert found.profile.update_overhead is None
-    assert found.learning_beside is not None
-    assert 0 < found.learning_beside < found.profile.pace.learning
+    assert found.learning_with_memory_on_gpu is not None
+    assert 0 < found.learning_with_memory_on_gpu < found.profile.pace.learning
+    assert found.learning_in_tf32 is not None
     assert [text for text in found.messages if "lies on the host" in text]

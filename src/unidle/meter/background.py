@@ -28,7 +28,7 @@ class Background:
     def start(self, uuid: str | None = None) -> None:
         """Begin to read the GPU that is called so, or the first one, if there is such."""
         self._driver = Driver()
-        gpu = next((gpu for gpu in self._driver.gpus if uuid is None or gpu.is_called(uuid)), None)
+        gpu = next(iter(self._driver.gpus), None) if uuid is None else self._driver.gpu_called(uuid)
         if gpu is not None:
             memory = next(r.full for r in gpu.readings if r.name == "memory")
             self.memory_bytes = memory and memory * 2**30

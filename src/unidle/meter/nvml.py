@@ -264,6 +264,10 @@ class Driver:
         if not self.gpus and not self.why_none:
             self.why_none = "No NVIDIA GPU here: the driver is there and knows of none."
 
+    def gpu_called(self, uuid: str) -> Gpu | None:
+        """The GPU with this name, whatever its number here is."""
+        return next((gpu for gpu in self.gpus if gpu.is_called(uuid)), None)
+
     def close(self) -> None:
         """End the talk with the driver."""
         for gpu in self.gpus:

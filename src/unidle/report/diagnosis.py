@@ -154,7 +154,7 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
         "requests": facts.request_counts,
         "copies": {"to_device": facts.to_device, "from_device": facts.from_device, "sent_bytes": facts.sent_bytes},
         "replay_on_host": facts.replay_on_host,
-        "learning_seconds": {"memory_on_gpu": facts.learning_beside, "in_tf32": facts.learning_in_tf32},
+        "learning_seconds": {"memory_on_gpu": facts.learning_with_memory_on_gpu, "in_tf32": facts.learning_in_tf32},
         "slower_ways": list(facts.slower_ways),
         "config": facts.config.flat(),
     }

@@ -106,7 +106,7 @@ def tf32_off(facts: Facts) -> Finding | None:
         return _tf32_tried(facts, facts.learning_in_tf32)
     busy = facts.readings.learning_busy
     what = "iterations on the device compute" if facts.profile.is_one_piece else "learning computes"
-    computing = facts.learning * (1 - (facts.profile.update_overhead or 0.0) if busy is None else busy)
+    computing = facts.computing if busy is None else facts.learning * busy
     return Finding(
         "TF32 off",
         computing / 2,
@@ -117,15 +117,17 @@ def tf32_off(facts: Facts) -> Finding | None:
 
 def _tf32_tried(facts: Facts, learning: float) -> Finding | None:
     """The same where it was tried."""
-    faster = without(facts.in_fp32)
+    faster = without(facts.saved_by_tf32)
     if faster < WORTH:
         return None
+    # The host draws batches while the GPU learns, so where it is waited for, less is gained than is computed less.
+    where = " from a memory on the GPU" if facts.replay_on_host else ""
     return Finding(
         "TF32 off",
-        facts.in_fp32,
-        f"Matrix products are in fp32, without tensor cores: learning takes {time(facts.profile.pace.learning)}, and "
+        facts.saved_by_tf32,
+        f"Matrix products are in fp32, without tensor cores: learning{where} takes {time(facts.learning_in_fp32)}, and "
         f"{time(learning)} in TF32.",
-        (Advice("recipe", "products in TF32, sums in fp32", "--precision tf32", faster),),
+        (Advice("recipe", "products in TF32, sums in fp32", "--precision tf32", faster, facts.replay_on_host),),
     )
 
 
@@ -134,15 +136,15 @@ def buffer_on_the_host(facts: Facts) -> Finding | None:
     if not facts.replay_on_host:
         return None
     waiting = facts.table.share("host→device") if facts.table.of_gpu else 0.0
-    beside, tried, faster = facts.learning_beside, "", None
+    beside, tried, faster = facts.learning_with_memory_on_gpu, "", None
     if beside is not None:
         tried = f": learning takes {time(facts.profile.pace.learning)}, and {time(beside)} from a memory there"
-        faster = without(facts.fetching)
+        faster = without(facts.saved_by_memory_on_gpu)
     size = facts.config.recipe.buffer_size
     room = "" if facts.readings.gpu_memory is None else f"; its memory is {percent(facts.readings.gpu_memory)} in use"
     return Finding(
         "buffer on the host",
-        max(waiting, facts.learning / 2 if beside is None else facts.fetching),
+        max(waiting, facts.saved_by_memory_on_gpu),
         f"The memory of {size:,} steps lies on the host, and every batch is sent to the GPU{tried}{room}.",
         (
             Advice(

@@ -86,7 +86,7 @@ def small_pieces(facts: Facts) -> Finding | None:
 def learner_bound(facts: Facts) -> Finding | None:
     """What is left is learning that computes."""
     profile, engine = facts.profile, facts.config.engine
-    computing = (facts.learning - facts.fetching) * (1 - (profile.update_overhead or 0.0)) - facts.in_fp32
+    computing = facts.computing - facts.saved_by_tf32
     if computing < 2 * NOTICEABLE or profile.is_one_piece:
         return None
     found: list[Advice] = []

@@ -78,7 +78,7 @@ def _facts(config: Config, probed: Probed, real: RealRun, times: float) -> Facts
         from_device=probed.from_device,
         sent_bytes=probed.sent_bytes,
         replay_on_host=probed.replay_on_host,
-        learning_beside=probed.learning_beside,
+        learning_with_memory_on_gpu=probed.learning_with_memory_on_gpu,
         learning_in_tf32=probed.learning_in_tf32,
         slower_ways=tuple(text for text in probed.messages if "which is slower" in text),
     )

@@ -168,7 +168,7 @@ class _Watcher:
     def _run(self, on: OnGpu | None) -> None:
         driver = Driver()
         try:
-            gpu = next((gpu for gpu in driver.gpus if on is not None and gpu.is_called(on.uuid)), None)
+            gpu = None if on is None else driver.gpu_called(on.uuid)
             while True:
                 self._look(gpu)
                 if self._ended.wait(_LOOK_SECONDS):

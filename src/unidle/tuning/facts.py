@@ -70,7 +70,7 @@ class Facts:
     sent_bytes: int = 0
     """Of observations, to the GPU, for each inference."""
     replay_on_host: bool = False
-    learning_beside: float | None = None
+    learning_with_memory_on_gpu: float | None = None
     """Seconds of learning from one rollout if what is remembered lay on the GPU, where it does not."""
     learning_in_tf32: float | None = None
     """The same with products in TF32, where they are in fp32."""
@@ -124,18 +124,31 @@ class Facts:
         return self.serving * min(1.0, self.sent_bytes / self.to_device / inference)
 
     @property
-    def fetching(self) -> float:
-        """Of `learning`, the part that passes because batches come from the host."""
-        return self._saved_by(self.learning_beside)
+    def saved_by_memory_on_gpu(self) -> float:
+        """Of `learning`, the part that passes because batches come from the host.
+
+        Where there was no room to try it: the part in which the GPU did nothing, or half, if that is not known either.
+        """
+        busy = self.readings.learning_busy
+        if self.replay_on_host and self.learning_with_memory_on_gpu is None:
+            return self.learning * (0.5 if busy is None else 1 - busy)
+        return self.learning * _saved(self.profile.pace.learning, self.learning_with_memory_on_gpu)
 
     @property
-    def in_fp32(self) -> float:
-        """Of `learning`, the part that TF32 would save."""
-        return self._saved_by(self.learning_in_tf32)
+    def computing(self) -> float:
+        """Of `learning`, the part that the batches themselves make: no launches, and no way from the host."""
+        return (self.learning - self.saved_by_memory_on_gpu) * (1 - (self.profile.update_overhead or 0.0))
 
-    def _saved_by(self, learning: float | None) -> float:
-        now = self.profile.pace.learning
-        return 0.0 if learning is None or not now else self.learning * max(0.0, 1 - learning / now)
+    @property
+    def saved_by_tf32(self) -> float:
+        """Of `learning`, the part that TF32 would save whether or not batches come from the host."""
+        return (self.learning - self.saved_by_memory_on_gpu) * _saved(self.learning_in_fp32, self.learning_in_tf32)
+
+    @property
+    def learning_in_fp32(self) -> float:
+        """What `learning_in_tf32` compares with: seconds out of a memory on the GPU, where that was tried so too."""
+        beside = self.learning_with_memory_on_gpu
+        return self.profile.pace.learning if beside is None else beside
 
     @property
     def is_doubtful(self) -> bool:
@@ -149,3 +162,8 @@ class Facts:
         if told is None:
             told = self.profile.collecting + self.profile.pace.learning + self.profile.rest
         return max(told, 1e-9)
+
+
+def _saved(now: float, then: float | None) -> float:
+    """The share of some seconds that other ones would save; none where these are not known."""
+    return 0.0 if then is None or not now else max(0.0, 1 - then / now)

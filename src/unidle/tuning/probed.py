@@ -24,7 +24,7 @@ class Probed:
     """What is remembered lies on the host though the networks are on a GPU."""
     sent_bytes: int = 0
     """Of observations, to the GPU, for each inference."""
-    learning_beside: float | None = None
+    learning_with_memory_on_gpu: float | None = None
     """Seconds of learning from one rollout if what is remembered lay on the GPU, where it does not."""
     learning_in_tf32: float | None = None
     """The same with products in TF32, where they are in fp32."""

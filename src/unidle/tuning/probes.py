@@ -113,16 +113,14 @@ class _Probes:
             threads=engine.threads,
             learning_by_threads=tuple(by_threads),
             graphs=engine.graphs,
-            graphed=self._pace_with(tried, graphs=True) if on_gpu and not engine.graphs else None,
+            graphed=self._graphed(parts, tried) if on_gpu and not engine.graphs else None,
             elsewhere=self._pace_with(tried, device="cpu" if on_gpu else "cuda") if torch.cuda.is_available() else None,
             updates=updates_of(recipe),
             update_overhead=overhead,
         )
         probed = self._probed(profile, parts, steps, requests)
-        if probed.replay_on_host:
-            probed.learning_beside = probes.seconds_with()
-        if on_gpu and recipe.precision == "fp32":
-            probed.learning_in_tf32 = probes.seconds_with(precision="tf32")
+        if on_gpu:
+            self._learn_otherwise(probed, probes)
         return probed
 
     def _lane(self, parts: Parts, envs: HostEnvs) -> Lane:
@@ -187,13 +185,31 @@ class _Probes:
         finally:
             envs.close()
 
+    def _graphed(self, parts: Parts, recipe: Recipe) -> Pace | None:
+        """The pace with graphs; None where that would be out of another memory than the job's, and faster by that."""
+        return None if memory_is_apart(parts.algo) else self._pace_with(recipe, graphs=True)
+
+    def _learn_otherwise(self, probed: Probed, probes: LearningProbes) -> None:
+        """Learn out of a memory on the GPU, and in TF32, where the job does without."""
+        if probed.replay_on_host:
+            probed.learning_with_memory_on_gpu = probes.seconds_with()
+            if probed.learning_with_memory_on_gpu is None:  # then there is nothing to compare TF32 with
+                return
+        if self._config.recipe.precision == "fp32":
+            probed.learning_in_tf32 = probes.seconds_with(precision="tf32")
+
     @if_it_fits
     def _pace_with(self, recipe: Recipe, **settings: Any) -> Pace | None:
-        """Inference and learning under other engine settings, by a recipe that may be tried beside the job's."""
+        """Inference and learning under other engine settings, by a recipe that may be tried beside the job's.
+
+        None where what is remembered has no room on their device: batches from the host would be measured.
+        """
         engine = dataclasses.replace(self._config.engine, **settings)
         config = dataclasses.replace(self._config, recipe=recipe, engine=engine)
         with self._built(config, silent) as parts:
             assert not isinstance(parts.collector, DeviceCollector)
+            if memory_is_apart(parts.algo):
+                return None
             envs = parts.collector.envs
             envs.start(np.zeros(envs.n_envs, np.int64))
             lane = self._lane(parts, envs)

@@ -15,6 +15,7 @@ from unidle.engine.device_collector import DeviceCollector
 from unidle.engine.device_loop import DeviceLoop
 from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
+from unidle.errors import UsageError
 from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.job import ENDLESS
@@ -23,7 +24,6 @@ from unidle.tuning.timing import seconds_of, usual
 _Given = ParamSpec("_Given")
 _Told = TypeVar("_Told")
 _COPIED_BYTES = 64 * 2**20
-_BESIDE_A_ROW = 256  # bytes of a remembered step, at most, that are not its observation
 
 
 def time_on_device(
@@ -84,20 +84,25 @@ def copy_rates(share: float) -> tuple[float, float]:
     return rate(there, here), rate(here, there)
 
 
-def steps_with_room(row_bytes: int, device: torch.device) -> int:
+def steps_with_room(bytes_per_place: int, device: torch.device) -> int:
     """Steps that may be remembered in a quarter of what is free on the GPU."""
-    return int(torch.cuda.mem_get_info(device)[0]) // 4 // (row_bytes + _BESIDE_A_ROW)
+    return int(torch.cuda.mem_get_info(device)[0]) // 4 // bytes_per_place
 
 
 def if_it_fits(probe: Callable[_Given, _Told | None]) -> Callable[_Given, _Told | None]:
-    """A probe that tells None where what it tries does not fit in memory beside the job, and leaves nothing there."""
+    """A probe that tells None where what it tries does not fit beside the job, and never leaves anything in memory.
+
+    A UsageError is such a case too: of a memory of steps for which there is so little room that it refuses to be one.
+    """
 
     @wraps(probe)
     def tried(*given: _Given.args, **more: _Given.kwargs) -> _Told | None:
-        with suppress(torch.OutOfMemoryError):
-            return probe(*given, **more)
-        give_memory_back()  # only here is the error gone, which holds on to all that was tried
-        return None
+        try:
+            with suppress(torch.OutOfMemoryError, UsageError):
+                return probe(*given, **more)
+            return None
+        finally:
+            give_memory_back()  # only here is the error gone, which holds on to all that was tried
 
     return tried
 

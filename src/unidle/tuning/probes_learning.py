@@ -16,12 +16,11 @@ from unidle.engine.capture import Capture
 from unidle.engine.lane import Lane
 from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
-from unidle.errors import UsageError
 from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.probes_device import if_it_fits, steps_with_room
 from unidle.tuning.timing import typical
-from unidle.tuning.training import memory_is_apart
+from unidle.tuning.training import experience_of, memory_is_apart
 
 _MOST_OF_A_PROBE = 3  # times its share of the time: what has to be waited for, waits no longer
 _WORTH_SHARING = 2e-3  # seconds of an update
@@ -38,8 +37,11 @@ class LearningProbes:
         self._config, self._share, self._parts, self._lane = config, share, parts, lane
         self._device = parts.algo.parameters.flat.device
         self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # steps that are remembered in what is only tried
-        if self._device.type == "cuda":
-            self._few = min(self._few, steps_with_room(parts.contract.rows.row_bytes, self._device))
+        experience = experience_of(parts.algo)
+        if self._device.type == "cuda" and experience is not None:
+            contract = parts.contract
+            each = experience.replay.bytes_per_place(contract.rows.row_bytes, contract.actions.width)
+            self._few = min(self._few, steps_with_room(each, self._device))
 
     # -- as the job does it --------------------------------------------------------------------------------------------
 
@@ -80,15 +82,17 @@ class LearningProbes:
 
     @if_it_fits
     def seconds_with(self, **changes: Any) -> float | None:
-        """Seconds by a recipe with changes; None where that is none for this job."""
+        """Seconds by a recipe with changes, out of a memory on the job's device; None where that cannot be told."""
         recipe = self.recipe_with(**changes)
         set_numerics(self._device, recipe)
         try:
-            return self._usual(self._algorithm(recipe), recipe)
-        except UsageError:  # a memory that is too small for its environments
-            return None
+            algo, capture = self._algorithm(recipe)
+            if memory_is_apart(algo):
+                return None
+            seconds = self._usual(algo, recipe)
         finally:
             set_numerics(self._device, self._config.recipe)
+        return seconds if self._goes_the_jobs_ways(capture) else None
 
     @if_it_fits
     def update_overhead(self) -> float | None:
@@ -105,22 +109,28 @@ class LearningProbes:
         if times == 1 or memory_is_apart(self._parts.algo):  # the host draws such batches, and the GPU waits for them
             return None
         larger = self.recipe_with(batch_size=size * times)
-        algo = self._algorithm(larger)
+        algo, capture = self._algorithm(larger)
         self._set_up(algo, larger, self._share)
-        sizes = (self._parts.algo, recipe), (algo, larger)
+        if not self._goes_the_jobs_ways(capture):
+            return None
+        both = (self._parts.algo, recipe), (algo, larger)
         turns: list[list[float]] = []
         until = perf_counter() + 2 * self._share
         while len(turns) < _FEWEST_TURNS or perf_counter() < until:
-            turns.append([self.once(*size, self._share) / updates_of(size[1]) for size in sizes])
+            turns.append([self.once(*each, self._share) / updates_of(each[1]) for each in both])
         small, large = (min(seconds) for seconds in zip(*turns, strict=True))
         per_size = (large - small) / (times - 1)
         return min(1.0, max(0.0, 1 - per_size / small))
 
-    def _algorithm(self, recipe: Recipe) -> Algorithm:
-        """Of another recipe, on the same device."""
+    def _algorithm(self, recipe: Recipe) -> tuple[Algorithm, Capture]:
+        """Of another recipe, on the same device; and what notes the slower ways that it takes."""
         contract, capture = self._parts.contract, quiet_capture(self._config, self._parts)
         policy = new_policy(contract.rows, contract.actions, recipe, resolve_network(recipe.network)[0])
-        return new_algorithm(policy.to(self._device), recipe, capture, capture.fall_back)
+        return new_algorithm(policy.to(self._device), recipe, capture, capture.fall_back), capture
+
+    def _goes_the_jobs_ways(self, tried: Capture) -> bool:
+        """Whether nothing that was tried takes a slower way than in the job: it would be that which was measured."""
+        return tried.fallbacks.keys() <= self._parts.capture.fallbacks.keys()
 
     # -- of whichever algorithm ----------------------------------------------------------------------------------------
 

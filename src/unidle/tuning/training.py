@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unidle.algos.algorithm import Algorithm
+from unidle.algos.experience import Experience
 from unidle.config import Config
 from unidle.engine.build import resolve_network
 from unidle.engine.checkpoint import RunFolder
@@ -42,9 +43,14 @@ def train(trainer: Trainer) -> Path:
     return folder
 
 
+def experience_of(algo: Algorithm) -> Experience | None:
+    """What it remembers, and how; None if that is nothing."""
+    return getattr(algo, "experience", None)
+
+
 def memory_is_apart(algo: Algorithm) -> bool:
     """Whether what is remembered lies on the host though the networks are on a GPU."""
-    experience = getattr(algo, "experience", None)
+    experience = experience_of(algo)
     return experience is not None and isinstance(experience.memory, Prefetch)
 
 
