@@ -88,9 +88,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def how_good(evaluation: dict[str, Any]) -> tuple[float, float]:
-    """What to compare the records of two evaluations by: success first, if it is told, then mean return."""
-    success = evaluation.get("eval/success")
-    return -math.inf if success is None else success, evaluation["eval/return_mean"]
+    """What to compare the records of two evaluations by: success first, if it is told, then mean return.
+
+    NaN compares with nothing, and would stay the best for ever: it counts as the worst.
+    """
+    success, mean = evaluation.get("eval/success"), evaluation["eval/return_mean"]
+    return -math.inf if success is None else success, -math.inf if math.isnan(mean) else mean
 
 
 def _wandb_run(folder: Path, name: str, config: dict[str, Any]) -> Any:

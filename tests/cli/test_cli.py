@@ -222,6 +222,7 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --no_normalize_obs yes": "say --normalize-obs or --no-normalize-obs.",
     "train --env CartPole-v1 --pin-cores true": "--pin-cores takes no value such as `true`; say --pin-cores or",
     "train --env CartPole-v1 --subproc true": "--subproc takes no value such as `true`; say --subproc or --no-subproc.",
+    "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value such as `auto`; say --subproc or",
     "train --env CartPole-v1 --run-name a/b": "give a plain folder name",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from the folder it is in, or check the name.",
@@ -391,6 +392,14 @@ def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: H
     }
     assert {name: settings[name] for name in expected} == expected
     assert not (tmp_path / "runs/a/tensorboard").exists()
+
+
+@pytest.mark.parametrize("words", ["--subproc auto --pin_cores none", "--subproc=none --pin-cores=auto"])
+def test_a_switch_is_left_to_unidle_by_the_word_that_any_setting_is(words: str, tmp_path: Path, here: Here) -> None:
+    (tmp_path / "a.yaml").write_text("subproc: false\npin_cores: true\n")
+    sound(here(*CHOICE, "--config", "a.yaml", *words.split(), "--timesteps", "32", "--quiet", "--run-name", "a"))
+    settings = settings_of(tmp_path / "runs/a")
+    assert settings["subproc"] is settings["pin_cores"] is None
 
 
 @pytest.mark.parametrize("flag", [["--num_envs", "4"], ["--num-envs=4"], ["--n_envs", "4"], ["--n-envs=4"]])

@@ -80,7 +80,7 @@ def test_other_kernels_than_before_are_told_and_noted_and_no_obstacle(
     assert path is not None
     state = load_checkpoint(path)
     here = state["kernels"]
-    assert here == kernels_on(torch.device("cpu")) == f"torch {torch.__version__}, CPU"
+    assert here == f"torch {torch.__version__}, CPU {torch.backends.cpu.get_cpu_capability()}"
     there = "torch 2.11.0, Triton 3.6.0, NVIDIA H200"
     save_checkpoint(path, {**state, "kernels": there})
     unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])
@@ -89,6 +89,50 @@ def test_other_kernels_than_before_are_told_and_noted_and_no_obstacle(
     unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])  # now it is computed as it was
     assert "The kernels that compute" not in capsys.readouterr().err
     assert len(noted(folder)) == 1
+
+
+class Crash(Exception):
+    """Ends a run without a checkpoint."""
+
+
+def crash(moment: unidle.Moment) -> None:
+    raise Crash
+
+
+def test_kernels_are_noted_once_however_often_a_run_is_resumed_before_it_writes_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    here = kernels_on(torch.device("cpu"))
+
+    def go_on_with(kernels: str, **settings: Any) -> list[str]:
+        monkeypatch.setattr("unidle.engine.trainer.kernels_on", lambda device: kernels)
+        with pytest.raises(Crash):
+            unidle.resume(folder, quiet=True, after_iteration=[crash], **settings)
+        assert {r["step"] for r in noted(folder)} == {64}
+        return [r["change"] for r in noted(folder)]
+
+    first = f"graphs true → false, kernels {here} → torch 9, CPU"
+    assert go_on_with("torch 9, CPU", graphs=False) == [first]
+    assert go_on_with("torch 9, CPU") == [first]
+    assert go_on_with("torch 9, CPU", graphs=True) == [first, "graphs false → true"]
+    assert go_on_with("torch 9, CPU") == [first, "graphs false → true"]
+    assert go_on_with(here)[2:] == [f"kernels torch 9, CPU → {here}"]  # nothing that others computed was kept
+    assert len(go_on_with(here)) == 3
+
+
+def test_before_the_first_step_there_is_nothing_to_note(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
+    with pytest.raises(Crash):
+        unidle.train("CartPole-v1", after_iteration=[crash], **settings)
+    go_on(tmp_path / "x", graphs=False)
+    assert noted(tmp_path / "x") == []
+
+
+def test_on_a_cpu_kernels_hang_on_its_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert kernels_on(torch.device("cpu")) == f"torch {torch.__version__}, CPU AVX2"
 
 
 def test_a_checkpoint_that_does_not_tell_its_kernels_is_gone_on_with_in_silence(

@@ -472,7 +472,7 @@ def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
     parts: Any = SimpleNamespace(
         contract=contract, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
     )
-    facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes, 480)
+    facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes, 0)
     assert facts["evaluation"].endswith(words)
     assert f"{processes} worker process{'es' * (processes > 1)} (" in facts["environment"]
 

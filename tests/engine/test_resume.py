@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from gymnasium import spaces
 import unidle
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
 from unidle.journal import read_records
+from unidle.report.display import Display
+from unidle.report.history import read_history
 
 SMALL: dict[str, Any] = {
     "preset": "classic",
@@ -70,6 +73,29 @@ class StopAfter:
         self._left -= 1
         if self._left == 0:
             moment.stop()
+
+
+def test_a_run_with_more_steps_than_are_asked_for_is_done_and_counts_no_iterations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[tuple[int, int]] = []
+    show = Display.on_start
+
+    def overhear(display: Display, facts: dict[str, str], total: int, step: int, best: Any) -> None:
+        starts.append((step, total))
+        show(display, facts, total, step, best)
+
+    monkeypatch.setattr(Display, "on_start", overhear)
+    settings = {**SMALL, "timesteps": 100, "runs_dir": str(tmp_path), "quiet": False}
+    folder = unidle.train("CartPole-v1", **settings).path
+    assert re.search(r"^ *steps +100, in whole iterations 192$", capsys.readouterr().err, re.MULTILINE)
+    for timesteps in (100, 50):  # the latter would be one iteration of 96
+        unidle.resume(folder, timesteps=timesteps)
+        said = capsys.readouterr().err
+        assert f"All of its {timesteps} steps are done" in said
+        assert "whole iterations" not in said
+        assert read_history(folder).progress == "100 % of 192"
+    assert starts == [(0, 192), (192, 192), (192, 192)]
 
 
 @pytest.mark.parametrize(

@@ -492,3 +492,14 @@ def test_a_run_with_a_thousand_faults_learns_what_it_should_and_leaves_nothing_b
     assert late[1] == early[1]
     assert {workers for _, _, workers in soak.measured.values()} == {2}
     assert not children()
+
+
+def test_no_worker_outlives_a_trainer_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> str:
+        assert len(children()) >= 2
+        raise RuntimeError("no such driver")
+
+    monkeypatch.setattr("unidle.engine.trainer.kernels_on", fail)
+    with pytest.raises(RuntimeError, match="no such driver"):
+        unidle.train("CartPole-v1", runs_dir=str(tmp_path), **{**SMALL, **WORKERS, "timesteps": 200})
+    assert not children()

@@ -14,7 +14,7 @@ from unidle.meter.attribution import CAUSES
 from unidle.report.axis import fit_axis, plottable, running_mean, thin
 from unidle.report.looks import COLOURS, PHASE_LOOKS, Look, phase_look
 from unidle.report.style import CSS, HATCHES
-from unidle.report.svg import Reference, Series, line_chart, stacked_bar
+from unidle.report.svg import Reference, Series, line_chart, stacked_bar, standalone
 from unidle.timeline import PHASES
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -184,6 +184,13 @@ def test_a_phase_keeps_its_look_whatever_else_is_in_the_chart() -> None:
         *("line c5", "line c2"),
     ]
     assert {f"url(#{name})" for name in re.findall('id="(.*?)"', HATCHES)} == set(re.findall(r"url\(.*?\)", CSS))
+
+
+def test_a_chart_in_a_file_of_its_own_brings_the_hatches_along() -> None:
+    size = (380, 270)
+    root = ET.fromstring(standalone(stacked_bar("Time", {"logging": 0.6, "unattributed": 0.4}, size=size), size))
+    wanted = {f"url(#{pattern.get('id')})" for pattern in root.iter(f"{_SVG}pattern")}
+    assert wanted == set(re.findall(r"url\(.*?\)", root.findtext(f"{_SVG}style", ""))) != set()
 
 
 def test_a_phase_that_nobody_knows_has_a_look_of_its_own() -> None:

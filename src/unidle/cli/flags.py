@@ -25,6 +25,7 @@ _OPEN_SWITCHES = ("subproc", "pin-cores")  # which may also be left to unidle
 _SWITCHES = {
     f"--{no}{name}": f"--{name}={word}" for name in _OPEN_SWITCHES for no, word in (("", "on"), ("no-", "off"))
 }
+_SWITCHED_ON = {_SWITCHES[f"--{name}"] for name in _OPEN_SWITCHES}
 
 _registry = ConstructorRegistry()
 
@@ -50,6 +51,8 @@ def settle(argv: list[str]) -> list[str]:
             if equals and flag in _TOGGLES:
                 raise _takes_no_value(flag, value)
             settled.append(f"{flag}={_value_of(flag, value)}" if equals else _SWITCHES.get(flag, flag))
+        elif before in _SWITCHED_ON and word in ("auto", "none"):
+            settled[-1] = before.replace("=on", "=auto")
         elif (before in _TOGGLES or before in _SWITCHES.values()) and not word.startswith("-"):
             raise _takes_no_value(before.partition("=")[0], word)
         elif before.startswith("--") and "=" not in before:
@@ -266,10 +269,10 @@ def _read_mapping(text: str) -> dict[str, Any]:
 
 @_registry.primitive_rule
 def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | None:
-    """A switch that may also be left to unidle: --subproc, --no-subproc, or neither."""
+    """A switch that may also be left to unidle: --subproc, --no-subproc, --subproc auto, or none of these."""
     if info.type != (bool | None):
         return None
-    words = {"on": True, "off": False, "auto": None}
+    words = {"on": True, "off": False, "auto": None, "none": None}
 
     def read(given: list[str]) -> bool | None:
         if given[0] not in words:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
@@ -18,18 +18,9 @@ from unidle.errors import UsageError
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
 
-# Settings that unidle chooses where they are None; the others are then switched off, or not given.
-LEFT_TO_UNIDLE = (
-    "critic_arch",
-    "target_entropy",
-    "subproc",
-    "workers",
-    "slices",
-    "pin_cores",
-    "eval_workers",
-    "eval_every",
-    "checkpoint_every",
-)
+_Value = TypeVar("_Value")
+# A setting that unidle chooses where it is None; any other is then switched off, or not given.
+OrAuto = Annotated[_Value | None, "auto"]
 
 
 @dataclass(frozen=True)
@@ -117,13 +108,13 @@ class Recipe:
     """SAC, DQN: how far target networks move at a time."""
     n_critics: int = 2
     """SAC: critics, of which the lowest is believed."""
-    critic_arch: tuple[int, ...] | None = None
+    critic_arch: OrAuto[tuple[int, ...]] = None
     """SAC: hidden layers of the critics; auto: as the actor's."""
     temperature: float | Literal["auto"] = "auto"
     """SAC: weight of the entropy; auto: learned."""
     n_tasks: int = 1
     """SAC: tasks, told by the last numbers of an observation (one-hot); each has its head, temperature and memory."""
-    target_entropy: float | None = None
+    target_entropy: OrAuto[float] = None
     """SAC: entropy that the temperature aims at; auto: minus the number of actions, or 0.98 of a choice's most."""
     double: bool = True
     """DQN: the network chooses the action that its target values."""
@@ -148,13 +139,13 @@ class Engine:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the networks live."""
-    subproc: bool | None = None
+    subproc: OrAuto[bool] = None
     """Environments in worker processes; auto: decided by timing a few steps."""
-    workers: int | None = None
+    workers: OrAuto[int] = None
     """Worker processes; auto: one per core (less one beside a GPU or with overlap), never more than environments."""
-    slices: int | None = None
+    slices: OrAuto[int] = None
     """Slices of environments per worker, one stepped while another gets its actions; auto: 2, or 1 without a need."""
-    pin_cores: bool | None = None
+    pin_cores: OrAuto[bool] = None
     """Keep each worker process on a core, and have them change places; auto: if they take all cores or all but one."""
     compile: bool = False
     """Compile the steps of environments on the device: a minute or less at the start, then fewer kernels a step."""
@@ -164,7 +155,7 @@ class Engine:
     """Threads of torch in the training process."""
     env_timeout: float | None = 300.0
     """Seconds after which a worker that does not come back from a step is started again; none: never."""
-    eval_workers: int | None = None
+    eval_workers: OrAuto[int] = None
     """Processes that evaluate beside training; 0: training waits. auto: a quarter of the cores for several tasks."""
     max_env_restarts: int = 10
     """Faults of one environment in a row, without an episode that ends by itself, that the run bears."""
@@ -190,13 +181,13 @@ class Run:
     """Preset the settings started from; see `unidle presets`."""
     allow_recipe_change: bool = False
     """Take another recipe than that of a preset which reproduces fixed numbers; `unidle tune`: try other recipes."""
-    eval_every: int | None = None
+    eval_every: OrAuto[int] = None
     """Steps between evaluations in separate environments; auto: a tenth of the run. 0: never."""
     eval_episodes: int = 10
     """Episodes per evaluation."""
     target_return: float | None = None
     """Ends the run once an evaluation reaches this mean return."""
-    checkpoint_every: int | None = None
+    checkpoint_every: OrAuto[int] = None
     """Steps between checkpoints; auto: a twentieth of the run."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints are kept, beside the best."""
@@ -248,15 +239,21 @@ class Config:
         return self.recipe, self.engine, self.run
 
 
-def whole_steps(timesteps: int, total_batch: int, done: int = 0) -> int:
-    """Steps after which a run ends that has `done` some of its `timesteps`: iterations are never cut short."""
-    return done - (done - max(done, timesteps)) // total_batch * total_batch
+def whole_steps(timesteps: int, total_batch: int) -> int:
+    """Steps after which a run of `timesteps` ends: iterations are never cut short."""
+    return -(-timesteps // total_batch) * total_batch
 
 
 _FIELD_TYPES: dict[str, tuple[str, Any]] = {
     f.name: (section, typing.get_type_hints(part)[f.name])
     for section, part in (("recipe", Recipe), ("engine", Engine), ("run", Run))
     for f in dataclasses.fields(part)
+}
+LEFT_TO_UNIDLE = {
+    name
+    for part in (Recipe, Engine, Run)
+    for name, kind in typing.get_type_hints(part, include_extras=True).items()
+    if "auto" in getattr(kind, "__metadata__", ())
 }
 
 

@@ -1,4 +1,4 @@
-"""Notes in `changes.jsonl` which settings a run went on with, and from where: curves may bend there."""
+"""Notes in `changes.jsonl` which settings or kernels a run went on with, and from where: curves may bend there."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.schema import word_for_none
-from unidle.journal import reopen
+from unidle.journal import read_records, reopen
 
 FILE = "changes.jsonl"
 
 
 def note_changes(
-    folder: Path, before: Config, after: Config, step: int, seconds: float, others: dict[str, tuple[str, str]]
+    folder: Path, before: Config, after: Config, step: int, seconds: float, kernels: tuple[str, str]
 ) -> None:
     """Append what differs, unless it is only how long the run lasts; drop what was noted past `step`.
 
-    `others` are what differs beside the settings: name → before and after.
+    `kernels` are the checkpoint's and those that compute the run now. Before the first step there is no curve to bend.
     """
-    old, new = before.flat(), after.flat()
-    changed = {name: (old[name], new[name]) for name in new if new[name] != old[name]} | others
     path = folder / FILE
-    if list(changed) not in ([], ["timesteps"]):
+    # A run may be resumed, and end, several times before it writes another checkpoint: then the last note knows better.
+    noted = [r["kernels"] for r in read_records(path) if r["step"] == step and "kernels" in r]
+    old = {**before.flat(), "kernels": noted[-1] if noted else kernels[0]}
+    new = {**after.flat(), "kernels": kernels[1]}
+    changed = {name: (old[name], new[name]) for name in new if new[name] != old[name]}
+    if step and list(changed) not in ([], ["timesteps"]):
         told = ", ".join(
             f"{name} {_in_words(name, was)} → {_in_words(name, now)}" for name, (was, now) in changed.items()
         )
+        record = {"step": step, "seconds": seconds, "change": told}
+        if "kernels" in changed:
+            record["kernels"] = kernels[1]
         with reopen(path, step) as file:
-            file.write(json.dumps({"step": step, "seconds": seconds, "change": told}) + "\n")
+            file.write(json.dumps(record) + "\n")
     elif path.exists():
         reopen(path, step).close()
 

@@ -7,18 +7,19 @@ from pathlib import Path
 import torch
 
 from unidle.config import Config
+from unidle.config.schema import whole_steps
 from unidle.engine.parts import Parts
 from unidle.nn.policy import n_parameters
 
 
-def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, total_steps: int) -> dict[str, str]:
-    """A line of each: its name and what it says. `total_steps` are those after which the run ends."""
+def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
+    """A line of each: its name and what it says. The run starts, or goes on, at `step`."""
     recipe, run, contract, workers = config.recipe, config.run, parts.contract, parts.workers
-    step = f"a step takes {contract.step_seconds * 1e6:.0f} µs"
+    duration = f"a step takes {contract.step_seconds * 1e6:.0f} µs"
     backend = (
-        f"{_counted(workers, 'worker process', 'worker processes')} ({step})"
+        f"{_counted(workers, 'worker process', 'worker processes')} ({duration})"
         if workers
-        else f"in this process ({step})"
+        else f"in this process ({duration})"
     )
     if contract.on_device:
         backend = "on the device"
@@ -40,8 +41,9 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, tota
         "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
         "device": f"{name}, {parts.precision}",
     }
-    if total_steps > run.timesteps:
-        facts["steps"] = f"{run.timesteps:,}, in whole iterations {total_steps:,}"
+    total = whole_steps(run.timesteps, recipe.total_batch)
+    if step < run.timesteps < total:
+        facts["steps"] = f"{run.timesteps:,}, in whole iterations {total:,}"
     if eval_workers:
         episodes = _counted(run.eval_episodes, "episode", "episodes")
         facts["evaluation"] = f"{episodes}, beside training ({_counted(eval_workers, 'process', 'processes')})"

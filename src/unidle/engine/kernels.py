@@ -8,10 +8,13 @@ from unidle.nn.trunks import has_own_kernels
 
 
 def kernels_on(device: torch.device) -> str:
-    """In words, the same for the same kernels: torch 2.11.0, Triton 3.6.0, NVIDIA H200."""
+    """In words, the same for the same kernels: torch 2.11.0, Triton 3.6.0, NVIDIA H200.
+
+    On a CPU, torch chooses them by its widest vectors, and sums in other orders with AVX512 than with AVX2.
+    """
     torch_words = f"torch {torch.__version__}"
     if device.type != "cuda":
-        return f"{torch_words}, CPU"
+        return f"{torch_words}, CPU {torch.backends.cpu.get_cpu_capability()}"
     own = "no Triton"
     if has_own_kernels():
         import triton

@@ -13,6 +13,7 @@ from unidle.algos.algorithm import Algorithm, new_policy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.ppo import PPO
 from unidle.config import Config
+from unidle.config.schema import whole_steps
 from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, new_algorithm, set_numerics
 from unidle.engine.capture import Capture
 from unidle.engine.collector import Collector
@@ -92,5 +93,5 @@ def build_parts(
         except BaseException:
             envs.close()
             raise
-    collector.until = -(-run.timesteps // recipe.total_batch)
+    collector.until = whole_steps(run.timesteps, recipe.total_batch) // recipe.total_batch
     return Parts(contract, algo, collector, loop, workers, precision, capture)

@@ -91,11 +91,8 @@ class Saver:
         """Write the checkpoint to evaluate and predict with: the policy alone, as it was at `step`."""
         folder.save_best({"spaces": spaces_to_plain(self.contract), "algo": {"policy": dict(weights)}, "step": step})
 
-    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> dict[str, tuple[str, str]]:
-        """Put a checkpoint's values into the parts; UsageError if it is of other ones.
-
-        Returns what is not as it was, though no setting says so: its name, what it was and what it is.
-        """
+    def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> str:
+        """Put a checkpoint's values into the parts; UsageError if it is of other ones. Returns its kernels."""
         if state["spaces"] != spaces_to_plain(self.contract):
             raise UsageError(
                 "The environment has other spaces than the checkpoint; resume with the one it was trained on."
@@ -124,11 +121,10 @@ class Saver:
         self.progress.load_state_dict(state)
         self.clock.go_on_from(state["wall"], state["seconds"])
         restore_random_state(state["random"])
-        before = state.get("kernels", self.kernels)  # an older checkpoint does not tell
-        if before == self.kernels:
-            return {}
-        say(
-            f"The kernels that compute this run are others than before ({before} → {self.kernels}), so it will not be "
-            "bit for bit one that was never stopped."
-        )
-        return {"kernels": (before, self.kernels)}
+        before: str = state.get("kernels", self.kernels)  # an older checkpoint does not tell
+        if before != self.kernels:
+            say(
+                f"The kernels that compute this run are others than before ({before} → {self.kernels}), so it will not "
+                "be bit for bit one that was never stopped."
+            )
+        return before

@@ -65,10 +65,10 @@ class Trainer:
         self._learner = Learner(self.algo, self._timeline)
         self._stopping = self._interrupted = False
         self.progress, self._clock = Progress(), RunClock(self._timeline)
-        kernels = kernels_on(self._parts.capture.device)
-        self._saver = Saver(config, self.contract, self.algo, self.collector, self.progress, self._clock, kernels)
         must_wait = config.run.target_return is not None or bool(after_evaluation)
         try:
+            kernels = kernels_on(self._parts.capture.device)
+            self._saver = Saver(config, self.contract, self.algo, self.collector, self.progress, self._clock, kernels)
             workers = self._parts.workers
             self._evaluations = Evaluations(
                 config,
@@ -103,8 +103,8 @@ class Trainer:
         if checkpoint is None:
             self.collector.start()
         else:
-            others = self._restore(checkpoint)
-            note_changes(folder.path, folder.config(), self.config, self.progress.step, self._clock.wall(), others)
+            kernels = self._restore(checkpoint), self._saver.kernels
+            note_changes(folder.path, folder.config(), self.config, self.progress.step, self._clock.wall(), kernels)
             folder.save_config(self.config)  # which may be another now, and is known to go with the checkpoint
         self._journal = Journal(
             self._folder.path,
@@ -130,17 +130,17 @@ class Trainer:
             stop=self._stop,
             is_stopping=lambda: self._stopping,
         )
-        progress = self.progress
-        total = whole_steps(run.timesteps, self.config.recipe.total_batch, progress.step)
-        facts = facts_of(self.config, self._parts, folder.path, self._evaluations.processes, total)
-        self._listener.on_start(facts, total, progress.step, progress.best)
+        progress, batch = self.progress, self.config.recipe.total_batch
+        total = whole_steps(run.timesteps, batch)
+        facts = facts_of(self.config, self._parts, folder.path, self._evaluations.processes, progress.step)
+        self._listener.on_start(facts, max(progress.step, total), progress.step, progress.best)
         warning = too_many_workers(self.config.engine)
         if warning:
             self._listener.on_message(warning)
-        few = -(-run.timesteps // self.config.recipe.total_batch)
+        few = total // batch
         if self.contract.on_device and few < _FEW_ITERATIONS:
             self._listener.on_message(
-                f"{run.timesteps:,} steps are {few} iteration{'s' * (few > 1)} of {self.config.recipe.total_batch:,}; "
+                f"{run.timesteps:,} steps are {few} iteration{'s' * (few > 1)} of {batch:,}; "
                 "to learn more, raise --timesteps or lower --n-envs."
             )
         if progress.step >= run.timesteps:
@@ -344,12 +344,12 @@ class Trainer:
         self._saver.save(self._folder, self._evaluations.state())
         self._timeline.enter(OTHER)
 
-    def _restore(self, checkpoint: Path) -> dict[str, tuple[str, str]]:
-        """What is not as it was in the checkpoint, though no setting says so."""
+    def _restore(self, checkpoint: Path) -> str:
+        """Go on from there; returns the kernels that computed it."""
         state = load_checkpoint(checkpoint)
-        others = self._saver.restore(state, self._listener.on_message)
+        kernels = self._saver.restore(state, self._listener.on_message)
         self._evaluations.owe(owed_by(state, self._folder.path, self.progress))
-        return others
+        return kernels
 
     def close(self) -> None:
         """End all environments and their processes."""

@@ -41,7 +41,7 @@ def _fused_layers() -> dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], 
 
 
 def has_own_kernels() -> bool:
-    """Whether kernels that unidle brings run on the GPU here."""
+    """Whether unidle's own kernels of linear layers run on the GPU here."""
     return bool(_fused_layers())
 
 

@@ -40,12 +40,12 @@ class History:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the run was to have: those asked for, in whole iterations."""
+        """Steps that the run was to have: those asked for, in whole iterations; or all it has, if those are more."""
         total, *sizes = self.setting("run", "timesteps"), *(self.setting("recipe", n) for n in ("n_envs", "n_steps"))
         if not isinstance(total, int) or total < 1:
             return None
         is_known = all(isinstance(size, int) and size > 0 for size in sizes)
-        return whole_steps(total, math.prod(sizes)) if is_known else total
+        return max(self.steps, whole_steps(total, math.prod(sizes)) if is_known else total)
 
     @property
     def progress(self) -> str:

@@ -71,7 +71,7 @@ def _page(history: History) -> str:
 <style>{CSS}</style>
 </head>
 <body>
-{HATCHES}
+<svg width="0" height="0" style="position: absolute" aria-hidden="true">{HATCHES}</svg>
 <main>
 {body}
 <footer>Drawn from config.yaml and metrics.jsonl in {source}</footer>

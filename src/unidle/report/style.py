@@ -121,12 +121,12 @@ CHART_LOOK = """
 .spot:hover .dot { stroke: var(--ink); }
 """
 
-# What the hatched parts of a page's charts refer to, once on the page: stripes to lie over any colour.
-HATCHES = """<svg width="0" height="0" style="position: absolute" aria-hidden="true"><defs>
+# What the hatched parts of charts refer to, once in a file: stripes to lie over any colour.
+HATCHES = """<defs>
 <pattern id="hatch-up" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <rect width="2" height="4" style="fill: var(--hatch)"/></pattern>
 <pattern id="hatch-down" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(-45)">
 <rect width="2" height="4" style="fill: var(--hatch)"/></pattern>
-</defs></svg>"""
+</defs>"""
 
 CSS = PALETTE + PAGE_LOOK + CHART_LOOK

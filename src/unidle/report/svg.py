@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from unidle.report.axis import Axis, fit_axis, plottable, running_mean, thin
 from unidle.report.looks import Look, phase_look, series_look
-from unidle.report.style import CHART_LOOK, PALETTE
+from unidle.report.style import CHART_LOOK, HATCHES, PALETTE
 from unidle.report.wording import percent, short_number
 
 Values = Sequence[float | None]
@@ -87,9 +87,9 @@ def line_chart(
     ones faintly under their running mean over a fiftieth of the points.
     """
     width, height = size
-    series = [replace(s, look=s.look or series_look(i)) for i, s in enumerate(series)]
+    looks = [line.look or series_look(i) for i, line in enumerate(series)]
     drawn = _stack(series) if stacked else series
-    named = [(_look(s), s.name) for s in series if not s.is_empty]
+    named = [(look, line.name) for line, look in zip(series, looks) if not line.is_empty]
     legend, legend_height = _legend(named, width) if len(series) > 1 else ("", 0)
     head = _text(2, 17, title, "chart-title") + legend
     if not named:
@@ -110,16 +110,16 @@ def line_chart(
         y_axis=y_axis,
     )
     body = [head, _text(2, frame.top - 15, y_label, "chart-label"), _axes(frame, labels, x_label)]
-    body += [_band(frame, line, "area" if stacked else "band") for line in drawn]
-    body += [_line(frame, line, smooth) for line in drawn]
+    body += [_band(frame, line, look, "area" if stacked else "band") for line, look in zip(drawn, looks)]
+    body += [_line(frame, line, look, smooth) for line, look in zip(drawn, looks)]
     if reference:
         body.append(_reference(frame, reference))
-    body.append(_hover(frame, series, drawn, x_label, as_percent))
+    body.append(_hover(frame, series, drawn, looks, x_label, as_percent))
     return _svg(title, size, "".join(body))
 
 
 def standalone(chart: str, size: tuple[int, int]) -> str:
-    """A chart as a file of its own, with the style sheet that the report page has around it."""
+    """A chart as a file of its own, with the style sheet and the hatches that the report page has around it."""
     width, height = size[0] + 28, size[1] + 20
     font = ".chart { font-family: system-ui, sans-serif; background: var(--card); }"
     start, view_box, rest = chart.partition(f'viewBox="0 0 {size[0]} {size[1]}"')
@@ -127,7 +127,7 @@ def standalone(chart: str, size: tuple[int, int]) -> str:
         raise ValueError(f"the chart is not of size {size}")
     frame = f'viewBox="-14 -10 {width} {height}" width="{width}" height="{height}"'
     opening, body = rest.split(">", 1)
-    return f"{start}{frame}{opening}><style>{PALETTE}{CHART_LOOK}{font}</style>{body}"
+    return f"{start}{frame}{opening}><style>{PALETTE}{CHART_LOOK}{font}</style>{HATCHES}{body}"
 
 
 def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] = (380, 270)) -> str:
@@ -192,12 +192,12 @@ def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
     return "".join(parts)
 
 
-def _line(frame: _Frame, line: Series, smooth: bool) -> str:
-    colour = _look(line).colour
+def _line(frame: _Frame, line: Series, look: Look, smooth: bool) -> str:
     if not smooth or len(line.y) < _SMOOTH_FROM:
-        return _path(frame, line.x, line.y, f"line {colour}")
+        return _path(frame, line.x, line.y, f"line {look.colour}")
     mean = running_mean(line.y, len(line.y) // 50)
-    return _path(frame, line.x, line.y, f"line faint {colour}") + _path(frame, line.x, mean, f"line {colour}")
+    faint = _path(frame, line.x, line.y, f"line faint {look.colour}")
+    return faint + _path(frame, line.x, mean, f"line {look.colour}")
 
 
 def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
@@ -214,7 +214,7 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
     return f'<path class="{kind}" d="{"".join(path)}"/>' if path else ""
 
 
-def _band(frame: _Frame, line: Series, kind: str) -> str:
+def _band(frame: _Frame, line: Series, look: Look, kind: str) -> str:
     if line.low is None or line.high is None:
         return ""
     outlines: list[list[tuple[float, float, float]]] = [[]]  # one per stretch without gaps: x, low, high
@@ -228,7 +228,7 @@ def _band(frame: _Frame, line: Series, kind: str) -> str:
     for outline in filter(None, outlines):
         around = [(x, high) for x, _, high in outline] + [(x, low) for x, low, _ in reversed(outline)]
         path += "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in around) + "Z"
-    classes = [f"{kind} {_look(line).colour}", *_hatch_class(_look(line))]
+    classes = [f"{kind} {look.colour}", *_hatch_class(look)]
     return "".join(f'<path class="{name}" d="{path}"/>' for name in classes) if path else ""
 
 
@@ -240,7 +240,9 @@ def _reference(frame: _Frame, reference: Reference) -> str:
     )
 
 
-def _hover(frame: _Frame, series: list[Series], drawn: list[Series], x_label: str, as_percent: bool) -> str:
+def _hover(
+    frame: _Frame, series: list[Series], drawn: list[Series], looks: list[Look], x_label: str, as_percent: bool
+) -> str:
     """What the mouse finds: strips over long series, and a dot on each point of the short ones."""
     word = percent if as_percent else _value
     is_stacked = drawn is not series
@@ -251,7 +253,7 @@ def _hover(frame: _Frame, series: list[Series], drawn: list[Series], x_label: st
         lines = [f"{series[i].name}: {word(y)}" for i, n in near if plottable(y := series[i].y[n])]
         x = frame.x(x_value)
         cue = _rule(x, frame.top, x, frame.bottom, "chart-zero") + "".join(
-            _dot(x, frame.y(y), drawn[i]) for i, n in near if plottable(y := drawn[i].y[n])
+            _dot(x, frame.y(y), looks[i]) for i, n in near if plottable(y := drawn[i].y[n])
         )
         strip = _box(left, frame.top, right - left, frame.bottom - frame.top, "strip")
         tip = _tooltip(x_value, x_label, lines)
@@ -260,7 +262,7 @@ def _hover(frame: _Frame, series: list[Series], drawn: list[Series], x_label: st
         points = zip(line.x, line.y) if i not in long else ()
         for x_value, y_value in points:
             if plottable(y_value):
-                dot = _dot(frame.x(x_value), frame.y(y_value), line)
+                dot = _dot(frame.x(x_value), frame.y(y_value), looks[i])
                 tip = _tooltip(x_value, x_label, [f"{line.name}: {word(y_value)}"])
                 parts.append(f'<g class="spot">{dot}{tip}</g>')
     return "".join(parts)
@@ -281,18 +283,13 @@ def _value(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else short_number(value, 5)
 
 
-def _look(series: Series) -> Look:
-    assert series.look is not None  # line_chart gave each one
-    return series.look
-
-
 def _hatch_class(look: Look) -> list[str]:
     """The class of what lies over a hatched shape, which is drawn twice; none for others."""
     return [{"/": "hatch-up", "\\": "hatch-down"}[look.hatch]] if look.hatch else []
 
 
-def _dot(x: float, y: float, series: Series) -> str:
-    return f'<circle class="dot {_look(series).colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+def _dot(x: float, y: float, look: Look) -> str:
+    return f'<circle class="dot {look.colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
 
 
 def _swatch(x: float, y: float, look: Look) -> str:

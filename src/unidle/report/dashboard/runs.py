@@ -156,7 +156,7 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
         "state": state_of(history, is_live),
         "step": f"{history.steps:,}",
         "total": short_number(total) if total else UNKNOWN,
-        "progress": min(1.0, history.steps / total) if total else None,
+        "progress": history.steps / total if total else None,
         "rate": worded(history.steps_per_second, short_number),
         "return": worded(result, score),
         "busy": worded(latest.gpu["busy"] if latest and latest.gpu else None, percent),
