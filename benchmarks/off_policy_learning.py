@@ -140,8 +140,8 @@ def _prioritised(task: dict[str, Any], *, slower: int = 1) -> dict[str, Any]:
     return {**task, "unidle": {**ours, "prioritised": True, "learning_rate": ours["learning_rate"] / slower}}
 
 
-# A prioritised memory draws larger errors, so steps must be smaller: Schaul et al. (2016) divide the rate by 4. Within so
-# few steps that is too slow here, on other seeds.
+# A prioritised memory draws larger errors, so steps must be smaller: Schaul et al. (2016) divide the rate by 4. That is
+# too slow for so few steps; half of it was tried on other seeds.
 TASKS: dict[str, dict[str, Any]] = {
     "Pendulum-v1 sac": _PENDULUM,
     "Pendulum-v1 sac prioritised": _prioritised(_PENDULUM),
