@@ -35,13 +35,18 @@ def noted(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def stopped(runs: Path) -> Path:
+    """A run that was stopped after its first iteration."""
+    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(runs), "run_name": "x"}
+    return unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+
+
 def go_on(folder: Path, **settings: Any) -> None:
     unidle.resume(folder, quiet=True, after_iteration=[lambda moment: moment.stop()], **settings)
 
 
 def test_settings_that_differ_are_noted_at_the_checkpoint_and_shown(tmp_path: Path) -> None:
-    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
-    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    folder = stopped(tmp_path)
     assert noted(folder) == []
     go_on(folder)
     go_on(folder, timesteps=12_800)
@@ -63,8 +68,7 @@ def test_settings_that_differ_are_noted_at_the_checkpoint_and_shown(tmp_path: Pa
 
 
 def test_what_was_noted_past_the_checkpoint_is_dropped(tmp_path: Path) -> None:
-    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
-    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    folder = stopped(tmp_path)
     early = {"step": 64, "seconds": 0.1, "change": "a"}
     (folder / "changes.jsonl").write_text("".join(json.dumps({**early, "step": step}) + "\n" for step in (64, 65)))
     go_on(folder)
@@ -74,8 +78,7 @@ def test_what_was_noted_past_the_checkpoint_is_dropped(tmp_path: Path) -> None:
 def test_other_kernels_than_before_are_told_and_noted_and_no_obstacle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
-    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    folder = stopped(tmp_path)
     path = RunFolder.open(folder).latest()
     assert path is not None
     state = load_checkpoint(path)
@@ -102,8 +105,7 @@ def crash(moment: unidle.Moment) -> None:
 def test_kernels_are_noted_once_however_often_a_run_is_resumed_before_it_writes_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
-    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    folder = stopped(tmp_path)
     here = kernels_on(torch.device("cpu"))
 
     def go_on_with(kernels: str, **settings: Any) -> list[str]:
@@ -138,8 +140,7 @@ def test_on_a_cpu_kernels_hang_on_its_vectors(monkeypatch: pytest.MonkeyPatch) -
 def test_a_checkpoint_that_does_not_tell_its_kernels_is_gone_on_with_in_silence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {**SMALL, "timesteps": 6400, "runs_dir": str(tmp_path), "run_name": "x"}
-    folder = unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    folder = stopped(tmp_path)
     path = RunFolder.open(folder).latest()
     assert path is not None
     save_checkpoint(path, {name: value for name, value in load_checkpoint(path).items() if name != "kernels"})

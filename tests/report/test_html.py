@@ -179,7 +179,7 @@ def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
     assert list(shown) == list(Config().flat())
     assert shown["network_arch"] == "[128, 64]"
     assert shown["env_kwargs"] == "{gravity: -9.8}"
-    assert (shown["target_kl"], shown["workers"]) == ("none", "auto")
+    assert (shown["target_kl"], shown["workers"], shown["overlap"]) == ("none", "auto", "off")
     assert page.of("h3") == ["recipe", "engine", "run"]
 
 

@@ -254,6 +254,8 @@ def _setting(name: str, value: Any) -> str:
     """A value as a user writes it: YAML on one line, and a word for what is left to unidle or switched off."""
     if value is None:
         return word_for_none(name)
+    if isinstance(value, str):
+        return value  # without the quotes that YAML needs around off
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 
