@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
@@ -49,9 +50,20 @@ def diagnosed(job: str, seconds: float) -> dict[str, Any]:
     return found
 
 
+class _FailedError(RuntimeError):
+    """A program that failed: its last words, and in `said` all of them."""
+
+    def __init__(self, name: str, status: int, said: str) -> None:
+        last = (said.strip() or "nothing was said").splitlines()[-1]
+        how = "failed" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+        super().__init__(f"{name} {how}: {last}")
+        self.said = said
+
+
 def _output(name: str, command: list[str]) -> str:
     """What a program prints; if it is not waited for to its end, it is killed with all that it started."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as program:
         try:
@@ -60,8 +72,7 @@ def _output(name: str, command: list[str]) -> str:
             _kill_all(psutil.Process(program.pid))
             raise
     if program.returncode:
-        last = (complaint.strip() or "nothing was said").splitlines()[-1]
-        raise RuntimeError(f"{name} failed: {last}")
+        raise _FailedError(name, program.returncode, complaint)
     return printed
 
 
@@ -77,7 +88,7 @@ def tried(how: str, job: str, seconds: float) -> dict[str, Any]:
     try:
         return watched(job, seconds) if how == "watch" else diagnosed(job, seconds)
     except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:  # ValueError: what it printed is no JSON
-        return {"cause": "failed", "verdict": str(error)}
+        return {"cause": "failed", "verdict": str(error), "said": getattr(error, "said", "")}
 
 
 def causes_of(how: str) -> dict[str, str]:

@@ -57,6 +57,24 @@ def test_a_function_that_asks_the_host_runs_eagerly_and_the_reason_is_told_once(
 
 
 @pytest.mark.gpu
+def test_a_capture_that_failed_leaves_the_usual_generator_as_it_was() -> None:
+    device = torch.device("cuda")
+    total = torch.zeros((), device=device)
+
+    def asking() -> None:
+        total.add_(torch.rand((), device=device))
+        total.item()
+
+    torch.manual_seed(1)
+    expected = torch.rand((), device=device)
+    torch.manual_seed(1)
+    run = Capture(device, lambda text: None)("asking", asking, [total])
+    run()
+    assert total.item() == expected.item()  # which is what the first call is to draw
+    torch.rand(4, device=device)  # torch takes a capture for unfinished that went wrong
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
 def test_captured_training_equals_eager_training_bit_for_bit(
     recurrent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
-from unidle.meter.inside.unidle_windows import computed
+from unidle.meter.inside.unidle_windows import Window, computed
 
 moments = st.integers(-5, 45)
 intervals = st.lists(st.tuples(moments, moments), max_size=12)
@@ -22,3 +25,19 @@ def test_the_union_is_the_instants_that_any_interval_covers(found: list[tuple[in
 def test_kernels_side_by_side_are_counted_apart_and_their_time_once() -> None:
     seen = computed([(0, 10), (5, 15), (20, 20)], 0, 40)
     assert (seen.pieces, seen.active_ns, seen.intervals) == (2, 15, [(0, 15)])
+
+
+@pytest.mark.parametrize("ends_first", ["look", "profile"])
+def test_a_program_that_profiles_itself_keeps_what_it_sees(ends_first: str) -> None:
+    look = Window(torch)
+    own = profile(activities=[ProfilerActivity.CPU])
+    own.start()
+    torch.ones(3).sum()
+    if ends_first == "look":
+        assert look.close().intervals == []
+    own.stop()
+    if ends_first == "profile":
+        assert look.close().intervals == []
+    assert "aten::sum" in {event.name for event in own.events()}
+    again = Window(torch)  # and there may be looks later
+    assert again.close().intervals == []

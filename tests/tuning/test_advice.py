@@ -307,6 +307,34 @@ ON_HOST: dict[str, Any] = {
 ON_HOST_IN_FP32 = {**ON_HOST, "recipe": {**ON_HOST["recipe"], "precision": "fp32"}}
 SMALL_EAGER = {**LAUNCHED, "pace": Pace(0.0003, 0.3), "graphs": False, "elsewhere": Pace(0.0003, 0.1)}
 NO_GRAPHS = {**ROOMY, "graphs": False}
+LAUNCHED_ONE_BY_ONE = {  # as an H200 had it, but for the rollout with graphs
+    **GPU,
+    "cores": 16,
+    "n_envs": 64,
+    "n_steps": 64,
+    "step_seconds": 3e-7,
+    "stepping": (Stepping(0, 1, 0.0087, 0.0087),),
+    "pace": Pace(0.00045, 0.0285),
+    "collecting": 0.0858,
+    "rest": 0.0086,
+    "updates": 160,
+    "update_overhead": 0.79,
+    "graphs": False,
+    "graphed": Pace(0.00007, 0.0041, collecting=0.02),
+    "elsewhere": Pace(0.00014, 0.32),
+}
+CROWDED = {  # as an H200 and its 16 cores had it: the CPU would do nothing faster
+    **GPU,
+    "cores": 16,
+    "n_envs": 4,
+    "n_steps": 64,
+    "step_seconds": 0.0004,
+    "stepping": (Stepping(4, 4, 4.97, 4.21),),
+    "pace": Pace(0.00007, 0.002),
+    "collecting": 3.82,
+    "elsewhere": Pace(0.00018, 0.029),
+}
+IN_THREADS = Steps(0.0006, 0.0021, 1.0, 0.95, 31)
 HEAVY = {**LAUNCHED, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "elsewhere": Pace(0.03, 300.0)}
 FP32 = {**WHOLE, "precision": "fp32"}
 
@@ -329,6 +357,8 @@ FP32 = {**WHOLE, "precision": "fp32"}
         ({**ON_HOST, "readings": {"learning_busy": 0.95}}, NOTHING_TO_GAIN),
         ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small pieces"),
         ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0003, 0.28)}, "engine": NO_GRAPHS}, "use the CPU"),
+        ({"of_profile": LAUNCHED_ONE_BY_ONE, "engine": NO_GRAPHS}, "small pieces"),
+        ({"of_profile": CROWDED, "engine": {"workers": 4}, "steps": IN_THREADS}, "too many threads"),
         ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.04}, "TF32 off"),
         ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.17}, NOTHING_TO_GAIN),
         ({"of_profile": HEAVY}, NOTHING_TO_GAIN),
@@ -357,6 +387,13 @@ def test_large_observations_are_told_by_their_size_and_are_no_reason_for_more_en
     assert "126 MB for each inference" in found.sentence
     assert found.basis == "by probes"
     assert "too few environments" not in [finding.cause for finding in found.findings]
+
+
+def test_launches_that_a_graph_would_save_are_no_fault_of_inference() -> None:
+    found = judge(facts(of_profile=LAUNCHED_ONE_BY_ONE, engine=NO_GRAPHS, recipe=WHOLE))
+    assert "inference" not in [finding.cause for finding in found.findings]
+    assert found.engine[0].flags == "--graphs"
+    assert found.engine[0].speedup == pytest.approx((0.0858 + 0.0285 + 0.0086) / (0.02 + 0.0041 + 0.0086), rel=0.01)
 
 
 def test_graphs_are_advised_before_the_cpu_where_they_are_faster_still() -> None:

@@ -130,6 +130,8 @@ def test_graphs_are_predicted_where_they_were_measured_and_mean_nothing_to_a_cpu
     assert predicted_speedup(without, now, then) == pytest.approx(6.0 / 4.5)
     assert predicted_speedup(profile(on_gpu=True), then, now) is None
     assert predicted_speedup(profile(), then, now) == 1.0
+    rollouts_too = profile(on_gpu=True, graphs=False, graphed=Pace(0.002, 0.5, collecting=3.5))
+    assert predicted_speedup(rollouts_too, now, then) == pytest.approx(6.0 / 4.0)
 
 
 @pytest.mark.parametrize("change", [{"pin_cores": True}, {"compile": True}, {"env_timeout": 1.0}])

@@ -55,6 +55,8 @@ def test_graphs_are_tried_where_they_are_off() -> None:
     profile = probe_job(job("classic", "planted_envs:Cheap", graphs=False, **SMALL), SECONDS).profile
     assert profile.graphed is not None
     assert profile.graphed.learning < profile.pace.learning
+    assert profile.graphed.collecting is not None
+    assert profile.graphed.collecting < profile.collecting
 
 
 def test_a_memory_that_does_not_fit_is_compared_with_one_that_does() -> None:

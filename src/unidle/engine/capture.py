@@ -102,7 +102,8 @@ class _Replay:
 
     def _capture_one(self, function: Callable[[], None]) -> Callable[[], None]:
         kept = [tensor.detach().clone() for tensor in self._changes]
-        drawn = [generator.get_state() for generator in self._generators]
+        generators = [*self._generators, _default_generator(self._capture.device)]  # the last is in every graph
+        drawn = [generator.get_state() for generator in generators]
         here = torch.cuda.current_stream(self._capture.device)
         stream = torch.cuda.Stream(self._capture.device, priority=here.priority)  # a graph keeps it for its kernels
         stream.wait_stream(here)
@@ -120,13 +121,13 @@ class _Replay:
         except Exception:
             del graph
             torch.cuda.set_stream(here)  # a capture that went wrong does not go back by itself
-            for generator in self._generators:  # and leaves its generators as if it still went on
+            for generator in generators:  # and leaves its generators as if it still went on
                 generator.graphsafe_set_state(torch.Generator(self._capture.device))
             raise
         finally:
             here.wait_stream(stream)
             self._put_back(kept)
-            for generator, state in zip(self._generators, drawn):
+            for generator, state in zip(generators, drawn):
                 generator.set_state(state)
         return graph.replay
 
@@ -134,6 +135,10 @@ class _Replay:
     def _put_back(self, kept: list[Tensor]) -> None:
         for tensor, before in zip(self._changes, kept):
             tensor.copy_(before)
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _culprit(error: Exception) -> str:

@@ -2,15 +2,18 @@
 
 Utilisation says only that some kernel ran. GPM compares two snapshots of counters, so that each value is the mean
 over the time between them. Snapshots less than about a tenth of a second apart yield zeros: such are never taken here.
+Two threads that take one at the same time end the process (a segmentation fault, driver 580): here they take turns.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from unidle.meter.reading import EARLY, Reading
 
 PERIOD_S = 0.1
+_ONE_AT_A_TIME = threading.Lock()
 READINGS = tuple(Reading(f"{unit} active", "%", PERIOD_S, 100.0) for unit in ("SM", "tensor", "DRAM"))
 
 
@@ -31,7 +34,8 @@ class Gpm:
         if self._since_ns is not None and now_ns - self._since_ns < EARLY * PERIOD_S * 1e9:
             return {}
         earlier, later = self._last, self._spare
-        nvml.nvmlGpmSampleGet(self._handle, later)
+        with _ONE_AT_A_TIME:
+            nvml.nvmlGpmSampleGet(self._handle, later)
         is_first, self._since_ns = self._since_ns is None, now_ns
         self._last, self._spare = later, earlier
         if is_first:

@@ -134,7 +134,8 @@ def too_few_envs(facts: Facts) -> Finding | None:
     """Every step of all environments costs a hand-over and an inference: few of them share it."""
     profile, recipe = facts.profile, facts.config.recipe
     few = profile.n_envs < _FEW_ENVS * profile.cores
-    shared = facts.serving - facts.copying  # twice as many environments send twice as much
+    # Twice as many environments send twice as much; and what a graph saves is not for the environments to save.
+    shared = facts.serving - facts.copying - facts.launching
     if profile.on_device or not few or shared < 2 * NOTICEABLE:
         return None
     wanted = _FEW_ENVS * profile.cores
@@ -169,7 +170,7 @@ def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
 def inference_bound(facts: Facts) -> Finding | None:
     """There are environments enough, and inference for them still takes the time."""
     profile, engine = facts.profile, facts.config.engine
-    computing = facts.serving - facts.copying
+    computing = facts.serving - facts.copying - facts.launching
     if profile.n_envs < _FEW_ENVS * profile.cores or computing < 2 * NOTICEABLE:
         return None
     options = [dataclasses.replace(engine, slices=slices) for slices in (1, 2, 4)]

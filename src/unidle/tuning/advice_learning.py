@@ -130,13 +130,15 @@ def _coarser(facts: Facts, computing: float) -> tuple[Advice, ...]:
 
 def use_the_cpu(facts: Facts) -> Finding | None:
     """A small network on few environments: each way to the GPU and back takes longer than the work."""
-    if not facts.profile.on_gpu or facts.profile.elsewhere is None:
+    here, there = facts.profile.pace, facts.profile.elsewhere
+    if not facts.profile.on_gpu or there is None:
         return None
+    if there.inference >= here.inference and there.learning >= here.learning:
+        return None  # it would be the environments that step otherwise
     engine = facts.config.engine
     faster = gain(facts, dataclasses.replace(engine, device="cpu"))
     if faster is None or faster < max(WORTH, gain(facts, dataclasses.replace(engine, graphs=True)) or 0.0):
         return None
-    here, there = facts.profile.pace, facts.profile.elsewhere
     return Finding(
         USE_THE_CPU,
         1.0,

@@ -124,6 +124,14 @@ class Facts:
         return self.serving * min(1.0, self.sent_bytes / self.to_device / inference)
 
     @property
+    def launching(self) -> float:
+        """Of `serving`, the part in which kernels are launched one by one that a graph would launch at once."""
+        graphed = self.profile.graphed
+        if graphed is None or graphed.collecting is None:
+            return 0.0
+        return min(self.serving, max(0.0, self.profile.collecting - graphed.collecting) / self.whole)
+
+    @property
     def saved_by_memory_on_gpu(self) -> float:
         """Of `learning`, the part that passes because batches come from the host.
 

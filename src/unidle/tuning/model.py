@@ -10,9 +10,10 @@ are served: 1 where all are served together, else about 4, for a quarter of the 
 - Whoever computes needs a core: w·t of stepping and k·i of services share what cores there are.
 
 Collecting is n_steps times that, plus what the real collector took more than this when it was measured: its notes and
-waits, which are taken to stay. With overlap off, an iteration is collecting + learning + rest. With strict overlap on a
-GPU it is max(collecting, learning) + rest. On a CPU the trainer's thread serves, takes notes and learns, so that all
-this together bounds it too, and so do the cores for everything together.
+waits, which are taken to stay; with graphs, where the job goes without, they are measured too. With overlap off, an
+iteration is collecting + learning + rest. With strict overlap on a GPU it is max(collecting, learning) + rest. On a CPU
+the trainer's thread serves, takes notes and learns, so that all this together bounds it too, and so do the cores for
+everything together.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def iteration_seconds(profile: Profile, engine: Engine, overlap: str) -> float |
     layout = _layout(profile, engine, on_gpu, overlap)
     if layout is None:
         return None
-    one, friction = _round(profile, layout, pace), _friction(profile)
+    one, friction = _round(profile, layout, pace), _friction(profile, pace)
     collecting = max(0.5 * profile.n_steps * one.seconds, profile.n_steps * one.seconds + friction)
     if overlap == "off":
         return collecting + pace.learning + profile.rest
@@ -139,11 +140,13 @@ def _round(profile: Profile, layout: _Layout, pace: Pace) -> _Round:
     return _Round(max(t, own, k * i, (stepping + k * i) / profile.cores), k * i, stepping)
 
 
-def _friction(profile: Profile) -> float:
-    """What collecting took more than the model says, in the layout in which it was measured."""
-    present = profile.stepping[0]
+def _friction(profile: Profile, pace: Pace) -> float:
+    """What collecting took more than the model says, in the layout in which it was measured; if so, at this pace."""
+    present, collecting = profile.stepping[0], pace.collecting
+    if collecting is None:
+        pace, collecting = profile.pace, profile.collecting
     layout = _laid_out(profile, present.workers, present.slices, profile.on_gpu)
-    return profile.collecting - profile.n_steps * _round(profile, layout, profile.pace).seconds
+    return collecting - profile.n_steps * _round(profile, layout, pace).seconds
 
 
 def _pace(profile: Profile, engine: Engine, on_gpu: bool) -> Pace | None:

@@ -86,7 +86,7 @@ class _Probes:
         learning = probes.seconds()
         by_threads = [] if on_gpu else probes.by_threads(learning)
         overhead = probes.update_overhead()
-        collecting, rest = self._collecting(parts, envs)
+        collecting, rest = self._collecting(self._config, parts, envs)
         requests = bool(envs.block.request_counts())
         step_seconds = parts.contract.step_seconds
         steps: Steps | None = bare.steps
@@ -138,15 +138,15 @@ class _Probes:
         starts = np.zeros(envs.n_envs, np.bool_)
         return seconds_of(lambda: lane.service.serve(everywhere, starts), self._share)
 
-    def _collecting(self, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
+    def _collecting(self, config: Config, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
         """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
-        recipe, contract = self._config.recipe, parts.contract
+        recipe, contract = config.recipe, parts.contract
         likely = max(1e-6, contract.step_seconds * recipe.n_envs / max(1, parts.workers))
         steps = max(4, min(recipe.n_steps, int(self._share / likely)))  # what takes long is not waited for to its end
         lanes = 2 if recipe.overlap == "strict" else 1
         rollouts = [_rollout(parts, steps, recipe.n_envs) for _ in range(lanes)]
-        capture = quiet_capture(self._config, parts)
-        collector = Collector(envs, parts.algo.policy, rollouts, self._config.run.seed, Timeline(), capture)
+        capture = quiet_capture(config, parts)
+        collector = Collector(envs, parts.algo.policy, rollouts, config.run.seed, Timeline(), capture)
         collector.start()
         collector.finish()
         collected: list[float] = []
@@ -215,7 +215,10 @@ class _Probes:
             lane = self._lane(parts, envs)
             inference = self._inference(lane, envs)
             _spread(lane, envs)
-            return Pace(inference, LearningProbes(config, self._share, parts, lane).seconds_or_a_guess())
+            learning = LearningProbes(config, self._share, parts, lane).seconds_or_a_guess()
+            # Elsewhere the environments may be shared out in another way, which is for the model to say.
+            is_here = engine.device == self._config.engine.device
+            return Pace(inference, learning, self._collecting(config, parts, envs)[0] if is_here else None)
 
     # -- environments on the device ------------------------------------------------------------------------------------
 

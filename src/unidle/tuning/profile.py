@@ -14,6 +14,8 @@ class Pace:
     """Seconds of one service: actions for all environments, copies there and back included."""
     learning: float
     """Seconds of learning from one rollout."""
+    collecting: float | None = None
+    """Seconds of one rollout by the real collector, where that was tried at this pace."""
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,19 @@ class Window:
         self.ended_ns = self.begun_ns
 
     def close(self) -> Computed:
-        """End the look; returns what it saw."""
+        """End the look; returns what it saw: nothing, if the program has begun to profile itself meanwhile.
+
+        There is but one profiler, and it is the program's since then: to end it would take away what the program saw.
+        """
         autograd = self._torch.autograd
         self.ended_ns = time.time_ns()
-        events = autograd._disable_profiler().events()
-        found = []
+        found: list[tuple[int, int]] = []
+        if autograd.profiler._is_profiler_enabled:
+            return computed(found, self.begun_ns, self.ended_ns)
+        try:
+            events = autograd._disable_profiler().events()
+        except RuntimeError:
+            events = []  # the program has ended it
         for event in events:
             is_copy = event.name().startswith(("Memcpy", "Memset"))
             if event.device_type() == autograd.DeviceType.CUDA and not is_copy:
