@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_bound.py [--settings fast heavy beast old wide] [--seconds 8]
 
-PPO on HalfCheetah-v5. Each measurement is a process of its own: its first iterations are warm-up, then so many seconds
+PPO on HalfCheetah-v5. Each measurement is a process of its own: its first seconds are warm-up, then so many seconds
 are measured, then two iterations are profiled for what the GPU did in which phase. Where there are several, the order
 is A B B A. SB3 runs one process per environment (SubprocVecEnv), as its users do. The ceiling is bare stepping: as many
 environments, shared out among processes that do nothing else, the best over several numbers of them, each measured
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import provenance, save
+from machine import WARM_UP_S, provenance, save
 
 ENV = "HalfCheetah-v5"
 # What each setting changes of its preset; `order` is who is measured, one after the other.
@@ -75,17 +75,23 @@ class GpuWatch(threading.Thread):
 
 
 class Meter:
-    """Steps per second from the third iteration on, then two iterations under the profiler."""
+    """Steps per second once it has warmed up, then two iterations under the profiler."""
 
     def __init__(self, seconds: float) -> None:
         import torch
 
         self._seconds, self._has_gpu = seconds, torch.cuda.is_available()
-        self._marks: list[tuple[float, int]] = []
+        self._first_s: float | None = None
+        self._marks: list[tuple[float, int]] = []  # time and step, from where it is measured
         self._watch: GpuWatch | None = None
         self._profiler: Any = None
         self._profiled = 0
         self.result: dict[str, float] = {}
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is being measured, or was."""
+        return bool(self._marks)
 
     def mark(self, step: int) -> bool:
         """Note the end of an iteration; True when enough was seen."""
@@ -95,19 +101,26 @@ class Meter:
                 self._profiler.stop()
                 self.result |= gpu_shares(self._profiler)
             return self._profiled == 2
-        self._marks.append((time.perf_counter(), step))
-        if len(self._marks) == 2 and self._has_gpu:
-            self._watch = GpuWatch()
-            self._watch.start()
-        if len(self._marks) < 4 or self._marks[-1][0] - self._marks[1][0] < self._seconds:
+        now = time.perf_counter()
+        if self._first_s is None:
+            self._first_s = now
+            return False
+        if not self.has_begun:
+            if self._has_gpu and now - self._first_s < WARM_UP_S:
+                return False
+            if self._has_gpu:
+                self._watch = GpuWatch()
+                self._watch.start()
+        self._marks.append((now, step))
+        if len(self._marks) < 3 or now - self._marks[0][0] < self._seconds:
             return False
         return self._finish()
 
     def _finish(self) -> bool:
         import torch
 
-        (began, first), (ended, last) = self._marks[1], self._marks[-1]
-        self.result = {"steps_per_second": (last - first) / (ended - began), "iterations": len(self._marks) - 2}
+        (began, first), (ended, last) = self._marks[0], self._marks[-1]
+        self.result = {"steps_per_second": (last - first) / (ended - began), "iterations": len(self._marks) - 1}
         if self._watch is None:
             return True
         self.result |= self._watch.result()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import RESULTS, provenance, save
+from machine import RESULTS, WARM_UP_S, provenance, save
 
 STEPS, EPOCHS, MINIBATCHES, UNITS = 32, 4, 4, 64
 SIDES = ("unidle", "unidle-bf16", "jax", "rsl-rl")
@@ -49,16 +49,19 @@ def settings(n_envs: int) -> dict[str, Any]:
 
 
 def measure_unidle(n_envs: int, seconds: float, precision: str) -> dict[str, Any]:
-    """Steps per second of training, from the third burst on."""
+    """Steps per second of training, once it has warmed up."""
     import unidle
 
+    begun: list[float] = []
     marks: list[tuple[float, int]] = []
     last: dict[str, Any] = {}
 
     def watch(moment: unidle.Moment) -> None:
-        marks.append((time.perf_counter(), moment.record["step"]))
+        begun.append(time.perf_counter())
+        if begun[-1] - begun[0] >= WARM_UP_S:
+            marks.append((begun[-1], moment.record["step"]))
         last.update(moment.record)
-        if len(marks) > 4 and marks[-1][0] - marks[2][0] >= seconds:
+        if len(marks) > 2 and marks[-1][0] - marks[0][0] >= seconds:
             moment.stop()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +75,7 @@ def measure_unidle(n_envs: int, seconds: float, precision: str) -> dict[str, Any
             precision=precision,
             **settings(n_envs),
         )
-    (began, first), (ended, steps) = marks[2], marks[-1]
+    (began, first), (ended, steps) = marks[0], marks[-1]
     rate = (steps - first) / (ended - began)
     return {"steps_per_second": rate, "iterations": last["iteration"], "mean_length": last["rollout/length_mean"]}
 

@@ -39,6 +39,7 @@ from io_bound import LATENCY, PAGE_BYTES, TOPIC, PeerEnv, served
 from machine import provenance, save
 
 PRESET = "max-gpu"
+_OF_PHASES = ("profiled_gpu_rollout", "profiled_gpu_learning")  # which are not marked here
 PACKAGES = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
 
 
@@ -50,22 +51,22 @@ class Watch:
 
         self._psutil, self._servers = psutil, [psutil.Process(server) for server in servers]
         self._own = psutil.Process()
-        self._meter, self._marks = Meter(seconds), 0
-        self._before: tuple[float, dict[str, float]] = (0.0, {})
+        self._meter = Meter(seconds)
+        self._before: tuple[float, dict[str, float]] | None = None
         self.result: dict[str, float] = {}
 
     def mark(self, step: int) -> bool:
         """Note the end of an iteration; True when enough was seen."""
         was_measured = bool(self._meter.result)
         enough = self._meter.mark(step)
-        self._marks += 1
-        if self._marks == 2:  # where the meter begins
+        if self._meter.has_begun and self._before is None:
             self._before = time.perf_counter(), self._cpu()
-        if self._meter.result and not was_measured:
-            seconds = time.perf_counter() - self._before[0]
-            self.result = {name: (now - self._before[1][name]) / seconds for name, now in self._cpu().items()}
+        if self._meter.result and self._before and not was_measured:
+            began, before = self._before
+            seconds = time.perf_counter() - began
+            self.result = {name: (now - before[name]) / seconds for name, now in self._cpu().items()}
             self.result["pool_mib"] = sum(child.memory_full_info().pss for child in self._children()) / 2**20
-        self.result |= self._meter.result
+        self.result |= {name: seen for name, seen in self._meter.result.items() if name not in _OF_PHASES}
         return enough
 
     def _children(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What every benchmark result carries: machine, versions and date."""
+"""What benchmarks have in common: how long they warm up, and what their results carry: machine, versions and date."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+# On a GPU, after the first iteration: captures, and the one look that a run's own meter takes through the profiler.
+WARM_UP_S = 6.0
 RESULTS = Path(__file__).parent / "results"
 
 

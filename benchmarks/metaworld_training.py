@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from cpu_bound import GpuWatch, gpu_shares
-from machine import RESULTS, provenance, save
+from machine import RESULTS, WARM_UP_S, provenance, save
 
 PRESETS = ("mt10-paper-400", "mt10-paper-1024", "mt10-2m", "mt10-20m")
 _PAPER = {
@@ -36,12 +36,13 @@ _WARM_UP_STEPS, _PROFILED_SECONDS = 60_000, 1.0
 
 
 class Speedometer:
-    """Steps per second once learning has begun, what the GPU did meanwhile, then a short profiled stretch."""
+    """Steps per second once it learns and has warmed up, what the GPU did meanwhile, then a short profiled stretch."""
 
     def __init__(self, seconds: float) -> None:
         import torch
 
         self._seconds, self._has_gpu = seconds, torch.cuda.is_available()
+        self._learns_since: float | None = None
         self._first: tuple[float, dict[str, Any]] | None = None
         self._watch: GpuWatch | None = None
         self._profiler: Any = None
@@ -60,7 +61,9 @@ class Speedometer:
             self.result["gpu_active"] = gpu_shares(self._profiler)["profiled_gpu_overall"]
             return True
         if self._first is None:
-            if record["step"] >= _WARM_UP_STEPS:
+            if self._learns_since is None and record["step"] >= _WARM_UP_STEPS:
+                self._learns_since = now
+            if self._learns_since is not None and now - self._learns_since >= WARM_UP_S * self._has_gpu:
                 self._first = now, record
                 if self._has_gpu:
                     self._watch = GpuWatch()

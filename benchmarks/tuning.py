@@ -31,9 +31,10 @@ from unidle.tuning.model import predicted_speedup
 from unidle.tuning.profile import Profile
 from unidle.tuning.trials import Trial, TrialError
 from unidle.tuning.trials_compare import compare
-from unidle.tuning.tune import Outcome, Tuned, tune
+from unidle.tuning.tune import tune
 from unidle.tuning.tune_changes import Change
 from unidle.tuning.tune_interval import Interval
+from unidle.tuning.tune_outcomes import Outcome, Tuned
 
 _STRETCH, _PATIENCE = 0.6, 60.0
 # What a job starts from, and the changes that are predicted and measured from there.
