@@ -19,9 +19,10 @@ from unidle.report.tuning import conclusion, outcome_row
 from unidle.tuning import trials_compare
 from unidle.tuning import tune as tuning
 from unidle.tuning.trials import Situation, Stretch, TrialError
-from unidle.tuning.tune import Outcome, Tuned, tune
+from unidle.tuning.tune import tune
 from unidle.tuning.tune_changes import Change, engine_changes, halved, recipe_changes
 from unidle.tuning.tune_interval import Interval, interval, ratio
+from unidle.tuning.tune_outcomes import Outcome, Tuned
 
 HERE = Situation(
     cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, memory_apart=False

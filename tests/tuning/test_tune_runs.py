@@ -21,9 +21,10 @@ from unidle.config import Config
 from unidle.config.validate import validated
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
 from unidle.tuning.trials import Trial, TrialError, _python_path
-from unidle.tuning.tune import Outcome, Tuned, tune
+from unidle.tuning.tune import tune
 from unidle.tuning.tune_changes import Change
 from unidle.tuning.tune_interval import Interval
+from unidle.tuning.tune_outcomes import Outcome, Tuned
 
 TESTS = Path(__file__).parents[1]
 PROGRAM = str(Path(sys.executable).with_name("unidle"))

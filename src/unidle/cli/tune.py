@@ -18,7 +18,7 @@ from unidle.errors import TrainingError, UsageError
 from unidle.tuning.job import is_sound
 
 if TYPE_CHECKING:
-    from unidle.tuning.tune import Tuned
+    from unidle.tuning.tune_outcomes import Tuned
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _LEAST_BUDGET = 30

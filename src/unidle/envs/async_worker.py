@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.async_pool import AsyncSlots
+from unidle.envs.async_slots import AsyncSlots
 from unidle.envs.contract import Contract
 from unidle.envs.turns import share_among
 from unidle.envs.worker import STEP, Job, Worker

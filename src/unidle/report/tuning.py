@@ -7,9 +7,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from unidle.tuning.tune import Outcome, Tuned
 from unidle.tuning.tune_changes import Change
 from unidle.tuning.tune_interval import Interval
+from unidle.tuning.tune_outcomes import Outcome, Tuned
 
 _WIDTHS = (44, 10, 28)
 

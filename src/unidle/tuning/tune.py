@@ -9,10 +9,9 @@ starts from there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import replace
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from unidle.config import Config
 from unidle.errors import TrainingError
@@ -20,8 +19,9 @@ from unidle.tuning.model import overlap_speedup, predicted_speedup
 from unidle.tuning.profile import Profile
 from unidle.tuning.trials import Failure, Situation, Trial, TrialError
 from unidle.tuning.trials_compare import Comparison, compare
-from unidle.tuning.tune_changes import TUNED, Change, engine_changes, halved, recipe_changes
-from unidle.tuning.tune_interval import LOOKS, Interval, interval
+from unidle.tuning.tune_changes import Change, engine_changes, halved, recipe_changes
+from unidle.tuning.tune_interval import LOOKS, interval
+from unidle.tuning.tune_outcomes import Outcome, Tuned, Watcher
 
 _SHARE = 1 / 3  # of the time that is left, which one change may take
 _PROBING = 1 / 4  # of the budget, which the probes behind the predictions may take
@@ -32,85 +32,6 @@ _LEAST_STRETCH, _LONGEST_STRETCH = 0.4, 2.0
 _PATIENCE, _LEAST_PATIENCE = 4, 5.0  # times what the present settings take, and seconds, before a trial counts as hung
 _SLOW_START = 75.0  # seconds that a change has to start in at least, if it compiles, captures or loads kernels
 _SEEDS = 3  # runs of each side by which a change of the recipe is judged
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one change."""
-
-    change: Change
-    predicted: float | None
-    measured: (
-        Interval | None
-    )  # times as fast; of a recipe: return gained a second, more than before; None: not measured
-    kept: bool
-    note: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        measured = self.measured and {key: _finite(value) for key, value in vars(self.measured).items()}
-        return {
-            "change": self.change.text,
-            "settings": dict(self.change.values),
-            "judged_by": "return per second" if self.change.is_recipe else "steps per second",
-            "predicted": self.predicted,
-            "measured": measured,
-            "kept": self.kept,
-            "note": self.note,
-        }
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < 1e300 else None
-
-
-@dataclass
-class Tuned:
-    """All that is known so far."""
-
-    config: Config
-    """With what was kept."""
-    outcomes: list[Outcome] = field(default_factory=list)
-    situation: Situation | None = None
-    first_rate: float = 0.0
-    """Steps a second at the start."""
-    rate: float = 0.0
-    """And of the settings that are kept, when they were measured: at another time, on a machine that may be busier."""
-    ended_by: Literal["", "budget", "Ctrl-C", "failure"] = ""
-    """Empty: nothing was left to try; failure: the settings that were kept ran at first, and then no more."""
-    seconds: float = 0.0
-
-    @property
-    def times_as_fast(self) -> float:
-        """The product of the ratios that the engine changes were kept for: each was measured in turns, all never."""
-        kept = [outcome for outcome in self.outcomes if outcome.kept and not outcome.change.is_recipe]
-        return prod(outcome.measured.mean for outcome in kept if outcome.measured is not None)
-
-    @property
-    def has_measured(self) -> bool:
-        """Whether anything is known of any change."""
-        return any(outcome.measured is not None for outcome in self.outcomes)
-
-    @property
-    def engine(self) -> dict[str, Any]:
-        """The engine settings, for a file."""
-        return {name: getattr(self.config.engine, name) for name in TUNED}
-
-
-class Watcher(Protocol):
-    """Who shows how it goes."""
-
-    def on_stage(self, text: str) -> None:
-        """Something that takes a while begins."""
-
-    def on_start(self, tuned: Tuned) -> None:
-        """The job was measured as it is."""
-
-    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
-        """So much is known of a change by now."""
-
-    def on_outcome(self, outcome: Outcome) -> None:
-        """A change is settled."""
 
 
 def tune(config: Config, budget: float, watcher: Watcher) -> Tuned:
