@@ -296,9 +296,15 @@ def test_the_learner_is_busy_while_requests_are_in_flight(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(SiteServer, "_answer", noted)
     monkeypatch.setattr(trainer, "Timeline", kept)
-    seconds, shares = {}, {}
+    seconds: dict[str, list[float]] = {"off": [], "strict": []}
+
+    def is_faster() -> bool:  # by the least of each: others may be at work on these cores
+        return all(seconds.values()) and min(seconds["strict"]) < 0.95 * min(seconds["off"])
+
     with in_background(Serving(pages=100, links=20, page_bytes=4000, latency=0.05)) as server:
-        for overlap in ("off", "strict"):
+        for overlap in ("off", "strict") * 3:
+            if is_faster():
+                break
             in_flight.clear()
             unidle.train(
                 "unidle/SiteExplore-v0",
@@ -311,15 +317,14 @@ def test_the_learner_is_busy_while_requests_are_in_flight(monkeypatch: pytest.Mo
                 timesteps=5 * 64,
                 overlap=overlap,
                 runs_dir=str(tmp_path),
-                run_name=overlap,
+                run_name=f"{overlap} {len(seconds[overlap])}",
             )
             spans = timelines[-1].intervals()
             learning = [(begin, end) for phase, begin, end in spans if phase == LEARN]
-            shares[overlap] = share_covered(learning, in_flight)
-            seconds[overlap] = (learning[-1][1] - learning[0][0]) / 1e9  # from the end of the first rollout on
-    assert shares["off"] < 0.01
-    assert shares["strict"] > 0.4
-    assert seconds["strict"] < 0.95 * seconds["off"]
+            share = share_covered(learning, in_flight)
+            assert share > 0.4 if overlap == "strict" else share < 0.01
+            seconds[overlap].append((learning[-1][1] - learning[0][0]) / 1e9)  # from the end of the first rollout on
+    assert is_faster()
 
 
 # -- nothing is left behind --------------------------------------------------------------------------------------------
