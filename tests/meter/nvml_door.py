@@ -16,7 +16,7 @@ import unidle.meter.nvml
 from unidle.meter.nvml import Driver
 
 DOOR = "_nvmlGetFunctionPointer"
-_LOOKS_PER_PROCESS_LOOK = 10
+LOOKS_PER_PROCESS_LOOK = 10
 MAKE_BELIEVE_UUID = "GPU-11111111-1111-1111-1111-111111111111"  # of the first GPU
 IDENTITIES = {"pid", "domain", "bus", "device"}  # fields of structs
 _POINTERS = (ctypes._Pointer, ctypes.c_char_p, ctypes.c_void_p)
@@ -54,7 +54,7 @@ class Watch:
             for name, samples in gpu.poll().items():
                 kept["samples"].setdefault(name, []).extend([sample.at_ns, sample.value] for sample in samples)
             kept["throttled"].append(gpu.throttled_by)
-            if self._looks % _LOOKS_PER_PROCESS_LOOK == 0:
+            if self._looks % LOOKS_PER_PROCESS_LOOK == 0:
                 gpu.poll_processes()
                 users = None if gpu.processes is None else [vars(process) for process in gpu.processes]
                 kept["processes"].append(users)

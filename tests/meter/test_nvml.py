@@ -158,6 +158,33 @@ def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(fake_driver: Environme
     assert taken(small, "utilisation") == [10.0, 20.0, 30.0]
 
 
+TWO_THREADS = """
+import threading
+from unidle.meter.nvml import Driver
+together = threading.Barrier(2)
+def polls(driver, seen):
+    for _ in range(6):
+        together.wait()
+        found = driver.gpus[0].poll()
+        seen += [sample.value for sample in found.get("SM active", [])]
+        threading.Event().wait(0.1)
+drivers, seen = [Driver(), Driver()], ([], [])
+threads = [threading.Thread(target=polls, args=both) for both in zip(drivers, seen)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print([31.5 in values for values in seen])
+"""
+
+
+def test_two_threads_never_take_a_snapshot_of_gpm_at_once(fake_driver: Environment) -> None:
+    """It ends the process, by driver 580 as by the make-believe one: a run's meter and a phase meter beside it."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS], env=fake_driver(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"ended by {done.returncode} (-11: a segmentation fault)"
+    assert done.stdout.strip() == "[True, True]"
+
+
 def test_a_gpu_is_found_by_its_name_whichever_it_is(fake_driver: Environment) -> None:
     code = "from unidle.meter.nvml import Driver\ndriver = Driver()\n"
     code += "uuids = [f'{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}' for n in '123']\n"

@@ -7,21 +7,21 @@ often each reading really changes. What a GPU lacks is a –.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from unidle.meter.csv_log import CsvLog
-from unidle.meter.figures import LACKING, figure
+from unidle.meter.figures import LACKING
 from unidle.meter.host import Busiest, Host, Tree
-from unidle.meter.nvml import Driver, Gpu
-from unidle.meter.reading import Source
+from unidle.meter.nvml import Driver, Gpu, GpuProcess
+from unidle.meter.reading import Reading, Source
 from unidle.meter.window import Window, sparkline
+from unidle.report.readings_table import Part, readings_table
 
 WINDOW_S = 10.0
 ONCE_S = 1.0  # what `--once` looks at: long enough for the slowest reading to be renewed
@@ -30,6 +30,7 @@ _PRINT_EVERY_S = WINDOW_S  # in a pipe
 _PROCESSES = 5
 _CHIEF = ("utilisation", "SM active", "memory", "power")
 _OTHER_ROWS = 20  # what the panel has besides GPUs
+_LABEL = 12  # columns before a line that is no row of the table
 
 
 class Monitor:
@@ -71,30 +72,21 @@ class Monitor:
 
     def panel(self, width: int, height: int | None = None) -> RenderableType:
         """All of it, for a console of `width` columns; of many GPUs only the chief readings, if it is not that high."""
-        now_ns = time.perf_counter_ns()
-        table = Table.grid(padding=(0, 2))
-        for header in ("reading", "now", "min", "mean", "max", "new/s", f"last {self._window_s:.0f} s"):
-            is_text = header.startswith(("reading", "last"))
-            table.add_column(header, no_wrap=True, justify="left" if is_text else "right")
-        table.add_row(*(Text(str(column.header), "dim") for column in table.columns))
-        cells = max(8, min(60, width - 72))
-        gpus = self._driver.gpus
-        needed = _OTHER_ROWS + sum(len(gpu.readings) + 3 + len(gpu.processes or ()) for gpu in gpus)
+        needed = _OTHER_ROWS + sum(len(gpu.readings) + 2 + len(gpu.processes or ()) for gpu in self._driver.gpus)
         is_brief = height is not None and needed > height
-        for gpu in gpus:
-            table.add_row()
-            table.add_row(Text(f"{gpu.name}  {gpu.model}", "bold"))
-            skip = tuple(r.name for r in gpu.readings if is_brief and r.name not in _CHIEF)
-            self._add_rows(table, gpu, cells, now_ns, skip)
-        table.add_row()
-        n = len(self._host.cores)
-        table.add_row(Text(f"host  {n} {'core' if n == 1 else 'cores'}", "bold"))
-        self._add_rows(table, self._host, cells, now_ns, skip=self._host.core_names)
-        if self._tree:
-            table.add_row()
-            table.add_row(Text(f"{self._tree.name}  and what it started", "bold"))
-            self._add_rows(table, self._tree, cells, now_ns)
-        return Group(table, *self._lines(now_ns, width))
+        shown = self.table([*self.gpu_parts(is_brief=is_brief), *self._host_parts(width)], width)
+        return Group(shown, Text(), Text(self._driver.why_none, "yellow")) if self._driver.why_none else shown
+
+    def table(self, parts: Sequence[Part], width: int) -> Group:
+        """Some parts of it, as they are now."""
+        return readings_table(parts, width, self._window_s, time.perf_counter_ns())
+
+    def gpu_parts(self, *, is_brief: bool = False) -> Iterator[Part]:
+        """A part for each GPU: its readings, whether it is slowed down, and who uses it."""
+        for gpu in self._driver.gpus:
+            skip = tuple(reading.name for reading in gpu.readings if is_brief and reading.name not in _CHIEF)
+            notes = _noted("used by", [_gpu_process(process) for process in gpu.processes or ()])
+            yield Part(_title(gpu), self._read(gpu, skip), notes)
 
     def result(self) -> dict[str, Any]:
         """The window as one object for --json; what is lacking is null."""
@@ -117,43 +109,25 @@ class Monitor:
                 readings[reading.name] = {"unit": reading.unit, **vars(summary)} if summary else None
         return found
 
-    def _add_rows(self, table: Table, source: Source, n_cells: int, now_ns: int, skip: tuple[str, ...] = ()) -> None:
-        for reading in source.readings:
-            if reading.name in skip:
-                continue
-            name = Text.assemble(f"  {reading.name}", (f" {reading.unit}", "dim"))
-            window = self._windows[source.name, reading.name]
-            summary = window.summary(now_ns)
-            if summary is None:
-                table.add_row(name, *[LACKING] * 5)
-                continue
-            rate = f"{summary.per_second:.1f}" if summary.per_second else LACKING
-            if reading.is_total:
-                table.add_row(name, figure(summary.latest), "", "", "", rate)
-                continue
-            values = (summary.latest, summary.least, summary.mean, summary.largest)
-            spark = sparkline(window.cells(now_ns, n_cells), reading.full)
-            table.add_row(name, *(figure(value) for value in values), rate, Text(spark, "green"))
-
-    def _lines(self, now_ns: int, width: int) -> Iterator[Text]:
-        """What is no number over time."""
-        yield Text()
-        if self._driver.why_none:
-            yield Text(self._driver.why_none, "yellow")
-        for gpu in self._driver.gpus:
-            if gpu.is_lost:
-                yield Text(f"{gpu.name} is lost: the driver cannot reach it any more; see dmesg.", "red")
-                continue
-            yield _throttling(gpu)
-            yield from _gpu_processes(gpu)
+    def _host_parts(self, width: int) -> Iterator[Part]:
+        """The host, and the process that was asked for."""
+        n = len(self._host.cores)
+        title = Text(f"host  {n} {'core' if n == 1 else 'cores'}", "bold")
+        now_ns = time.perf_counter_ns()
         latest = [self._windows["host", name].summary(now_ns) for name in self._host.core_names]
-        shown = latest[: max(1, width - 12)]
+        shown = latest[: max(1, width - _LABEL)]
         bars = sparkline([summary.latest if summary else None for summary in shown], 100.0)
-        yield Text.assemble(("cores       ", "dim"), (bars, "green"))
-        for place, process in enumerate(self._busiest.processes):
-            label = "busiest     " if not place else " " * 12
-            use = f"{process.cores:5.2f} cores  {process.memory / 2**30:6.2f} GiB"
-            yield Text.assemble((label, "dim"), f"{process.pid:>8}  {use}  {process.name}")
+        busiest = [
+            Text(f"pid {process.pid:<8}  {process.cores:5.2f} cores  {process.memory / 2**30:6.2f} GiB  {process.name}")
+            for process in self._busiest.processes
+        ]
+        notes = [*_noted("cores", [Text(bars, "green")]), *_noted("busiest", busiest)]
+        yield Part(title, self._read(self._host, self._host.core_names), notes)
+        if self._tree:
+            yield Part(Text(f"{self._tree.name}  and what it started", "bold"), self._read(self._tree))
+
+    def _read(self, source: Source, skip: tuple[str, ...] = ()) -> list[tuple[Reading, Window]]:
+        return [(r, self._windows[source.name, r.name]) for r in source.readings if r.name not in skip]
 
 
 def watch(
@@ -203,17 +177,28 @@ def look_once(monitor: Monitor, interval_s: float) -> None:
         time.sleep(min(interval_s, left))
 
 
-def _throttling(gpu: Gpu) -> Text:
-    label = (f"{gpu.name:<12}", "dim")
+def _title(gpu: Gpu) -> Text:
+    if gpu.is_lost:
+        return Text(f"{gpu.name} is lost: the driver cannot reach it any more; see dmesg.", "red")
     if gpu.throttled_by is None:
-        return Text.assemble(label, f"throttled: {LACKING}")
-    if gpu.throttled_by:
-        return Text.assemble(label, (f"throttled by {', '.join(gpu.throttled_by)}", "red"))
-    return Text.assemble(label, "not throttled")
+        state = Text(f"throttled: {LACKING}", "dim")
+    elif gpu.throttled_by:
+        state = Text(f"throttled by {', '.join(gpu.throttled_by)}", "red")
+    else:
+        state = Text("not throttled", "dim")
+    return Text.assemble((f"{gpu.name}  {gpu.model}", "bold"), "  ", state)
 
 
-def _gpu_processes(gpu: Gpu) -> Iterator[Text]:
-    for process in gpu.processes or ():
-        memory = LACKING if process.memory is None else f"{process.memory / 2**30:.2f} GiB"
-        share = LACKING if process.utilisation is None else f"{process.utilisation:.0f} %"
-        yield Text(f"{' ' * 12}{process.pid:>8}  {share:>11}  {memory:>10}")
+def _gpu_process(process: GpuProcess) -> Text:
+    memory = LACKING if process.memory is None else f"{process.memory / 2**30:.2f} GiB"
+    share = LACKING if process.utilisation is None else f"{process.utilisation:.0f} %"
+    return Text(f"pid {process.pid:<8}  {share:>11}  {memory:>10}")
+
+
+def _noted(label: str, lines: Sequence[Text]) -> list[Text]:
+    """Lines, the first of which is labelled."""
+    labels = [label, *[""] * len(lines)]
+    return [
+        Text.assemble((f"  {word:<{_LABEL - 2}}", "dim"), line, no_wrap=True, overflow="ellipsis")
+        for word, line in zip(labels, lines)
+    ]
