@@ -214,3 +214,23 @@ def test_without_the_package_there_is_no_gpu_and_no_error() -> None:
     found = json.loads(done.stdout)
     assert found["gpus"] == []
     assert found["why_none"].startswith(("No NVIDIA GPU here: ", "GPU readings need the package nvidia-ml-py"))
+
+
+BESIDE = """
+import json, time
+from unidle.meter.background import Background
+asked = Background(("power", "energy"))
+asked.start()
+time.sleep(1.5)
+asked.stop()
+print(json.dumps({name: len(asked.samples(name, 0)) for name in ("power", "energy")}))
+"""
+
+
+def test_power_is_read_often_and_what_the_driver_adds_up_seldom(fake_driver: Environment) -> None:
+    run = [sys.executable, "-c", BESIDE]
+    done = subprocess.run(run, env=fake_driver(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 1 < found["energy"] <= 3  # at first, perhaps after a second, and at the end
+    assert found["power"] > found["energy"]

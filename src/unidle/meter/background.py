@@ -1,16 +1,22 @@
-"""Readings of the GPU from a thread of their own, ten times a second, for whoever wants to know them phase by phase."""
+"""Readings of the GPU from a thread of their own, for whoever wants to know them phase by phase.
+
+Power is that of the moment, and is read ten times a second. All else is a mean, or a count, that the driver keeps from
+one look to the next: once a second is as good, and costs the tenth.
+"""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from unidle.meter.nvml import Driver, Gpu
 from unidle.meter.reading import Sample
 
 _PERIOD_S = 0.1
+_OF_THE_MOMENT = "power"
+_LOOKS_FOR_ALL = 10  # one look in so many
 _KEPT = 1 << 16  # samples: about two hours
 
 
@@ -78,10 +84,16 @@ class Background:
         }
 
     def _run(self, gpu: Gpu) -> None:
+        looks = 0
         while not self._ended.wait(_PERIOD_S):
-            found = gpu.poll()
-            for name, kept in self._samples.items():
-                kept.extend(found.get(name, ()))
+            self._look(gpu, self._samples if looks % _LOOKS_FOR_ALL == 0 else (_OF_THE_MOMENT,))
+            looks += 1
+        self._look(gpu, self._samples)
+
+    def _look(self, gpu: Gpu, wanted: Container[str]) -> None:
+        found = gpu.poll_only(wanted)
+        for name, kept in self._samples.items():
+            kept.extend(found.get(name, ()))
 
 
 def means_by_phase(intervals: Iterable[tuple[int, int, int]], samples: list[Sample]) -> dict[int, float]:

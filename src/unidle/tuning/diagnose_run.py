@@ -181,7 +181,8 @@ class _Watcher:
         self._looks += 1
         if gpu is None:
             return
-        used = gpu.poll().get("memory")
+        used = gpu.poll_only(("memory",)).get("memory")
+        gpu.poll_throttling()
         total = next(reading.full for reading in gpu.readings if reading.name == "memory")
         if used and total:
             self._gpu_memory = max(self._gpu_memory or 0.0, used[-1].value / total)
