@@ -1,8 +1,14 @@
 """The two errors that unidle raises on purpose, and how any other one is passed on."""
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator
+
+LESS_MEMORY = (
+    "take fewer --n-envs, a smaller --batch-size, a smaller --network-arch, fewer --n-steps, or, for SAC and DQN, a "
+    "smaller --buffer-size"
+)
 
 
 class UsageError(Exception):
@@ -34,3 +40,19 @@ def reported(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise failure_of(what, error) from error
+
+
+@contextlib.contextmanager
+def gpu_memory_told() -> Iterator[None]:
+    """Where a training job runs out of GPU memory, a TrainingError that says what to do about it."""
+    try:
+        yield
+    except RuntimeError as error:
+        import torch  # who got here has it; others do without
+
+        # The second is what CUDA says itself, of memory that torch did not ask for.
+        if not isinstance(error, torch.OutOfMemoryError) and "CUDA error: out of memory" not in str(error):
+            raise
+        wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        when = f" when {wanted[1]} more were needed" if wanted else ""
+        raise TrainingError(f"The GPU ran out of memory{when}; end what else uses it, or {LESS_MEMORY}.") from error

@@ -346,6 +346,17 @@ def test_a_run_that_fails_ends_the_process_with_exit_code_1_and_one_that_survive
     assert survived.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["train", "diagnose"])
+def test_a_job_that_runs_out_of_gpu_memory_ends_with_what_to_do(command: str, tmp_path: Path) -> None:
+    job = ["--env", "cli_envs:Choice", *CLASSIC, *SMALL, "--network", "own_networks:Insatiable"]
+    result = unidle(tmp_path, command, *job, *(["--seconds", "1"] if command == "diagnose" else []))
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("unidle: The GPU ran out of memory when 2.00 GiB more were needed; end what else uses it")
+    assert "fewer --n-envs" in last
+
+
 @backends
 def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_once(
     backend: list[str], tmp_path: Path, here: Here

@@ -32,7 +32,7 @@ from unidle.tuning.job import endless
 from unidle.tuning.probed import Probed
 from unidle.tuning.profile import Pace
 
-TESTS = Path(__file__).parent.parent
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = "--preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --network-arch 16,16 --seconds 1"
 
 
@@ -41,7 +41,7 @@ def diagnose(words: str, *, one_core: bool = False) -> dict[str, Any]:
     code = f"{pin}from unidle.cli.main import main; main({['diagnose', *words.split(), '--json']!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
         capture_output=True,
         text=True,
         timeout=200,
@@ -55,9 +55,9 @@ def diagnose(words: str, *, one_core: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("job", "cause"),
     [
-        (f"--env planted_envs:Sleeping {SMALL} --workers 1", "environment waits"),
-        (f"--env planted_envs:Burning {SMALL} --workers 1", "environment computes"),
-        (f"--env planted_envs:Cheap {SMALL} --batch-size 2", "small pieces"),
+        (f"--env slow_envs:Sleeping {SMALL} --n-steps 16 --workers 1", "environment waits"),
+        (f"--env slow_envs:Burning {SMALL} --workers 1", "environment computes"),
+        (f"--env slow_envs:Cheap {SMALL} --batch-size 2", "small pieces"),
     ],
 )
 def test_a_planted_cause_is_named(job: str, cause: str) -> None:
@@ -69,7 +69,7 @@ def test_a_planted_cause_is_named(job: str, cause: str) -> None:
 
 def test_a_healthy_job_has_nothing_to_gain() -> None:
     # On one core nobody can help learning, and a batch of 512 is work enough.
-    words = "--env planted_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 4"
+    words = "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 4"
     found = diagnose(f"{words} --network-arch 512,512 --seconds 1", one_core=True)
     assert found.get("cause") == "nothing to gain", found.get("verdict", found)
 

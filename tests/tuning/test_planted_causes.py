@@ -11,21 +11,18 @@ import sys
 import time
 from pathlib import Path
 
+import beside
+import planted_causes
 import psutil
 import pytest
 import torch
+from diagnosed_jobs import ROOM_ON_GPU, diagnosed_jobs
+
+from unidle.cli.diagnose import _DiagnoseFlags
+from unidle.cli.job import job_of
+from unidle.tuning.advice_verdict import NOTHING_TO_GAIN
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-
-import beside  # noqa: E402
-import planted_causes  # noqa: E402
-from diagnosed_jobs import ROOM_ON_GPU, diagnosed_jobs  # noqa: E402
-
-from unidle.cli.diagnose import _DiagnoseFlags  # noqa: E402
-from unidle.cli.job import job_of  # noqa: E402
-from unidle.tuning.advice_verdict import NOTHING_TO_GAIN  # noqa: E402
-
 PATIENT = "print('ready', flush=True); import sys; sys.stdin.read()"
 STUBBORN = "print('ready', flush=True); import time; time.sleep(60)"
 

@@ -47,19 +47,19 @@ def job(env: str, **settings: Any) -> Config:
 
 @pytest.fixture(scope="module")
 def sleeping() -> Probed:
-    return probe_job(job("planted_envs:Sleeping", workers=1), SECONDS)
+    return probe_job(job("slow_envs:Sleeping", workers=1, n_steps=16), SECONDS)
 
 
 def test_steps_that_sleep_are_seen_to_wait(sleeping: Probed) -> None:
     assert sleeping.profile.waits
-    assert sleeping.profile.step_seconds >= 0.005
+    assert sleeping.profile.step_seconds >= 0.01
     assert sleeping.steps is not None
-    assert 0.005 <= sleeping.steps.median <= sleeping.steps.p95
+    assert 0.01 <= sleeping.steps.median <= sleeping.steps.p95
 
 
 def test_bare_stepping_is_measured_by_the_workers_there_are_and_by_all_cores(sleeping: Probed) -> None:
     by_workers = {one.workers: one.seconds for one in sleeping.profile.stepping}
-    # 32 steps of 4 environments, 5 ms each, one after the other; on a busy machine it takes longer, never shorter.
+    # 16 steps of 4 environments, 10 ms each, one after the other; on a busy machine it takes longer, never shorter.
     assert by_workers[1] >= 0.64
     everything = min(4, available_cores())
     assert by_workers[everything] >= 0.64 / everything
@@ -98,7 +98,7 @@ def test_a_round_is_never_quicker_than_its_steps_however_late_it_is_looked_at(mo
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_with_more_threads_than_one_learning_is_probed_with_one_too(threads: int) -> None:
-    found = measure_profile(job("planted_envs:Cheap", threads=threads), SECONDS)
+    found = measure_profile(job("slow_envs:Cheap", threads=threads), SECONDS)
     assert (1 in dict(found.learning_by_threads)) == (threads == 2)
     assert found.threads == threads
 
@@ -107,26 +107,26 @@ def test_an_iteration_is_put_together_from_its_parts(sleeping: Probed) -> None:
     profile = sleeping.profile
     assert profile.collecting >= 0.64
     whole = profile.collecting + profile.pace.learning + profile.rest
-    found = iteration_seconds(profile, job("planted_envs:Sleeping", workers=1).engine, "off")
+    found = iteration_seconds(profile, job("slow_envs:Sleeping", workers=1).engine, "off")
     assert found == pytest.approx(whole, rel=0.5)
 
 
 def test_threads_beside_the_environments_own_are_seen() -> None:
-    found = probe_job(job("planted_envs:Threaded", workers=1, n_envs=2, n_steps=8, batch_size=8), 5 * SECONDS)
+    found = probe_job(job("slow_envs:Threaded", workers=1, n_envs=2, n_steps=8, batch_size=8), 5 * SECONDS)
     assert not found.profile.waits
     assert found.steps is not None
-    assert found.steps.threads >= 8
+    assert found.steps.threads >= 16
     assert found.steps.native > 0.2
 
 
 def test_quick_steps_are_not_taken_for_waiting_ones_and_masks_are_kept_to() -> None:
-    found = probe_job(job("planted_envs:Masked"), SECONDS)
+    found = probe_job(job("cli_envs:MaskedFilm"), SECONDS)
     assert found.profile.on_core == 1.0
     assert found.profile.stepping[0].workers == 0
 
 
 def test_an_update_of_a_tiny_batch_is_nearly_all_overhead() -> None:
-    tiny = measure_profile(job("planted_envs:Cheap", n_steps=64, batch_size=4), SECONDS)
+    tiny = measure_profile(job("slow_envs:Cheap", n_steps=64, batch_size=4), SECONDS)
     assert tiny.update_overhead is not None
     assert tiny.update_overhead > 0.5
     assert tiny.updates == 2 * 64
@@ -144,14 +144,14 @@ def test_another_program_that_ends_while_updates_are_probed_is_not_taken_for_ove
         return updates_of(recipe) * recipe.batch_size * (1e-5 if alone else 2e-5)
 
     monkeypatch.setattr(LearningProbes, "once", learn)
-    found = measure_profile(job("planted_envs:Cheap", n_steps=64, batch_size=32), SECONDS)
+    found = measure_profile(job("slow_envs:Cheap", n_steps=64, batch_size=32), SECONDS)
     assert set(sizes) == {32, 256}
     assert found.update_overhead == pytest.approx(0.0, abs=1e-9)
 
 
 def test_an_algorithm_that_first_acts_at_random_is_probed_while_it_learns() -> None:
-    layers = lay("dqn", None, False, "planted_envs:Cheap", None, "dqn")
-    wanted = {"env": "planted_envs:Cheap", "n_envs": 2, "buffer_size": 2000, "network_arch": (64, 64)}
+    layers = lay("dqn", None, False, "slow_envs:Cheap", None, "dqn")
+    wanted = {"env": "slow_envs:Cheap", "n_envs": 2, "buffer_size": 2000, "network_arch": (64, 64)}
     config = validated(layers.settled_with(wanted), layers.preset_batch_size)
     assert config.recipe.learning_starts > config.recipe.total_batch
     idle = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, updates_per_step=0.001))
@@ -181,14 +181,14 @@ def test_learning_that_takes_long_is_measured_without_its_captures(
     monkeypatch.setattr(probes_learning, "steps_with_room", lambda *_: 1)
     algo = SimpleNamespace(parameters=SimpleNamespace(flat=SimpleNamespace(device=torch.device(device))))
     parts = SimpleNamespace(algo=algo, contract=SimpleNamespace(rows=SimpleNamespace(row_bytes=1)))
-    probes = LearningProbes(job("planted_envs:Cheap"), 1.0, cast(Any, parts), cast(Any, None))
+    probes = LearningProbes(job("slow_envs:Cheap"), 1.0, cast(Any, parts), cast(Any, None))
     monkeypatch.setattr(probes, "once", learn)
     assert probes.seconds() == taken[learned - 1]
     assert len(done) == learned
 
 
 def test_a_device_on_which_learning_takes_far_too_long_is_left_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = job("planted_envs:Cheap", n_steps=256, network_arch=(256, 256))
+    config = job("slow_envs:Cheap", n_steps=256, network_arch=(256, 256))
     pieces = 0
     advance = Learner.advance
 
@@ -207,8 +207,8 @@ def test_a_device_on_which_learning_takes_far_too_long_is_left_after_a_piece(mon
 
 
 def small_dqn() -> Config:
-    layers = lay("dqn", None, False, "planted_envs:Cheap", None, "dqn")
-    wanted = {"env": "planted_envs:Cheap", "n_envs": 2, "buffer_size": 2000}
+    layers = lay("dqn", None, False, "slow_envs:Cheap", None, "dqn")
+    wanted = {"env": "slow_envs:Cheap", "n_envs": 2, "buffer_size": 2000}
     return endless(validated(layers.settled_with(wanted), layers.preset_batch_size))
 
 
@@ -282,7 +282,7 @@ def out_of_memory(*_: object, **__: object) -> None:
 
 def test_a_job_is_probed_though_what_is_tried_beside_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes_learning, "new_algorithm", out_of_memory)
-    found = measure_profile(job("planted_envs:Cheap"), SECONDS)
+    found = measure_profile(job("slow_envs:Cheap"), SECONDS)
     assert found.update_overhead is None
     assert found.pace.learning > 0
     assert found.collecting > 0
@@ -352,7 +352,7 @@ def test_what_is_tried_remembers_no_more_than_a_quarter_of_the_room_on_the_gpu(
 def test_other_engine_settings_that_do_not_fit_are_left_and_their_environments_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = endless(job("planted_envs:Cheap", workers=1))
+    config = endless(job("slow_envs:Cheap", workers=1))
     closed: list[Collector] = []
     close = Collector.close
 
@@ -417,13 +417,13 @@ def test_one_long_wait_for_a_core_is_not_taken_off_short_steps(monkeypatch: pyte
 
 
 def test_strict_overlap_is_probed_too() -> None:
-    profile = measure_profile(job("planted_envs:Cheap", overlap="strict", workers=1), SECONDS)
+    profile = measure_profile(job("slow_envs:Cheap", overlap="strict", workers=1), SECONDS)
     assert profile.overlap == "strict"
     assert profile.collecting > 0
 
 
 def test_a_probed_job_never_comes_to_its_end() -> None:
-    config = endless(job("planted_envs:Cheap", timesteps=128))
+    config = endless(job("slow_envs:Cheap", timesteps=128))
     assert config.run.timesteps > 10**9
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,6 @@ from unidle.config import Config
 from unidle.config.layers import lay
 from unidle.config.validate import validated
 from unidle.tuning.probes import probe_job
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +28,7 @@ SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 64, "batch_size": 64, "n_epochs
 
 
 def test_copies_the_cpu_and_tf32_are_tried_and_the_precision_is_put_back() -> None:
-    found = probe_job(job("classic", "planted_envs:Cheap", precision="fp32", **SMALL), SECONDS)
+    found = probe_job(job("classic", "slow_envs:Cheap", precision="fp32", **SMALL), SECONDS)
     assert found.profile.on_gpu
     assert found.profile.elsewhere is not None
     assert found.sent_bytes == 4 * 8 * 4
@@ -45,14 +41,14 @@ def test_copies_the_cpu_and_tf32_are_tried_and_the_precision_is_put_back() -> No
 
 
 def test_a_network_that_asks_the_host_is_told_with_its_line() -> None:
-    found = probe_job(job("classic", "planted_envs:Cheap", network="slow_networks:Asking", **SMALL), SECONDS)
+    found = probe_job(job("classic", "slow_envs:Cheap", network="slow_networks:Asking", **SMALL), SECONDS)
     eager = [text for text in found.messages if "runs eagerly, which is slower" in text]
     assert {text.split(" could")[0] for text in eager} == {"inference", "learning"}
     assert all(".item()" in text for text in eager)
 
 
 def test_graphs_are_tried_where_they_are_off() -> None:
-    profile = probe_job(job("classic", "planted_envs:Cheap", graphs=False, **SMALL), SECONDS).profile
+    profile = probe_job(job("classic", "slow_envs:Cheap", graphs=False, **SMALL), SECONDS).profile
     assert profile.graphed is not None
     assert profile.graphed.learning < profile.pace.learning
     assert profile.graphed.collecting is not None

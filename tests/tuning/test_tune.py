@@ -390,6 +390,12 @@ def test_a_job_that_does_not_run_as_it_is_cannot_be_tuned() -> None:
 
 
 @pytest.mark.usefixtures("known")
+def test_a_job_that_has_no_room_as_it_is_is_told_what_takes_less() -> None:
+    with pytest.raises(TrainingError, match=r"when memory runs out; take fewer --n-envs.*--buffer-size\.$"):
+        tune(with_engine(workers=4), 60.0, Watcher())
+
+
+@pytest.mark.usefixtures("known")
 def test_what_is_predicted_to_be_much_slower_is_not_tried_and_the_best_is_tried_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,7 +23,7 @@ from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import available_cores, available_memory, gpu_name
 from unidle.config.presets import load_preset, preset_names
 from unidle.config.schema import load_yaml, run_config_file
-from unidle.errors import UsageError
+from unidle.errors import UsageError, gpu_memory_told
 
 if TYPE_CHECKING:
     from unidle.api import TrainedRun
@@ -43,6 +43,7 @@ class _TrainFlags(JobFlags):
     """Print the result as one JSON object."""
 
 
+@gpu_memory_told()
 def train_command(argv: list[str]) -> Result:
     """`unidle train`"""
     if peek(argv, "--resume") and not wants_help(argv):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.cli.job import JobFlags, job_of
-from unidle.errors import TrainingError, UsageError
+from unidle.errors import TrainingError, UsageError, gpu_memory_told
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class _DiagnoseFlags(JobFlags):
     """Print the result as one JSON object."""
 
 
+@gpu_memory_told()
 def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     """`unidle diagnose`"""
     job = job_of(_DiagnoseFlags, argv, "diagnose")

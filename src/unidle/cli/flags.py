@@ -8,14 +8,14 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from unidle.config import Config
-from unidle.config.schema import LEFT_TO_UNIDLE, Engine, Recipe, Run, coerce, unknown_key
+from unidle.config.schema import coerce, is_left_to_unidle, unknown_key
 from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")
@@ -178,25 +178,17 @@ def _read_float(text: str) -> float:
 
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """none, or 20"""
-    return _with_word(info.type, "none")
-
-
-def _with_word(wanted: Any, none: str) -> PrimitiveConstructorSpec[Any] | None:
-    """How an optional value is read, whose None is told by that word."""
-    readers: dict[type, tuple[str, Callable[[str], Any]]] = {
+    """none, or 20; auto where unidle then chooses"""
+    none = "auto" if is_left_to_unidle(info.type) else "none"
+    readers: dict[Any, tuple[str, Callable[[str], Any]]] = {
         int: (f"{none}|INT", _read_int),
         float: (f"{none}|FLOAT", _read_float),
         str: (f"{none}|STR", str),
         Path: ("PATH", Path),  # none is said by leaving it out
         tuple: (f"{none}|N,N,…", _read_widths),
     }
-    kinds = set(get_args(wanted)) - {NoneType}
-    if NoneType not in get_args(wanted) or len(kinds) != 1:
-        return None
-    (kind,) = kinds
-    if get_origin(kind) is tuple:
-        kind = tuple
+    kind = _if_given(info.type)
+    kind = get_origin(kind) or kind
     if kind not in readers:
         return None
     metavar, read = readers[kind]
@@ -209,13 +201,12 @@ def _with_word(wanted: Any, none: str) -> PrimitiveConstructorSpec[Any] | None:
     )
 
 
-def _say_auto() -> None:
-    """Have --help say auto of settings that are left to unidle; tyro asks by type, and others have the same one."""
-    for part in (Recipe, Engine, Run):
-        for name, kind in get_type_hints(part).items():
-            spec = _with_word(kind, "auto") if name in LEFT_TO_UNIDLE else None
-            if spec is not None:
-                part.__annotations__[name] = Annotated[kind, spec]
+def _if_given(kind: Any) -> Any:
+    """The `int` of `int | None`; None of what is not one type or None."""
+    options = [option for option in get_args(kind) if option is not NoneType]
+    if len(options) != 1 or NoneType not in get_args(kind):
+        return None
+    return get_args(options[0])[0] if is_left_to_unidle(kind) else options[0]
 
 
 def _read_widths(text: str) -> tuple[int, ...]:
@@ -224,9 +215,6 @@ def _read_widths(text: str) -> tuple[int, ...]:
 
 def _write(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-_say_auto()
 
 
 @_registry.primitive_rule
@@ -270,7 +258,7 @@ def _read_mapping(text: str) -> dict[str, Any]:
 @_registry.primitive_rule
 def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | None:
     """A switch that may also be left to unidle: --subproc, --no-subproc, --subproc auto, or none of these."""
-    if info.type != (bool | None):
+    if _if_given(info.type) is not bool:
         return None
     words = {"on": True, "off": False, "auto": None, "none": None}
 

@@ -20,7 +20,7 @@ Schedule = Literal["constant", "linear"]
 
 _Value = TypeVar("_Value")
 # A setting that unidle chooses where it is None; any other is then switched off, or not given.
-OrAuto = Annotated[_Value | None, "auto"]
+OrAuto = Annotated[_Value, "auto"] | None  # the word lies within, where it is seen by whoever is given the type
 
 
 @dataclass(frozen=True)
@@ -249,11 +249,18 @@ _FIELD_TYPES: dict[str, tuple[str, Any]] = {
     for section, part in (("recipe", Recipe), ("engine", Engine), ("run", Run))
     for f in dataclasses.fields(part)
 }
+
+
+def is_left_to_unidle(kind: Any) -> bool:
+    """Whether a type, with its annotations, is an `OrAuto`."""
+    return any("auto" in getattr(option, "__metadata__", ()) for option in typing.get_args(kind))
+
+
 LEFT_TO_UNIDLE = {
     name
     for part in (Recipe, Engine, Run)
     for name, kind in typing.get_type_hints(part, include_extras=True).items()
-    if "auto" in getattr(kind, "__metadata__", ())
+    if is_left_to_unidle(kind)
 }
 
 

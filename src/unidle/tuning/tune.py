@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from unidle.config import Config
-from unidle.errors import TrainingError
+from unidle.errors import LESS_MEMORY, TrainingError
 from unidle.tuning.model import overlap_speedup, predicted_speedup
 from unidle.tuning.profile import Profile
 from unidle.tuning.trials import Failure, Situation, Trial, TrialError
@@ -113,7 +113,10 @@ class _Tuner:
                     f"In {self._budget:.0f} seconds the job did not get through its first iterations; give more "
                     "--budget, or see whether `unidle train` does."
                 ) from None
-            raise TrainingError(f"The job does not run as it is, so there is nothing to tune: {error}.") from None
+            advice = f"; {LESS_MEMORY}" if error.kind == "memory" else ""
+            raise TrainingError(
+                f"The job does not run as it is, so there is nothing to tune: {str(error).rstrip('.')}{advice}."
+            ) from None
         self._go_seconds = stretch.seconds
         self.tuned.first_rate = self.tuned.rate = stretch.rate
         self._watcher.on_start(self.tuned)
