@@ -2,11 +2,12 @@
 
     python benchmarks/cpu_bound.py [--settings fast heavy beast old wide] [--seconds 8]
 
-PPO on HalfCheetah-v5. Each measurement is a process of its own: its first seconds are warm-up, then so many seconds
-are measured, then two iterations are profiled for what the GPU did in which phase. Where there are several, the order
-is A B B A. SB3 runs one process per environment (SubprocVecEnv), as its users do. The ceiling is bare stepping: as many
-environments, shared out among processes that do nothing else, the best over several numbers of them, each measured
-before and after the training it is compared with, for a machine's speed is not the same all the time.
+PPO on HalfCheetah-v5. Each measurement is a process of its own: its first iterations, and on a GPU its first seconds
+until the run's own meter has had its look through the profiler, are warm-up; then so many seconds are measured, then
+two iterations are profiled for what the GPU did in which phase. Where there are several, the order is A B B A. SB3 runs
+one process per environment (SubprocVecEnv), as its users do. The ceiling is bare stepping: as many environments, shared
+out among processes that do nothing else, the best over several numbers of them, each measured before and after the
+training it is compared with, for a machine's speed is not the same all the time.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Meter:
 
         self._seconds, self._has_gpu = seconds, torch.cuda.is_available()
         self._first_s: float | None = None
+        self.runs: Path | None = None  # the folder of a run of unidle, which writes its first line after that look
         self._marks: list[tuple[float, int]] = []  # time and step, from where it is measured
         self._watch: GpuWatch | None = None
         self._profiler: Any = None
@@ -105,16 +107,18 @@ class Meter:
         if self._first_s is None:
             self._first_s = now
             return False
-        if not self.has_begun:
-            if self._has_gpu and now - self._first_s < WARM_UP_S:
+        if not self.has_begun and self._has_gpu:
+            if now - self._first_s < WARM_UP_S or not self._has_looked():
                 return False
-            if self._has_gpu:
-                self._watch = GpuWatch()
-                self._watch.start()
+            self._watch = GpuWatch()
+            self._watch.start()
         self._marks.append((now, step))
         if len(self._marks) < 3 or now - self._marks[0][0] < self._seconds:
             return False
         return self._finish()
+
+    def _has_looked(self) -> bool:
+        return self.runs is None or any(told.stat().st_size for told in self.runs.glob("*/meter.jsonl"))
 
     def _finish(self) -> bool:
         import torch
@@ -205,6 +209,7 @@ def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dic
             moment.stop()
 
     with tempfile.TemporaryDirectory() as folder:
+        meter.runs = Path(folder)
         unidle.train(
             ENV,
             preset=setting["preset"],

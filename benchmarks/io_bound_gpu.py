@@ -51,22 +51,22 @@ class Watch:
 
         self._psutil, self._servers = psutil, [psutil.Process(server) for server in servers]
         self._own = psutil.Process()
-        self._meter = Meter(seconds)
+        self.meter = Meter(seconds)
         self._before: tuple[float, dict[str, float]] | None = None
         self.result: dict[str, float] = {}
 
     def mark(self, step: int) -> bool:
         """Note the end of an iteration; True when enough was seen."""
-        was_measured = bool(self._meter.result)
-        enough = self._meter.mark(step)
-        if self._meter.has_begun and self._before is None:
+        was_measured = bool(self.meter.result)
+        enough = self.meter.mark(step)
+        if self.meter.has_begun and self._before is None:
             self._before = time.perf_counter(), self._cpu()
-        if self._meter.result and self._before and not was_measured:
+        if self.meter.result and self._before and not was_measured:
             began, before = self._before
             seconds = time.perf_counter() - began
             self.result = {name: (now - before[name]) / seconds for name, now in self._cpu().items()}
             self.result["pool_mib"] = sum(child.memory_full_info().pss for child in self._children()) / 2**20
-        self.result |= {name: seen for name, seen in self._meter.result.items() if name not in _OF_PHASES}
+        self.result |= {name: seen for name, seen in self.meter.result.items() if name not in _OF_PHASES}
         return enough
 
     def _children(self) -> list[Any]:
@@ -93,6 +93,7 @@ def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) ->
 
     episodes = given.side_episodes
     with tempfile.TemporaryDirectory() as folder:
+        watch.meter.runs = Path(folder)
         unidle.train(
             "unidle/SiteExplore-v0",
             env_kwargs={"site": sites, "topic": TOPIC, "connections": max(512, episodes)},

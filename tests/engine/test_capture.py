@@ -69,9 +69,8 @@ def test_a_capture_that_failed_leaves_the_usual_generator_as_it_was() -> None:
     expected = torch.rand((), device=device)
     torch.manual_seed(1)
     run = Capture(device, lambda text: None)("asking", asking, [total])
-    run()
-    assert total.item() == expected.item()  # which is what the first call is to draw
-    torch.rand(4, device=device)  # torch takes a capture for unfinished that went wrong
+    run()  # torch refuses to draw where it takes a capture for unfinished
+    assert total.item() == expected.item()
 
 
 @pytest.mark.gpu

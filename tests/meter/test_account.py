@@ -116,6 +116,16 @@ def test_means_and_totals_of_readings() -> None:
     assert Background(("energy",)).grown("energy", 0, 1) is None
 
 
+def test_what_grows_is_told_once_however_short_the_time_that_is_asked_for() -> None:
+    background = Background(("energy",))
+    told = 0.0
+    for now in range(10, 1000, 7):  # a sample each 10 ns, and 1 J with each
+        if now // 10 > (now - 7) // 10:
+            background._samples["energy"].append(Sample(10 * (now // 10), float(now // 10)))
+        told += background.grown("energy", now - 7, now) or 0.0
+    assert told == background._samples["energy"][-1].value - background._samples["energy"][0].value
+
+
 def test_a_trace_is_written_for_perfetto(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = unidle.train(**SMALL, timesteps=64 * 100, runs_dir=str(tmp_path), trace=True)
     with gzip.open(run.path / "trace.json.gz", "rt") as file:

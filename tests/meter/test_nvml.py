@@ -232,5 +232,5 @@ def test_power_is_read_often_and_what_the_driver_adds_up_seldom(fake_driver: Env
     done = subprocess.run(run, env=fake_driver(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert 1 < found["energy"] <= 3  # at first, perhaps after a second, and at the end
-    assert found["power"] > found["energy"]
+    assert found["energy"] > 1  # at first and at the end
+    assert found["power"] > 2 * found["energy"]

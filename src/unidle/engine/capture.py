@@ -122,6 +122,7 @@ class _Replay:
             del graph
             torch.cuda.set_stream(here)  # a capture that went wrong does not go back by itself
             for generator in generators:  # and leaves its generators as if it still went on
+                # A graph that draws from torch's own generator, which is in all of them, keeps the state from before.
                 generator.graphsafe_set_state(torch.Generator(self._capture.device))
             raise
         finally:

@@ -239,6 +239,8 @@ def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float]:
     """Close the window; returns the kernel-active share of each phase's spans in it."""
     offset = time.time_ns() - perf_counter_ns()  # of the profiler's clock
     seen = window.close()
+    if seen is None:
+        return {}
     kernels = [(start - offset, end - offset) for start, end in seen.intervals]
     return active_shares(spans, kernels)
 

@@ -1,7 +1,7 @@
 """Readings of the GPU from a thread of their own, for whoever wants to know them phase by phase.
 
-Power is that of the moment, and is read ten times a second. All else is a mean, or a count, that the driver keeps from
-one look to the next: once a second is as good, and costs the tenth.
+Power is that of the moment, and is read ten times a second. Once a second is enough for memory, which changes seldom,
+and for what the driver itself adds up or averages from one look to the next; it costs the tenth.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Background:
     def grown(self, name: str, start_ns: int, end_ns: int) -> float | None:
         """By how much a total grew from `start_ns` to `end_ns`; None where that is not known."""
         kept = self.samples(name, start_ns)
-        if len(kept) < 2:
-            return None
+        if not kept:
+            return None  # with one, what has grown since is told when the next is there
         times, values = [sample.at_ns for sample in kept], [sample.value for sample in kept]
         first, last = (values[max(0, bisect_right(times, at) - 1)] for at in (start_ns, end_ns))
         return last - first

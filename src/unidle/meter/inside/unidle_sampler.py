@@ -223,7 +223,7 @@ class _Sampler:
                     slices.append((main, at_ns, now_ns))
                 at_ns = now_ns
             seen = window.close()
-            if self._is_warm:  # the first window has the profiler's own start in it
+            if self._is_warm and seen is not None:  # the first window has the profiler's own start in it
                 for sums, begin_ns, end_ns in slices:
                     sums[3] += end_ns - begin_ns
                     sums[4] += seen.within(begin_ns, end_ns)

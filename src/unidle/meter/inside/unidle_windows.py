@@ -43,7 +43,7 @@ class Window:
         autograd = torch.autograd
         if torch.autograd.profiler._is_profiler_enabled:
             raise RuntimeError("the program profiles itself")
-        self._torch = torch
+        self._torch, self._is_taken = torch, False
         hush_kineto()
         kind, extra = autograd.ProfilerState.KINETO, torch._C._profiler._ExperimentalConfig()
         config = autograd.ProfilerConfig(kind, False, False, False, False, False, extra)
@@ -51,23 +51,30 @@ class Window:
         with _without_kineto_complaint():
             autograd._prepare_profiler(config, activities)
         autograd._enable_profiler(config, activities)
+        self._usual_start = getattr(autograd.profiler, "_run_on_profiler_start", None)  # not in all versions
+        if self._usual_start is not None:
+            autograd.profiler._run_on_profiler_start = self._started_by_the_program
         self.begun_ns = time.time_ns()  # the profiler's clock
         self.ended_ns = self.begun_ns
 
-    def close(self) -> Computed:
-        """End the look; returns what it saw: nothing, if the program has begun to profile itself meanwhile.
+    def _started_by_the_program(self) -> None:
+        self._is_taken = True
+        self._usual_start()  # type: ignore[misc]
 
-        There is but one profiler, and it is the program's since then: to end it would take away what the program saw.
+    def close(self) -> Computed | None:
+        """End the look; returns what it saw, or None if the program has begun to profile itself meanwhile.
+
+        There is but one profiler, and it is the program's since then: to end it would take away what the program sees.
+        To end it once more, from another thread, would end the program.
         """
         autograd = self._torch.autograd
         self.ended_ns = time.time_ns()
-        found: list[tuple[int, int]] = []
-        if autograd.profiler._is_profiler_enabled:
-            return computed(found, self.begun_ns, self.ended_ns)
-        try:
-            events = autograd._disable_profiler().events()
-        except RuntimeError:
-            events = []  # the program has ended it
+        if self._usual_start is not None:
+            autograd.profiler._run_on_profiler_start = self._usual_start
+        if self._is_taken or autograd.profiler._is_profiler_enabled:
+            return None
+        events = autograd._disable_profiler().events()
+        found = []
         for event in events:
             is_copy = event.name().startswith(("Memcpy", "Memset"))
             if event.device_type() == autograd.DeviceType.CUDA and not is_copy:
