@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "wide": {"preset": "beast", "changes": {"n_envs": 1024, "n_steps": 32}, "order": ["strict", "off", "strict"]},
 }
 CEILINGS = {"beast": 64, "wide": 1024}
+_PATIENCE_S = 90.0
 
 
 class GpuWatch(threading.Thread):
@@ -118,7 +119,11 @@ class Meter:
         return self._finish()
 
     def _has_looked(self) -> bool:
-        return self.runs is None or any(told.stat().st_size for told in self.runs.glob("*/meter.jsonl"))
+        if self.runs is None or any(told.stat().st_size for told in self.runs.glob("*/meter.jsonl")):
+            return True
+        if self._first_s is not None and time.perf_counter() - self._first_s > _PATIENCE_S:
+            raise RuntimeError(f"The run's own meter wrote nothing in {_PATIENCE_S:.0f} seconds.")
+        return False
 
     def _finish(self) -> bool:
         import torch

@@ -122,7 +122,8 @@ class _Replay:
             del graph
             torch.cuda.set_stream(here)  # a capture that went wrong does not go back by itself
             for generator in generators:  # and leaves its generators as if it still went on
-                # A graph that draws from torch's own generator, which is in all of them, keeps the state from before.
+                # Graphs captured earlier keep the old state of torch's own: should a user's layer draw from it in one
+                # of them, as dropout does, it goes on from there.
                 generator.graphsafe_set_state(torch.Generator(self._capture.device))
             raise
         finally:

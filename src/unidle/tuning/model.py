@@ -141,7 +141,7 @@ def _round(profile: Profile, layout: _Layout, pace: Pace) -> _Round:
 
 
 def _friction(profile: Profile, pace: Pace) -> float:
-    """What collecting took more than the model says, in the layout in which it was measured; if so, at this pace."""
+    """What collecting took more than the model says where it was measured: at this pace, or else at the job's own."""
     present, collecting = profile.stepping[0], pace.collecting
     if collecting is None:
         pace, collecting = profile.pace, profile.collecting
