@@ -7,7 +7,8 @@ until the run's own meter has had its look through the profiler, are warm-up; th
 two iterations are profiled for what the GPU did in which phase. Where there are several, the order is A B B A. SB3 runs
 one process per environment (SubprocVecEnv), as its users do. The ceiling is bare stepping: as many environments, shared
 out among processes that do nothing else, the best over several numbers of them, each measured before and after the
-training it is compared with, for a machine's speed is not the same all the time.
+training it is compared with, for a machine's speed is not the same all the time. Settings that are not named keep the
+figures of an earlier run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import WARM_UP_S, provenance, save
+from machine import RESULTS, WARM_UP_S, provenance, save
 
 ENV = "HalfCheetah-v5"
 # What each setting changes of its preset; `order` is who is measured, one after the other.
@@ -326,10 +327,13 @@ def main() -> None:
         measure = measure_sb3 if arguments.side == "sb3" else partial(measure_unidle, overlap=arguments.side)
         print(json.dumps(measure(setting, arguments.seconds)))
         return
-    result: dict[str, Any] = {"machine": provenance("stable-baselines3"), "env": ENV, "settings": {}, "ceiling": {}}
+    earlier = (arguments.out or RESULTS) / "cpu_bound.json"
+    result = json.loads(earlier.read_text()) if earlier.exists() else {"env": ENV, "settings": {}, "ceiling": {}}
+    result["machine"] = provenance("stable-baselines3")
     for name in arguments.settings:
         ceilings = [ceiling(CEILINGS[name], 2.0)] if name in CEILINGS else []
         runs: dict[str, list[dict[str, float]]] = {}
+        result.setdefault("dates", {})[name] = result["machine"]["date"]
         for side in SETTINGS[name]["order"]:
             runs.setdefault(side, []).append(_in_a_process(side, name, arguments.seconds))
             result["settings"][name] = {side: {"runs": seen, **_mean(seen)} for side, seen in runs.items()}

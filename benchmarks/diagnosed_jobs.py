@@ -32,8 +32,8 @@ _ON_GPU = {
     ),
     "throttled copy": (
         "copies and syncs",
-        "--env slow_envs:Wide --network slow_networks:Glance --preset classic --n-envs 30 --n-steps 8 "
-        "--batch-size 120 --n-epochs 1",
+        "--env slow_envs:Wide --network slow_networks:Glance --preset classic --n-envs 30 --n-steps 32 "
+        "--batch-size 480 --n-epochs 1",
     ),
     "oversized buffer": (
         "buffer on the host",

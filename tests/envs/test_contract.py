@@ -23,6 +23,18 @@ def test_a_probe_learns_the_spaces_and_the_price_of_a_step(env: type[gymnasium.E
     assert 0 < contract.step_seconds < 1
 
 
+def test_a_large_observation_has_its_price_although_the_step_itself_is_free() -> None:
+    picture = np.zeros(4 * 2**20, np.uint8)
+    space = spaces.Box(0, 255, picture.shape, np.uint8)
+
+    class Large(Scripted):
+        def step(self, action: Any) -> Any:
+            return picture, 0.0, False, False, {}
+
+    contract = probe(env_maker(lambda: Large(space, (picture, {}))))
+    assert contract.step_seconds > 4e-5  # 100 GB/s: no core copies so fast
+
+
 def test_a_probe_closes_its_environment_even_if_it_fails() -> None:
     closed = []
 

@@ -27,7 +27,7 @@ class Contract:
 
     rows: RowLayout
     actions: ActionLayout
-    step_seconds: float  # median of a few random steps
+    step_seconds: float  # median of a few random steps, each with what it takes to write its observation down
     vectorised: bool = False  # the factory makes environments that step together
     on_device: bool = False  # and those are tensors on the policy's device
 
@@ -84,6 +84,7 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> Contrac
     rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
     mask = mask if rows.mask_width else None  # nothing to mask where every action is a real number
     seconds = []
+    write = rows.writer(np.zeros((1, rows.row_bytes), np.uint8))
     rng = np.random.default_rng(seed)
     for _ in range(PROBE_STEPS):
         allowed = check_mask(actions, mask) if rows.mask_width else None
@@ -93,6 +94,9 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> Contrac
         seconds.append(perf_counter() - began)
         observation, reward, terminated, truncated, info = check_outcome(outcome, 5, "step")
         check_observation(env.observation_space, observation, "step", reward)
+        began = perf_counter()
+        write(0, observation)
+        seconds[-1] += perf_counter() - began
         if terminated or truncated:
             observation, info = env.reset()
         mask = mask_from(observation, info, env.observation_space)
