@@ -328,7 +328,8 @@ def main() -> None:
         print(json.dumps(measure(setting, arguments.seconds)))
         return
     earlier = (arguments.out or RESULTS) / "cpu_bound.json"
-    result = json.loads(earlier.read_text()) if earlier.exists() else {"env": ENV, "settings": {}, "ceiling": {}}
+    new: dict[str, Any] = {"env": ENV, "settings": {}, "ceiling": {}}
+    result = json.loads(earlier.read_text()) if earlier.exists() else new
     result["machine"] = provenance("stable-baselines3")
     for name in arguments.settings:
         ceilings = [ceiling(CEILINGS[name], 2.0)] if name in CEILINGS else []

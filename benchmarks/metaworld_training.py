@@ -33,6 +33,7 @@ _PAPER = {
 }  # actor 400, critic 1024: IQM of success
 _WHOLE_RUN = 20_000_000
 _WARM_UP_STEPS, _PROFILED_SECONDS = 60_000, 1.0
+_KEPT = 40  # iterations of a run that are told of
 
 
 class Speedometer:
@@ -149,7 +150,14 @@ def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every
             {key: value for key, value in record.items() if key in ("step", "wall") or key.startswith("eval/")}
             for record in history.evaluations
         ],
+        "training": [_told(record) for record in history.iterations[:: max(1, len(history.iterations) // _KEPT)]],
     }
+
+
+def _told(record: dict[str, Any]) -> dict[str, Any]:
+    """What an iteration says of learning: returns, losses, values, entropy and temperature."""
+    kept = ("train/critic_loss", "train/value", "train/actor_loss", "train/entropy", "train/temperature")
+    return {key: record[key] for key in ("step", "rollout/return_mean", "rollout/success", *kept) if key in record}
 
 
 def main() -> None:

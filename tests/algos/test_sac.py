@@ -71,6 +71,10 @@ class SlowSAC:
         action = squash(before)
         return action, (normal.log_prob(before) - squash.log_abs_det_jacobian(before, action)).sum(-1)
 
+    def limited(self, values: Tensor) -> Tensor:
+        limit = self.recipe.value_limit
+        return values if limit is None else values.clip(-limit, limit)
+
     def lowest(self, critics: list[nn.Sequential], observation: Tensor, action: Tensor | None) -> Tensor:
         inputs = observation if action is None else torch.cat([observation, action], -1)
         return torch.stack([critic(inputs) for critic in critics]).min(0).values
@@ -88,13 +92,14 @@ class SlowSAC:
             else:
                 log_probs = torch.log_softmax(self.actor(there), -1)
                 value = (log_probs.exp() * (self.lowest(self.targets, there, None) - alpha * log_probs)).sum(-1)
-            target = returns + discounts * value
+            target = self.limited(returns + discounts * value)
         loss, values, errors = torch.zeros((), dtype=torch.float64), [], []
         for critic in self.critics:
             if self.reals:
                 q = critic(torch.cat([here, batch.actions.double()], -1)).squeeze(-1)
             else:
                 q = critic(here)[torch.arange(len(here)), batch.actions[:, 0].long()]
+            q = self.limited(q)
             values.append(q.detach())
             errors.append((q - target).detach().abs())
             loss = loss + 0.5 * (weights * (q - target) ** 2).mean()
@@ -206,6 +211,7 @@ def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temper
         {"return_steps": 3},
         {"prioritised": True, "max_grad_norm": 0.05, "n_critics": 3, "return_steps": 2},
         {"target_entropy": 0.3},
+        {"value_limit": 0.2},
         {"critic_arch": (8, 12, 8)},
         {"critic_arch": (), "network_arch": ()},
         {"tau": 1.0},

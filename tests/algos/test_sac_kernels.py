@@ -29,6 +29,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "three critics, clipped": {"n_critics": 3, "max_grad_norm": 0.05},
     "never clipped": {"max_grad_norm": 1e9},
     "tasks": {"n_tasks": 3, "initial": "he"},
+    "values kept small": {"value_limit": 0.1},
     "temperature given": {"temperature": 0.3},
     "temperature and entropy given": {"target_entropy": -1.5, "n_critics": 1},
 }

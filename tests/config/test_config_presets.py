@@ -148,6 +148,7 @@ def test_a_preset_of_meta_world_has_its_documented_numbers(name: str) -> None:
         *(recipe.updates_per_step, recipe.network_arch, recipe.critic_arch, run.eval_episodes),
     ) == META_WORLD[name]
     assert (recipe.gamma, recipe.tau, recipe.learning_rate, recipe.target_entropy) == (0.99, 0.005, 3e-4, -4.0)
+    assert recipe.value_limit == 5000.0
     assert (recipe.adam_eps, recipe.max_grad_norm, recipe.initial, recipe.activation) == (1e-5, 1.0, "he", "relu")
     assert run.env == f"metaworld:MT{recipe.n_tasks}"
     assert run.eval_every == (200_000 if recipe.n_tasks == 10 else 1_000_000)

@@ -49,6 +49,7 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "critic_arch": (8,),
     "temperature": 0.1,
     "target_entropy": -1.0,
+    "value_limit": 10.0,
     "double": False,
     "duelling": True,
     "target_every": 10,

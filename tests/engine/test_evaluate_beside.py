@@ -16,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 import torch
 from task_envs import Errands
@@ -198,6 +199,8 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
             assert taken is not None
             found.append((taken[0].step, taken[0].about, taken[1]))
             beside.release()
+        evaluators = [child for child in psutil.Process().children() if "evaluator_main" in " ".join(child.cmdline())]
+        assert [child.nice() - psutil.Process().nice() for child in evaluators] == [10, 10]  # training comes first
         assert found == [(step, {"at": float(step)}, result) for step, result in enumerate(expected)]
         assert len({tuple(result.returns) for result in expected}) == 3
     finally:

@@ -1,13 +1,16 @@
-"""Which evaluation is the best so far, as a run and its checkpoints keep it."""
+"""Which evaluation is the best so far, as a run and its checkpoints keep it; and how often there is a checkpoint."""
 
 from __future__ import annotations
 
 import math
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unidle.engine.saving import Progress
+import unidle
+from unidle.engine.saving import Progress, Saver
 from unidle.journal import how_good
 
 
@@ -25,3 +28,33 @@ def test_a_return_that_is_no_number_is_the_worst_and_keeps_no_other_from_being_t
     assert is_best == [success is not None, True, False, True]  # without success, NaN says nothing at all
     assert (progress.best_step, progress.best_return, progress.highest_return) == (4, -6.0, -6.0)
     assert max(records, key=how_good)["step"] == 4
+
+
+@pytest.mark.parametrize(("seconds", "every", "saved"), [(0.3, None, 2), (0.3, 512, 5), (0.0, None, 9)])
+def test_a_checkpoint_that_takes_long_is_left_out_unless_the_user_says_how_often(
+    seconds: float, every: int | None, saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, save = [], Saver.save
+
+    def slowly(self: Saver, *parts: Any) -> None:
+        steps.append(self.progress.step)
+        time.sleep(seconds)
+        save(self, *parts)
+
+    monkeypatch.setattr(Saver, "save", slowly)
+    unidle.train(
+        "CartPole-v1",
+        n_envs=4,
+        n_steps=64,
+        n_epochs=1,
+        timesteps=2048,
+        eval_every=0,
+        checkpoint_every=every,
+        device="cpu",
+        runs_dir=str(tmp_path),
+        tensorboard=False,
+        quiet=True,
+    )
+    assert steps[0] == 0
+    assert steps[-1] == 2048
+    assert len(set(steps)) == saved

@@ -8,6 +8,7 @@ one pass, as its weights are the same.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,9 +112,16 @@ def _least(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
+def _limited(values, LIMIT: tl.constexpr):
+    """Keep values within ±LIMIT."""
+    return tl.minimum(tl.maximum(values, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _judge_values(
     next_values, values, tasks, returns, discounts, weights, log_probs, log_temperature, slopes, errors, figures,
-    E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, BM: tl.constexpr,
+    LIMIT: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """Take the critics' loss, and its slope by their values [E, B]."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -123,12 +131,14 @@ def _judge_values(
     soft -= _temperature(log_temperature, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
     following = tl.load(returns + sample, mask=inside, other=0.0)
     following += tl.load(discounts + sample, mask=inside, other=0.0) * soft
+    following = _limited(following, LIMIT)
     weight = tl.load(weights + sample, mask=inside, other=0.0)
     off, loss, total = tl.zeros_like(following), tl.zeros_like(following), tl.zeros_like(following)
     for member in tl.static_range(E):
-        value = _value(values, member, sample, inside, B)
+        said = _value(values, member, sample, inside, B)
+        value = _limited(said, LIMIT)
         error = value - following
-        tl.store(slopes + member * B + sample, weight * error / B, mask=inside)
+        tl.store(slopes + member * B + sample, tl.where(value == said, weight * error / B, 0.0), mask=inside)
         off += tl.abs(error)
         loss += 0.5 * weight * error * error
         total += value
@@ -284,6 +294,7 @@ class FusedUpdate:
             "LOW": LOG_STD_RANGE[0],
             "HIGH": LOG_STD_RANGE[1],
             "ENTROPY": algo.target_entropy,
+            "LIMIT": math.inf if recipe.value_limit is None else recipe.value_limit,
             "BLOCKS": blocks,
             "AUTO": recipe.temperature == "auto",
             "EPS": recipe.adam_eps,

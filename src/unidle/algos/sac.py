@@ -192,6 +192,9 @@ class SAC:
         values = self.critics(batch.rows, batch.actions)
         if values.dim() == 3:  # of all categories: take the one that was chosen
             values = values.gather(2, batch.actions.long().expand(len(values), -1, -1)).squeeze(2)
+        limit = self.recipe.value_limit
+        if limit is not None:  # beyond it there is nothing to learn, and nothing is passed on
+            values, following = values.clamp(-limit, limit), following.clamp(-limit, limit)
         errors = values - following
         loss = 0.5 * (batch.weights * errors.square()).mean(1).sum()
         with torch.no_grad():

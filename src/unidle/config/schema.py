@@ -116,6 +116,8 @@ class Recipe:
     """SAC: tasks, told by the last numbers of an observation (one-hot); each has its head, temperature and memory."""
     target_entropy: OrAuto[float] = None
     """SAC: entropy that the temperature aims at; auto: minus the number of actions, or 0.98 of a choice's most."""
+    value_limit: float | None = None
+    """SAC: critics are taught, and believed while taught, values no larger in size than this; none: any."""
     double: bool = True
     """DQN: the network chooses the action that its target values."""
     duelling: bool = False
@@ -156,7 +158,7 @@ class Engine:
     env_timeout: float | None = 300.0
     """Seconds after which a worker that does not come back from a step is started again; none: never."""
     eval_workers: OrAuto[int] = None
-    """Processes that evaluate beside training; 0: training waits. auto: a quarter of the cores for several tasks."""
+    """Processes that evaluate beside training; 0: training waits. auto: half of the cores for several tasks."""
     max_env_restarts: int = 10
     """Faults of one environment in a row, without an episode that ends by itself, that the run bears."""
 
@@ -188,7 +190,7 @@ class Run:
     target_return: float | None = None
     """Ends the run once an evaluation reaches this mean return."""
     checkpoint_every: OrAuto[int] = None
-    """Steps between checkpoints; auto: a twentieth of the run."""
+    """Steps between checkpoints; auto: a twentieth of the run, or more where saving takes long."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints are kept, beside the best."""
     save_replay: bool = True

@@ -27,7 +27,15 @@ _AT_LEAST_ONE = (
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm", "tau", "adam_eps")
 _NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "updates_per_step")
-_POSITIVE_OR_NONE = ("clip_range_vf", "target_kl", "workers", "slices", "checkpoint_every", "env_timeout")
+_POSITIVE_OR_NONE = (
+    "clip_range_vf",
+    "target_kl",
+    "value_limit",
+    "workers",
+    "slices",
+    "checkpoint_every",
+    "env_timeout",
+)
 _SHARES = ("gamma", "gae_lambda", "tau", "priority_alpha", "priority_beta", "epsilon_final", "epsilon_fraction")
 # Settings that not every algorithm has, and whose they are.
 _OWNERS = {
@@ -58,7 +66,7 @@ _OWNERS = {
         "tau",
         "adam_eps",
     ),
-    ("sac",): ("initial", "n_critics", "critic_arch", "temperature", "target_entropy", "n_tasks"),
+    ("sac",): ("initial", "n_critics", "critic_arch", "temperature", "target_entropy", "value_limit", "n_tasks"),
     ("dqn",): ("double", "duelling", "target_every", "epsilon_final", "epsilon_fraction"),
 }
 # What a preset of fixed numbers leaves open: how many environments give the steps, and how old the weights are that act

@@ -189,7 +189,7 @@ def choose_processes(config: Config, maker: EnvMaker, contract: Contract, worker
                 "--eval-workers."
             )
     elif config.recipe.n_tasks > 1 and workers > 0 and one_by_one and not must_wait:  # it takes long
-        asked = max(1, available_cores() // 4)
+        asked = max(1, available_cores() // 2)  # which give way to training
     return min(asked or 0, n_evaluation_envs(config.run.eval_episodes))
 
 

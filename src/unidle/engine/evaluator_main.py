@@ -8,10 +8,13 @@ import sys
 
 from unidle.lifeline import end_with_trainer
 
+_NICENESS = 10  # where both want a core, training gets nine tenths of it
+
 
 def main() -> None:
     """Serve one trainer until it hangs up."""
     end_with_trainer()
+    os.nice(_NICENESS)
     from multiprocessing.connection import Connection
 
     import cloudpickle

@@ -39,6 +39,7 @@ from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, SYNC, Timeline
 
 _FEW_ITERATIONS = 10
 _RECORDS, _STEPS_PER_RECORD = 1000, 1000  # as many iterations of a run, or one in so many steps, are written down
+_NOTICED_SECONDS, _SAVING_SHARE = 0.25, 0.05  # what a checkpoint may take at any time, and of all time if it is more
 _PATIENCE_SECONDS = 0.0005  # how long to wait for environments before looking whether learning is over
 
 
@@ -65,6 +66,7 @@ class Trainer:
         self._learner = Learner(self.algo, self._timeline)
         self._stopping = self._interrupted = False
         self.progress, self._clock = Progress(), RunClock(self._timeline)
+        self._saved, self._saving_took = perf_counter(), 0.0  # the latest checkpoint
         must_wait = config.run.target_return is not None or bool(after_evaluation)
         try:
             kernels = kernels_on(self._parts.capture.device)
@@ -193,7 +195,8 @@ class Trainer:
             self._judged(self._judge.evaluate)
         if failure:
             raise self._ended(failure)
-        if _due(before, self.progress.step, run.checkpoint_every or max(1, run.timesteps // 20)):
+        every = run.checkpoint_every or max(1, run.timesteps // 20)
+        if _due(before, self.progress.step, every) and (run.checkpoint_every or self._saving_is_worth_it()):
             self._save()
 
     def _eval_every(self) -> int:
@@ -339,9 +342,17 @@ class Trainer:
         except TrainingError as error:
             raise self._ended(error) from None
 
+    def _saving_is_worth_it(self) -> bool:
+        """Whether there is enough that is not saved yet: a large memory may take longer to save than to collect."""
+        took = self._saving_took
+        return took < _NOTICED_SECONDS or took < _SAVING_SHARE * (perf_counter() - self._saved)
+
     def _save(self) -> None:
         self._timeline.enter(CHECKPOINT)
+        began = perf_counter()
         self._saver.save(self._folder, self._evaluations.state())
+        self._saved = perf_counter()
+        self._saving_took = self._saved - began
         self._timeline.enter(OTHER)
 
     def _restore(self, checkpoint: Path) -> str:
