@@ -71,10 +71,12 @@ class Experience:
         self._since, self._before = recipe.learning_starts, 0  # updates are due from that step on, after so many others
 
     def rehearse(self, rollout: Rollout, updates: Updates, shuffle: torch.Generator) -> Generator[None, None, int]:
-        """Remember a fragment and make the updates that are due, pausing after each piece; returns how many."""
+        """Remember a fragment and make the updates that are due, pausing after each piece; returns how many.
+
+        No pause before the first of them: a GPU would wait meanwhile.
+        """
         due = left = self.take(rollout)
         updates.begin(shuffle)
-        yield
         if isinstance(self.memory, Prefetch):
             yield from _one_by_one(due, updates, self.memory, shuffle)
             return due

@@ -52,8 +52,8 @@ class Learner:
         self._pieces = self._learning(lane, shuffle)
 
     def _learning(self, lane: Lane | Whole, shuffle: torch.Generator) -> _Pieces:
-        self.finite = all_finite(self._algo.policy.encoder, lane.rollout)
         metrics = yield from self._algo.learning(lane.rollout, shuffle, lane.behaviour)
+        self.finite = all_finite(self._algo.policy.encoder, lane.rollout)  # last: learning need not wait for it
         metrics["experience_finite"] = self.finite.all()
         return metrics
 
