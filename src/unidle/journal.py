@@ -49,8 +49,11 @@ class Journal:
             return  # an event to read about, not a curve
         numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in ("step", "kind")}
         if self._board is not None:
-            for key, value in numbers.items():
-                self._board.add_scalar(key, value, record["step"])
+            from tensorboardX.proto.summary_pb2 import Summary
+
+            # All of them as one event: an event for each, as add_scalar writes, takes eight times as long.
+            values = [Summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+            self._board.file_writer.add_summary(Summary(value=values), record["step"])
         if self._wandb is not None:
             # An evaluation beside training is done when later steps are logged already, and W&B never goes back.
             self._latest = max(self._latest, record["step"])
