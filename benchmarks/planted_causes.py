@@ -1,7 +1,8 @@
 """How often the planted cause of a slow training job is named: python benchmarks/planted_causes.py [--how diagnose]
 
 Runs each job of `planted_jobs.py`, which are Stable-Baselines3's, under `unidle watch`; or has `unidle diagnose` look
-at unidle's own training of the jobs of `diagnosed_jobs.py`. Compares the verdict with what was planted.
+at unidle's own training of the jobs of `diagnosed_jobs.py`. Compares the verdict with what was planted. With `--save`
+what an earlier run found in jobs that are not named is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import psutil
 import torch
 from beside import gpu_memory_held, running
 from diagnosed_jobs import ON_ONE_CORE, ROOM_ON_GPU, diagnosed_jobs
-from machine import provenance, save
+from machine import RESULTS, provenance, save
 from slow_envs import serving
 
 HERE = Path(__file__).parent
@@ -113,10 +114,13 @@ def main() -> None:
         parser.error(f"there is no job {', '.join(sorted(unknown))} here; the jobs are: {', '.join(causes)}")
     seconds = given.seconds or {"watch": 8.0, "diagnose": 5.0}[given.how]
     name = "planted_causes" if given.how == "watch" else "planted_causes_diagnose"
+    name += "_gpu" * torch.cuda.is_available()
     packages = provenance("torch", *(["stable_baselines3"] if given.how == "watch" else []))
-    rows: list[dict[str, Any]] = []
+    earlier = (given.out or RESULTS) / f"{name}.json"
+    rows: list[dict[str, Any]] = json.loads(earlier.read_text())["jobs"] if given.jobs and earlier.exists() else []
     details: dict[str, Any] = {}
     for job in given.jobs or causes:
+        rows = [row for row in rows if row["job"] != job]
         began, planted = perf_counter(), causes[job]
         details[job] = found = tried(given.how, job, seconds)
         took = perf_counter() - began
