@@ -9,6 +9,8 @@ LESS_MEMORY = (
     "take fewer --n-envs, a smaller --batch-size, a smaller --network-arch, fewer --n-steps, or, for SAC and DQN, a "
     "smaller --buffer-size"
 )
+# What CUDA and its library of products say themselves, of memory that torch did not ask for.
+_OUT_OF_GPU_MEMORY = re.compile(r"CUDA error: (out of memory|CUBLAS_STATUS_ALLOC_FAILED)")
 
 
 class UsageError(Exception):
@@ -50,8 +52,7 @@ def gpu_memory_told() -> Iterator[None]:
     except RuntimeError as error:
         import torch  # who got here has it; others do without
 
-        # The second is what CUDA says itself, of memory that torch did not ask for.
-        if not isinstance(error, torch.OutOfMemoryError) and "CUDA error: out of memory" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and not _OUT_OF_GPU_MEMORY.search(str(error)):
             raise
         wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         when = f" when {wanted[1]} more were needed" if wanted else ""
