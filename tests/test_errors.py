@@ -10,7 +10,7 @@ from unidle.errors import TrainingError, gpu_memory_told
     ("error", "told"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 …"), "when 20.00 MiB more"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "out of memory; end"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "out of memory; end"),
         (RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` …"), "out of memory; end"),
     ],
 )
