@@ -330,11 +330,11 @@ def main() -> None:
     earlier = (arguments.out or RESULTS) / "cpu_bound.json"
     new: dict[str, Any] = {"env": ENV, "settings": {}, "ceiling": {}}
     result = json.loads(earlier.read_text()) if earlier.exists() else new
-    result["machine"] = provenance("stable-baselines3")
+    machine = provenance("stable-baselines3")
     for name in arguments.settings:
         ceilings = [ceiling(CEILINGS[name], 2.0)] if name in CEILINGS else []
         runs: dict[str, list[dict[str, float]]] = {}
-        result.setdefault("dates", {})[name] = result["machine"]["date"]
+        result.setdefault("machines", {})[name] = machine
         for side in SETTINGS[name]["order"]:
             runs.setdefault(side, []).append(_in_a_process(side, name, arguments.seconds))
             result["settings"][name] = {side: {"runs": seen, **_mean(seen)} for side, seen in runs.items()}

@@ -102,7 +102,7 @@ def causes_of(how: str) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--how", choices=("watch", "diagnose"), default="watch")
     parser.add_argument("--seconds", type=float, help="of training in each job; default: 8 to watch, 5 to diagnose")
     parser.add_argument("--jobs", nargs="*", help="some of them; default: all")
@@ -117,14 +117,16 @@ def main() -> None:
     name += "_gpu" * torch.cuda.is_available()
     packages = provenance("torch", *(["stable_baselines3"] if given.how == "watch" else []))
     earlier = (given.out or RESULTS) / f"{name}.json"
-    rows: list[dict[str, Any]] = json.loads(earlier.read_text())["jobs"] if given.jobs and earlier.exists() else []
-    details: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    if given.jobs and (given.save or given.out) and earlier.exists():
+        rows = [row for row in json.loads(earlier.read_text())["jobs"] if row["job"] not in given.jobs]
+    kept, details = len(rows), dict[str, Any]()
     for job in given.jobs or causes:
-        rows = [row for row in rows if row["job"] != job]
         began, planted = perf_counter(), causes[job]
         details[job] = found = tried(given.how, job, seconds)
         took = perf_counter() - began
-        rows.append({"job": job, "planted": planted, "named": found["cause"], "verdict": found["verdict"]})
+        told = {"job": job, "planted": planted, "named": found["cause"], "verdict": found["verdict"]}
+        rows.append({**told, "date": packages["date"]})
         mark = "hit " if planted == found["cause"] else "MISS"
         print(f"{mark}  {took:3.0f} s  {job:<20} {planted:<22} {found['verdict']}", flush=True)
         hits = sum(row["planted"] == row["named"] for row in rows)
@@ -132,7 +134,8 @@ def main() -> None:
             save(name, {**packages, "seconds": seconds, "hits": hits, "jobs": rows}, given.out)
         if given.out:
             save(f"{name}_details", details, given.out)
-    print(f"{hits} of {len(rows)} planted causes were named")
+    now = rows[kept:]
+    print(f"{sum(row['planted'] == row['named'] for row in now)} of {len(now)} planted causes were named")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from unidle.config.schema import word_for_none
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w<!-])--[a-z][a-z-]*")
 
@@ -128,6 +128,12 @@ def slugs(page: Path) -> set[str]:
     """The anchors that GitHub gives a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_benchmark_is_on_their_page() -> None:
+    folder = ROOT / "benchmarks"
+    page = (folder / "README.md").read_text()
+    assert [path.name for path in folder.glob("*.py") if f"`{path.name}`" not in page] == []
 
 
 @pages(LINKED)

@@ -82,6 +82,19 @@ def test_there_are_no_records_where_there_is_no_file(tmp_path: Path) -> None:
     assert read_records(tmp_path / "metrics.jsonl") == []
 
 
+def test_a_record_is_one_event(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, tensorboard=True)
+    journal.write({"kind": "iteration", "step": 5, "train/loss": 0.5, "rollout/episodes": 3, "eval/best": True})
+    journal.close()
+    (event,) = (event for event in events(tmp_path) if event.summary.value)
+    assert [(value.tag, value.simple_value) for value in event.summary.value] == [
+        ("train/loss", 0.5),
+        ("rollout/episodes", 3.0),
+        ("eval/best", 1.0),
+    ]
+    assert event.step == 5
+
+
 def test_tensorboard_gets_every_number_but_not_the_words(tmp_path: Path) -> None:
     journal = Journal(tmp_path, tensorboard=True)
     journal.write({"kind": "iteration", "step": 64, "train/loss": 0.5, "rollout/episodes": 3, "note": "words"})

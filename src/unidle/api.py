@@ -205,7 +205,7 @@ def resume(
         raise UsageError(
             f"A resumed run keeps its recipe, and {', '.join(changed)} would change it; leave it out, or start anew."
         )
-    config = validated(after)
+    config = validated(after, resumed=True)
     maker = _placed(env_maker(env or config.run.env, config.run.env_kwargs), config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):

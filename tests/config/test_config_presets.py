@@ -166,6 +166,8 @@ def test_a_preset_of_fixed_numbers_keeps_them_unless_told_otherwise() -> None:
         "say --allow-recipe-change."
     )
     assert validated(fixed_config(batch_size=640, allow_recipe_change=True)).recipe.batch_size == 640
+    # A run that was begun when the preset had no such limit goes on without it.
+    assert validated(fixed_config(value_limit=None), resumed=True).recipe.value_limit is None
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -106,6 +106,7 @@ def test_a_job_that_fails_is_a_miss_and_the_next_goes_on(
     does = "import json, sys\nif '--workers' in sys.argv: sys.exit('It broke.')\n"
     does += "print(json.dumps({'cause': 'environment computes', 'verdict': 'It computes.'}))"
     monkeypatch.setattr(planted_causes, "UNIDLE", unidle_that(tmp_path, does))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     jobs = ["burning, one worker", "burning"]
     run(monkeypatch, "--how", "diagnose", "--jobs", *jobs, "--out", str(tmp_path / "out"))
     said = capsys.readouterr().out.splitlines()
@@ -119,6 +120,11 @@ def test_a_job_that_fails_is_a_miss_and_the_next_goes_on(
         (jobs[1], kept["jobs"][1]["planted"]),
     ]
     assert kept["hits"] == 1
+    run(monkeypatch, "--how", "diagnose", "--jobs", "burning", "--out", str(tmp_path / "out"))  # the other is kept
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 planted causes were named"
+    again = json.loads((tmp_path / "out/planted_causes_diagnose.json").read_text())
+    assert [row["job"] for row in again["jobs"]] == jobs
+    assert again["hits"] == 1
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")

@@ -138,7 +138,7 @@ def _judge_values(
         said = _value(values, member, sample, inside, B)
         value = _limited(said, LIMIT)
         error = value - following
-        tl.store(slopes + member * B + sample, tl.where(value == said, weight * error / B, 0.0), mask=inside)
+        tl.store(slopes + member * B + sample, tl.where(tl.abs(said) > LIMIT, 0.0, weight * error / B), mask=inside)
         off += tl.abs(error)
         loss += 0.5 * weight * error * error
         total += value

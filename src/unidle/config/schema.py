@@ -117,7 +117,7 @@ class Recipe:
     target_entropy: OrAuto[float] = None
     """SAC: entropy that the temperature aims at; auto: minus the number of actions, or 0.98 of a choice's most."""
     value_limit: float | None = None
-    """SAC: critics are taught, and believed while taught, values no larger in size than this; none: any."""
+    """SAC: the critics' loss clips their values and targets to plus or minus this; none: it does not."""
     double: bool = True
     """DQN: the network chooses the action that its target values."""
     duelling: bool = False

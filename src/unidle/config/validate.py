@@ -75,8 +75,11 @@ _OPEN_IN_FIXED = ("n_envs", "overlap")
 _MAY_BE_INFINITE = ("max_grad_norm",)  # then gradients are never scaled down
 
 
-def validated(config: Config, preset_batch_size: int | None = None) -> Config:
-    """`config` with `auto` settled to at most `preset_batch_size`, or a UsageError."""
+def validated(config: Config, preset_batch_size: int | None = None, *, resumed: bool = False) -> Config:
+    """`config` with `auto` settled to at most `preset_batch_size`, or a UsageError.
+
+    A run that is `resumed` keeps its recipe, also if its preset has another one by now.
+    """
     flat = config.flat()
     for name, value in flat.items():
         if isinstance(value, float) and not math.isfinite(value) and name not in _MAY_BE_INFINITE:
@@ -118,7 +121,8 @@ def validated(config: Config, preset_batch_size: int | None = None) -> Config:
         raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.")
     if not config.run.env:
         raise UsageError("No environment was given; add --env, for example --env CartPole-v1.")
-    _keep_fixed(config)
+    if not resumed:
+        _keep_fixed(config)
     _refuse_others_settings(recipe)
     if recipe.algo != "ppo":
         return dataclasses.replace(config, recipe=_off_policy(recipe))
