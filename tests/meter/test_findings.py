@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unidle.meter.findings import Findings, find
+from unidle.meter.life import Life
+from unidle.meter.reading import Sample
 from unidle.meter.samples import Computing, Frame, Process, Stack
 from unidle.meter.stacks import activity, place
 from unidle.meter.verdict import CAUSES, judge
@@ -44,7 +46,15 @@ def process(*stacks: Stack, worker: bool = False, cuda: bool = False, computing:
 
 
 def found(*processes: Process, seconds: float = 10.0, utilisation: float | None = None) -> Findings:
-    return find(processes, 0, round(seconds * SECOND), 4, utilisation)
+    gpu = None if utilisation is None else life((0, 100 * utilisation), (seconds, 0))
+    return find(processes, 0, round(seconds * SECOND), 4, gpu)
+
+
+def life(*samples: tuple[float, float]) -> Life:
+    """Of a GPU whose utilisation was this from this second on."""
+    found = Life()
+    found.add([Sample(round(at * SECOND), value) for at, value in samples])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -120,6 +130,41 @@ def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed
     verdict = judge(findings)
     assert verdict.cause == "environment computes"
     assert verdict.sentence.startswith("GPU idle 70 %: 77 % of that in `Game.step` (environment)")
+
+
+def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_by_one_share() -> None:
+    learns = process(
+        stack(MAIN, IMPORT, MAIN, wall=4.0),
+        stack(MAIN, BACKWARD, wall=4.0),
+        stack(MAIN, STEP, wall=2.0),
+        cuda=True,
+    )
+    findings = found(learns, utilisation=0.3)
+    assert findings.busy == pytest.approx(0.3)
+    assert findings.idle == pytest.approx({"environment": 0.1, "learning": 0.2, "start and end": 0.4})
+    assert findings.unattributed == pytest.approx(0)
+    assert found(learns, utilisation=0.9).idle == pytest.approx(
+        {"environment": 0.0, "learning": 0.0, "start and end": 0.1}
+    )
+
+
+def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() -> None:
+    # 4 s of imports; then the driver takes 2 s to start, which no stack tells from learning.
+    learns = process(stack(MAIN, IMPORT, MAIN, wall=4.0), stack(MAIN, BACKWARD, wall=6.0), cuda=True)
+
+    def verdict_of(gpu: Life) -> str:
+        return judge(find([learns], 0, 10 * SECOND, 4, gpu)).cause
+
+    assert verdict_of(life((0, 0), (6, 95), (9, 99), (9.5, 0), (10, 0))) == "compute-bound"
+    assert verdict_of(life((0, 0), (6, 80), (9.5, 0), (10, 0))) == "small pieces"
+    assert verdict_of(life((0, 0), (6, 95), (8, 0), (10, 0))) == "small pieces"  # busy, but not for long
+    assert verdict_of(life((0, 0), (10, 0))) == "small pieces"
+
+
+def test_use_is_counted_from_the_first_value_above_zero_to_the_end_of_the_last() -> None:
+    assert life((0, 0), (10, 0)).in_use is None
+    assert life((0, 50)).in_use is None  # one sample has no length
+    assert life((0, 0), (2, 50), (4, 0), (6, 100), (7, 0), (9, 0)).in_use == pytest.approx((5.0, 40.0))
 
 
 def gpu_learner(active: float, kernel_us: float) -> Process:

@@ -3,6 +3,9 @@
 A row's share of time comes from the stacks, of which there are a hundred a second; how much the GPU computed meanwhile
 comes from windows of torch's profiler, some tenths of a second each. The two are multiplied: *busy* is share × active
 share, *idle* the rest, by what the program was doing. What neither tells is unattributed; the table sums to 1.
+
+Without windows *busy* is the driver's utilisation, and all that the program did after its start is idle by the same
+part. While it starts, nothing uses the GPU yet.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from unidle.meter.life import Life
 from unidle.meter.samples import FIRST_OF_WORKER, Computing, Frame, Process, Stack
 from unidle.meter.stacks import (
     ACTIVITIES,
@@ -88,6 +92,9 @@ class Findings:
     """Of the time that main threads wanted a core, the share that they waited for one."""
     utilisation: float | None
     """By the driver, for comparison."""
+    in_use: float | None
+    """The same from the GPU's first use to its last; None where that is the lesser part of the time after the start, or
+    where windows tell more."""
 
     @property
     def computing(self) -> Computing | None:
@@ -106,8 +113,8 @@ class Findings:
         return next((row for row in self.rows if row.activity == name), None)
 
 
-def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int, utilisation: float | None) -> Findings:
-    """Put everything together; `utilisation` is the driver's mean, 0 to 1, or None without a GPU."""
+def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int, gpu: Life | None) -> Findings:
+    """Put everything together; `gpu` is its utilisation by the driver, in percent, or None without one."""
     seconds = (ended_ns - begun_ns) * 1e-9
     leader = _leader(processes)
     workers = [p for p in processes if p.is_worker and p is not leader]
@@ -115,11 +122,11 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
     has_windows = leader is not None and leader.computing is not None
     busy, source = None, None
     idle = {row.activity: row.share for row in rows}
+    utilisation = None if gpu is None else (gpu.mean or 0.0) / 100
     if has_windows:
         busy, source, idle = _by_windows(rows)
     elif utilisation is not None:
-        busy, source = utilisation, "driver"
-        idle = {name: share * (1 - busy) for name, share in idle.items()}
+        busy, source, idle = utilisation, "driver", _by_the_driver(rows, utilisation)
     unattributed = max(0.0, 1.0 - (busy or 0.0) - sum(idle.values()))
     native_threads, native_share = _native(processes)
     mains = [stack for p in processes for stack in p.thread(0) if _kind(p)(stack) != START]
@@ -138,6 +145,7 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
         native_share,
         sum(s.queued for s in mains) / wanted if wanted else 0.0,
         utilisation,
+        _in_use(gpu, seconds * (1 - _start(rows))) if gpu and not has_windows else None,
     )
 
 
@@ -204,6 +212,24 @@ def _by_windows(rows: Iterable[Row]) -> tuple[float, str, dict[str, float]]:
             busy += row.share * active
             idle[row.activity] = row.share * (1 - active)
     return busy, "kineto", idle
+
+
+def _by_the_driver(rows: Iterable[Row], busy: float) -> dict[str, float]:
+    """Idle by activity, if the GPU was busy for this share of all time."""
+    rows = list(rows)
+    start = min(_start(rows), 1 - busy)
+    idle = (1 - busy - start) / max(1e-9, 1 - start)  # of the time after it
+    return {row.activity: start if row.activity == START else row.share * idle for row in rows}
+
+
+def _in_use(gpu: Life, after_start: float) -> float | None:
+    """Its utilisation from its first use to its last, if that is most of these seconds."""
+    seconds, percent = gpu.in_use or (0.0, 0.0)
+    return percent / 100 if seconds > after_start / 2 else None
+
+
+def _start(rows: Iterable[Row]) -> float:
+    return sum(row.share for row in rows if row.activity == START)
 
 
 def _ready_ns(leader: Process) -> int:

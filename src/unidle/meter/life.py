@@ -17,6 +17,8 @@ class Life:
     _last: Sample | None = None
     _held_ns: int = 0
     _value_ns: float = 0.0
+    _first_used: tuple[int, float] | None = None  # the two before the first value above 0, and after the last
+    _last_used: tuple[int, float] | None = None
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Take note of samples, oldest first."""
@@ -25,6 +27,10 @@ class Life:
                 held = max(0, sample.at_ns - self._last.at_ns)
                 self._held_ns += held
                 self._value_ns += held * self._last.value
+                if self._last.value > 0:
+                    self._last_used = self._held_ns, self._value_ns
+            if sample.value > 0 and self._first_used is None:
+                self._first_used = self._held_ns, self._value_ns
             self._last = sample
             self.least, self.largest = min(self.least, sample.value), max(self.largest, sample.value)
 
@@ -37,3 +43,11 @@ class Life:
     def mean(self) -> float | None:
         """None before the first sample."""
         return self._value_ns / self._held_ns if self._held_ns else self.latest
+
+    @property
+    def in_use(self) -> tuple[float, float] | None:
+        """Seconds from the first value above 0 to the end of the last, and the mean meanwhile; None if none is."""
+        if self._first_used is None or self._last_used is None or self._last_used[0] == self._first_used[0]:
+            return None
+        held_ns, value_ns = (last - first for first, last in zip(self._first_used, self._last_used))
+        return held_ns * 1e-9, value_ns / held_ns

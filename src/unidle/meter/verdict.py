@@ -69,10 +69,12 @@ def judge(findings: Findings) -> Verdict:
             f"{_head(findings)} the command ended before it had done much more than start.",
             "Watch it for longer: a minute of training tells more than its first seconds.",
         )
-    if findings.busy is not None and 1 - _idle(findings) >= _FULL:
+    computes = max(1 - _idle(findings), findings.in_use or 0.0)
+    if findings.busy is not None and computes >= _FULL:
         return Verdict(
             "compute-bound",
-            f"The GPU computes {percent(1 - _idle(findings))} of the time: it is the GPU that the program waits for.",
+            f"The GPU computes {percent(computes)} of the time once it is in use: it is the GPU that the program waits "
+            "for.",
             "Nothing to gain by waiting less; only less work or faster kernels (TF32, bf16, compile) shorten it.",
         )
     if _has_too_many_threads(findings):

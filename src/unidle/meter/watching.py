@@ -66,11 +66,10 @@ class Watched:
         return (self.ended_ns - self.begun_ns) * 1e-9
 
     @property
-    def utilisation(self) -> float | None:
-        """Of the GPU that was busiest, 0 to 1, among those of the command or, if these are not known, among all."""
-        gpus = [gpu for gpu in self.used or self.models if "utilisation" in self.readings[gpu]]
-        found = [self.readings[gpu]["utilisation"].mean for gpu in gpus]
-        return max((value / 100 for value in found if value is not None), default=None)
+    def utilisation(self) -> Life | None:
+        """Of the GPU that was busiest, in percent, among those of the command or, if these are not known, among all."""
+        found = (self.readings[gpu].get("utilisation") for gpu in self.used or self.models)
+        return max((life for life in found if life is not None), key=lambda life: life.mean or 0.0, default=None)
 
 
 def watch(command: Sequence[str], *, windows: bool = False) -> Watched:

@@ -21,10 +21,9 @@ _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", 
 
 def concluded(watched: Watched) -> tuple[Findings, Verdict]:
     """What was found about a command that has ended."""
-    utilisation = watched.utilisation
-    findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, utilisation)
+    findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, watched.utilisation)
     leader = findings.leader
-    if utilisation is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
+    if watched.utilisation is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
         # There is a GPU, and this program does not use it: what it reads is somebody else's work.
         findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, None)
     return findings, judge(findings)
