@@ -2,10 +2,12 @@
 
     python benchmarks/metaworld_training.py speed [--n-envs 1 16 32 48] [--seconds 10]
     python benchmarks/metaworld_training.py learn [--preset mt10-paper-1024] [--seeds 1 2 3] [--timesteps 2000000]
+    python benchmarks/metaworld_training.py draw [--picture docs/images/mt10.svg]
 
 *speed* trains with the recipe of mt10-paper-1024 in as many environments as are named, without evaluations, from when
 learning has begun; the hours for 20 million steps are that rate's, extrapolated. *learn* trains from the first step
-with the preset's evaluations beside it, and keeps every evaluation. Each run is a process of its own.
+with the preset's evaluations beside it, and keeps every evaluation. Each run is a process of its own. *draw* plots the
+evaluations that were kept, up to 2 million steps, beside what the paper has there.
 """
 
 from __future__ import annotations
@@ -24,13 +26,12 @@ import numpy as np
 from cpu_bound import GpuWatch, gpu_shares
 from machine import RESULTS, WARM_UP_S, provenance, save
 
+from unidle.report.svg import Reference, Series, line_chart, standalone
+
 PRESETS = ("mt10-paper-400", "mt10-paper-1024", "mt10-2m", "mt10-20m")
-_PAPER = {
-    "2000000": 0.67,
-    "5000000": 0.80,
-    "10000000": 0.88,
-    "20000000": 0.88,
-}  # actor 400, critic 1024: IQM of success
+# Actor 400, critic 1024: inter-quartile mean of success by steps.
+_PAPER = {"2000000": 0.67, "5000000": 0.80, "10000000": 0.88, "20000000": 0.88}
+_COMPARED_AT = 2_000_000
 _WHOLE_RUN = 20_000_000
 _WARM_UP_STEPS, _PROFILED_SECONDS = 60_000, 1.0
 _KEPT = 40  # iterations of a run that are told of
@@ -163,16 +164,17 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "learn"])
+    parser.add_argument("what", choices=["speed", "learn", "draw"])
     parser.add_argument("--n-envs", type=int, nargs="+", help="(default: 1 16 32 48; of the preset when learning)")
     parser.add_argument("--seconds", type=float, default=10.0, help="measured of each speed")
     parser.add_argument("--preset", default="mt10-paper-1024", choices=PRESETS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--timesteps", type=int, default=2_000_000)
+    parser.add_argument("--timesteps", type=int, default=_COMPARED_AT)
     parser.add_argument("--eval-every", type=int, help="steps between evaluations (default: the preset's)")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which a run is ended")
     parser.add_argument("--at-once", type=int, default=1, help="runs that share the machine: no speed counts then")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--picture", type=Path, default=Path("docs/images/mt10.svg"), help="to draw into")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -185,6 +187,10 @@ def main() -> None:
         return
     path = arguments.out / "metaworld_training.json"
     result = json.loads(path.read_text()) if path.exists() else {"speed": {}, "learning": {}}
+    if arguments.what == "draw":
+        arguments.picture.write_text(draw(result) + "\n")
+        _print_learning(result["learning"])
+        return
     result |= {"machine": provenance("metaworld", "mujoco"), "paper": _PAPER}
     if arguments.what == "speed":
         for n_envs in arguments.n_envs or [1, 16, 32, 48]:
@@ -225,11 +231,30 @@ def _print_speeds(speeds: dict[str, Any]) -> None:
         print(f"{n_envs:>6}{seen['steps_per_second']:>10,.0f}{seen['hours_for_20m']:>12.2f}{gpu}  {host}")
 
 
+def draw(result: dict[str, Any]) -> str:
+    """Success against steps: the mean over seeds, and all of them as a band."""
+    series = []
+    for preset, runs in result["learning"].items():
+        seeds = [
+            {e["step"]: e["eval/success"] for e in run["evaluations"] if e["step"] <= _COMPARED_AT}
+            for run in runs.values()
+        ]
+        steps = sorted(set.intersection(*map(set, seeds)))
+        of_step = [[seed[step] for seed in seeds] for step in steps]
+        name = f"{preset}, {len(seeds)} seeds" if len(seeds) > 1 else f"{preset}, one seed"
+        means = [float(np.mean(values)) for values in of_step]
+        series.append(Series(name, steps, means, list(map(min, of_step)), list(map(max, of_step))))
+    size, paper = (720, 330), Reference(_PAPER[str(_COMPARED_AT)], "mt10-paper-1024 in the paper, at 2 million")
+    title = f"Meta-World MT10, {result['machine']['gpu']}, {result['machine']['cores']} cores"
+    axes = "environment steps", "success"
+    return standalone(line_chart(title, series, *axes, size=size, reference=paper, from_zero=True), size)
+
+
 def _print_learning(learning: dict[str, Any]) -> None:
     for preset, runs in learning.items():
         finals = []
         for seed, run in runs.items():
-            last = run["evaluations"][-1]
+            last = [e for e in run["evaluations"] if e["step"] <= _COMPARED_AT][-1]
             finals.append(last["eval/success"])
             print(
                 f"{preset} seed {seed}: success {last['eval/success']:.3f} at {last['step']:,} steps, "
