@@ -35,7 +35,7 @@ def watched(job: str, seconds: float) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "planted_jobs.py"), job, "--seconds", str(seconds)]
         watch = [UNIDLE, "watch", "--out", folder, "--"]
-        _output("watch", [*watch, *command])
+        output("watch", [*watch, *command])
         found: dict[str, Any] = json.loads((Path(folder) / "watch.json").read_text())
     return found
 
@@ -47,7 +47,7 @@ def diagnosed(job: str, seconds: float) -> dict[str, Any]:
         words += ["--env-kwargs", json.dumps({"port": serving()})]
     alone = ["taskset", "-c", "0"] if job in ON_ONE_CORE and not on_gpu else []
     with running(gpu_memory_held(ROOM_ON_GPU[job])) if job in ROOM_ON_GPU else nullcontext():
-        found: dict[str, Any] = json.loads(_output("diagnose", [*alone, UNIDLE, "diagnose", *words]))
+        found: dict[str, Any] = json.loads(output("diagnose", [*alone, UNIDLE, "diagnose", *words]))
     return found
 
 
@@ -61,7 +61,7 @@ class _FailedError(RuntimeError):
         self.said = said
 
 
-def _output(name: str, command: list[str]) -> str:
+def output(name: str, command: list[str]) -> str:
     """What a program prints; if it is not waited for to its end, it is killed with all that it started."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}

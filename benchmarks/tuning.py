@@ -1,14 +1,10 @@
-"""Does `unidle tune` find what a person found, and are its predictions honest?
+"""Does `unidle tune` find what a person found?
 
-    python benchmarks/tuning.py [--only tuning|predictions] [--budget 80] [--out FOLDER]
+    python benchmarks/tuning.py [--budget 80] [--out FOLDER]
 
-Tuning: HalfCheetah-v5 with preset `beast`, from one worker, without CUDA graphs and without overlap. What it ends with
-is compared with the defaults, which are the best that was found by hand: the two take turns, A B B A.
-
-Predictions: two jobs, four changes each. The speed-up that the pipeline model predicts from probes of the job as it is,
-and what is measured when the job as it is and the job with the change take turns.
-
-Both parts together take about four minutes on 16 cores with a GPU. The machine should have nothing else to do.
+HalfCheetah-v5 with preset `beast`, from one worker, without CUDA graphs and without overlap. What it ends with is
+compared with the defaults, which are the best that was found by hand: the two take turns, A B B A. It takes two minutes
+on 16 cores with a GPU, which should have nothing else to do.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from machine import provenance, save
@@ -27,9 +22,7 @@ from unidle.config import Config, Engine
 from unidle.config.layers import lay
 from unidle.config.machine import gpu_name
 from unidle.config.validate import validated
-from unidle.tuning.model import predicted_speedup
-from unidle.tuning.profile import Profile
-from unidle.tuning.trials import Trial, TrialError
+from unidle.tuning.trials import Trial
 from unidle.tuning.trials_compare import compare
 from unidle.tuning.tune import tune
 from unidle.tuning.tune_changes import Change
@@ -37,19 +30,6 @@ from unidle.tuning.tune_interval import Interval
 from unidle.tuning.tune_outcomes import Outcome, Tuned
 
 _STRETCH, _PATIENCE = 0.6, 60.0
-# What a job starts from, and the changes that are predicted and measured from there.
-JOBS: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
-    "beast, 1 worker": (
-        "beast",
-        {"workers": 1},
-        [{"workers": 4}, {"workers": 8}, {"workers": None}, {"slices": 1}],
-    ),
-    "fast, 2 workers": (
-        "fast",
-        {"workers": 2},
-        [{"workers": 4}, {"workers": 8}, {"workers": None, "subproc": False}, {"slices": 1}],
-    ),
-}
 
 
 def job(env: str, preset: str, **engine: Any) -> Config:
@@ -107,72 +87,21 @@ def tuning(env: str, preset: str, budget: float) -> dict[str, Any]:
         with_found.close()
 
 
-def predictions(env: str, name: str) -> list[dict[str, Any]]:
-    """Predicted and measured speed-up of each change of one job."""
-    preset, engine, changes = JOBS[name]
-    now = job(env, preset, **engine)
-    probe = Trial(now)
-    try:
-        profile: Profile = probe.profile(6.0, _PATIENCE)
-    finally:
-        probe.close()
-    present = Trial(now)
-    rows = []
-    try:
-        present.start(_PATIENCE)
-        for values in changes:
-            then = replace(now, engine=replace(now.engine, **values))
-            row: dict[str, Any] = {"job": name, "change": values}
-            row["predicted"] = predicted_speedup(profile, now.engine, then.engine)
-            rival = Trial(then)
-            try:
-                rival.start(_PATIENCE)
-                result = compare(present, rival, _STRETCH, _PATIENCE, until=time.monotonic() + 3)
-                row["measured"] = vars(result.measured)
-                if row["predicted"] is not None:
-                    row["off_by"] = abs(row["predicted"] / result.measured.mean - 1)
-            except TrialError as error:
-                row["failed"] = f"{error.kind}: {error}"
-            finally:
-                rival.close()
-            print(row, file=sys.stderr, flush=True)
-            rows.append(row)
-    finally:
-        present.close()
-    return rows
-
-
 def main() -> None:
-    """Measure, save and print both tables."""
+    """Tune, compare, save and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="HalfCheetah-v5")
-    parser.add_argument("--preset", default="beast", help="of the job that is tuned")
+    parser.add_argument("--preset", default="beast")
     parser.add_argument("--budget", type=float, default=80.0, help="seconds for the tuner")
-    parser.add_argument("--only", choices=["tuning", "predictions"])
-    parser.add_argument("--jobs", nargs="*", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
     arguments = parser.parse_args()
-    began = time.monotonic()
-    if arguments.only != "predictions":
-        result = {"machine": provenance(), **tuning(arguments.env, arguments.preset, arguments.budget)}
-        save("tuning", result, arguments.out)
-        over = result["found_over_best"]
-        print(f"found against best by hand: {over['mean']:.2f} ({over['low']:.2f} … {over['high']:.2f})")
-    if arguments.only != "tuning":
-        rows = [row for name in arguments.jobs for row in predictions(arguments.env, name)]
-        off = [row["off_by"] for row in rows if "off_by" in row]
-        middle = median(off) if off else None
-        save(
-            "predictions",
-            {"machine": provenance(), "env": arguments.env, "median_off_by": middle, "rows": rows},
-            arguments.out,
-        )
-        for row in rows:
-            predicted = "–" if row["predicted"] is None else f"{row['predicted']:.2f}"
-            measured = f"{row['measured']['mean']:.2f}" if "measured" in row else row["failed"]
-            print(f"{row['job']:<20} {row['change']!s:<40} predicted {predicted:>6}  measured {measured}")
-        print("median of |predicted / measured − 1|: " + ("–" if middle is None else f"{middle:.0%}"))
-    print(f"{time.monotonic() - began:.0f} seconds in all", file=sys.stderr)
+    result = {"machine": provenance(), **tuning(arguments.env, arguments.preset, arguments.budget)}
+    save("tuning", result, arguments.out)
+    rates, over = result["steps_per_second"], result["found_over_best"]
+    print(
+        f"from {rates['before']:,.0f} to {rates['after']:,.0f} steps/s in {result['seconds']:.0f} s: {result['engine']}"
+    )
+    print(f"found against best by hand: {over['mean']:.2f} ({over['low']:.2f} … {over['high']:.2f})")
 
 
 if __name__ == "__main__":

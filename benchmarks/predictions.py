@@ -1,0 +1,112 @@
+"""Do the predictions of `unidle diagnose` come true?
+
+    python benchmarks/predictions.py [--jobs "beast, one worker" …] [--seconds 5] [--out FOLDER]
+
+Each job is diagnosed. Of the advice that it is given, what comes first, gives flags and promises a speed-up that is not
+a bound is followed: the job as it was and the job with those flags take turns, A B B A, and the speed-up that is
+measured is compared with the promise. What an earlier run found in jobs that are not named is kept. With a GPU and 16
+cores a job takes about 40 seconds; the machine should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+from subprocess import TimeoutExpired
+from typing import Any
+
+import torch
+from diagnosed_jobs import diagnosed_jobs
+from machine import RESULTS, provenance, save
+from planted_causes import UNIDLE, output
+
+from unidle.cli.job import JobFlags, job_of
+from unidle.tuning.trials import Trial, TrialError
+from unidle.tuning.trials_compare import compare
+
+_STRETCH, _PATIENCE, _ENOUGH = 0.6, 90.0, 4.0
+_ORDINARY = {
+    "beast, one worker": "--env HalfCheetah-v5 --preset beast --workers 1",
+    "beast, graphs off": "--env HalfCheetah-v5 --preset beast --no-graphs",
+    "heavy, four workers": "--env HalfCheetah-v5 --preset heavy --workers 4",
+    "sac, one worker": "--env HalfCheetah-v5 --preset sac --n-envs 16 --workers 1 --updates-per-step 0.25",
+    "sac, graphs off": "--env HalfCheetah-v5 --preset sac --n-envs 16 --no-graphs --updates-per-step 0.25",
+}
+_PLANTED = (
+    "sleeping, one worker",
+    "burning, one worker",
+    "tiny minibatches",
+    "tiny, off-policy",
+    "graphs off",
+    "TF32 off",
+    "one environment",
+)
+
+
+def jobs() -> dict[str, str]:
+    """Job → what to train."""
+    on_gpu = torch.cuda.is_available()
+    planted = {name: words for name, (_, words) in diagnosed_jobs(on_gpu).items() if name in _PLANTED}
+    return {**(_ORDINARY if on_gpu else {}), **planted}
+
+
+def advice_for(words: str, seconds: float) -> dict[str, Any] | None:
+    """What `unidle diagnose` would have one do; None where it says nothing that flags can do."""
+    command = [UNIDLE, "diagnose", *words.split(), "--seconds", str(seconds), "--json"]
+    found = json.loads(output("diagnose", command))
+    every = [*found["engine_changes"], *found["recipe_changes"]]
+    return next((a for a in every if a["flags"] and a["speedup"] is not None and not a["at_most"]), None)
+
+
+def measured(words: str, flags: str) -> dict[str, float]:
+    """Times as fast with `flags`, by turns."""
+    trials = [Trial(job_of(JobFlags, [*words.split(), *more.split()], "train").config) for more in ("", flags)]
+    try:
+        for trial in trials:
+            trial.start(_PATIENCE)
+        now, then = trials
+        return vars(compare(now, then, _STRETCH, _PATIENCE, until=time.monotonic() + _ENOUGH).measured)
+    finally:
+        for trial in trials:
+            trial.close()
+
+
+def predicted_and_measured(words: str, seconds: float) -> dict[str, Any]:
+    """One row of the table; a job without such advice, or one that fails, says so."""
+    try:
+        advice = advice_for(words, seconds)
+        if advice is None:
+            return {"left_out": "no advice that flags can follow"}
+        row = {"flags": advice["flags"], "text": advice["text"], "predicted": advice["speedup"]}
+        row["measured"] = measured(words, advice["flags"])
+        return {**row, "off_by": abs(row["predicted"] / row["measured"]["mean"] - 1)}
+    except (TrialError, RuntimeError, TimeoutExpired) as error:
+        return {"left_out": f"failed: {error}"}
+
+
+def main() -> None:
+    """Measure, save after each job, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", nargs="+", default=list(jobs()), choices=list(jobs()))
+    parser.add_argument("--seconds", type=float, default=5.0, help="of training in each diagnosis")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    arguments = parser.parse_args()
+    name = "predictions" + "_gpu" * torch.cuda.is_available()
+    earlier = arguments.out / f"{name}.json"
+    rows: dict[str, Any] = json.loads(earlier.read_text())["jobs"] if earlier.exists() else {}
+    for job in arguments.jobs:
+        words = jobs()[job]
+        rows[job] = row = {"trained": words, **predicted_and_measured(words, arguments.seconds)}
+        off = [one["off_by"] for one in rows.values() if "off_by" in one]
+        middle = median(off) if off else None
+        save(name, {"machine": provenance(), "median_off_by": middle, "jobs": rows}, arguments.out)
+        told = row.get("left_out") or f"{row['predicted']:5.2f} predicted, {row['measured']['mean']:5.2f} measured"
+        print(f"{job:<24}{row.get('flags', ''):<32}{told}", flush=True)
+    print(f"{len(off)} predictions, off by {middle:.0%} (median)" if off else "no predictions")
+
+
+if __name__ == "__main__":
+    main()
