@@ -376,6 +376,18 @@ def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() 
         step(pool, times=1)
 
 
+@pytest.mark.parametrize(("cores", "gives_way"), [(2, True), (3, False)])
+def test_who_waits_gives_way_to_others_unless_trainer_and_workers_have_a_core_each(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gives_way: bool
+) -> None:
+    monkeypatch.setattr("unidle.envs.pool.available_cores", lambda: cores)
+    maker = env_maker("CartPole-v1")
+    with closing(ProcessPool(maker, probe(maker, None), 4, 0, workers=2)) as pool:
+        assert pool.gives_way == gives_way
+        pool.start(np.zeros(4, np.int64))
+        step(pool, times=3)  # either way it steps
+
+
 def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

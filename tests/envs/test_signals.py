@@ -82,6 +82,16 @@ def test_waiting_lets_other_threads_run() -> None:
     assert semaphore.wait(10)  # would time out if waiting kept the interpreter to itself
 
 
+def test_a_core_is_given_away_while_spinning_only_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[float]()
+    monkeypatch.setattr(os, "sched_yield", lambda: given.append(time.monotonic()))
+    _, semaphore, _ = pair()
+    assert not semaphore.wait(0.02, 0.01, gives_way=False)
+    assert not given
+    assert not semaphore.wait(0.02, 0.01)
+    assert given
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e-3])
 def test_a_short_limit_is_kept(seconds: float) -> None:
     _, semaphore, _ = pair()

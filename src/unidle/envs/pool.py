@@ -38,6 +38,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from unidle.config.machine import available_cores
 from unidle.envs import process
 from unidle.envs.block import Block, map_memory, shared_memory
 from unidle.envs.contract import Contract
@@ -87,6 +88,7 @@ class ProcessPool:
         self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
         self._patience = math.inf if env_timeout is None else env_timeout
         self._waits_for_others = maker.makes == "async"
+        self.gives_way = self.workers >= available_cores()  # so trainer and workers have not a core each
         self._tally = FaultTally(n_envs, first_index, max_env_restarts)
         self._spare: np.ndarray | None = None  # an observation to show where there is no environment
         self._next_look = 0.0
@@ -119,6 +121,7 @@ class ProcessPool:
                     slices=list(range(number * per_worker, (number + 1) * per_worker)),
                     seed=seed,
                     first_index=first_index,
+                    gives_way=self.gives_way,
                 )
                 lines = job.lines
                 self._processes.append(WorkerProcess(job, self.block.beats[lines.start : lines.stop]))
@@ -159,7 +162,8 @@ class ProcessPool:
             elif seen.count(DONE) >= at_least or now >= until:
                 break
             else:
-                ready.wait(max(0.0, min(until, self._next_look) - now), SPIN_SECONDS)
+                left = max(0.0, min(until, self._next_look) - now)
+                ready.wait(left, SPIN_SECONDS, gives_way=self.gives_way)
         done = np.flatnonzero(flags == DONE)
         flags[done] = IDLE
         slices = done.tolist()

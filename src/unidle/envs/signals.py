@@ -41,11 +41,12 @@ class Semaphore:
         """Take one post if there is one, without waiting."""
         return _at_once.sem_trywait(self._address) == 0
 
-    def wait(self, seconds: float, spin: float = 0.0) -> bool:
+    def wait(self, seconds: float, spin: float = 0.0, *, gives_way: bool = True) -> bool:
         """Take one post, waiting for it at most so long; False if none came.
 
-        For the first `spin` seconds of it the core is kept, unless somebody else needs it: that spares the time to be
-        woken.
+        For the first `spin` seconds of it the core is kept, which spares the time to be woken. With `gives_way` anybody
+        else who wants it has it first: right where processes share cores. On a core of one's own it is wrong: whoever
+        gets it, however unimportant, keeps it until the scheduler's next tick, some milliseconds.
         """
         if self.take():
             return True
@@ -53,7 +54,8 @@ class Semaphore:
         while time.perf_counter() < until:
             if self.take():
                 return True
-            os.sched_yield()
+            if gives_way:
+                os.sched_yield()
         end = time.time() + seconds
         deadline = _Timespec(int(end), int(end % 1 * 1e9))
         while _waiting.sem_timedwait(self._address, ctypes.byref(deadline)):

@@ -85,6 +85,7 @@ class Job:
     slices: list[int]  # those of this worker
     seed: int
     first_index: int
+    gives_way: bool  # to whoever else wants its core, while it waits for work
 
     @property
     def lines(self) -> range:
@@ -129,6 +130,7 @@ class Worker:
         start = Block.nbytes(contract, job.n_envs)
         board = Switchboard.over(memory, start, len(job.bounds), job.workers, initialise=False)
         self._pipe, self._number, self._board, self._block = pipe, job.worker, board, block
+        self._gives_way = job.gives_way
         self._first = job.lines.start
         self._envs = self._make_slots(maker, contract, job)
         # Slice → its environments, counted from this worker's first.
@@ -142,7 +144,7 @@ class Worker:
         board, number = self._board, self._number
         go, commands = board.go[number], board.commands
         while True:
-            go.wait(_LOOK_AROUND_SECONDS, self.spin_seconds)
+            go.wait(_LOOK_AROUND_SECONDS, self.spin_seconds, gives_way=self._gives_way)
             if commands[number]:
                 commands[number] = 0
                 self._obey()
