@@ -243,7 +243,8 @@ def draw(result: dict[str, Any]) -> str:
         of_step = [[seed[step] for seed in seeds] for step in steps]
         name = f"{preset}, {len(seeds)} seeds" if len(seeds) > 1 else f"{preset}, one seed"
         means = [float(np.mean(values)) for values in of_step]
-        series.append(Series(name, steps, means, list(map(min, of_step)), list(map(max, of_step))))
+        band = (list(map(min, of_step)), list(map(max, of_step))) if len(seeds) > 1 else ()
+        series.append(Series(name, steps, means, *band))
     size, paper = (720, 330), Reference(_PAPER[str(_COMPARED_AT)], "mt10-paper-1024 in the paper, at 2 million")
     title = f"Meta-World MT10, {result['machine']['gpu']}, {result['machine']['cores']} cores"
     axes = "environment steps", "success"
@@ -254,7 +255,7 @@ def _print_learning(learning: dict[str, Any]) -> None:
     for preset, runs in learning.items():
         finals = []
         for seed, run in runs.items():
-            last = [e for e in run["evaluations"] if e["step"] <= _COMPARED_AT][-1]
+            last = run["evaluations"][-1]
             finals.append(last["eval/success"])
             print(
                 f"{preset} seed {seed}: success {last['eval/success']:.3f} at {last['step']:,} steps, "

@@ -102,8 +102,8 @@ def train(task: str, side: str, seed: int) -> dict[str, Any]:
     return {"return": curve[-1][2], "curve": curve}
 
 
-def chance(returns: list[float], margin: float) -> float:
-    """How often two sides are found "no worse" that are both drawn from these returns, so that neither is."""
+def chance_of_no_worse(returns: list[float], margin: float) -> float:
+    """How often a side is found "no worse" than another, by this margin, if both are drawn from these returns."""
     rng = np.random.default_rng(0)
     n, hits = len(returns), 0
     for _ in range(_DRAWS):
@@ -150,7 +150,7 @@ def main() -> None:
             strict, off = ([run["return"] for run in row[side].values()] for side in SIDES)
             verdict = compare(strict, off, random_policy(TASKS[task]["env"]))
             row |= {"strict_iqm": verdict.pop("unidle_iqm"), "off_iqm": verdict.pop("sb3_iqm"), **verdict}
-            row["chance"] = chance(off, row["margin"])
+            row["chance"] = chance_of_no_worse(off, row["margin"])
             save("overlap", result, arguments.out)
     heads = ("steps", "strict", "off", "random", "allowed", "lower 95 %")
     print(f"{'task':<30}" + "".join(f"{head:>12}" for head in heads) + "  verdict")

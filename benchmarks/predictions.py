@@ -2,10 +2,9 @@
 
     python benchmarks/predictions.py [--jobs "beast, one worker" …] [--seconds 5] [--out FOLDER]
 
-Each job is diagnosed. Of the advice that it is given, what comes first, gives flags and promises a speed-up that is not
-a bound is followed: the job as it was and the job with those flags take turns, A B B A, and the speed-up that is
-measured is compared with the promise. What an earlier run found in jobs that are not named is kept. With a GPU and 16
-cores a job takes about 40 seconds; the machine should have nothing else to do.
+Each job is diagnosed. The first advice that has flags and a predicted speed-up, not a bound, is followed: the job as it
+was and the job with those flags take turns, A B B A, and what is measured is compared with the prediction. What an
+earlier run found in jobs that are not named is kept. The machine should have nothing else to do.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from machine import RESULTS, provenance, save
 from planted_causes import UNIDLE, output
 
 from unidle.cli.job import JobFlags, job_of
+from unidle.errors import UsageError
 from unidle.tuning.trials import Trial, TrialError
 from unidle.tuning.trials_compare import compare
 
-_STRETCH, _PATIENCE, _ENOUGH = 0.6, 90.0, 4.0
+_STRETCH, _PATIENCE, _ENOUGH = 0.6, 90.0, 4.0  # seconds
 _ORDINARY = {
     "beast, one worker": "--env HalfCheetah-v5 --preset beast --workers 1",
     "beast, graphs off": "--env HalfCheetah-v5 --preset beast --no-graphs",
@@ -54,16 +54,18 @@ def jobs() -> dict[str, str]:
 
 
 def advice_for(words: str, seconds: float) -> dict[str, Any] | None:
-    """What `unidle diagnose` would have one do; None where it says nothing that flags can do."""
+    """What `unidle diagnose` would have one do, and if it is rough; None where it says nothing that flags can do."""
     command = [UNIDLE, "diagnose", *words.split(), "--seconds", str(seconds), "--json"]
     found = json.loads(output("diagnose", command))
     every = [*found["engine_changes"], *found["recipe_changes"]]
-    return next((a for a in every if a["flags"] and a["speedup"] is not None and not a["at_most"]), None)
+    first = next((a for a in every if a["flags"] and a["speedup"] is not None and not a["at_most"]), None)
+    return first and {**first, "is_rough": found["predictions_are_rough"]}
 
 
 def measured(words: str, flags: str) -> dict[str, float]:
     """Times as fast with `flags`, by turns."""
-    trials = [Trial(job_of(JobFlags, [*words.split(), *more.split()], "train").config) for more in ("", flags)]
+    configs = [job_of(JobFlags, [*words.split(), *more.split()], "train").config for more in ("", flags)]
+    trials = [Trial(config) for config in configs]
     try:
         for trial in trials:
             trial.start(_PATIENCE)
@@ -80,10 +82,10 @@ def predicted_and_measured(words: str, seconds: float) -> dict[str, Any]:
         advice = advice_for(words, seconds)
         if advice is None:
             return {"left_out": "no advice that flags can follow"}
-        row = {"flags": advice["flags"], "text": advice["text"], "predicted": advice["speedup"]}
+        row = {"flags": advice["flags"], "predicted": advice["speedup"], "is_rough": advice["is_rough"]}
         row["measured"] = measured(words, advice["flags"])
         return {**row, "off_by": abs(row["predicted"] / row["measured"]["mean"] - 1)}
-    except (TrialError, RuntimeError, TimeoutExpired) as error:
+    except (TrialError, UsageError, RuntimeError, ValueError, TimeoutExpired) as error:
         return {"left_out": f"failed: {error}"}
 
 
@@ -99,10 +101,11 @@ def main() -> None:
     rows: dict[str, Any] = json.loads(earlier.read_text())["jobs"] if earlier.exists() else {}
     for job in arguments.jobs:
         words = jobs()[job]
-        rows[job] = row = {"trained": words, **predicted_and_measured(words, arguments.seconds)}
+        found = predicted_and_measured(words, arguments.seconds)
+        rows[job] = row = {"trained": words, **found, "machine": provenance()}
         off = [one["off_by"] for one in rows.values() if "off_by" in one]
         middle = median(off) if off else None
-        save(name, {"machine": provenance(), "median_off_by": middle, "jobs": rows}, arguments.out)
+        save(name, {"median_off_by": middle, "jobs": rows}, arguments.out)
         told = row.get("left_out") or f"{row['predicted']:5.2f} predicted, {row['measured']['mean']:5.2f} measured"
         print(f"{job:<24}{row.get('flags', ''):<32}{told}", flush=True)
     print(f"{len(off)} predictions, off by {middle:.0%} (median)" if off else "no predictions")

@@ -3,8 +3,8 @@
     python benchmarks/tuning.py [--budget 80] [--out FOLDER]
 
 HalfCheetah-v5 with preset `beast`, from one worker, without CUDA graphs and without overlap. What it ends with is
-compared with the defaults, which are the best that was found by hand: the two take turns, A B B A. It takes two minutes
-on 16 cores with a GPU, which should have nothing else to do.
+compared with the defaults, which are the best that was found by hand: the two take turns, A B B A. The machine (16
+cores and a GPU) should have nothing else to do.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def found(*processes: Process, seconds: float = 10.0, utilisation: float | None 
 
 def life(*samples: tuple[float, float]) -> Life:
     """Of a GPU whose utilisation was this from this second on."""
-    found = Life()
-    found.add([Sample(round(at * SECOND), value) for at, value in samples])
-    return found
+    whole = Life()
+    whole.add([Sample(round(at * SECOND), value) for at, value in samples])
+    return whole
 
 
 @pytest.mark.parametrize(
@@ -143,21 +143,22 @@ def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_
     assert findings.busy == pytest.approx(0.3)
     assert findings.idle == pytest.approx({"environment": 0.1, "learning": 0.2, "start and end": 0.4})
     assert findings.unattributed == pytest.approx(0)
-    assert found(learns, utilisation=0.9).idle == pytest.approx(
-        {"environment": 0.0, "learning": 0.0, "start and end": 0.1}
-    )
+    busier = found(learns, utilisation=0.9)
+    assert busier.idle == pytest.approx({"environment": 0.0, "learning": 0.0, "start and end": 0.1})
+    assert judge(busier).cause == "compute-bound"
 
 
 def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() -> None:
-    # 4 s of imports; then the driver takes 2 s to start, which no stack tells from learning.
+    # 4 s of imports; then the driver takes 1 s to start, which no stack tells from learning.
     learns = process(stack(MAIN, IMPORT, MAIN, wall=4.0), stack(MAIN, BACKWARD, wall=6.0), cuda=True)
 
     def verdict_of(gpu: Life) -> str:
         return judge(find([learns], 0, 10 * SECOND, 4, gpu)).cause
 
-    assert verdict_of(life((0, 0), (6, 95), (9, 99), (9.5, 0), (10, 0))) == "compute-bound"
-    assert verdict_of(life((0, 0), (6, 80), (9.5, 0), (10, 0))) == "small pieces"
-    assert verdict_of(life((0, 0), (6, 95), (8, 0), (10, 0))) == "small pieces"  # busy, but not for long
+    assert verdict_of(life((0, 0), (5, 95), (9, 99), (9.9, 0), (10, 0))) == "compute-bound"
+    assert verdict_of(life((0, 0), (3.9, 100), (10, 100))) == "compute-bound"
+    assert verdict_of(life((0, 0), (5, 80), (9.9, 0), (10, 0))) == "small pieces"
+    assert verdict_of(life((0, 0), (5, 95), (9, 0), (10, 0))) == "small pieces"  # busy, but not for long enough
     assert verdict_of(life((0, 0), (10, 0))) == "small pieces"
 
 

@@ -88,7 +88,8 @@ class ProcessPool:
         self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
         self._patience = math.inf if env_timeout is None else env_timeout
         self._waits_for_others = maker.makes == "async"
-        self.gives_way = self.workers >= available_cores()  # so trainer and workers have not a core each
+        # Trainer and workers do not have a core each; programs of others on these cores are not counted.
+        self.gives_way = self.workers >= available_cores()
         self._tally = FaultTally(n_envs, first_index, max_env_restarts)
         self._spare: np.ndarray | None = None  # an observation to show where there is no environment
         self._next_look = 0.0

@@ -46,7 +46,8 @@ class Semaphore:
 
         For the first `spin` seconds of it the core is kept, which spares the time to be woken. With `gives_way` anybody
         else who wants it has it first: right where processes share cores. On a core of one's own it is wrong: whoever
-        gets it, however unimportant, keeps it until the scheduler's next tick, some milliseconds.
+        gets it, however unimportant, keeps it until the scheduler's next tick, some milliseconds. Without it, other
+        threads of this process wait too, for as long as it spins.
         """
         if self.take():
             return True

@@ -5,7 +5,7 @@ comes from windows of torch's profiler, some tenths of a second each. The two ar
 share, *idle* the rest, by what the program was doing. What neither tells is unattributed; the table sums to 1.
 
 Without windows *busy* is the driver's utilisation, and all that the program did after its start is idle by the same
-part. While it starts, nothing uses the GPU yet.
+part. While it starts and ends, nothing uses the GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from unidle.meter.stacks import (
     place,
     waits_for_message,
 )
+
+_MOST = 0.8  # of the time after the start; the driver's own start, which looks like learning, takes seconds
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class Findings:
     utilisation: float | None
     """By the driver, for comparison."""
     in_use: float | None
-    """The same from the GPU's first use to its last; None where that is the lesser part of the time after the start, or
-    where windows tell more."""
+    """The same from the GPU's first use to its last; None where that is not most of the time after the start, or where
+    windows tell more."""
 
     @property
     def computing(self) -> Computing | None:
@@ -145,7 +147,7 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
         native_share,
         sum(s.queued for s in mains) / wanted if wanted else 0.0,
         utilisation,
-        _in_use(gpu, seconds * (1 - _start(rows))) if gpu and not has_windows else None,
+        None if gpu is None or has_windows else _in_use(gpu, seconds * (1 - _start(rows))),
     )
 
 
@@ -225,10 +227,11 @@ def _by_the_driver(rows: Iterable[Row], busy: float) -> dict[str, float]:
 def _in_use(gpu: Life, after_start: float) -> float | None:
     """Its utilisation from its first use to its last, if that is most of these seconds."""
     seconds, percent = gpu.in_use or (0.0, 0.0)
-    return percent / 100 if seconds > after_start / 2 else None
+    return percent / 100 if seconds > _MOST * after_start else None
 
 
 def _start(rows: Iterable[Row]) -> float:
+    """Share of time in which the program started and ended."""
     return sum(row.share for row in rows if row.activity == START)
 
 

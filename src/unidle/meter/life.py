@@ -17,7 +17,8 @@ class Life:
     _last: Sample | None = None
     _held_ns: int = 0
     _value_ns: float = 0.0
-    _first_used: tuple[int, float] | None = None  # the two before the first value above 0, and after the last
+    # What the two were when the first value above 0 began, and when the last one ended.
+    _first_used: tuple[int, float] | None = None
     _last_used: tuple[int, float] | None = None
 
     def add(self, samples: Iterable[Sample]) -> None:

@@ -55,7 +55,7 @@ CAUSES = (
 
 def judge(findings: Findings) -> Verdict:
     """The largest cause, with its evidence."""
-    rows = [row for row in findings.rows if row.activity != START and findings.idle.get(row.activity)]
+    rows = [row for row in findings.rows if row.activity != START and row.activity in findings.idle]
     if findings.leader is None:
         return Verdict(
             "no samples",
@@ -73,8 +73,7 @@ def judge(findings: Findings) -> Verdict:
     if findings.busy is not None and computes >= _FULL:
         return Verdict(
             "compute-bound",
-            f"The GPU computes {percent(computes)} of the time once it is in use: it is the GPU that the program waits "
-            "for.",
+            f"The GPU computes {percent(computes)} of the time: it is the GPU that the program waits for.",
             "Nothing to gain by waiting less; only less work or faster kernels (TF32, bf16, compile) shorten it.",
         )
     if _has_too_many_threads(findings):

@@ -66,8 +66,8 @@ class Watched:
         return (self.ended_ns - self.begun_ns) * 1e-9
 
     @property
-    def utilisation(self) -> Life | None:
-        """Of the GPU that was busiest, in percent, among those of the command or, if these are not known, among all."""
+    def gpu_use(self) -> Life | None:
+        """The busiest GPU's utilisation, in percent: of those of the command or, if these are not known, of all."""
         found = (self.readings[gpu].get("utilisation") for gpu in self.used or self.models)
         return max((life for life in found if life is not None), key=lambda life: life.mean or 0.0, default=None)
 

@@ -21,9 +21,9 @@ _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", 
 
 def concluded(watched: Watched) -> tuple[Findings, Verdict]:
     """What was found about a command that has ended."""
-    findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, watched.utilisation)
+    findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, watched.gpu_use)
     leader = findings.leader
-    if watched.utilisation is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
+    if watched.gpu_use is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
         # There is a GPU, and this program does not use it: what it reads is somebody else's work.
         findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, None)
     return findings, judge(findings)
@@ -99,6 +99,8 @@ def _remarks(findings: Findings) -> Iterator[str]:
             f"profiler: {computing.windows} windows, {computing.seconds:.1f} s together, kernels "
             f"{percent(computing.active)} of them, {kernel} each"
         )
+    if findings.in_use is not None:
+        yield f"from its first use to its last the GPU was busy {percent(findings.in_use)} of the time"
     if findings.disagreement is not None and findings.disagreement > _DISAGREES:
         yield (
             f"note: the driver saw the GPU busy {percent(findings.utilisation or 0.0)} of the time; "
@@ -126,6 +128,7 @@ def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, 
         "busy": findings.busy,
         "busy_source": findings.busy_source,
         "idle": findings.idle,
+        "in_use": findings.in_use,
         "unattributed": findings.unattributed,
         "rows": [asdict(row) for row in findings.rows],
         "workers": asdict(findings.workers) if findings.workers else None,
