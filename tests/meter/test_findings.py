@@ -148,6 +148,30 @@ def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_
     assert judge(busier).cause == "compute-bound"
 
 
+def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> None:
+    many = process(
+        stack(MAIN, IMPORT, MAIN, wall=2.0, known=2.0),
+        stack(MAIN, COLLECT, STEP, wall=3.0, known=2.5, active=0.1),
+        stack(MAIN, COLLECT, FORWARD, wall=2.0, known=2.0, active=0.4),
+        stack(MAIN, TRAIN, wall=3.0, known=2.5, active=2.25),
+        cuda=True,
+    )
+    findings = found(many, utilisation=0.25)
+    assert findings.busy_source == "driver"
+    assert findings.busy == pytest.approx(0.3 * 0.04 + 0.2 * 0.2 + 0.3 * 0.9)
+    idle = {"environment": 0.3 * 0.96, "inference": 0.2 * 0.8, "learning": 0.3 * 0.1, "start and end": 0.2}
+    assert findings.idle == pytest.approx(idle)
+    # By one share for all, learning would be as idle as stepping.
+    assert judge(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment)")
+
+
+def test_the_largest_row_is_the_cause_and_a_forward_pass_of_no_known_purpose_counts_as_learning() -> None:
+    rows = [stack(MAIN, STEP, wall=4.0), stack(MAIN, COLLECT, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
+    assert judge(found(process(*rows))).cause == "environment computes"
+    own_loop = [stack(MAIN, STEP, wall=4.0), stack(MAIN, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
+    assert "(learning)" in judge(found(process(*own_loop))).sentence
+
+
 def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() -> None:
     # 4 s of imports; then the driver takes 1 s to start, which no stack tells from learning.
     learns = process(stack(MAIN, IMPORT, MAIN, wall=4.0), stack(MAIN, BACKWARD, wall=6.0), cuda=True)

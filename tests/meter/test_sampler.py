@@ -74,3 +74,37 @@ def test_every_character_that_faulthandler_escapes_is_read_back() -> None:
     assert _unescaped(r"/home/\xfc\u4e16\U0001f680/a.py") == "/home/ü世🚀/a.py"
     for text in (r"C:\x41\train.py", r"/\udc80/a.py", r"/\Uffffffff", "/plain.py"):
         assert _unescaped(text) == text
+
+
+def test_a_reading_of_the_driver_counts_for_where_the_main_thread_was_meanwhile(inside: Any, tmp_path: Path) -> None:
+    use, sampler = inside.unidle_use, inside._Sampler(str(tmp_path), False)
+    stepping, learning = [0] * 5, [0] * 5
+    use.tell(str(tmp_path), [(1000, 0.0), (1400, 10.0)])
+
+    def follow(sums: list[int], begun_ns: int, ended_ns: int) -> None:
+        sampler._last_ns = ended_ns
+        sampler._follow_the_driver(sums, begun_ns)
+
+    follow(stepping, 1000, 1300)  # of the reading until 1400, three quarters
+    assert stepping[3:] == [300, 30]
+    soon = use._PERIOD_NS
+    follow(learning, 1300, 1300 + soon)  # what is left of it was told before this was known
+    use.tell(str(tmp_path), [(1300 + 2 * soon, 90.0)])
+    follow(stepping, 1300 + soon, 1300 + 2 * soon)
+    assert learning[3:] == [soon - 100, round(0.9 * (soon - 100))]
+    assert stepping[3:] == [300 + soon, 30 + round(0.9 * soon)]
+    assert not sampler._recent
+
+
+def test_half_a_reading_is_left_until_it_is_whole(inside: Any, tmp_path: Path) -> None:
+    use = inside.unidle_use
+    told = use.Told(str(tmp_path))
+    assert told.new(0) == []  # no GPU, no file
+    use.tell(str(tmp_path), [(5, 50.0), (7, 70.0)])
+    path = tmp_path / use._NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert told.new(use._PERIOD_NS) == [(0, 5, 50.0)]
+    path.write_bytes(whole)
+    assert told.new(use._PERIOD_NS + 1) == []  # too soon to look again
+    assert told.new(2 * use._PERIOD_NS) == [(5, 7, 70.0)]

@@ -192,6 +192,28 @@ def test_with_a_gpu_idle_time_is_divided_by_what_the_program_did(
     assert abs(sum(parts) - 100) <= len(parts) / 2  # rounding
 
 
+USES_CUDA = """
+import os, sys, types
+open("gpu.pid", "w").write(str(os.getpid()))
+sys.modules["torch"] = torch = types.ModuleType("torch")
+sys.modules["torch.autograd.profiler"] = types.ModuleType("profiler")
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
+"""
+
+
+def test_a_program_that_uses_the_gpu_is_followed_reading_by_reading(
+    tmp_path: Path, fake_driver: Callable[..., dict[str, str]]
+) -> None:
+    # By the fake driver utilisation rises by 20 points a second, from one reading to the next.
+    program = USES_CUDA + LOOP.format(work=SLEEP, seconds=1.5) + "time.sleep(1.5)\n"
+    done = python(tmp_path, program, env=fake_driver("gpu 0"), own=("--out", "found"))
+    found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    assert found["busy_source"] == "driver", done.stderr
+    active = {row["activity"]: row["active"] for row in found["rows"]}
+    assert active["own code"] - active["environment"] == pytest.approx(0.3, abs=0.06), done.stderr
+    assert "GPU use" in done.stderr
+
+
 @pytest.mark.parametrize("gpu", ["gpu 0", "gpu 1"])
 def test_only_a_gpu_that_the_command_uses_counts(
     tmp_path: Path, fake_driver: Callable[..., dict[str, str]], gpu: str

@@ -1,11 +1,13 @@
 """What samples and readings of a watched command say together: one table of its main process's time, and its workers'.
 
 A row's share of time comes from the stacks, of which there are a hundred a second; how much the GPU computed meanwhile
-comes from windows of torch's profiler, some tenths of a second each. The two are multiplied: *busy* is share × active
-share, *idle* the rest, by what the program was doing. What neither tells is unattributed; the table sums to 1.
+comes from windows of torch's profiler, some tenths of a second each, or from the driver's utilisation, which is blurred
+by the length of its readings. The two are multiplied: *busy* is share × active share, *idle* the rest, by what the
+program was doing. What neither tells is unattributed; the table sums to 1. While the program starts and ends, nothing
+uses the GPU.
 
-Without windows *busy* is the driver's utilisation, and all that the program did after its start is idle by the same
-part. While it starts and ends, nothing uses the GPU.
+Of a program that does not use the GPU through torch it is not known what it did at each reading: *busy* is then the
+driver's mean, and all that it did after its start is idle by the same part.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ class Findings:
     busy: float | None
     """Share of time in which the GPU computed; None without a GPU, or where nothing tells."""
     busy_source: str | None
+    """kineto (windows) or driver, both row by row; or "driver, mean"."""
     idle: dict[str, float]
     """By activity; with `busy` and `unattributed` it sums to 1. Without a GPU: the shares of the rows."""
     unattributed: float
@@ -125,10 +128,13 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
     busy, source = None, None
     idle = {row.activity: row.share for row in rows}
     utilisation = None if gpu is None else (gpu.mean or 0.0) / 100
-    if has_windows:
-        busy, source, idle = _by_windows(rows)
+    is_followed = leader is not None and leader.uses_cuda and any(row.active is not None for row in rows)
+    if has_windows or (is_followed and utilisation is not None):
+        source = "kineto" if has_windows else "driver"
+        busy, idle = _by_row(rows)
     elif utilisation is not None:
-        busy, source, idle = utilisation, "driver", _by_the_driver(rows, utilisation)
+        source = "driver, mean"
+        busy, idle = utilisation, _by_one_share(rows, utilisation)
     unattributed = max(0.0, 1.0 - (busy or 0.0) - sum(idle.values()))
     native_threads, native_share = _native(processes)
     mains = [stack for p in processes for stack in p.thread(0) if _kind(p)(stack) != START]
@@ -205,18 +211,18 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _by_windows(rows: Iterable[Row]) -> tuple[float, str, dict[str, float]]:
-    """Busy and idle by the windows; a row that no window saw is left to be unattributed."""
+def _by_row(rows: Iterable[Row]) -> tuple[float, dict[str, float]]:
+    """Busy, and idle by activity; a row of which nothing tells how active the GPU was is left to be unattributed."""
     busy, idle = 0.0, {}
     for row in rows:
         active = 0.0 if row.activity == START else row.active  # before anything uses the GPU
         if active is not None:
             busy += row.share * active
             idle[row.activity] = row.share * (1 - active)
-    return busy, "kineto", idle
+    return busy, idle
 
 
-def _by_the_driver(rows: Iterable[Row], busy: float) -> dict[str, float]:
+def _by_one_share(rows: Iterable[Row], busy: float) -> dict[str, float]:
     """Idle by activity, if the GPU was busy for this share of all time."""
     rows = list(rows)
     start = min(_start(rows), 1 - busy)

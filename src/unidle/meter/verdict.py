@@ -83,11 +83,13 @@ def judge(findings: Findings) -> Verdict:
             f"threads that want a core wait {percent(findings.queued)} of the time for one.",
             "Set OMP_NUM_THREADS=1 (and MKL_NUM_THREADS, OPENBLAS_NUM_THREADS) before the command starts.",
         )
-    top = max(rows, key=lambda row: findings.idle[row.activity])
-    model = sum(findings.idle[row.activity] for row in rows if row.activity in _MODEL)
-    if model > findings.idle[top.activity] and top.activity not in _MODEL:
-        top = max((row for row in rows if row.activity in _MODEL), key=lambda row: findings.idle[row.activity])
-    return _of(top, findings)
+    return _of(max(rows, key=lambda row: _weight(row, findings)), findings)
+
+
+def _weight(row: Row, findings: Findings) -> float:
+    """Idle time of an activity; a pass through the network in a program's own loop is a part of its learning."""
+    more = findings.idle.get(NETWORK, 0.0) if row.activity == LEARNING else 0.0
+    return findings.idle[row.activity] + more
 
 
 def _of(row: Row, findings: Findings) -> Verdict:

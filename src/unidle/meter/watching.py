@@ -15,19 +15,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from unidle.errors import UsageError
 from unidle.meter.host import Host, Tree
+from unidle.meter.inside.unidle_use import tell
 from unidle.meter.life import Life
 from unidle.meter.nvml import Driver, Gpu
-from unidle.meter.reading import Source
+from unidle.meter.reading import Sample, Source
 from unidle.meter.samples import Process, read_processes
 
 _INSIDE = Path(__file__).parent / "inside"
+_USE = "utilisation"
 _GPU_EVERY_S, _HOST_EVERY_S = 0.1, 1.0  # to look through all processes takes milliseconds
 _PASSED_ON = {
     signal.SIGINT,
@@ -68,8 +70,8 @@ class Watched:
     @property
     def gpu_use(self) -> Life | None:
         """The busiest GPU's utilisation, in percent: of those of the command or, if these are not known, of all."""
-        found = (self.readings[gpu].get("utilisation") for gpu in self.used or self.models)
-        return max((life for life in found if life is not None), key=lambda life: life.mean or 0.0, default=None)
+        busiest = _busiest(self.readings, self.used or self.models)
+        return None if busiest is None else self.readings[busiest][_USE]
 
 
 def watch(command: Sequence[str], *, windows: bool = False) -> Watched:
@@ -93,7 +95,7 @@ def watch(command: Sequence[str], *, windows: bool = False) -> Watched:
                 )
             except OSError as error:
                 raise UsageError(f"`{command[0]}` cannot be run: {error.strerror}.") from None
-            lives, used, status = _until_the_end(pid, driver.gpus, host, Tree(pid))
+            lives, used, status = _until_the_end(pid, driver.gpus, host, Tree(pid), name)
             ended_ns = time.perf_counter_ns()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -132,9 +134,12 @@ def _environment(folder: str, windows: bool) -> dict[str, str]:
 
 
 def _until_the_end(
-    pid: int, gpus: Sequence[Gpu], host: Host, tree: Tree
+    pid: int, gpus: Sequence[Gpu], host: Host, tree: Tree, folder: str
 ) -> tuple[dict[str, dict[str, Life]], set[str], int]:
-    """Poll everything until the process has ended; returns what was said, which GPUs it used, and its exit status."""
+    """Poll everything until the process has ended, and tell its samplers in `folder` how much the GPU is used.
+
+    Returns what was said, which GPUs it used, and its exit status.
+    """
     sources: list[Source] = [*gpus, host, tree]
     lives: dict[str, dict[str, Life]] = {source.name: {} for source in sources}
     used: set[str] = set()
@@ -147,13 +152,26 @@ def _until_the_end(
         if ended:
             return lives, used, os.waitstatus_to_exitcode(how)
         is_due = time.monotonic() >= next_host
+        uses: dict[str, list[Sample]] = {}
         for source in sources if is_due else gpus:
             for reading, samples in source.poll().items():
                 if samples:
                     lives[source.name].setdefault(reading, Life()).add(samples)
+                    if reading == _USE:
+                        uses[source.name] = samples
+        busiest = _busiest(lives, used or {gpu.name for gpu in gpus})
+        if busiest is not None and busiest in uses:
+            with contextlib.suppress(OSError):  # a full disk is no reason to leave the command alone
+                tell(folder, [(sample.at_ns, sample.value) for sample in uses[busiest]])
         if is_due:
             next_host = time.monotonic() + _HOST_EVERY_S
             used |= {gpu.name for gpu in gpus if _is_used(gpu, tree)}
+
+
+def _busiest(readings: Mapping[str, Mapping[str, Life]], gpus: Iterable[str]) -> str | None:
+    """The GPU with the highest utilisation so far; None where none tells."""
+    telling = (gpu for gpu in gpus if _USE in readings[gpu])
+    return max(telling, key=lambda gpu: readings[gpu][_USE].mean or 0.0, default=None)
 
 
 def _is_used(gpu: Gpu, tree: Tree) -> bool:

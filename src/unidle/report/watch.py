@@ -45,8 +45,8 @@ def lines(watched: Watched, findings: Findings, verdict: Verdict) -> Iterator[st
 
 def _table(findings: Findings) -> Iterator[str]:
     has_gpu = findings.busy is not None
-    # Without profiler windows only the length of calls is known, and a sleep is a long call too.
-    active = "in kernels" if findings.computing else "long calls"
+    # Where nothing tells how active the GPU was, only the length of calls is known, and a sleep is a long call too.
+    active = {"kineto": "in kernels", "driver": "GPU use"}.get(findings.busy_source or "", "long calls")
     yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {active:>10}  mostly in"
     if findings.busy is not None:
         yield f"{'GPU busy':<26}{percent(findings.busy):>7}"

@@ -19,8 +19,10 @@ import random
 import sys
 import threading
 import time
+from collections import deque
 from typing import Any
 
+import unidle_use  # type: ignore[import-not-found]
 import unidle_windows  # type: ignore[import-not-found]
 
 _PERIOD_S = 0.01
@@ -34,6 +36,7 @@ _MOST_STACKS = 5000
 _MOST_THREADS = 16
 # How long a window is, and how long after the last one the next begins: at first, and later in a long run.
 _WINDOW_S, _FIRST_WINDOWS_S, _LAST_WINDOWS_S = 0.2, 2.5, 30.0
+_MOST_RECENT = 1000  # samples: some ten seconds, and a reading of the driver's is of the last one at most
 _PAIR_S, _PAIRED = 0.0002, 0.3  # between two looks at the same sample, and how many samples are looked at twice
 _WORKER_WORDS = (
     "multiprocessing.spawn",
@@ -71,6 +74,9 @@ class _Sampler:
         self._stacks: dict[tuple[int, ...], list[int]] = {}
         self._scheduled: dict[int, tuple[int, int]] = {}  # thread → on a core, waiting for one, so far
         self._windows: list[dict[str, Any]] = []
+        self._gpu_use = unidle_use.Told(self._folder)
+        # Where the main thread was of late: (sums, from, to).
+        self._recent: deque[tuple[list[int], int, int]] = deque(maxlen=_MOST_RECENT)
         self._tasks = 1
         self._main_lines: list[str] | None = None
         self._next_write_s, self._write_after_s = 0.0, _FIRST_WRITE_S
@@ -121,8 +127,10 @@ class _Sampler:
                 torch = unidle_windows.torch_in_use()
                 if not self._is_worker and torch is not None and unidle_windows.uses_cuda(torch):
                     if not self._uses_cuda:
-                        self._forget_pairs()
-                    if self._has_windows and now_s >= self._next_window_s:
+                        self._begin_to_use_cuda()
+                    if not self._has_windows:
+                        self._follow_the_driver(main, begun_ns)
+                    elif now_s >= self._next_window_s:
                         self._look(ended, torch)
                 elif not self._is_worker and main and random.random() < _PAIRED:
                     self._look_again(main, self._last_ns - begun_ns)
@@ -181,11 +189,24 @@ class _Sampler:
         self._scheduled[ident] = (on_core, queued)
         return max(0, on_core - before[0]), max(0, queued - before[1])
 
-    def _forget_pairs(self) -> None:
-        """From now on it is the GPU that counts."""
+    def _begin_to_use_cuda(self) -> None:
+        """From now on it is the GPU that counts; until now nothing was computed on it."""
         self._uses_cuda = True
         for sums in self._stacks.values():
-            sums[3] = sums[4] = 0
+            sums[3], sums[4] = 0 if self._has_windows else sums[0], 0
+
+    def _follow_the_driver(self, main: list[int] | None, begun_ns: int) -> None:
+        """On a GPU: spread each of the driver's readings over where the main thread was meanwhile."""
+        if main is not None:
+            self._recent.append((main, begun_ns, self._last_ns))
+        for since_ns, until_ns, percent in self._gpu_use.new(self._last_ns):
+            for sums, begin_ns, end_ns in self._recent:
+                held = min(end_ns, until_ns) - max(begin_ns, since_ns)
+                if held > 0:
+                    sums[3] += held
+                    sums[4] += round(held * percent / 100)
+            while self._recent and self._recent[0][2] <= until_ns:
+                self._recent.popleft()
 
     def _look_again(self, sums: list[int], passed: int) -> None:
         """On a CPU: whether the main thread, on a core all the while, is in the same call as a moment ago.
