@@ -1,10 +1,11 @@
 """Is a run's own account right, and what does it cost? On a machine with a GPU.
 
-    python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--rounds 2]
+    python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--pairs 12]
 
 *Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share that one look by the profiler
 found before) against the profiler's own, which sees every kernel, in the same stretches of real training.
-*Cost*: steps per second with the meter and without, A B B A, each in a process of its own.
+*Cost*: steps per second with all that measures and without, phases and CUDA events included, A B B A, in one run: from
+one process to the next they differ by more than what is to be found.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import WARM_UP_S, provenance, save
+from machine import RESULTS, WARM_UP_S, provenance, save
 
 JOBS: dict[str, dict[str, Any]] = {
     "beast 1024x32 strict": {
@@ -36,6 +37,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "device": {"env": "unidle/CartPole-v1", "n_envs": 4096, "n_steps": 32, "batch_size": 16_384},
 }
 _PAIRS = 4
+_TURN_S = 1.5  # longer than the meter rests between two accounts: to come back is no dearer than to go on
 
 
 def train(settings: dict[str, Any], after_iteration: Any) -> None:
@@ -93,70 +95,103 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {"pairs": pairs, "meter": ours.mean(), "profiler": theirs.mean(), "off_by": abs(ours - theirs).mean()}
 
 
-def speed(settings: dict[str, Any], seconds: float, *, with_meter: bool) -> dict[str, Any]:
-    """Steps per second, after a warm-up in which a meter has its first look."""
+def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
+    """Steps per second with and without, in stretches that take turns, once the meter has had its look."""
     import unidle.api
+    from unidle.meter.account import RunMeter
+    from unidle.timeline import DeviceClock, Timeline
+    from unidle.tuning.tune_interval import ratio
 
-    class Nobody:
-        def __init__(self, say: Any, *, trace: bool) -> None: ...
-        def begin(self, *about: Any) -> None: ...
-        def iteration(self, step: int, wall: float, has_learned: bool) -> None: ...
-        def end(self) -> None: ...
+    switch = _Switch()
 
-    if not with_meter:
-        vars(unidle.api)["RunMeter"] = Nobody
-    begun, first = list[float](), list[tuple[float, int]]()
+    class Switched(RunMeter):
+        def begin(self, *about: Any) -> None:
+            look = self._background._look
+            vars(self._background)["_look"] = lambda *what: look(*what) if switch.is_on else None
+            super().begin(*about)
 
-    def watch(moment: unidle.Moment) -> None:
+        def iteration(self, step: int, wall: float, has_learned: bool) -> None:
+            if switch.is_on:
+                super().iteration(step, wall, has_learned)
+            else:
+                self._stretch = None  # what is under way has lost its end
+
+    vars(unidle.api)["RunMeter"] = Switched
+    for owner, name, instead in (
+        (Timeline, "enter", lambda timeline, phase: timeline._phase),
+        (Timeline, "worked", lambda timeline, phase, nanoseconds: None),
+        (DeviceClock, "launch", lambda clock, phase, work: work()),
+        (DeviceClock, "read", lambda clock: None),
+    ):
+        setattr(owner, name, switch.between(getattr(owner, name), instead))
+    began, rates = list[float](), list[float]()
+    mark = [0.0, 0]
+
+    def take_turns(moment: unidle.Moment) -> None:
         now, step = time.perf_counter(), moment.record["step"]
-        begun.append(now)  # not before: captures and compilers take their time at first
-        if not first and now - begun[0] > WARM_UP_S:
-            first.append((now, step))
-        elif first and now - first[0][0] > seconds:
-            result["steps_per_second"] = (step - first[0][1]) / (now - first[0][0])
-            moment.stop()
+        began.append(now)  # not before: captures and compilers take their time at first
+        if now - began[0] < 2 * WARM_UP_S:
+            mark[:] = now, step
+        elif now - mark[0] >= _TURN_S:
+            rates.append((step - mark[1]) / (now - mark[0]))
+            switch.is_on = len(rates) % 4 in (0, 3)
+            mark[:] = time.perf_counter(), step
+            if len(rates) == 2 * pairs:
+                moment.stop()
 
-    result: dict[str, Any] = {}
-    train(settings, watch)
-    return result
+    train(settings, take_turns)
+    turns = [rates[i : i + 2] for i in range(0, len(rates), 2)]  # with and without, without and with, …
+    both = [(one, other) if i % 2 == 0 else (other, one) for i, (one, other) in enumerate(turns)]
+    return {"with_and_without": both, "without_over_with": vars(ratio(both))}
+
+
+class _Switch:
+    """Whether there is a meter now."""
+
+    is_on = True
+
+    def between(self, usual: Any, instead: Any) -> Any:
+        """A function that is the one or the other."""
+        return lambda *about: (usual if self.is_on else instead)(*about)
 
 
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
-    parser.add_argument("--cost-of", default="beast 1024x32 strict", choices=list(JOBS))
+    parser.add_argument("--jobs", nargs="*", default=list(JOBS), choices=list(JOBS))
+    parser.add_argument("--cost-of", nargs="*", default=["beast 1024x32 strict", "device"], choices=list(JOBS))
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--rounds", type=int, default=2, help="of with, without, without, with")
-    parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument("--child", choices=["agreement", "with", "without"], help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", type=int, default=12, help="of stretches with and without")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--child", choices=["agreement", "cost"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        settings, seconds = JOBS[arguments.jobs[0]], arguments.seconds
-        if arguments.child == "agreement":
-            print(json.dumps(agreement(settings, seconds)))
-        else:
-            print(json.dumps(speed(settings, seconds, with_meter=arguments.child == "with")))
+        settings = JOBS[arguments.jobs[0]]
+        by = (
+            agreement(settings, arguments.seconds)
+            if arguments.child == "agreement"
+            else cost(settings, arguments.pairs)
+        )
+        print(json.dumps(by))
         return
-    result: dict[str, Any] = {"machine": provenance(), "agreement": {}, "cost": {"job": arguments.cost_of}}
+    result: dict[str, Any] = {"machine": provenance(), "agreement": {}, "cost": {}}
     for job in arguments.jobs:
-        found = result["agreement"][job] = _child("agreement", job, arguments.seconds)
+        found = result["agreement"][job] = _child("agreement", job, arguments)
         save("meter", result, arguments.out)
         print(f"{job:<24} busy {found['meter']:.1%} by the meter, {found['profiler']:.1%} by the profiler", flush=True)
-    speeds: dict[str, list[float]] = {"with": [], "without": []}
-    for side in ("with", "without", "without", "with") * arguments.rounds:
-        speeds[side].append(_child(side, arguments.cost_of, arguments.seconds)["steps_per_second"])
-        result["cost"] |= speeds
+    for job in arguments.cost_of:
+        found = result["cost"][job] = _child("cost", job, arguments)
         save("meter", result, arguments.out)
-    loss = 1 - np.mean(speeds["with"]) / np.mean(speeds["without"])
-    print(f"{arguments.cost_of}: the meter costs {loss:.1%} of {np.mean(speeds['without']):,.0f} steps/s ({speeds})")
+        low, mean, high = (found["without_over_with"][key] - 1 for key in ("low", "mean", "high"))
+        print(f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s", flush=True)
 
 
-def _child(side: str, job: str, seconds: float) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", side, "--jobs", job, "--seconds", str(seconds)]
+def _child(what: str, job: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    more = ["--seconds", str(arguments.seconds), "--pairs", str(arguments.pairs)]
+    command = [sys.executable, __file__, "--child", what, "--jobs", job, *more]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{side} of {job} failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{what} of {job} failed:\n{done.stderr[-3000:]}")
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
 

@@ -1,6 +1,6 @@
 """Stable-Baselines3's own PPO with the settings of preset `beast`, as its users write it, for `unidle watch`.
 
-    unidle watch -- python benchmarks/sb3_beast.py [--seconds 40]
+unidle watch -- python benchmarks/sb3_beast.py [--seconds 40]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does `unidle tune` find what a person found?
 
-    python benchmarks/tuning.py [--budget 80] [--out FOLDER]
+    python benchmarks/tuning.py [--budget 120] [--out FOLDER]
 
 HalfCheetah-v5 with preset `beast`, from one worker, without CUDA graphs and without overlap. What it ends with is
 compared with the defaults, which are the best that was found by hand: the two take turns, A B B A. The machine (16
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--preset", default="beast")
-    parser.add_argument("--budget", type=float, default=80.0, help="seconds for the tuner")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds for the tuner")
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
     arguments = parser.parse_args()
     result = {"machine": provenance(), **tuning(arguments.env, arguments.preset, arguments.budget)}

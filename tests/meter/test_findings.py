@@ -41,8 +41,8 @@ def stack(*frames: Frame, wall: float = 1.0, busy: float = 1.0, known: float = 0
 
 def process(*stacks: Stack, worker: bool = False, cuda: bool = False, computing: Computing | None = None) -> Process:
     cpu = sum(s.on_core for s in stacks)
-    wall = sum(s.wall for s in stacks)
-    return Process(1, worker, (), 0, round(wall * SECOND), True, cpu, 1, True, cuda, computing, stacks)
+    last_ns = round(sum(s.wall for s in stacks) * SECOND)
+    return Process(1, worker, (), 0, last_ns, last_ns, cpu, 1, True, cuda, computing, stacks)
 
 
 def found(*processes: Process, seconds: float = 10.0, utilisation: float | None = None) -> Findings:
@@ -192,6 +192,13 @@ def test_use_is_counted_from_the_first_value_above_zero_to_the_end_of_the_last()
     assert life((0, 0), (2, 50), (4, 0), (6, 100), (7, 0), (9, 0)).in_use == pytest.approx((5.0, 40.0))
 
 
+def test_what_follows_the_last_sample_of_a_program_that_went_on_is_unattributed() -> None:
+    silent = process(stack(MAIN, STEP, wall=4.0))
+    findings = found(replace(silent, closed_ns=9 * SECOND))
+    assert findings.idle == pytest.approx({"environment": 0.4, "start and end": 0.1})
+    assert findings.unattributed == pytest.approx(0.5)
+
+
 def gpu_learner(active: float, kernel_us: float) -> Process:
     learning = stack(MAIN, BACKWARD, wall=10.0, known=1.0, active=active)
     return process(learning, cuda=True, computing=Computing(4, 1.0, active, kernel_us))
@@ -201,6 +208,7 @@ def worker(*many: Stack) -> Process:
     return process(*[replace(s, frames=(*s.frames, BOOTSTRAP)) for s in many], worker=True)
 
 
+TALKER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.9), stack(MAIN, TRAIN, wall=1.0))
 LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MAIN, TRAIN, wall=1.0))
 CASES = [
     ("compute-bound", [gpu_learner(0.97, 300.0)]),
@@ -213,6 +221,8 @@ CASES = [
     ("environment waits", [LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
     ("messages to workers", [LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))]),
     ("messages to workers", [LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # none was seen to step
+    ("messages to workers", [TALKER, worker(stack(STEP, wall=0.5, busy=0.1), stack(RECV, wall=9.5, busy=0.1))]),
+    ("environment computes", [TALKER, worker(stack(STEP, wall=6.0), stack(RECV, wall=4.0, busy=0.1))]),
     ("own code", [process(stack(MAIN, THINK, wall=10.0))]),
     ("waiting", [process(stack(MAIN, THINK, wall=10.0, busy=0.05))]),
     ("logging", [process(stack(MAIN, SAVE, wall=10.0))]),

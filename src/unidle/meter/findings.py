@@ -181,8 +181,8 @@ def _leading_thread(process: Process) -> list[Stack]:
 
 def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
     groups: dict[str, list[Stack]] = defaultdict(list)
-    # Before its first sample and, if it came that far, after its last one, Python itself starts and ends.
-    edges = process.begun_ns - begun_ns + (ended_ns - process.last_ns if process.is_closed else 0)
+    # Before its first sample and after its end, if it came that far, Python itself starts and ends.
+    edges = process.begun_ns - begun_ns + (ended_ns - process.closed_ns if process.closed_ns is not None else 0)
     groups[START].append(Stack(0, 0, (Frame("", "Python itself", False),), max(0, edges) * 1e-9, 0.0, 0.0, 0.0, 0.0))
     kind = _kind(process)
     for stack in _leading_thread(process):

@@ -76,8 +76,8 @@ class Process:
     begun_ns: int
     last_ns: int
     """Of its first and last sample, by perf_counter_ns."""
-    is_closed: bool
-    """Whether the interpreter came to its end: what follows the last sample is only its own taking apart."""
+    closed_ns: int | None
+    """When the program came to its end: what follows is only Python's own taking apart; None if it was killed."""
     cpu_seconds: float
     tasks: int
     """The most threads it had, native ones included."""
@@ -85,6 +85,8 @@ class Process:
     uses_cuda: bool
     computing: Computing | None
     stacks: tuple[Stack, ...]
+    failure: str | None = None
+    """Why there are no samples after the last one, if the sampler failed."""
 
     def thread(self, number: int) -> list[Stack]:
         """The stacks of one thread."""
@@ -122,13 +124,14 @@ def _read(folder: Path) -> Iterator[Process]:
             tuple(known["command"]),
             known["begun_ns"],
             known["last_ns"],
-            known["is_closed"],
+            known["closed_ns"],
             known["cpu_seconds"],
             known["tasks"],
             known["torch"],
             known["cuda"],
             _computing(known["windows"]),
             stacks,
+            known["failure"],
         )
 
 

@@ -22,6 +22,7 @@ from unidle.meter.stacks import (
 _SMALL_KERNEL_US = 8.0  # it takes about as long to launch as to run
 _COMPUTES = 0.35  # a row with more than this share inside calls that last is computing, not calling
 _FULL = 0.9  # a GPU that computes for this share of the time has nothing to gain by waiting less
+_TALKS = 0.5  # of the time: a main process on a core for more, with workers that step for less, waits for none of them
 _TOO_SHORT_S = 2.0
 _MODEL = (INFERENCE, LEARNING, NETWORK)
 
@@ -133,18 +134,21 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
     inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
-    if _waits(workers):
+    # A step that waits keeps its worker, and the main process with it, from anything else.
+    is_talking = row.on_core > _TALKS and workers.stepping < _TALKS
+    if is_talking or not _steps_mostly(workers):
+        rest = "the main process itself computes, on messages to them" if is_talking else "more of it in messages"
+        return Verdict(
+            "messages to workers",
+            f"{sentence}, {percent(workers.stepping)} of their time in the environment: {rest}.",
+            "Step several environments in each worker, over shared memory: `unidle.ProcessVectorEnv` does.",
+        )
+    if workers.stepping_busy < 0.5:
         what = "for the network" if workers.is_network else "and computed nothing"
         return Verdict(
             "environment waits",
             f"{sentence}{inside}, where they waited {what}.",
             "Have more environments in flight at once than there are cores: they wait, so they cost no core.",
-        )
-    if not _steps_mostly(workers):
-        return Verdict(
-            "messages to workers",
-            f"{sentence}, {percent(workers.stepping)} of their time in the environment, and more of it in messages.",
-            "Step several environments in each worker, over shared memory: `unidle.ProcessVectorEnv` does.",
         )
     full = workers.cores > 0.75 * findings.cores
     return Verdict(
@@ -154,10 +158,6 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         if full
         else "Use more worker processes, and step them while the GPU works on another group.",
     )
-
-
-def _waits(workers: Workers) -> bool:
-    return _steps_mostly(workers) and workers.stepping_busy < 0.5
 
 
 def _steps_mostly(workers: Workers) -> bool:

@@ -99,6 +99,8 @@ def _remarks(findings: Findings) -> Iterator[str]:
             f"profiler: {computing.windows} windows, {computing.seconds:.1f} s together, kernels "
             f"{percent(computing.active)} of them, {kernel} each"
         )
+    if findings.leader is not None and findings.leader.failure is not None:
+        yield f"note: the main process was not watched to its end, for the sampler failed: {findings.leader.failure}"
     if findings.in_use is not None:
         yield f"from its first use to its last the GPU was busy {percent(findings.in_use)} of the time"
     if findings.disagreement is not None and findings.disagreement > _DISAGREES:

@@ -24,7 +24,9 @@ from unidle.tuning.tune_interval import LOOKS, interval
 from unidle.tuning.tune_outcomes import Outcome, Tuned, Watcher
 
 _SHARE = 1 / 3  # of the time that is left, which one change may take
-_PROBING = 1 / 4  # of the budget, which the probes behind the predictions may take
+_PROBING = 3 / 8  # of the budget, which the probes behind the predictions may take, to start included
+_PROBED = 1 / 16  # of the budget, which they are told to take; no more than what they need
+_ENOUGH_PROBED = 8.0  # seconds
 _WORTH_PROBING = 40.0  # seconds: of a smaller budget, all goes into measuring
 _HOPELESS = 0.8  # predicted to be that much slower: not worth the time
 _STRETCHES = 120  # of the budget, so many seconds a stretch
@@ -92,10 +94,10 @@ class _Tuner:
 
     def _probe(self) -> None:
         """Predictions are good to have; where the probes fail, changes are tried all the same."""
-        seconds = _PROBING * self._budget
         self._rival = Trial(self.tuned.config)
         try:
-            self._profile = self._rival.profile(min(8.0, seconds / 3), seconds)
+            seconds = min(_ENOUGH_PROBED, _PROBED * self._budget)
+            self._profile = self._rival.profile(seconds, _PROBING * self._budget)
         except TrialError as error:
             self._watcher.on_stage(f"no predictions: {error}")
         self._drop_rival()

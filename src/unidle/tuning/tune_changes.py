@@ -43,7 +43,7 @@ class Change:
 
 
 def engine_changes(config: Config, seen: Situation) -> list[Change]:
-    """Engine settings that may be faster than those of `config`, which is in that situation."""
+    """Engine settings that may be faster than those of `config`, which is in that situation; the defaults first."""
     engine = config.engine
     found: list[Change] = []
     if seen.on_gpu and not engine.graphs:
@@ -58,6 +58,8 @@ def engine_changes(config: Config, seen: Situation) -> list[Change]:
         found += _each(engine, "device", ["cpu" if seen.on_gpu else "cuda"])
     if not seen.on_gpu:
         found += _each(engine, "threads", [count for count in (1, 2, seen.cores) if count <= seen.cores])
+    usual = vars(Engine())
+    found.sort(key=lambda change: any(usual[name] != value for name, value in change.values))
     return [change for change in found if is_sound(change.applied(config))]
 
 

@@ -82,7 +82,9 @@ class _Sampler:
         self._next_write_s, self._write_after_s = 0.0, _FIRST_WRITE_S
         self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S / 2
         self._window_every_s = _FIRST_WINDOWS_S
-        self._is_warm = self._is_closed = self._uses_cuda = False
+        self._is_warm = self._uses_cuda = False
+        self._closed_ns: int | None = None
+        self._failure: str | None = None
         self._cpu_before_s, self._own_cpu_s, self._own_cpu_before_s = time.process_time(), 0.0, 0.0
         self._schedule_of(threading.main_thread().ident or 0)
 
@@ -112,8 +114,8 @@ class _Sampler:
 
     def close(self) -> None:
         """End for good, and write what there is."""
+        self._closed_ns = time.perf_counter_ns()
         self.stop()
-        self._is_closed = True
         self._write()
 
     def _run(self) -> None:
@@ -140,8 +142,9 @@ class _Sampler:
                     self._write_after_s = min(_LAST_WRITE_S, 2 * self._write_after_s)
                     self._next_write_s = time.monotonic() + self._write_after_s
                 self._own_cpu_s = self._own_cpu_before_s + time.thread_time()
-            except Exception:
-                return  # no sample is worth disturbing the command
+            except Exception as error:  # no sample is worth disturbing the command
+                self._failure = repr(error)
+                return
 
     def _sample(self) -> list[int] | None:
         """Look at all threads; returns the sums that the main thread's stack was added to, if there was room."""
@@ -277,7 +280,8 @@ class _Sampler:
             "command": getattr(sys, "orig_argv", []),
             "begun_ns": self._begun_ns,  # by a clock that all processes share
             "last_ns": self._last_ns,
-            "is_closed": self._is_closed,
+            "closed_ns": self._closed_ns,
+            "failure": self._failure,
             "cpu_seconds": time.process_time() - self._cpu_before_s - self._own_cpu_s,
             "tasks": self._tasks,
             "torch": torch is not None,
