@@ -5,7 +5,8 @@
 *Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share that one look by the profiler
 found before) against the profiler's own, which sees every kernel, in the same stretches of real training.
 *Cost*: steps per second with all that measures and without, phases and CUDA events included, A B B A, in one run: from
-one process to the next they differ by more than what is to be found.
+one process to the next they differ by more than what is to be found. Then the time that the trainer's thread spends in
+it, added up call by call: that is what to look at where steps per second are too unsteady to tell.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "device": {"env": "unidle/CartPole-v1", "n_envs": 4096, "n_steps": 32, "batch_size": 16_384},
 }
 _PAIRS = 4
+_ADDED_UP_S = 8.0
 _TURN_S = 1.5  # longer than the meter rests between two accounts: to come back is no dearer than to go on
 
 
@@ -96,7 +98,7 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
-    """Steps per second with and without, in stretches that take turns, once the meter has had its look."""
+    """Steps per second with and without, in stretches that take turns, after the meter's look; then its own time."""
     import unidle.api
     from unidle.meter.account import RunMeter
     from unidle.timeline import DeviceClock, Timeline
@@ -112,7 +114,7 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
 
         def iteration(self, step: int, wall: float, has_learned: bool) -> None:
             if switch.is_on:
-                super().iteration(step, wall, has_learned)
+                switch.timed(super().iteration, step, wall, has_learned)
             else:
                 self._stretch = None  # what is under way has lost its end
 
@@ -132,27 +134,52 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
         began.append(now)  # not before: captures and compilers take their time at first
         if now - began[0] < 2 * WARM_UP_S:
             mark[:] = now, step
+        elif len(rates) == 2 * pairs:
+            if now - mark[0] >= _ADDED_UP_S:
+                switch.own_share = switch.own_ns * 1e-9 / (now - mark[0])
+                moment.stop()
         elif now - mark[0] >= _TURN_S:
             rates.append((step - mark[1]) / (now - mark[0]))
-            switch.is_on = len(rates) % 4 in (0, 3)
+            switch.is_timed = len(rates) == 2 * pairs
+            switch.is_on = switch.is_timed or len(rates) % 4 in (0, 3)
             mark[:] = time.perf_counter(), step
-            if len(rates) == 2 * pairs:
-                moment.stop()
 
     train(settings, take_turns)
     turns = [rates[i : i + 2] for i in range(0, len(rates), 2)]  # with and without, without and with, …
     both = [(one, other) if i % 2 == 0 else (other, one) for i, (one, other) in enumerate(turns)]
-    return {"with_and_without": both, "without_over_with": vars(ratio(both))}
+    return {"with_and_without": both, "without_over_with": vars(ratio(both)), "own_share": switch.own_share}
 
 
 class _Switch:
-    """Whether there is a meter now."""
+    """Whether there is a meter now, and whether its time is added up."""
 
-    is_on = True
+    is_on, is_timed = True, False
+    own_ns, own_share = 0, 0.0
 
     def between(self, usual: Any, instead: Any) -> Any:
-        """A function that is the one or the other."""
-        return lambda *about: (usual if self.is_on else instead)(*about)
+        """A method that is the one or the other."""
+        return lambda *about: self.timed(usual, *about) if self.is_on else instead(*about)
+
+    def timed(self, usual: Any, *about: Any) -> Any:
+        """Call it; what it is told to call, as `launch` is, is none of its own time."""
+        if not self.is_timed:
+            return usual(*about)
+        about = tuple(self._not_counted(one) if callable(one) else one for one in about)
+        began = time.perf_counter_ns()
+        try:
+            return usual(*about)
+        finally:
+            self.own_ns += time.perf_counter_ns() - began
+
+    def _not_counted(self, work: Any) -> Any:
+        def call() -> Any:
+            began = time.perf_counter_ns()
+            try:
+                return work()
+            finally:
+                self.own_ns -= time.perf_counter_ns() - began
+
+        return call
 
 
 def main() -> None:
@@ -167,12 +194,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         settings = JOBS[arguments.jobs[0]]
-        by = (
-            agreement(settings, arguments.seconds)
-            if arguments.child == "agreement"
-            else cost(settings, arguments.pairs)
-        )
-        print(json.dumps(by))
+        is_cost = arguments.child == "cost"
+        print(json.dumps(cost(settings, arguments.pairs) if is_cost else agreement(settings, arguments.seconds)))
         return
     result: dict[str, Any] = {"machine": provenance(), "agreement": {}, "cost": {}}
     for job in arguments.jobs:
@@ -183,7 +206,8 @@ def main() -> None:
         found = result["cost"][job] = _child("cost", job, arguments)
         save("meter", result, arguments.out)
         low, mean, high = (found["without_over_with"][key] - 1 for key in ("low", "mean", "high"))
-        print(f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s", flush=True)
+        told = f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s"
+        print(f"{told}; its own time {found['own_share']:.2%}", flush=True)
 
 
 def _child(what: str, job: str, arguments: argparse.Namespace) -> dict[str, Any]:

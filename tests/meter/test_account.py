@@ -205,6 +205,23 @@ def test_the_profiler_waits_until_the_run_learns_and_nothing_more_is_captured(
     meter.end()
 
 
+def test_a_look_that_is_lost_is_repeated_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def close(self) -> None:
+            return None
+
+    monkeypatch.setattr(account, "_SETTLED_NS", 0)
+    monkeypatch.setattr(account, "_LOOK_NS", 0)
+    looks: list[Lost] = []
+    monkeypatch.setattr(account, "try_window", lambda torch: looks.append(Lost()) or looks[-1])
+    meter, timeline = RunMeter(print), Timeline()
+    meter.begin(tmp_path, timeline, 0, Gpu().told())
+    for _ in range(20):
+        meter.iteration(0, 0.0, has_learned=True)
+    meter.end()
+    assert len(looks) == account._MOST_LOOKS
+
+
 def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(account, "_STRETCH_NS", 0)

@@ -44,6 +44,21 @@ def test_a_program_that_profiles_itself_keeps_what_it_sees(ends_first: str) -> N
     assert "aten::sum" in {event.name for event in own.events()}
 
 
+def test_what_torch_itself_cannot_make_sense_of_is_a_lost_look_and_the_next_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look, disable = Window(torch), torch.autograd._disable_profiler
+
+    def fails() -> None:
+        disable()
+        raise RuntimeError("inserted.second INTERNAL ASSERT FAILED")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "_disable_profiler", fails)
+        assert look.close() is None
+    assert Window(torch).close() is not None
+
+
 OF_ANOTHER_THREAD = """
 import torch
 from concurrent.futures import ThreadPoolExecutor

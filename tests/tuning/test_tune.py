@@ -414,6 +414,23 @@ def test_what_is_predicted_to_be_much_slower_is_not_tried_and_the_best_is_tried_
     assert tuned.config.engine.workers == 3
 
 
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(("three", "first"), [(2.3, "workers 1 → auto"), (2.5, "workers 1 → 3")])
+def test_a_default_is_tried_before_what_is_predicted_to_be_a_little_faster(
+    three: float, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {None: 2.0, 3: three}
+    monkeypatch.setattr(tuning, "predicted_speedup", lambda _, now, then: speeds.get(then.workers, 1.0))
+    monkeypatch.setattr(Known, "profile", lambda *_: object())
+    tuner = tuning._Tuner(JOB, 60.0, Watcher())
+    tuner._probe()
+    tuner._begin()
+    change = tuner._next(engine_changes)
+    tuner.close()
+    assert change is not None
+    assert change.text == first
+
+
 # -- what the user is told at the end ----------------------------------------------------------------------------------
 
 

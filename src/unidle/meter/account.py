@@ -34,6 +34,7 @@ FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
 _STRETCH_NS, _MOST_INTERVALS = 500_000_000, 12_000  # a stretch ends with the iteration in which it has either
 _LOOK_NS = 50_000_000  # the same for one that the profiler looks at
+_MOST_LOOKS = 3  # that may be lost; spans are taken for busy from end to end after that
 _SHOWN_SPANS = 400
 _MOST_LINES = 2000  # of a run; the longer it lasts, the further apart they are
 _OWN_SHARE = 0.004  # of the time may be the meter's own
@@ -62,7 +63,8 @@ class RunMeter:
         self._is_off = False
         self._tracer: Tracer | None = None
         self._background = Background(_READINGS)
-        self._active_share: dict[str, float] | None = None  # None: nobody has looked yet
+        self._active_share: dict[str, float] | None = None  # None: not known yet
+        self._looks = 0
         self._stretch: _Stretch | None = None
         self._tree: Tree | None = None
         self._whole = _Sum()
@@ -147,7 +149,10 @@ class RunMeter:
             DeviceSpan(PHASES[phase], start, end, stream=phase) for phase, start, end in self._timeline.on_device
         ]
         if stretch.window is not None:
+            self._looks += 1
             self._active_share = _looked_at(stretch.window, on_device)
+            if self._active_share is None and self._looks == _MOST_LOOKS:
+                self._active_share = {}
             return  # a stretch under the profiler is not like others
         on_host = self._timeline.intervals(max(stretch.mark, self._timeline.written - _MOST_INTERVALS))
         begun = max(stretch.begun_ns, on_host[0][1])
@@ -235,12 +240,12 @@ class _Sum:
         return f"GPU busy {percent(self.busy / self.seconds)}{inside}; it waited for: {', '.join(causes)}."
 
 
-def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float]:
-    """Close the window; returns the kernel-active share of each phase's spans in it."""
+def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float] | None:
+    """Close the window; returns the kernel-active share of each phase's spans in it, or None if the look was lost."""
     offset = time.time_ns() - perf_counter_ns()  # of the profiler's clock
     seen = window.close()
     if seen is None:
-        return {}
+        return None
     kernels = [(start - offset, end - offset) for start, end in seen.intervals]
     return active_shares(spans, kernels)
 

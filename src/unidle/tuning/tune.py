@@ -1,9 +1,9 @@
 """Tuning: engine settings changed one at a time, kept if they are measured to be faster.
 
-Changes are tried in the order of the speed-up that the pipeline model predicts. The job as it stands and the job with
-the change are two trials that take turns, A B B A …, a stretch of whole iterations each, until the interval of their
-ratio is clear or the change's share of the budget is used. A change is kept if that interval lies above 1; the next one
-starts from there.
+Changes are tried in the order of the speed-up that the pipeline model predicts, with some advance for the defaults. The
+job as it stands and the job with the change are two trials that take turns, A B B A …, a stretch of whole iterations
+each, until the interval of their ratio is clear or the change's share of the budget is used. A change is kept if that
+interval lies above 1; the next one starts from there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _PROBING = 3 / 8  # of the budget, which the probes behind the predictions may t
 _PROBED = 1 / 16  # of the budget, which they are told to take; no more than what they need
 _ENOUGH_PROBED = 8.0  # seconds
 _WORTH_PROBING = 40.0  # seconds: of a smaller budget, all goes into measuring
+_USUAL = 1.2  # a default is tried before what is predicted to be so much faster: predictions are no better than that
 _HOPELESS = 0.8  # predicted to be that much slower: not worth the time
 _STRETCHES = 120  # of the budget, so many seconds a stretch
 _LEAST_STRETCH, _LONGEST_STRETCH = 0.4, 2.0
@@ -135,7 +136,10 @@ class _Tuner:
             if predicted is not None and predicted < _HOPELESS:
                 self._settle(Outcome(change, predicted, None, False, "not tried"))
         rest = [change for change in untried if change.values not in self._tried]
-        return max(rest, key=lambda change: self._predicted(change) or 1.0, default=None)
+        return max(rest, key=self._promise, default=None)
+
+    def _promise(self, change: Change) -> float:
+        return (self._predicted(change) or 1.0) * (_USUAL if change.is_usual else 1.0)
 
     def _predicted(self, change: Change) -> float | None:
         if self._profile is None:

@@ -37,13 +37,19 @@ class Change:
         return any(name in ("device", "compile", "graphs") for name, _ in self.values)
 
     @property
+    def is_usual(self) -> bool:
+        """Whether it leads back to the engine's defaults."""
+        usual = vars(Engine())
+        return all(name in usual and usual[name] == value for name, value in self.values)
+
+    @property
     def is_recipe(self) -> bool:
         """Whether it changes what is learned."""
         return any(section_of(name) == "recipe" for name, _ in self.values)
 
 
 def engine_changes(config: Config, seen: Situation) -> list[Change]:
-    """Engine settings that may be faster than those of `config`, which is in that situation; the defaults first."""
+    """Engine settings that may be faster than those of `config`, which is in that situation."""
     engine = config.engine
     found: list[Change] = []
     if seen.on_gpu and not engine.graphs:
@@ -58,8 +64,6 @@ def engine_changes(config: Config, seen: Situation) -> list[Change]:
         found += _each(engine, "device", ["cpu" if seen.on_gpu else "cuda"])
     if not seen.on_gpu:
         found += _each(engine, "threads", [count for count in (1, 2, seen.cores) if count <= seen.cores])
-    usual = vars(Engine())
-    found.sort(key=lambda change: any(usual[name] != value for name, value in change.values))
     return [change for change in found if is_sound(change.applied(config))]
 
 

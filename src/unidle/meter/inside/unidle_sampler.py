@@ -36,6 +36,7 @@ _MOST_STACKS = 5000
 _MOST_THREADS = 16
 # How long a window is, and how long after the last one the next begins: at first, and later in a long run.
 _WINDOW_S, _FIRST_WINDOWS_S, _LAST_WINDOWS_S = 0.2, 2.5, 30.0
+_MOST_LOST = 3  # windows that saw nothing, before the first that did
 _MOST_RECENT = 1000  # samples: some ten seconds, and a reading of the driver's is of the last one at most
 _PAIR_S, _PAIRED = 0.0002, 0.3  # between two looks at the same sample, and how many samples are looked at twice
 _WORKER_WORDS = (
@@ -83,6 +84,7 @@ class _Sampler:
         self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S / 2
         self._window_every_s = _FIRST_WINDOWS_S
         self._is_warm = self._uses_cuda = False
+        self._lost_windows = 0  # in a row
         self._closed_ns: int | None = None
         self._failure: str | None = None
         self._cpu_before_s, self._own_cpu_s, self._own_cpu_before_s = time.process_time(), 0.0, 0.0
@@ -247,6 +249,7 @@ class _Sampler:
                     slices.append((main, at_ns, now_ns))
                 at_ns = now_ns
             seen = window.close()
+            self._lost_windows = self._lost_windows + 1 if seen is None else 0
             if self._is_warm and seen is not None:  # the first window has the profiler's own start in it
                 for sums, begin_ns, end_ns in slices:
                     sums[3] += end_ns - begin_ns
@@ -259,6 +262,8 @@ class _Sampler:
                     }
                 )
             self._is_warm = True
+            if self._lost_windows == _MOST_LOST and not self._windows:
+                self._has_windows = False  # the driver knows more
         self._next_window_s = time.monotonic() + self._window_every_s * random.uniform(0.7, 1.3)
         self._window_every_s = min(_LAST_WINDOWS_S, 1.1 * self._window_every_s)
 

@@ -62,10 +62,12 @@ class Window:
         self._usual_start()  # type: ignore[misc]
 
     def close(self) -> Computed | None:
-        """End the look; returns what it saw, or None if the program has begun to profile itself meanwhile.
+        """End the look; returns what it saw, or None if it is lost.
 
-        There is but one profiler, and it is the program's since then: to end it would take away what the program sees.
-        To end it once more, from another thread, would end the program.
+        That is so if the program has begun to profile itself meanwhile. There is but one profiler, and it is the
+        program's since then: to end it would take away what the program sees. To end it once more, from another thread,
+        would end the program. And torch itself may not make sense of what it saw: on an H200 with torch 2.11, an
+        assertion of its own failed now and then where another thread launched small kernels all the while.
         """
         autograd = self._torch.autograd
         self.ended_ns = time.time_ns()
@@ -73,7 +75,10 @@ class Window:
             autograd.profiler._run_on_profiler_start = self._usual_start
         if self._is_taken or autograd.profiler._is_profiler_enabled:
             return None
-        events = autograd._disable_profiler().events()
+        try:
+            events = autograd._disable_profiler().events()
+        except RuntimeError:
+            return None
         found = []
         for event in events:
             is_copy = event.name().startswith(("Memcpy", "Memset"))
