@@ -1,4 +1,4 @@
-"""Is a run's own account right, and what does it cost? On a machine with a GPU.
+"""Is a run's own account right, and what does it cost? The first on a machine with a GPU, the second on any.
 
     python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--pairs 12]
 
@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from machine import RESULTS, WARM_UP_S, provenance, save
+
+from unidle.engine.listener import Moment
+from unidle.meter.background import Background
 
 JOBS: dict[str, dict[str, Any]] = {
     "beast 1024x32 strict": {
@@ -37,6 +41,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "sac": {"env": "HalfCheetah-v5", "preset": "sac", "n_envs": 32, "updates_per_step": 0.25},
     "device": {"env": "unidle/CartPole-v1", "n_envs": 4096, "n_steps": 32, "batch_size": 16_384},
 }
+_WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
 _ADDED_UP_S = 8.0
 _TURN_S = 1.5  # longer than the meter rests between two accounts: to come back is no dearer than to go on
@@ -99,37 +104,27 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     """Steps per second with and without, in stretches that take turns, after the meter's look; then its own time."""
-    import unidle.api
     from unidle.meter.account import RunMeter
     from unidle.timeline import DeviceClock, Timeline
     from unidle.tuning.tune_interval import ratio
 
-    switch = _Switch()
+    def forget_stretch(meter: RunMeter, *about: Any, **more: Any) -> None:
+        meter._stretch = None  # one that is under way will not see its end
 
-    class Switched(RunMeter):
-        def begin(self, *about: Any) -> None:
-            look = self._background._look
-            vars(self._background)["_look"] = lambda *what: look(*what) if switch.is_on else None
-            super().begin(*about)
-
-        def iteration(self, step: int, wall: float, has_learned: bool) -> None:
-            if switch.is_on:
-                switch.timed(super().iteration, step, wall, has_learned)
-            else:
-                self._stretch = None  # what is under way has lost its end
-
-    vars(unidle.api)["RunMeter"] = Switched
-    for owner, name, instead in (
-        (Timeline, "enter", lambda timeline, phase: timeline._phase),
-        (Timeline, "worked", lambda timeline, phase, nanoseconds: None),
-        (DeviceClock, "launch", lambda clock, phase, work: work()),
-        (DeviceClock, "read", lambda clock: None),
-    ):
-        setattr(owner, name, switch.between(getattr(owner, name), instead))
+    switch = _Switch(
+        {
+            (Timeline, "enter"): lambda timeline, phase: timeline._phase,
+            (Timeline, "worked"): lambda timeline, phase, nanoseconds: None,
+            (DeviceClock, "launch"): lambda clock, phase, work: work(),
+            (DeviceClock, "read"): lambda clock: None,
+            (RunMeter, "iteration"): forget_stretch,
+            (Background, "_look"): lambda background, gpu, wanted: None,
+        }
+    )
     began, rates = list[float](), list[float]()
     mark = [0.0, 0]
 
-    def take_turns(moment: unidle.Moment) -> None:
+    def take_turns(moment: Moment) -> None:
         now, step = time.perf_counter(), moment.record["step"]
         began.append(now)  # not before: captures and compilers take their time at first
         if now - began[0] < 2 * WARM_UP_S:
@@ -140,8 +135,10 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
                 moment.stop()
         elif now - mark[0] >= _TURN_S:
             rates.append((step - mark[1]) / (now - mark[0]))
-            switch.is_timed = len(rates) == 2 * pairs
-            switch.is_on = switch.is_timed or len(rates) % 4 in (0, 3)
+            if len(rates) == 2 * pairs:
+                switch.add_up()
+            else:
+                switch.turn(on=len(rates) % 4 in (0, 3))
             mark[:] = time.perf_counter(), step
 
     train(settings, take_turns)
@@ -151,25 +148,36 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
 
 
 class _Switch:
-    """Whether there is a meter now, and whether its time is added up."""
+    """Puts nothing in the place of methods that measure, and puts them back; or adds up the time spent in them."""
 
-    is_on, is_timed = True, False
-    own_ns, own_share = 0, 0.0
+    def __init__(self, instead: dict[tuple[type, str], Any]) -> None:
+        self._instead = instead
+        self._usual = {place: getattr(*place) for place in instead}
+        self.own_ns = 0
+        self.own_share = 0.0
 
-    def between(self, usual: Any, instead: Any) -> Any:
-        """A method that is the one or the other."""
-        return lambda *about: self.timed(usual, *about) if self.is_on else instead(*about)
+    def turn(self, *, on: bool) -> None:
+        for (owner, name), method in (self._usual if on else self._instead).items():
+            setattr(owner, name, method)
 
-    def timed(self, usual: Any, *about: Any) -> Any:
-        """Call it; what it is told to call, as `launch` is, is none of its own time."""
-        if not self.is_timed:
-            return usual(*about)
-        about = tuple(self._not_counted(one) if callable(one) else one for one in about)
-        began = time.perf_counter_ns()
-        try:
-            return usual(*about)
-        finally:
-            self.own_ns += time.perf_counter_ns() - began
+    def add_up(self) -> None:
+        self.turn(on=True)
+        for owner, name in self._instead:
+            if owner is not Background:  # which has a thread of its own
+                setattr(owner, name, self._timed(self._usual[owner, name]))
+
+    def _timed(self, usual: Any) -> Any:
+        """What the method itself is told to call, as `launch` is, is none of its time."""
+
+        def timed(*about: Any, **more: Any) -> Any:
+            about = tuple(self._not_counted(one) if callable(one) else one for one in about)
+            began = time.perf_counter_ns()
+            try:
+                return usual(*about, **more)
+            finally:
+                self.own_ns += time.perf_counter_ns() - began
+
+        return timed
 
     def _not_counted(self, work: Any) -> Any:
         def call() -> Any:
@@ -185,26 +193,30 @@ class _Switch:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", nargs="*", default=list(JOBS), choices=list(JOBS))
-    parser.add_argument("--cost-of", nargs="*", default=["beast 1024x32 strict", "device"], choices=list(JOBS))
+    on_gpu = torch.cuda.is_available()
+    jobs = JOBS if on_gpu else _WITHOUT_A_GPU
+    of = ["beast 1024x32 strict", "device"] if on_gpu else list(jobs)
+    parser.add_argument("--jobs", nargs="*", default=list(jobs) if on_gpu else [], help="whose account to check")
+    parser.add_argument("--cost-of", nargs="*", default=of, help=f"of: {', '.join(jobs)}")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--pairs", type=int, default=12, help="of stretches with and without")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--child", choices=["agreement", "cost"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        settings = JOBS[arguments.jobs[0]]
+        settings = jobs[arguments.jobs[0]]
         is_cost = arguments.child == "cost"
         print(json.dumps(cost(settings, arguments.pairs) if is_cost else agreement(settings, arguments.seconds)))
         return
     result: dict[str, Any] = {"machine": provenance(), "agreement": {}, "cost": {}}
+    name = "meter" if on_gpu else "meter_without_gpu"
     for job in arguments.jobs:
         found = result["agreement"][job] = _child("agreement", job, arguments)
-        save("meter", result, arguments.out)
+        save(name, result, arguments.out)
         print(f"{job:<24} busy {found['meter']:.1%} by the meter, {found['profiler']:.1%} by the profiler", flush=True)
     for job in arguments.cost_of:
         found = result["cost"][job] = _child("cost", job, arguments)
-        save("meter", result, arguments.out)
+        save(name, result, arguments.out)
         low, mean, high = (found["without_over_with"][key] - 1 for key in ("low", "mean", "high"))
         told = f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s"
         print(f"{told}; its own time {found['own_share']:.2%}", flush=True)
