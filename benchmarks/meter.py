@@ -4,9 +4,10 @@
 
 *Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share that one look by the profiler
 found before) against the profiler's own, which sees every kernel, in the same stretches of real training.
-*Cost*: steps per second with all that measures and without, phases and CUDA events included, A B B A, in one run: from
-one process to the next they differ by more than what is to be found. Then the time that the trainer's thread spends in
-it, added up call by call: that is what to look at where steps per second are too unsteady to tell.
+*Cost*: steps per second with the meter and without, A B B A, in one run: from one process to the next they differ by
+more than what is to be found. Phases and CUDA events count as the meter's, but for those around one inference in 16.
+Then the time that the trainer's thread spends in it, added up call by call: that is what to look at where steps per
+second are too unsteady to tell.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ JOBS: dict[str, dict[str, Any]] = {
 _WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
 _ADDED_UP_S = 8.0
-_TURN_S = 1.5  # longer than the meter rests between two accounts: to come back is no dearer than to go on
+_TURN_S = 1.5  # the meter goes on resting meanwhile: its accounts fall twice as close into turns with it
 
 
 def train(settings: dict[str, Any], after_iteration: Any) -> None:
@@ -109,6 +110,8 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     from unidle.tuning.tune_interval import ratio
 
     def forget_stretch(meter: RunMeter, *about: Any, **more: Any) -> None:
+        if meter._stretch is not None and meter._stretch.window is not None:
+            meter._stretch.window.close()
         meter._stretch = None  # one that is under way will not see its end
 
     switch = _Switch(
@@ -196,8 +199,8 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     jobs = JOBS if on_gpu else _WITHOUT_A_GPU
     of = ["beast 1024x32 strict", "device"] if on_gpu else list(jobs)
-    parser.add_argument("--jobs", nargs="*", default=list(jobs) if on_gpu else [], help="whose account to check")
-    parser.add_argument("--cost-of", nargs="*", default=of, help=f"of: {', '.join(jobs)}")
+    parser.add_argument("--jobs", nargs="*", default=list(JOBS) if on_gpu else [], choices=list(jobs))
+    parser.add_argument("--cost-of", nargs="*", default=of, choices=list(jobs))
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--pairs", type=int, default=12, help="of stretches with and without")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")

@@ -1,6 +1,8 @@
-"""Stable-Baselines3's own PPO with the settings of preset `beast`, as its users write it, for `unidle watch`.
+"""Stable-Baselines3's own PPO with the settings of preset `beast`, as its users write it.
 
-unidle watch -- python benchmarks/sb3_beast.py [--seconds 40]
+    unidle watch -- python benchmarks/sb3_beast.py [--seconds 40]
+
+It says nothing by itself: `unidle watch` says what it waits for.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed
     assert findings.disagreement == pytest.approx(0.1)
     verdict = judge(findings)
     assert verdict.cause == "environment computes"
-    assert verdict.sentence.startswith("GPU idle 70 %: 77 % of that in `Game.step` (environment)")
+    assert verdict.sentence.startswith("GPU idle 67 %: 90 % of that in `Game.step` (environment)")
 
 
 def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_by_one_share() -> None:
@@ -156,6 +156,7 @@ def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> No
         stack(MAIN, TRAIN, wall=3.0, known=2.5, active=2.25),
         cuda=True,
     )
+    many = replace(many, is_followed=True)
     findings = found(many, utilisation=0.25)
     assert findings.busy_source == "driver"
     assert findings.busy == pytest.approx(0.3 * 0.04 + 0.2 * 0.2 + 0.3 * 0.9)
@@ -168,8 +169,33 @@ def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> No
 def test_the_largest_row_is_the_cause_and_a_forward_pass_of_no_known_purpose_counts_as_learning() -> None:
     rows = [stack(MAIN, STEP, wall=4.0), stack(MAIN, COLLECT, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
     assert judge(found(process(*rows))).cause == "environment computes"
-    own_loop = [stack(MAIN, STEP, wall=4.0), stack(MAIN, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
-    assert "(learning)" in judge(found(process(*own_loop))).sentence
+    own_loop = [stack(MAIN, STEP, wall=4.0), stack(MAIN, FORWARD, wall=3.5), stack(MAIN, BACKWARD, wall=2.5)]
+    assert (
+        "60 % of the main process's time in `train.py` (network, forward)" in judge(found(process(*own_loop))).sentence
+    )
+
+
+def test_where_nobody_followed_the_leading_thread_all_rows_have_the_drivers_mean() -> None:
+    before_cuda = process(stack(MAIN, STEP, wall=5.0, known=1.0), stack(MAIN, BACKWARD, wall=5.0), cuda=True)
+    threaded = replace(
+        process(stack(MAIN, RECV, wall=10.0, busy=0.0, known=10.0, active=8.0), cuda=True),
+        is_followed=True,
+    )
+    busy = tuple(replace(s, thread=7) for s in before_cuda.stacks)
+    for one in (before_cuda, replace(threaded, stacks=(*threaded.stacks, *busy))):
+        findings = found(one, utilisation=0.8)
+        assert (findings.busy_source, findings.busy) == ("driver, mean", pytest.approx(0.8))
+        assert findings.idle["environment"] == pytest.approx(0.1)
+
+
+def test_the_verdict_is_about_what_is_known() -> None:
+    silent = process(stack(MAIN, IMPORT, wall=1.0, known=1.0), stack(MAIN, STEP, wall=3.0, known=3.0), cuda=True)
+    silent = replace(silent, closed_ns=10 * SECOND, is_followed=True, failure="RuntimeError()")
+    assert judge(found(silent, utilisation=0.1)).sentence.startswith("GPU idle 100 %: 100 % of that in `Game.step`")
+    early = replace(silent, stacks=silent.stacks[:1])
+    verdict = judge(found(early, utilisation=0.1))
+    assert verdict.cause == "no samples"
+    assert "failed" in verdict.sentence
 
 
 def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() -> None:
@@ -223,6 +249,14 @@ CASES = [
     ("messages to workers", [LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # none was seen to step
     ("messages to workers", [TALKER, worker(stack(STEP, wall=0.5, busy=0.1), stack(RECV, wall=9.5, busy=0.1))]),
     ("environment computes", [TALKER, worker(stack(STEP, wall=6.0), stack(RECV, wall=4.0, busy=0.1))]),
+    # Half of the time is learning's; in the other half a main process that spins waits for workers that step.
+    (
+        "environment computes",
+        [
+            process(stack(MAIN, COLLECT, STEP, RECV, wall=5.0), *[stack(MAIN, TRAIN), stack(MAIN, SAVE)] * 2),
+            worker(stack(STEP, wall=4.4), stack(RECV, wall=4.6, busy=0.1)),
+        ],
+    ),
     ("own code", [process(stack(MAIN, THINK, wall=10.0))]),
     ("waiting", [process(stack(MAIN, THINK, wall=10.0, busy=0.05))]),
     ("logging", [process(stack(MAIN, SAVE, wall=10.0))]),

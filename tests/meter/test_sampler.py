@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unidle.meter.samples import _unescaped
+from unidle.meter.samples import _unescaped, read_processes
 
 INSIDE = Path(__file__).parents[2] / "src" / "unidle" / "meter" / "inside"
 
@@ -108,3 +108,51 @@ def test_half_a_reading_is_left_until_it_is_whole(inside: Any, tmp_path: Path) -
     path.write_bytes(whole)
     assert told.new(use._PERIOD_NS + 1) == []  # too soon to look again
     assert told.new(2 * use._PERIOD_NS) == [(5, 7, 70.0)]
+
+
+def test_time_before_the_first_use_of_the_gpu_counts_as_idle_once_the_driver_is_followed(
+    inside: Any, others: None, tmp_path: Path
+) -> None:
+    sampler = inside._Sampler(str(tmp_path), False)
+    main = sample(sampler)
+    assert main is not None
+    main[3:] = [5, 5]  # what was told of the CPU
+    sampler._begin_to_use_cuda()
+    assert [sums[3:] for sums in sampler._stacks.values()] == [[0, 0]] * len(sampler._stacks)
+    assert not sampler._is_followed
+    after, now = [0] * 5, sampler._last_ns
+    inside.unidle_use.tell(str(tmp_path), [(now, 0.0), (now + 100, 50.0)])
+    sampler._last_ns = now + 100
+    sampler._follow_the_driver(after, now)
+    assert sampler._is_followed
+    assert (main[3:], after[3:]) == ([main[0], 0], [100, 50])
+    assert sum(sums[3] > 0 for sums in sampler._stacks.values()) == 1  # no other thread's
+
+
+def test_windows_that_are_lost_one_after_the_other_make_way_for_the_driver(
+    inside: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIDLE_WATCH_WINDOWS", "1")
+    monkeypatch.setattr(inside.unidle_windows, "try_window", lambda torch: None)
+    sampler = inside._Sampler(str(tmp_path), False)
+    for _ in range(inside._MOST_LOST):
+        assert sampler._has_windows
+        sampler._look(threading.Event(), None)
+    assert not sampler._has_windows
+
+
+def test_a_sampler_that_failed_says_why_and_does_not_begin_again_after_a_fork(
+    inside: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = inside._Sampler(str(tmp_path), False)
+    monkeypatch.setattr(sampler, "_sample", lambda: 1 / 0)
+    sampler.start()
+    sampler._thread.join(10)
+    sampler.stop()
+    sampler.start()
+    assert sampler._thread is None
+    sampler.close()
+    (process,) = read_processes(tmp_path)
+    assert process.failure is not None
+    assert "ZeroDivisionError" in process.failure
+    assert process.closed_ns is not None

@@ -6,8 +6,8 @@ by the length of its readings. The two are multiplied: *busy* is share × active
 program was doing. What neither tells is unattributed; the table sums to 1. While the program starts and ends, nothing
 uses the GPU.
 
-Of a program that does not use the GPU through torch it is not known what it did at each reading: *busy* is then the
-driver's mean, and all that it did after its start is idle by the same part.
+Of a program that does not use the GPU through torch, or not in its main thread, it is not known what it did at each
+reading: *busy* is then the driver's mean, and all that it did after its start is idle by the same part.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
     busy, source = None, None
     idle = {row.activity: row.share for row in rows}
     utilisation = None if gpu is None else (gpu.mean or 0.0) / 100
-    is_followed = leader is not None and leader.uses_cuda and any(row.active is not None for row in rows)
+    is_followed = leader is not None and leader.is_followed and _leading_thread(leader) == 0
     if has_windows or (is_followed and utilisation is not None):
         source = "kineto" if has_windows else "driver"
         busy, idle = _by_row(rows)
@@ -170,13 +170,13 @@ def _leader(processes: Sequence[Process]) -> Process | None:
     return max(own, key=lambda p: (p.uses_cuda, not p.is_worker, p.uses_torch, p.cpu_seconds), default=None)
 
 
-def _leading_thread(process: Process) -> list[Stack]:
+def _leading_thread(process: Process) -> int:
     """The main thread; or another, if that one did most of the work and the main one hardly any."""
     by_thread: dict[int, float] = defaultdict(float)
     for stack in process.stacks:
         by_thread[stack.thread] += stack.on_core
     busiest = max(by_thread, key=lambda thread: by_thread[thread], default=0)
-    return process.thread(busiest if by_thread[busiest] > 4 * by_thread[0] else 0)
+    return busiest if by_thread[busiest] > 4 * by_thread[0] else 0
 
 
 def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
@@ -185,7 +185,7 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
     edges = process.begun_ns - begun_ns + (ended_ns - process.closed_ns if process.closed_ns is not None else 0)
     groups[START].append(Stack(0, 0, (Frame("", "Python itself", False),), max(0, edges) * 1e-9, 0.0, 0.0, 0.0, 0.0))
     kind = _kind(process)
-    for stack in _leading_thread(process):
+    for stack in process.thread(_leading_thread(process)):
         groups[kind(stack)].append(stack)
     whole = max((ended_ns - begun_ns) * 1e-9, sum(stack.wall for group in groups.values() for stack in group))
     found = []
@@ -243,7 +243,8 @@ def _start(rows: Iterable[Row]) -> float:
 
 def _ready_ns(leader: Process) -> int:
     """When it was past its start."""
-    started = (stack.wall for stack in _leading_thread(leader) if _kind(leader)(stack) == START)
+    stacks = leader.thread(_leading_thread(leader))
+    started = (stack.wall for stack in stacks if _kind(leader)(stack) == START)
     return leader.begun_ns + round(sum(started) * 1e9)
 
 

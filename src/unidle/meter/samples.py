@@ -42,8 +42,8 @@ class Stack:
     queued: float
     """For a core that others were on."""
     known: float
-    """Of it, time of which it is known whether anything was computed: windows of the profiler on a GPU, and samples
-    that were looked at twice on a CPU."""
+    """Of it, time of which it is known how much was computed: on a GPU windows of the profiler or, if `is_followed`,
+    what the driver's readings cover and the time before the first use; on a CPU samples that were looked at twice."""
     active: float
     """Of that, while a kernel ran (GPU), or inside one call that lasted (CPU)."""
 
@@ -77,7 +77,8 @@ class Process:
     last_ns: int
     """Of its first and last sample, by perf_counter_ns."""
     closed_ns: int | None
-    """When the program came to its end: what follows is only Python's own taking apart; None if it was killed."""
+    """When the program came to its end: what follows is only Python's own taking apart; None if it never said so, as
+    one that was killed."""
     cpu_seconds: float
     tasks: int
     """The most threads it had, native ones included."""
@@ -85,6 +86,8 @@ class Process:
     uses_cuda: bool
     computing: Computing | None
     stacks: tuple[Stack, ...]
+    is_followed: bool = False
+    """Whether the driver's readings were put down to what its main thread did."""
     failure: str | None = None
     """Why there are no samples after the last one, if the sampler failed."""
 
@@ -131,6 +134,7 @@ def _read(folder: Path) -> Iterator[Process]:
             known["cuda"],
             _computing(known["windows"]),
             stacks,
+            known["followed"],
             known["failure"],
         )
 

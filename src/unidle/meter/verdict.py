@@ -22,9 +22,10 @@ from unidle.meter.stacks import (
 _SMALL_KERNEL_US = 8.0  # it takes about as long to launch as to run
 _COMPUTES = 0.35  # a row with more than this share inside calls that last is computing, not calling
 _FULL = 0.9  # a GPU that computes for this share of the time has nothing to gain by waiting less
-_TALKS = 0.5  # of the time: a main process on a core for more, with workers that step for less, waits for none of them
+_TALKS = 0.5  # of the time in environments: a main process on a core for more, with workers that step for less
 _TOO_SHORT_S = 2.0
 _MODEL = (INFERENCE, LEARNING, NETWORK)
+_ONE = (LEARNING, NETWORK)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,14 @@ def judge(findings: Findings) -> Verdict:
             "Run it with a Python that reads PYTHONPATH: not with -I, -E or -S.",
         )
     after_start = sum(row.share for row in rows)
-    if not rows or after_start * findings.seconds < _TOO_SHORT_S / 2:
+    is_short = not rows or after_start * findings.seconds < _TOO_SHORT_S / 2
+    if is_short and findings.leader.failure is not None:
+        return Verdict(
+            "no samples",
+            f"{_head(findings)} the sampler in the main process failed before there was much to see.",
+            "Watch it again, without --windows if you had it; the note below says what failed.",
+        )
+    if is_short:
         return Verdict(
             "start-up",
             f"{_head(findings)} the command ended before it had done much more than start.",
@@ -84,13 +92,21 @@ def judge(findings: Findings) -> Verdict:
             f"threads that want a core wait {percent(findings.queued)} of the time for one.",
             "Set OMP_NUM_THREADS=1 (and MKL_NUM_THREADS, OPENBLAS_NUM_THREADS) before the command starts.",
         )
-    return _of(max(rows, key=lambda row: _weight(row, findings)), findings)
+    top = largest_row(findings)
+    assert top is not None
+    return _of(top, findings)
+
+
+def largest_row(findings: Findings) -> Row | None:
+    """That with most of the idle time, or of all time without a GPU; the program's start and end left out."""
+    rows = (row for row in findings.rows if row.activity != START and row.activity in findings.idle)
+    return max(rows, key=lambda row: (_weight(row, findings), findings.idle[row.activity]), default=None)
 
 
 def _weight(row: Row, findings: Findings) -> float:
-    """Idle time of an activity; a pass through the network in a program's own loop is a part of its learning."""
-    more = findings.idle.get(NETWORK, 0.0) if row.activity == LEARNING else 0.0
-    return findings.idle[row.activity] + more
+    """Idle time of an activity; a pass through the network in a program's own loop and its learning are one."""
+    activities = _ONE if row.activity in _ONE else (row.activity,)
+    return sum(findings.idle.get(activity, 0.0) for activity in activities)
 
 
 def _of(row: Row, findings: Findings) -> Verdict:
@@ -134,8 +150,9 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
     inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
-    # A step that waits keeps its worker, and the main process with it, from anything else.
-    is_talking = row.on_core > _TALKS and workers.stepping < _TALKS
+    # A main process that waits for steps is on no core, or its workers step all the while.
+    stepping = workers.stepping * _known(findings) / max(1e-9, row.share)
+    is_talking = row.on_core > _TALKS and stepping < _TALKS
     if is_talking or not _steps_mostly(workers):
         rest = "the main process itself computes, on messages to them" if is_talking else "more of it in messages"
         return Verdict(
@@ -195,14 +212,15 @@ def _has_too_many_threads(findings: Findings) -> bool:
     return findings.native_threads > 4 * findings.cores and findings.native_share > 0.2 and findings.queued > 0.2
 
 
-def _started(findings: Findings) -> float:
-    """Share of time that is left without the program's start and end."""
-    return max(1e-9, 1 - sum(row.share for row in findings.rows if row.activity == START))
+def _known(findings: Findings) -> float:
+    """Share of time that is left without the program's start and end, and without what is unattributed."""
+    idle = sum(share for activity, share in findings.idle.items() if activity != START)
+    return max(1e-9, (findings.busy or 0.0) + idle)
 
 
 def _idle(findings: Findings) -> float:
     """Share of that time in which the GPU was idle."""
-    return min(1.0, max(0.0, 1 - (findings.busy or 0.0) / _started(findings)))
+    return min(1.0, max(0.0, 1 - (findings.busy or 0.0) / _known(findings)))
 
 
 def _head(findings: Findings) -> str:
@@ -211,7 +229,7 @@ def _head(findings: Findings) -> str:
 
 def _said(row: Row, findings: Findings) -> str:
     """How much of the idle time, or of all time without a GPU, the row took, and where; start and end left out."""
-    share = findings.idle[row.activity] / _started(findings)
+    share = _weight(row, findings) / _known(findings)
     what = "of the main process's time"
     if findings.busy is not None:
         share, what = share / max(1e-9, _idle(findings)), "of that"

@@ -10,8 +10,7 @@ from typing import Any
 
 from unidle.meter.figures import LACKING, figure, percent
 from unidle.meter.findings import Findings, find
-from unidle.meter.stacks import START
-from unidle.meter.verdict import Verdict, judge
+from unidle.meter.verdict import Verdict, judge, largest_row
 from unidle.meter.watching import Watched
 
 _DISAGREES = 0.15
@@ -62,10 +61,9 @@ def _table(findings: Findings) -> Iterator[str]:
 
 
 def _stack(findings: Findings) -> Iterator[str]:
-    """The stack of the largest row that is not the start."""
-    rows = [row for row in findings.rows if row.activity != START]
-    if rows:
-        row = max(rows, key=lambda row: findings.idle.get(row.activity, 0.0))
+    """The stack of the row that the verdict is about, but for those about the whole."""
+    row = largest_row(findings)
+    if row is not None:
         yield ""
         yield f"{row.activity}, most often: {' → '.join(row.stack[-_DEEPEST:])}"
 
@@ -147,6 +145,7 @@ def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, 
         "gpus": dict(watched.models),
         "gpus_of_the_command": sorted(watched.used),
         "no_gpu": watched.no_gpu,
+        "failure": leader.failure if leader else None,
         "cores": watched.cores,
         "readings": readings,
     }

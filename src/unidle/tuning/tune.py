@@ -24,11 +24,11 @@ from unidle.tuning.tune_interval import LOOKS, interval
 from unidle.tuning.tune_outcomes import Outcome, Tuned, Watcher
 
 _SHARE = 1 / 3  # of the time that is left, which one change may take
-_PROBING = 3 / 8  # of the budget, which the probes behind the predictions may take, to start included
-_PROBED = 1 / 16  # of the budget, which they are told to take; no more than what they need
+_PROBING = 3 / 8  # of the time there is, which the probes behind the predictions may take, to start included
+_PROBED = 1 / 16  # of it, which they are told to take; no more than what they need
 _ENOUGH_PROBED = 8.0  # seconds
 _WORTH_PROBING = 40.0  # seconds: of a smaller budget, all goes into measuring
-_USUAL = 1.2  # a default is tried before what is predicted to be so much faster: predictions are no better than that
+_USUAL = 1.2  # a default is tried before what is predicted to be up to so much faster: predictions are off by as much
 _HOPELESS = 0.8  # predicted to be that much slower: not worth the time
 _STRETCHES = 120  # of the budget, so many seconds a stretch
 _LEAST_STRETCH, _LONGEST_STRETCH = 0.4, 2.0
@@ -97,8 +97,8 @@ class _Tuner:
         """Predictions are good to have; where the probes fail, changes are tried all the same."""
         self._rival = Trial(self.tuned.config)
         try:
-            seconds = min(_ENOUGH_PROBED, _PROBED * self._budget)
-            self._profile = self._rival.profile(seconds, _PROBING * self._budget)
+            seconds = min(_ENOUGH_PROBED, _PROBED * self._left())
+            self._profile = self._rival.profile(seconds, _PROBING * self._left())
         except TrialError as error:
             self._watcher.on_stage(f"no predictions: {error}")
         self._drop_rival()

@@ -78,6 +78,8 @@ class _Sampler:
         self._gpu_use = unidle_use.Told(self._folder)
         # Where the main thread was of late: (sums, from, to).
         self._recent: deque[tuple[list[int], int, int]] = deque(maxlen=_MOST_RECENT)
+        self._before_cuda: list[tuple[list[int], int]] = []  # sums of the main thread, and their wall time until then
+        self._is_followed = False
         self._tasks = 1
         self._main_lines: list[str] | None = None
         self._next_write_s, self._write_after_s = 0.0, _FIRST_WRITE_S
@@ -92,7 +94,7 @@ class _Sampler:
 
     def start(self) -> None:
         """Begin, or go on after a fork."""
-        if self._thread is None:
+        if self._thread is None and self._failure is None:
             self._ended = threading.Event()
             self._next_write_s = time.monotonic() + self._write_after_s
             self._thread = threading.Thread(target=self._run, name="unidle watch", daemon=True)
@@ -132,7 +134,7 @@ class _Sampler:
                 if not self._is_worker and torch is not None and unidle_windows.uses_cuda(torch):
                     if not self._uses_cuda:
                         self._begin_to_use_cuda()
-                    if not self._has_windows:
+                    elif not self._has_windows:
                         self._follow_the_driver(main, begun_ns)
                     elif now_s >= self._next_window_s:
                         self._look(ended, torch)
@@ -198,7 +200,8 @@ class _Sampler:
         """From now on it is the GPU that counts; until now nothing was computed on it."""
         self._uses_cuda = True
         for sums in self._stacks.values():
-            sums[3], sums[4] = 0 if self._has_windows else sums[0], 0
+            sums[3] = sums[4] = 0
+        self._before_cuda = [(sums, sums[0]) for (thread, *_), sums in self._stacks.items() if thread == 0]
 
     def _follow_the_driver(self, main: list[int] | None, begun_ns: int) -> None:
         """On a GPU: spread each of the driver's readings over where the main thread was meanwhile."""
@@ -208,10 +211,18 @@ class _Sampler:
             for sums, begin_ns, end_ns in self._recent:
                 held = min(end_ns, until_ns) - max(begin_ns, since_ns)
                 if held > 0:
+                    self._count_what_was_before()
                     sums[3] += held
                     sums[4] += round(held * percent / 100)
             while self._recent and self._recent[0][2] <= until_ns:
                 self._recent.popleft()
+
+    def _count_what_was_before(self) -> None:
+        """Once the driver is followed, the time before the GPU's first use is known too."""
+        self._is_followed = True
+        for sums, wall in self._before_cuda:
+            sums[3] += wall
+        self._before_cuda = []
 
     def _look_again(self, sums: list[int], passed: int) -> None:
         """On a CPU: whether the main thread, on a core all the while, is in the same call as a moment ago.
@@ -237,7 +248,7 @@ class _Sampler:
 
     def _look(self, ended: threading.Event, torch: Any) -> None:
         """On a GPU: open a window of the profiler, and learn how much was computed while the main thread was where."""
-        window = unidle_windows.try_window(torch)
+        window, seen = unidle_windows.try_window(torch), None
         if window is not None:
             slices = []
             self._sample()
@@ -249,7 +260,6 @@ class _Sampler:
                     slices.append((main, at_ns, now_ns))
                 at_ns = now_ns
             seen = window.close()
-            self._lost_windows = self._lost_windows + 1 if seen is None else 0
             if self._is_warm and seen is not None:  # the first window has the profiler's own start in it
                 for sums, begin_ns, end_ns in slices:
                     sums[3] += end_ns - begin_ns
@@ -262,8 +272,9 @@ class _Sampler:
                     }
                 )
             self._is_warm = True
-            if self._lost_windows == _MOST_LOST and not self._windows:
-                self._has_windows = False  # the driver knows more
+        self._lost_windows = self._lost_windows + 1 if seen is None else 0
+        if self._lost_windows == _MOST_LOST and not self._windows:
+            self._has_windows = False  # the driver knows more
         self._next_window_s = time.monotonic() + self._window_every_s * random.uniform(0.7, 1.3)
         self._window_every_s = min(_LAST_WINDOWS_S, 1.1 * self._window_every_s)
 
@@ -292,6 +303,7 @@ class _Sampler:
             "torch": torch is not None,
             "cuda": self._uses_cuda or (torch is not None and unidle_windows.uses_cuda(torch)),
             "windows": self._windows,
+            "followed": self._is_followed,
             "frames": list(self._frames),
             "stacks": [[key[0], key[1:], *sums] for key, sums in self._stacks.items()],
         }
