@@ -17,9 +17,12 @@ from unidle.integrations.sb3 import ENVIRONMENT, LEARNING, ROLLOUT, IdleMeter  #
 from unidle.meter.phases import PhaseMeter  # noqa: E402
 
 
+_SLEPT_S = 0.01  # many times what SB3 itself needs for a step, even on cores that others use too
+
+
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
-        time.sleep(0.002)
+        time.sleep(_SLEPT_S)
         return super().step(action)
 
 
@@ -42,11 +45,15 @@ class Logged(BaseCallback):  # type: ignore[misc]
 
 
 def test_a_slow_environment_is_the_largest_row_and_the_shares_sum_to_one(capsys: pytest.CaptureFixture[str]) -> None:
-    model = sb3.PPO("MlpPolicy", make(), n_steps=64, batch_size=64, n_epochs=1, device="cpu")
+    model = sb3.PPO("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, device="cpu")
     meter, logged = IdleMeter(), Logged()
-    model.learn(256, callback=[meter, logged])
+    began = time.monotonic()
+    model.learn(128, callback=[meter, logged])
+    took = time.monotonic() - began
+    seconds = {row.phase: row.seconds for row in meter.rows}
     shares = {row.phase: row.share for row in meter.rows}
     assert max(shares, key=lambda phase: shares[phase]) == ENVIRONMENT
+    assert 128 * _SLEPT_S <= seconds[ENVIRONMENT] < sum(seconds.values()) <= took
     assert shares[ROLLOUT] > 0
     assert shares[LEARNING] > 0
     assert sum(shares.values()) == pytest.approx(1)
