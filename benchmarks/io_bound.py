@@ -228,8 +228,7 @@ async def read_with_soup(body: bytes, url: str, content_type: str = "text/html",
             text = " ".join(anchor.get_text(" ").split())
             links[target] = Link(target, text, "nofollow" in (anchor.get("rel") or ()))
     text = soup.body.get_text(" ") if soup.body else ""
-    title = soup.title.get_text() if soup.title else ""
-    return Content(title, text, list(links.values()), is_html=True)
+    return Content(text, list(links.values()), is_html=True)
 
 
 class PeerEnv(gymnasium.Env):

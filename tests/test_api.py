@@ -380,6 +380,16 @@ def test_a_network_that_has_no_name_must_be_passed_again() -> None:
     assert len(iterations(resumed)) == 5
 
 
+def test_a_network_that_was_changed_since_is_refused_with_a_sentence() -> None:
+    run = train(network=lambda observation_space, action_space: torch.nn.Linear(2, 3))
+    other = lambda observation_space, action_space: torch.nn.Linear(2, 4)  # noqa: E731
+    sentence = r"^The checkpoint's weights do not fit the network \(size mismatch for .*; use the --network that it was"
+    with pytest.raises(unidle.UsageError, match=sentence):
+        unidle.load(run.path, network=other).evaluate(1)
+    with pytest.raises(unidle.UsageError, match=sentence):
+        unidle.resume(run.path, network=other, timesteps=160, quiet=True)
+
+
 def test_a_network_that_gives_no_features_gets_a_sentence_before_a_folder_is_made(tmp_path: Path) -> None:
     class Flat(torch.nn.Module):
         def forward(self, observation: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 # What a stream is for: the second part of its key.
-NOISE, SHUFFLE, PLASTICITY = 1, 3, 5
+NOISE, EVALUATION, SHUFFLE, PREDICTION, PLASTICITY = 1, 2, 3, 4, 5
 
 
 def keyed_generator(device: torch.device, *key: int) -> torch.Generator:

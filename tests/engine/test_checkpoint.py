@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import random
@@ -23,7 +24,7 @@ from unidle.engine.checkpoint import (
     save_checkpoint,
     write_atomically,
 )
-from unidle.errors import UsageError
+from unidle.errors import TrainingError, UsageError
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -42,7 +43,7 @@ class Unwritable:
     """Pickling it fails, as a full disk would, in the middle of the file."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def new_folder(path: Path) -> RunFolder:
@@ -64,12 +65,30 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     old = folder.save({"step": 1, "weights": torch.ones(1000)}, 1, keep=2)
-    with pytest.raises(OSError, match="No space left"):
-        folder.save({"weights": torch.zeros(1000), "bad": Unwritable()}, 1, keep=2)
-    with pytest.raises(OSError, match="No space left"):
-        folder.save({"weights": torch.zeros(1000), "bad": Unwritable()}, 2, keep=2)
-    assert folder.saved() == [old]
+    for step in (1, 2):
+        with pytest.raises(TrainingError, match=r"could not be written \(No space left on device\); make room there"):
+            folder.save({"weights": torch.zeros(1000), "bad": Unwritable()}, step, keep=2)
+    assert list(folder.checkpoints.iterdir()) == [old]
     assert torch.equal(load_checkpoint(old)["weights"], torch.ones(1000))
+
+
+def test_a_file_that_may_not_grow_so_large_is_told_of_and_not_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000000001.pt"
+    program = f"""
+import pathlib, resource, signal, torch
+from unidle.engine.checkpoint import save_checkpoint
+from unidle.errors import TrainingError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    save_checkpoint(pathlib.Path({str(path)!r}), {{"weights": torch.zeros(100_000)}})
+except TrainingError as error:
+    print(error)
+"""
+    environ = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, check=True, capture_output=True, text=True)
+    assert "could not be written (" in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path) -> None:
@@ -224,6 +243,15 @@ sys.stdin.read()
 
 
 # -- random streams --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    folder.unlock()
+    (folder.path / ".lock").unlink()
+    (folder.path / ".lock").mkdir()
+    with pytest.raises(UsageError, match="cannot be written to"):
+        folder.lock()
 
 
 def test_the_global_random_streams_go_on_from_a_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,8 @@ from small_envs import Counting, Drift, Fickle, counting_steps, short_cartpole
 from small_runs import SmallRun, frozen, small_run
 from torch import Tensor
 
-from unidle.engine.episodes import EpisodeLog
+from unidle.engine import episodes
+from unidle.engine.episodes import EpisodeLog, as_tensors
 from unidle.memory.rollout import Rollout
 from unidle.streams import keyed_generator
 
@@ -215,6 +218,38 @@ def test_the_episode_log_equals_a_list_that_is_emptied_at_each_end(data: st.Data
     for env in range(n_envs):
         assert log.actions(env)[:, 0].tolist() == expected[env]
         assert log.actions(env).dtype == np.float32
+
+
+def test_of_an_episode_without_end_no_actions_are_kept_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "_MOST_BYTES", 3 * 2 * 2 * 4)  # three rollouts of two steps in two environments
+    log = EpisodeLog(2, width=1)
+    log.restart(0, np.full((4, 1), 7, np.float32))  # from before this process
+    for rollout in range(10):
+        actions = np.full((2, 2, 1), rollout, np.float32)
+        log.extend(actions, np.array([[False, False], [False, rollout % 2 == 0]]))
+        assert len(log.actions(0)) == (2 * rollout + 6 if rollout < 3 else 0)
+        assert log.actions(1)[:, 0].tolist() == ([] if rollout % 2 == 0 else [rollout] * 2)
+        assert len(log._rollouts) <= 3
+    log.extend(np.full((2, 2, 1), 10, np.float32), np.array([[True, False], [False, False]]))
+    assert log.actions(0).tolist() == [[10]]
+
+
+class Phase(enum.IntEnum):
+    NIGHT = 1
+
+
+@pytest.mark.parametrize("state", [Phase.NIGHT, {Phase.NIGHT: 1}, [object()], np.datetime64("2026-01-01"), [int]])
+def test_a_state_that_would_not_load_again_is_not_saved(state: Any) -> None:
+    with pytest.raises(TypeError, match="is no plain value"):
+        as_tensors(state)
+
+
+def test_a_state_is_saved_in_plain_types() -> None:
+    state = {"a": np.float32(0.5), 3: [1, ("x", None, True)], "c": Counter("aa"), "d": np.arange(3)}
+    plain = as_tensors(state)
+    assert plain.pop("d").tolist() == [0, 1, 2]
+    assert plain == {"a": 0.5, 3: [1, ("x", None, True)], "c": {"a": 2}}
+    assert [type(plain["a"]), type(plain["c"])] == [float, dict]
 
 
 # -- leaving and coming back -----------------------------------------------------------------------------------------

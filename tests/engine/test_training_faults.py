@@ -21,6 +21,7 @@ from fault_envs import IN_RESET, LONGEST, Broken, Echo, Once, Trial
 from small_envs import counting_length
 from small_runs import SmallRun, small_run
 from test_resume import StopAfter, assert_same, final_state
+from toy_envs import Masked
 
 import unidle
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, play
@@ -30,7 +31,7 @@ from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.slot import episode_seed
 from unidle.envs.worker import DONE
-from unidle.errors import TrainingError
+from unidle.errors import TrainingError, UsageError
 from unidle.timeline import Timeline
 
 SEED = 5
@@ -351,6 +352,61 @@ def test_an_evaluation_that_cannot_go_on_loses_nothing_that_was_learned(overlap:
     run = unidle.resume(tmp_path / "r", quiet=True)
     whole = unidle.train(Broken, run_name="whole", **settings)
     assert_same(final_state(run.path)["algo"], final_state(whole.path)["algo"])
+
+
+class Speechless(Masked):
+    """Allows no action at all once the file is there."""
+
+    def __init__(self, broken: str) -> None:
+        super().__init__()
+        self._broken = Path(broken)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._broken.exists():
+            info["action_mask"] = np.zeros_like(info["action_mask"])
+        return observation, reward, terminated, truncated, info
+
+
+@OVERLAP
+@pytest.mark.parametrize("engine", [HERE, WORKERS], ids=["here", "workers"])
+def test_a_mistake_that_shows_late_loses_nothing_that_was_learned(
+    engine: dict[str, Any], overlap: str, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    settings = {**SMALL, **engine, "overlap": overlap, "timesteps": 2000, "checkpoint_every": 2000}
+    settings |= {"env_kwargs": {"broken": str(broken)}, "runs_dir": str(tmp_path), "normalize_obs": False}
+    watch = Watch(broken, after=4)
+    with pytest.raises(TrainingError, match=r"(?s)mask.*Mend it, then go on with: unidle train --resume"):
+        unidle.train(Speechless, run_name="r", after_iteration=[watch], **settings)
+    step, saved = max(watch.weights), final_state(tmp_path / "r")
+    assert saved["step"] == step >= 800
+    for name, value in watch.weights[step].items():
+        assert torch.equal(saved["algo"]["policy"][name], value), name
+
+
+def test_a_mistake_that_shows_at_once_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    settings = {**SMALL, **HERE, "timesteps": 2000, "normalize_obs": False, "runs_dir": str(tmp_path)}
+    with pytest.raises(UsageError, match="mask"):
+        unidle.train(Speechless, run_name="r", env_kwargs={"broken": str(tmp_path / "broken")}, **settings)
+
+
+class Slamming(Echo):
+    is_stuck = False
+
+    def close(self) -> None:
+        if self.is_stuck:
+            raise OSError("the door is stuck")
+
+
+def test_an_environment_that_does_not_close_takes_nothing_from_a_run_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, **HERE, "timesteps": 400, "runs_dir": str(tmp_path)}
+    stick = lambda moment: monkeypatch.setattr(Slamming, "is_stuck", True)  # noqa: E731
+    run = unidle.train(Slamming, run_name="r", after_iteration=[stick], **settings)
+    assert (run.path / "report.html").exists()
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------

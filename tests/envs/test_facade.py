@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,33 @@ def test_a_worker_that_is_killed_is_told_of() -> None:
     os.kill(int(pids[2]), signal.SIGKILL)
     sentence = r"^The worker of environments 2 to 2 ended unexpectedly \(exit status -9\)"
     with pytest.raises(TrainingError, match=sentence):
+        step_often(ours)
+
+
+class Dawdling(Walk):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.3)
+        return super().step(action)
+
+
+def test_after_ctrl_c_in_a_step_it_is_closed_instead_of_taking_old_answers_for_new_ones() -> None:
+    before = children()
+    ours = ProcessVectorEnv([Walk, Dawdling], 2)
+    ours.reset(seed=0)
+    interrupt = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        step_often(ours)
+    with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="make a new one"):
+        ours.reset()
+    assert children() == before
+
+
+def test_what_cannot_be_sent_to_the_environments_does_no_harm() -> None:
+    with closing(ProcessVectorEnv([Walk, Walk], 2)) as ours:
+        ours.reset(seed=0)
+        with pytest.raises(TypeError):
+            ours.set_attr("lock", threading.Lock())
         step_often(ours)
 
 

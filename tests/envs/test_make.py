@@ -127,6 +127,16 @@ def test_arguments_that_a_factory_does_not_take_are_said_without_a_traceback() -
         env_maker("toy_envs:Walk", {"legnth": 3})()
 
 
+@pytest.mark.parametrize(
+    ("env", "decided"), [("unidle/CartPole-v1", "first_index"), ("gymnax:CartPole-v1", "n_envs"), ("brax:ant", "seed")]
+)
+def test_what_unidle_decides_itself_is_no_env_kwarg(env: str, decided: str) -> None:
+    if not env.startswith("unidle/"):
+        pytest.importorskip(env.partition(":")[0])
+    with pytest.raises(UsageError, match=rf"^{env} does not take these env_kwargs: .*{decided}"):
+        env_maker(env, {decided: 1}).on_device(2, 0)
+
+
 @pytest.mark.parametrize("name", ["unidle/Mission-v0", "unidle/Trading-v0"])
 def test_gymnasium_knows_the_twins_by_the_same_name(name: str) -> None:
     found, own = gymnasium.make(f"unidle.envs:{name}"), env_maker(name)()

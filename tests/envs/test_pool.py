@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import math
+import mmap
 import os
 import signal
 import subprocess
@@ -11,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -24,6 +28,7 @@ from unidle.envs.contract import Contract, probe
 from unidle.envs.make import env_maker
 from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
+from unidle.envs.worker import Switchboard, Worker
 from unidle.errors import TrainingError, UsageError
 
 EnvFactory = Callable[[], gymnasium.Env]
@@ -406,3 +411,47 @@ def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for
             for number, own in enumerate(now):
                 seen[number] |= own
         assert all(len(own) == min(3, len(cores)) for own in seen.values())
+
+
+class LookingAround(Worker):
+    """Is told of a command just after it has looked for one."""
+
+    def __init__(self, pipe: Connection, trainers: Connection, board: Switchboard) -> None:
+        self._pipe, self._trainers, self._board, self._number, self._gives_way = pipe, trainers, board, 0, False
+        self._envs, self._is_told = self, False
+
+    def _step_one(self) -> bool:
+        if not self._is_told:
+            self._is_told = True
+            self._board.commands[0] = 1
+            self._board.go[0].post()
+            self._trainers.send_bytes(cloudpickle.dumps(("states", ())))
+        return False
+
+    def states(self) -> list[Any]:
+        return ["here"]
+
+    def take_faults(self) -> list[Any]:
+        return []
+
+
+def test_a_command_that_comes_while_a_worker_looks_around_is_obeyed() -> None:
+    trainers, workers = Pipe()
+    memory = mmap.mmap(-1, Switchboard.nbytes(0, 1))
+    board = Switchboard.over(memory, 0, 0, 1, initialise=True)
+    ended: list[type[BaseException]] = []
+
+    def serve() -> None:
+        try:
+            LookingAround(workers, trainers, board).serve()
+        except EOFError:
+            ended.append(EOFError)
+
+    worker = threading.Thread(target=serve, daemon=True)
+    worker.start()
+    board.go[0].post()
+    assert trainers.poll(10)
+    assert cloudpickle.loads(trainers.recv_bytes()) == ("ok", ["here"], [])
+    trainers.close()
+    worker.join(10)
+    assert ended == [EOFError]

@@ -481,8 +481,11 @@ def test_a_site_that_fails_later_is_something_to_be_seen() -> None:
             assert info["action_mask"].tolist() == [0, 0, 0, 0, 1]
             assert env.observation_space.contains(observation)
             assert (await env.step(4))[2]
+            # One that is made anew, as after a step that took too long, knows the address as well.
+            anew = SiteExplore(server.url, TOPIC, fetcher=env._fetcher)
+            assert (await anew.reset(0))[1]["failed"]
             assert env._fetcher is not None
-            assert env._fetcher.outcomes["status"] == 2
+            assert env._fetcher.outcomes["status"] == 3
             await env.close()
 
     run(check())

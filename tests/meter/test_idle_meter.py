@@ -16,7 +16,6 @@ from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from unidle.integrations.sb3 import ENVIRONMENT, LEARNING, ROLLOUT, IdleMeter  # noqa: E402
 from unidle.meter.phases import PhaseMeter  # noqa: E402
 
-
 _SLEPT_S = 0.01  # many times what SB3 itself needs for a step, even on cores that others use too
 
 

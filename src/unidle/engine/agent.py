@@ -10,12 +10,12 @@ import torch
 
 from unidle.config import Config
 from unidle.engine.build import choose_device, policy_from
-from unidle.engine.checkpoint import load_checkpoint
+from unidle.engine.checkpoint import load_checkpoint, weights_that_fit
 from unidle.errors import UsageError
 from unidle.nn.policy import NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
-from unidle.streams import keyed_generator
+from unidle.streams import PREDICTION, keyed_generator
 
 
 class Agent:
@@ -24,12 +24,13 @@ class Agent:
     def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
         state = load_checkpoint(checkpoint)
         self.policy, self.rows, self.actions = policy_from(state["spaces"], config, network)
-        self.policy.load_state_dict(state["algo"]["policy"])
+        with weights_that_fit():
+            self.policy.load_state_dict(state["algo"]["policy"])
         self.device = choose_device(device)
         self.policy.to(self.device).eval()
         self.step: int = state["step"]
         self._state: torch.Tensor | None = None
-        self._generator = keyed_generator(self.device, config.run.seed, 4)
+        self._generator = keyed_generator(self.device, config.run.seed, PREDICTION)
 
     rows: RowLayout
     actions: ActionLayout

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pickle
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import IO, Any
@@ -16,11 +18,12 @@ import torch
 
 from unidle.config import Config
 from unidle.config.schema import load_yaml, refuse_second_run, run_config_file
-from unidle.errors import UsageError
+from unidle.errors import TrainingError, UsageError
 
 _FORMAT = 1
 _LOCK_PATIENCE_S = 0.1  # a dashboard that looks whether the run is training holds its lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
+_UNWRITTEN = re.compile("inline_container|PytorchStreamWriter")  # in what torch says when a file could not be written
 
 
 class RunFolder:
@@ -65,7 +68,10 @@ class RunFolder:
 
     def lock(self) -> None:
         """Keep other processes from training in this folder; released when this process ends, however it ends."""
-        self._lock = (self.path / ".lock").open("w")
+        try:
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written to ({error.strerror}); copy the run elsewhere.") from None
         deadline = monotonic() + _LOCK_PATIENCE_S
         while not _try_lock(self._lock):
             if monotonic() > deadline:
@@ -119,9 +125,18 @@ def _try_lock(file: IO[str]) -> bool:
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state` (tensors and plain values) to `path`: a reader sees the old file or the whole new one."""
     fresh = path.with_suffix(".tmp")
-    torch.save({"format": _FORMAT, **state}, fresh)
-    _sync(fresh)
-    os.replace(fresh, path)
+    try:
+        torch.save({"format": _FORMAT, **state}, fresh)
+        _sync(fresh)
+        os.replace(fresh, path)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _UNWRITTEN.search(str(error)):
+            raise
+        fresh.unlink(missing_ok=True)
+        why = error.strerror if isinstance(error, OSError) else "the disk may be full"
+        raise TrainingError(
+            f"{path} could not be written ({why}); make room there, or keep fewer with --keep-checkpoints."
+        ) from error
     _sync(path.parent)
 
 
@@ -142,6 +157,21 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
     return state
+
+
+@contextlib.contextmanager
+def weights_that_fit() -> Iterator[None]:
+    """UsageError where a checkpoint's weights are put into another network than they are of."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        reason = " ".join(str(error).splitlines()[1].split()) if "\n" in str(error) else str(error)
+        raise UsageError(
+            f"The checkpoint's weights do not fit the network ({reason.rstrip('.')}); use the --network that it was "
+            "trained with, unchanged."
+        ) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_MOST_BYTES = 2**31  # of actions
+
 
 class EpisodeLog:
     """The actions of each open episode, so that it can be replayed after a resume.
 
-    Rollouts are kept whole, as long as an episode that is still open reaches back into them.
+    Rollouts are kept whole, as long as an episode that is still open reaches back into them. Of one so long that
+    `_MOST_BYTES` do not hold it, no actions are kept: replayed it would take too long in any case.
     """
 
     def __init__(self, n_envs: int, width: int) -> None:
@@ -22,6 +25,7 @@ class EpisodeLog:
         self._first = self._end = 0  # steps before the oldest of them, and up to now
         self._begin = np.zeros(n_envs, np.int64)  # the step at which each open episode began
         self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode from before this process
+        self._too_long = np.zeros(n_envs, np.bool_)
 
     def extend(self, actions: np.ndarray, ended: np.ndarray) -> None:
         """Add T steps: actions [T, N, width] as the environments got them, and where episodes ended [T, N]."""
@@ -29,15 +33,19 @@ class EpisodeLog:
         anew = np.any(ended, 0)
         last_end = steps - 1 - ended[::-1].argmax(0)  # [N] where there is one
         self._begin[anew] = self._end + last_end[anew] + 1
-        for env in [env for env in self._before if anew[env]]:
-            del self._before[env]
+        self._too_long[anew] = False
         self._rollouts.append(actions.copy())
         self._end += steps
+        if len(self._rollouts) * actions.nbytes > _MOST_BYTES:
+            self._too_long |= self._begin < self._first + len(self._rollouts[0])
+        self._begin[self._too_long] = self._end
+        for env in [env for env in self._before if anew[env] or self._too_long[env]]:
+            del self._before[env]
         while self._rollouts and self._first + len(self._rollouts[0]) <= self._begin.min():
             self._first += len(self._rollouts.popleft())
 
     def actions(self, env: int) -> np.ndarray:
-        """[k, width] since the open episode of `env` began."""
+        """[k, width] since the open episode of `env` began; none if it is too long."""
         pieces, first = [self._before.get(env, np.zeros((0, self._width), np.float32))], self._first
         for rollout in self._rollouts:
             pieces.append(rollout[max(0, self._begin[env] - first) :, env])
@@ -46,7 +54,7 @@ class EpisodeLog:
 
     def restart(self, env: int, actions: np.ndarray | None = None) -> None:
         """Begin again with nothing, or with the actions of a resumed episode."""
-        self._begin[env] = self._end
+        self._begin[env], self._too_long[env] = self._end, False
         self._before.pop(env, None)
         if actions is not None and len(actions):
             self._before[env] = actions
@@ -57,12 +65,13 @@ def as_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
-        return value.item()
+        value = value.item()
     if isinstance(value, dict):
-        return {key: as_tensors(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
+        return {as_tensors(key): as_tensors(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
         return type(value)(as_tensors(part) for part in value)
-    if value is None or isinstance(value, (bool, int, float, str, Tensor)):
+    # Not of a derived type, such as an enumeration: it would be saved by the name of its class.
+    if value is None or isinstance(value, Tensor) or type(value) in (bool, int, float, str):
         return value
     raise TypeError(f"{type(value).__name__} is no plain value")
 

@@ -13,7 +13,7 @@ from unidle.algos.algorithm import AnyPolicy
 from unidle.envs.block import SUCCEEDED
 from unidle.envs.host import Fault, HostEnvs, Storied
 from unidle.nn.soft_policy import SoftPolicy
-from unidle.streams import keyed_generator
+from unidle.streams import EVALUATION, keyed_generator
 
 _LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
 FIRST_EVALUATION_ENV = 1 << 20  # evaluation environments are numbered from here: their seeds are never training's
@@ -172,7 +172,7 @@ def _play(
     rows = torch.zeros(n_envs, block.rows.shape[1], dtype=torch.uint8, device=device)
     state = torch.zeros(n_envs, policy.state_size, device=device)
     going_on = torch.zeros(n_envs, 1, dtype=torch.bool, device=device)
-    generator = keyed_generator(device, seed, 2)
+    generator = keyed_generator(device, seed, EVALUATION)
     distribution = policy.distribution
     returns, lengths = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)  # of the open episodes
     tasks = np.zeros(envs.n_envs, np.int64)

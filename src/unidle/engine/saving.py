@@ -10,7 +10,13 @@ from typing import Any
 from unidle.algos.algorithm import Algorithm
 from unidle.config import Config
 from unidle.engine.build import spaces_to_plain
-from unidle.engine.checkpoint import RunFolder, random_state, restore_random_state, without_memory
+from unidle.engine.checkpoint import (
+    RunFolder,
+    random_state,
+    restore_random_state,
+    weights_that_fit,
+    without_memory,
+)
 from unidle.engine.clock import RunClock
 from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
@@ -106,7 +112,8 @@ class Saver:
                 else "This run's environments are in worker processes; go on there: --subproc."
             )
         recipe = self.config.recipe
-        self.algo.load_state_dict(state["algo"])
+        with weights_that_fit():
+            self.algo.load_state_dict(state["algo"])
         if "memory" not in state["algo"].get("experience", {"memory": None}):
             say(
                 f"What was remembered is not in the checkpoint (--no-save-replay): learning goes on when "
@@ -115,8 +122,8 @@ class Saver:
         lost = self.collector.load_state_dict(state["collector"])
         if lost:
             say(
-                f"{len(lost)} of {recipe.n_envs} environments are not deterministic: their open episode "
-                "could not be replayed and starts anew, so this run will differ from one that was never stopped."
+                f"{len(lost)} of {recipe.n_envs} environments are not deterministic, or far into an episode: it could "
+                "not be replayed and starts anew, so this run will differ from one that was never stopped."
             )
         self.progress.load_state_dict(state)
         self.clock.go_on_from(state["wall"], state["seconds"])

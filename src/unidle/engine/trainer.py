@@ -31,12 +31,13 @@ from unidle.engine.parts import build_parts
 from unidle.engine.saving import Progress, Saver
 from unidle.envs.host import Fault
 from unidle.envs.make import EnvMaker
-from unidle.errors import TrainingError
+from unidle.errors import TrainingError, UsageError
 from unidle.journal import Journal
 from unidle.nn.policy import NetworkFactory
 from unidle.streams import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, SYNC, Timeline
 
+_FAILURES = TrainingError, UsageError  # of environments, in whatever words
 _FEW_ITERATIONS = 10
 _RECORDS, _STEPS_PER_RECORD = 1000, 1000  # as many iterations of a run, or one in so many steps, are written down
 _NOTICED_SECONDS, _SAVING_SHARE = 0.25, 0.05  # what a checkpoint may take at any time, and of all time if it is more
@@ -173,7 +174,7 @@ class Trainer:
 
     def _iterate(self) -> None:
         run, began, before = self.config.run, perf_counter(), self.progress.step
-        failure: TrainingError | None = None
+        failure: Exception | None = None
         if self._parts.loop is not None:
             numbers = self._iterate_on_device(self._parts.loop)
         else:
@@ -203,12 +204,12 @@ class Trainer:
         run = self.config.run
         return run.eval_every if run.eval_every is not None else max(1, run.timesteps // 10)
 
-    def _collect_and_learn(self) -> tuple[dict[str, float], TrainingError | None]:
+    def _collect_and_learn(self) -> tuple[dict[str, float], Exception | None]:
         """One iteration; the failure is one that it outlived."""
         recipe, run, timeline = self.config.recipe, self.config.run, self._timeline
         try:
             lane = self.collector.finish()
-        except TrainingError as error:
+        except _FAILURES as error:
             raise self._ended(error) from None  # nothing was learned since the last rollout: go on from there
         timeline.enter(LEARN)
         shuffle = keyed_generator(lane.rollout.rows.device, run.seed, SHUFFLE, self.progress.iteration)
@@ -245,21 +246,26 @@ class Trainer:
         self._check_finite(numbers)
         return numbers
 
-    def _ended(self, error: TrainingError) -> TrainingError:
+    def _ended(self, error: Exception) -> Exception:
         """Save, and say so: the environments cannot go on."""
-        self._save()
+        if isinstance(error, UsageError) and self.progress.iteration == 0:
+            return error  # there is nothing to save
+        try:
+            self._save()
+        except TrainingError as unsaved:
+            return TrainingError(f"{str(error).rstrip()}\n{unsaved}")
         return TrainingError(
             f"{str(error).rstrip()}\nMend it, then go on with: unidle train --resume {self._folder.path}"
         )
 
-    def _learn(self) -> TrainingError | None:
+    def _learn(self) -> Exception | None:
         """Learn from the rollout at hand, and let the environments go on meanwhile if they may.
 
         Should they fail for good, what is being learned is still learned to its end, so that there is something whole
         to save; the failure is returned.
         """
         learner, collector = self._learner, self.collector
-        failure: TrainingError | None = None
+        failure: Exception | None = None
         going_on, more = collector.ahead > 1, True
         while more or (going_on and not learner.finished()):
             if more and not (going_on and learner.busy()):
@@ -269,7 +275,7 @@ class Trainer:
                 try:
                     # False: all environments wait for the weights that are being learned.
                     going_on = collector.turn(0.0 if more and not learner.busy() else _PATIENCE_SECONDS)
-                except TrainingError as error:
+                except _FAILURES as error:
                     failure, going_on = error, False
         return failure
 
@@ -339,7 +345,7 @@ class Trainer:
         """Do something about evaluations; if their environments cannot go on, nothing that was learned is lost."""
         try:
             call()
-        except TrainingError as error:
+        except _FAILURES as error:
             raise self._ended(error) from None
 
     def _saving_is_worth_it(self) -> bool:

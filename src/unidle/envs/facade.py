@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -143,8 +143,9 @@ class ProcessVectorEnv(VectorEnv):
             over = np.flatnonzero(self._ended).tolist()
             raise gymnasium.error.ResetNeeded(f"The episodes of environments {over} are over; reset them first.")
         exchange.put_actions(actions)
-        self._order(exchange, STEP)
-        told = self._answers(exchange)
+        with self._all_or_none():
+            self._order(exchange, STEP)
+            told = self._answers(exchange)
         rewards, terminated, truncated = (
             exchange.rewards.copy(),
             exchange.terminated.copy(),
@@ -198,14 +199,24 @@ class ProcessVectorEnv(VectorEnv):
 
     def _ask(self, method: str, parts: list[tuple[Any, ...]]) -> list[Any]:
         """Have every worker call a method of its own."""
-        exchange = self._running()
-        self._order(exchange, COMMAND)
-        for number, (pipe, part) in enumerate(zip(self._pipes, parts)):
-            try:
-                pipe.send_bytes(cloudpickle.dumps((method, part)))  # after the order: it may be too long for the pipe
-            except ConnectionError:
-                raise self._failed(self._lost(number)) from None
-        return self._answers(exchange)
+        exchange, messages = self._running(), [cloudpickle.dumps((method, part)) for part in parts]
+        with self._all_or_none():
+            self._order(exchange, COMMAND)
+            for number, (pipe, message) in enumerate(zip(self._pipes, messages)):
+                try:
+                    pipe.send_bytes(message)  # after the order: it may be too long for the pipe
+                except ConnectionError:
+                    raise self._lost(number) from None
+            return self._answers(exchange)
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """End all workers if one fails, or at Ctrl-C: some of them have done what was ordered, and others have not."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def _order(exchange: Exchange, order: int) -> None:
@@ -219,7 +230,7 @@ class ProcessVectorEnv(VectorEnv):
             while not exchange.ready.wait(_LOOK_AROUND_SECONDS):
                 for number, process in enumerate(self._processes):
                     if process.poll() is not None:
-                        raise self._failed(self._lost(number))
+                        raise self._lost(number)
         speaking = [answer == SPEAKS for answer in exchange.answers.tolist()]
         return [self._answer(number) if speaks else None for number, speaks in enumerate(speaking)]
 
@@ -227,15 +238,10 @@ class ProcessVectorEnv(VectorEnv):
         try:
             kind, value = pickle.loads(self._pipes[number].recv_bytes())
         except (EOFError, ConnectionError):
-            raise self._failed(self._lost(number)) from None
+            raise self._lost(number) from None
         if kind != "ok":
-            raise self._failed(TrainingError(value))
+            raise TrainingError(value)
         return value
-
-    def _failed(self, error: Exception) -> Exception:
-        """`error`, after the end of all workers: the others may have taken a step that this one has not."""
-        self.close()
-        return error
 
     def _lost(self, number: int) -> TrainingError:
         first, end = self._spans[number]

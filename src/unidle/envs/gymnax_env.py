@@ -6,11 +6,11 @@ import dataclasses
 import difflib
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 
 from unidle.envs.jax_env import Array, JaxEnv, JaxTask, Tree, import_package, space_of
+from unidle.envs.simulators import plain_space
 from unidle.errors import UsageError
 
 _NEVER = 2**31 - 1  # steps
@@ -56,11 +56,4 @@ def gymnax_task(name: str, **kwargs: Any) -> JaxTask:
     given = env.observation_space(params)
     # Its Box spaces do not always have the shape of what is shown.
     observation = spaces.Discrete(int(given.n)) if hasattr(given, "n") else space_of(seen)
-    return JaxTask(observation, _action_space(env.action_space(params)), reset, step)
-
-
-def _action_space(given: Any) -> spaces.Discrete | spaces.Box:
-    if hasattr(given, "n"):
-        return spaces.Discrete(int(given.n))
-    low, high = (np.broadcast_to(np.asarray(bound, np.float32), given.shape) for bound in (given.low, given.high))
-    return spaces.Box(low, high, dtype=np.float32)
+    return JaxTask(observation, plain_space(env.action_space(params)), reset, step)

@@ -54,8 +54,8 @@ class EnvMaker:
             return self
         if self.twin is None:
             raise UsageError(
-                f"{self.name} steps many at once on the device and there is no single one; leave out --workers, "
-                "--subproc and --video."
+                f"{self.name} steps many at once on the device and there is no single one; do without --workers, "
+                "--subproc, --video and check-env."
             )
         return self._gymnasium(self.twin)
 
@@ -134,7 +134,7 @@ class EnvMaker:
         try:
             return self.factory(**self.kwargs, **extra)
         except TypeError as error:
-            if self.kwargs and "unexpected keyword" in str(error):
+            if self.kwargs and ("unexpected keyword" in str(error) or "multiple values" in str(error)):
                 raise UsageError(f"{self.name} does not take these env_kwargs: {_one_line(error)}.") from None
             if self.name.startswith("unidle/") and "required positional" in str(error):
                 raise UsageError(f"{self.name} needs more env_kwargs: {_one_line(error)}.") from None

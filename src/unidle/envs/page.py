@@ -23,7 +23,7 @@ MAX_LINKS = 1000
 _MAX_TEXT = 40 * MAX_WORDS
 MAX_TAGS = 10_000  # parsed in 0.15 s, however they are nested
 MAX_BYTES = 512_000
-_TEXT = 200  # characters kept of a title or of a link's text
+_TEXT = 200  # characters kept of a link's text
 _AT_ONCE_BYTES = 65_536  # up to here, half a second is the worst that any page was seen to take
 _PATIENCE_SECONDS = 5.0
 _AT_A_TIME = 2  # large pages: one that never ends must not take all cores
@@ -51,7 +51,6 @@ class Link(NamedTuple):
 class Content:
     """What was found on a page."""
 
-    title: str = ""
     text: str = ""  # as much as may be needed for MAX_WORDS words
     links: list[Link] = field(default_factory=list)  # no address twice
     is_html: bool = False
@@ -140,10 +139,8 @@ def _parse_html(html: bytes, url: str, is_cut: bool) -> Content:
         html, is_cut = _first_tags(html), True
     tree = _parser()(html)
     tree.strip_tags(_UNSEEN)
-    title = tree.css_first("title")
     root = tree.body or tree.root
     return Content(
-        title=_tidy(title.text()) if title is not None else "",
         text=root.text(separator=" ")[:_MAX_TEXT] if root is not None else "",
         links=_links(tree, url),
         is_html=True,

@@ -27,10 +27,8 @@ class SerialEnvs:
         seed: int,
         first_index: int = 0,
         *,
-        env_timeout: float | None = None,
         max_env_restarts: int = 10,
     ) -> None:
-        """`env_timeout` is kept by worker processes only: here, there is nobody to end a step that hangs."""
         self.contract, self.n_envs = contract, n_envs
         self.block = Block(contract, n_envs)
         self.bounds = [(0, n_envs)]

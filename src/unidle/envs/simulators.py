@@ -67,7 +67,7 @@ class IsaacEnv(_Simulator):
         if not getattr(seen, "shape", None):
             raise UsageError(f"{name} shows its terms one by one; let it concatenate the group `{self._group}`.")
         self.observation_space = spaces.Box(-np.inf, np.inf, tuple(seen.shape), np.float32)
-        self.action_space = _plain_space(getattr(inner, "single_action_space", None) or inner.action_space)
+        self.action_space = plain_space(getattr(inner, "single_action_space", None) or inner.action_space)
         self._shows_final = False
 
     @property
@@ -200,8 +200,8 @@ def _group_of(space: Any, name: str) -> str | None:
     raise UsageError(f"{name} shows the groups {', '.join(groups)}; call what the policy sees `{_GROUPS[0]}`.")
 
 
-def _plain_space(given: Any) -> spaces.Box | spaces.Discrete:
-    """Gymnasium's space, from one of Gymnasium, of the older Gym or of mjlab."""
+def plain_space(given: Any) -> spaces.Box | spaces.Discrete:
+    """Gymnasium's space, from one of Gymnasium, of the older Gym, of mjlab or of gymnax."""
     if hasattr(given, "n"):
         return spaces.Discrete(int(given.n))
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), given.shape) for bound in (given.low, given.high))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +125,8 @@ class Slots:
     def close(self) -> None:
         """Close every environment."""
         for slot in self._slots:
-            slot.close()
+            with contextlib.suppress(Exception):  # nothing depends on it any more
+                slot.close()
 
     # -- failures ------------------------------------------------------------------------------------------------------
 

@@ -148,8 +148,9 @@ class Worker:
             if commands[number]:
                 commands[number] = 0
                 self._obey()
-            elif not self._step_one() and self._pipe.poll():
-                self._pipe.recv_bytes()  # nothing was announced, so this is the end of the file: EOFError
+            elif not self._step_one() and self._pipe.poll() and not commands[number]:
+                # A command is announced before it is sent, so looked for in this order there is none to miss.
+                self._pipe.recv_bytes()  # the end of the file: EOFError
 
     def _step_one(self) -> bool:
         """Step a slice that was handed over; False if there is none."""
