@@ -45,16 +45,24 @@ def test_every_ratio_is_1_before_the_first_minibatch(env: Any, recurrent: str) -
         length = batch.rows.shape[1]
         assert length == (1 if recurrent == "none" else 16)
         assert_close(batch.log_probs, as_sequences(acting, length), atol=1e-5, rtol=0)
-        for index in torch.arange(len(batch.rows)).split(16 // length):
-            part = batch.at(index)
-            with torch.no_grad():
-                params, values = run.policy(part.rows, part.starts, part.states)
-                log_probs, _ = run.policy.distribution.score(params, part.actions)
-            assert_close((log_probs - part.log_probs).exp(), torch.ones_like(log_probs), atol=1e-5, rtol=0)
-            assert_close(values, part.values, atol=1e-5, rtol=1e-5)
+        assert_every_ratio_is_1(run, batch)
         before = run.algo.parameters.flat.detach().clone()
         run.learn()
         assert not torch.equal(before, run.algo.parameters.flat)  # the next round is with other weights
+        # They did not act in this rollout, and its recurrent states are not theirs; all the same:
+        stale = twin(run).prepare(run.rollout)
+        assert not torch.equal(stale.log_probs, batch.log_probs)
+        assert_every_ratio_is_1(run, stale)
+
+
+def assert_every_ratio_is_1(run: SmallRun, batch: Batch) -> None:
+    for index in torch.arange(len(batch.rows)).split(16 // batch.rows.shape[1]):
+        part = batch.at(index)
+        with torch.no_grad():
+            params, values = run.policy(part.rows, part.starts, part.states)
+            log_probs, _ = run.policy.distribution.score(params, part.actions)
+        assert_close((log_probs - part.log_probs).exp(), torch.ones_like(log_probs), atol=1e-5, rtol=0)
+        assert_close(values, part.values, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("env", ENVS)

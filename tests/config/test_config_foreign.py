@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from unidle.config.foreign import Translated, read_config
@@ -161,7 +162,7 @@ def test_a_translated_file_over_its_base_is_a_valid_run(read: Read) -> None:
 
 
 def test_a_missing_n_envs_is_said(read: Read) -> None:
-    assert read(ISAAC).notes == ["`n_envs` is not in the file; it is 1 unless you give --n-envs."]
+    assert read(ISAAC).notes == ["`n_envs` is not in the file; it is 1, or the --preset's, unless you give --n-envs."]
 
 
 def test_policy_kwargs_may_be_a_mapping(read: Read) -> None:
@@ -535,3 +536,16 @@ def test_yaml_tags_that_would_build_objects_are_refused(read: Read, tmp_path: Pa
     with pytest.raises(UsageError, match=r"my\.yaml: line 3 has the tag .*; write a plain value"):
         sb3(read, f"policy_kwargs: {value.format(trace)}")
     assert not trace.exists()
+
+
+def test_a_target_step_for_no_environments_is_left_to_the_sentence_about_those(read: Read) -> None:
+    translated = read("target_step: 4096\nnum_envs: 0\nnet_dims: [8]\n")
+    assert translated.values["n_envs"] == 0
+    assert "n_steps" not in translated.values
+
+
+def test_an_array_is_taken_as_a_list_of_its_numbers() -> None:
+    config = Config().with_values({"network_arch": np.array([64, 32]), "n_envs": np.int64(3), "workers": None}, "flags")
+    assert (config.recipe.network_arch, config.recipe.n_envs) == ((64, 32), 3)
+    with pytest.raises(UsageError, match="`workers` must be"):
+        Config().with_values({"workers": np.array([1, 2])}, "flags")

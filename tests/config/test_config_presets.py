@@ -215,3 +215,23 @@ def test_a_variable_that_is_no_number_of_environments_is_refused(
     with pytest.raises(UsageError) as error:
         validated(lay("mt10-2m", None, has_gpu=False).config)
     assert str(error.value) == sentence
+
+
+def test_the_environment_of_a_file_chooses_the_preset_as_that_of_a_flag_does(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for env in ("unidle/SiteExplore-v0", "unidle/CartPole-v1", "CartPole-v1"):
+        file.write_text(f"env: {env}\n")
+        by_flag = lay(None, None, has_gpu=True, env=env)
+        by_file = lay(None, file, has_gpu=True)
+        assert by_file.config.recipe == by_flag.config.recipe
+        assert by_file.notes == by_flag.notes
+
+
+def test_a_file_in_the_words_of_sb3_is_not_laid_over_the_defaults_of_another_algorithm(tmp_path: Path) -> None:
+    file = tmp_path / "zoo.yml"
+    file.write_text("Pendulum-v1:\n  n_timesteps: 20000\n  policy: MlpPolicy\n  learning_rate: 1e-3\n")
+    assert lay(None, file, has_gpu=False, algo="ppo").config.run.preset == "classic"
+    with pytest.raises(UsageError, match=r"would be that of its PPO; name the preset too: --preset sac\."):
+        lay(None, file, has_gpu=False, algo="sac")
+    chosen = lay("sac", file, has_gpu=False, algo="sac").config.recipe
+    assert (chosen.algo, chosen.learning_rate, chosen.batch_size) == ("sac", 1e-3, 256)

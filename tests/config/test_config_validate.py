@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +51,7 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ),
         ({"ent_coef": -0.1}, "`ent_coef` is -0.1; it must not be negative."),
         ({"vf_coef": -1}, "`vf_coef` is -1.0; it must not be negative."),
+        ({"max_env_restarts": -1}, "`max_env_restarts` is -1; it must not be negative."),
         ({"seed": -1}, "`seed` is -1; it must lie between 0 and 2**63 - 1."),
         ({"seed": 2**63}, "`seed` is 9223372036854775808; it must lie between 0 and 2**63 - 1."),
         ({"subproc": False, "workers": 8}, NO_WORKERS),
@@ -203,3 +206,13 @@ def test_a_training_sequence_is_the_longest_that_fits_both(n_steps: int, batch_s
 
 def test_without_recurrence_a_sequence_is_one_step() -> None:
     assert sequence_length(Recipe(n_steps=128, batch_size=64)) == 1
+
+
+def test_env_kwargs_that_no_file_can_hold_are_refused() -> None:
+    config = Config().with_values({"env": "CartPole-v1"}, "flags")
+    plain = dataclasses.replace(config, run=dataclasses.replace(config.run, env_kwargs={"size": [1, 2.5], "on": True}))
+    assert validated(plain).run.env_kwargs == {"size": [1, 2.5], "on": True}
+    for value in (np.float32(2), print):
+        run = dataclasses.replace(config.run, env_kwargs={"limit": value})
+        with pytest.raises(UsageError, match=r"`env_kwargs` are kept in .*, so they must be plain"):
+            validated(dataclasses.replace(config, run=run))

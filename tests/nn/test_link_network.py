@@ -46,7 +46,9 @@ def test_nothing_is_told_of_a_place_that_is_empty() -> None:
     assert (told[:, [0, 1, 3, 4]] != 0).all()
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 1, (3,)), spaces.Dict({"links": spaces.Box(0, 1, (3,))})])
+@pytest.mark.parametrize(
+    "space", [spaces.Box(0, 1, (3,)), *(spaces.Dict({name: spaces.Box(0, 1, (3,))}) for name in ("links", "others"))]
+)
 def test_observations_without_a_list_of_links_are_refused(space: spaces.Space) -> None:
     with pytest.raises(UsageError, match="needs observations with `links`"):
         LinkNetwork(space, spaces.Discrete(2))

@@ -63,7 +63,7 @@ class Experience:
             self.memory = Prefetch(self.replay, recipe.batch_size, device)
         self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=device)  # with the step that was added last
         self._begins = torch.zeros(recipe.n_envs, dtype=torch.bool, device=place)
-        # What follows each step, the true last observation where an episode ended; and one place for what is none.
+        # What follows each step, the true last observation where an episode was cut off; one place for what is none.
         self._finals = torch.zeros(recipe.total_batch + 1, row_bytes, dtype=torch.uint8, device=place)
         self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
         self._ratio = Fraction(str(recipe.updates_per_step))  # as it is written: 0.29 × 100 is 29

@@ -142,8 +142,10 @@ class PPO:
         self.minibatches = torch.zeros((), device=device)
         self.stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
         # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
+        # What pictures or a user's own network take is not known.
         widths = sum(recipe.network_arch) + policy.encoder.n_features
-        self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if device.type == "cuda" else 4096
+        is_known = device.type == "cuda" and policy.encoder.is_plain
+        self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if is_known else 4096
         self._capture, self._fall_back = capture, fall_back
         # One each, unless memory runs out.
         self.pieces, self._pieces_evaluated = Pieces("A minibatch", fall_back), Pieces("Evaluation", fall_back)
@@ -199,6 +201,10 @@ class PPO:
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["clip_range"] = self.clip_range.clone()
         metrics["updates"] = self.minibatches.clone()
+        if batch.weights is not None:
+            metrics["weights_capped"] = (batch.weights >= _WEIGHT_CAP).float().mean()
+            # As of so many transitions of one weight (Kish's effective sample size).
+            metrics["effective_share"] = batch.weights.mean().square() / batch.weights.square().mean()
         metrics["pieces"] = torch.full_like(self.minibatches, self.pieces.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         if self.policy.distribution.reals:
@@ -257,31 +263,47 @@ class PPO:
             recipe.gamma,
             recipe.gae_lambda,
         )
-        length = self.sequence_length
-
-        def sequences(field: Tensor) -> Tensor:
-            """[T, N, ..] → [T / L · N, L, ..]"""
-            if length == 1:
-                return field.reshape(steps * n_envs, 1, *field.shape[2:])
-            return field.unflatten(0, (steps // length, length)).transpose(1, 2).flatten(0, 1)
-
         recurrent = self.policy.core is not None
         return Batch(
-            rows=sequences(rollout.rows[:-1]),
-            actions=sequences(rollout.actions),
-            log_probs=sequences(log_probs),
-            values=sequences(values[:-1]),
-            advantages=sequences(advantages),
-            returns=sequences(returns),
-            starts=sequences(rollout.starts[:-1]) if recurrent else None,
-            states=rollout.states[:-1:length].flatten(0, 1) if recurrent else None,
-            weights=None if weights is None else sequences(weights),
+            rows=self._sequences(rollout.rows[:-1]),
+            actions=self._sequences(rollout.actions),
+            log_probs=self._sequences(log_probs),
+            values=self._sequences(values[:-1]),
+            advantages=self._sequences(advantages),
+            returns=self._sequences(returns),
+            starts=self._sequences(rollout.starts[:-1]) if recurrent else None,
+            states=rollout.states[: -1 : self.sequence_length].flatten(0, 1) if recurrent else None,
+            weights=None if weights is None else self._sequences(weights),
         )
+
+    def _sequences(self, field: Tensor) -> Tensor:
+        """[T, N, ..] → [T / L · N, L, ..]"""
+        length = self.sequence_length
+        if length == 1:
+            return field.reshape(-1, 1, *field.shape[2:])
+        return field.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1)
 
     @torch.no_grad()
     def _evaluated(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        params, values = self._forward(self.policy, rollout)
-        return self.policy.distribution.score(params, rollout.actions)[0], values
+        policy, score, length = self.policy, self.policy.distribution.score, self.sequence_length
+        if policy.core is None:
+            params, values = self._forward(policy, rollout)
+            return score(params, rollout.actions)[0], values
+
+        # Recurrent states on record are of the weights that acted. Learning has its own from the second step of a
+        # sequence on, and so has this.
+        def unrolled(rows: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
+            params, values = policy(rows, starts, states)
+            return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)
+
+        fields = (rollout.rows[:-1], rollout.starts[:-1], rollout.actions)
+        rows, starts, actions = map(self._sequences, fields)
+        states = rollout.states[:-1:length].flatten(0, 1)
+        out = self._in_chunks(unrolled, rows, starts, states, actions, rows_each=length)
+        values, log_probs = out.unflatten(0, (-1, rollout.shape[1])).transpose(1, 2).flatten(0, 1).unbind(-1)  # [T, N]
+        ends = (rollout.rows[-1].unsqueeze(1), rollout.starts[-1].unsqueeze(1), rollout.states[-1])
+        last = self._in_chunks(unrolled, *ends).view(1, -1)
+        return log_probs.contiguous(), torch.cat((values, last))
 
     def _values(self, rows: Tensor, states: Tensor) -> Tensor:
         return self._in_chunks(self.policy.value, rows, states)
@@ -302,9 +324,9 @@ class PPO:
         logits, mean, value = out.split((n_logits, reals, 1), -1)
         return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
-    def _in_chunks(self, function, *columns: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        """`function` over pieces of the columns, so that memory stays bounded."""
-        size = max(self._rows_at_once, self._per_minibatch * self.sequence_length)
+    def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
+        """`function` over pieces of the columns, of so many rows an entry, so that memory stays bounded."""
+        size = max(1, max(self._rows_at_once, self._per_minibatch * self.sequence_length) // rows_each)
 
         def work(pieces: int) -> Tensor:
             return torch.cat(

@@ -51,6 +51,7 @@ class Translated:
     values: dict[str, Any]  # flat setting → value
     notes: list[str]  # a sentence for each thing that is ignored or changed in meaning
     base_preset: str | None  # whose values hold where the file is silent; None: the user's choice
+    is_of_sb3s_ppo: bool = False  # and these are the defaults of that
 
 
 def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -> Translated:
@@ -144,15 +145,15 @@ class _Draft:
                 contrib = {"n_steps": 128, "batch_size": 128, "recurrent_size": 256}
                 self.values = {**contrib, **self.values}
             if n_envs is None and "n_envs" not in self.values:
-                self.notes.append("`n_envs` is not in the file; it is 1 unless you give --n-envs.")
+                self.notes.append("`n_envs` is not in the file; it is 1, or the --preset's, unless you give --n-envs.")
         known_envs = n_envs or self.values.get("n_envs")
         if "target_step" in self.per_iteration:
             self._settle_target_step(self.per_iteration["target_step"], known_envs)
         if "n_minibatches" in self.per_iteration:
             self._settle_minibatches(self.per_iteration["n_minibatches"], known_envs)
         # SB3's defaults are what the author of such a file left out.
-        base = "classic" if self.style == "sb3" else self.values.get("preset")
-        return Translated(self.values, self.notes, base)
+        of_ppo = self.style == "sb3" and "preset" not in self.values
+        return Translated(self.values, self.notes, "classic" if of_ppo else self.values.get("preset"), of_ppo)
 
     def _set(self, name: str, word: str, value: Any) -> None:
         value = coerce(name, value, self.source)
@@ -173,7 +174,7 @@ class _Draft:
     def _settle_target_step(self, target_step: int, n_envs: int | None) -> None:
         if "n_steps" in self.values:
             self.notes.append("`target_step` is ignored, because `n_steps` is in the file too.")
-        elif n_envs is None:
+        elif not n_envs:
             self.notes.append(
                 "`target_step` is ignored: it is n_envs × n_steps, and `n_envs` is not known; give --n-envs."
             )

@@ -15,6 +15,7 @@ from unidle.config.engine_file import EngineFile
 from unidle.config.foreign import read_config
 from unidle.config.presets import EXPLORER, default_preset, load_preset
 from unidle.config.schema import Config
+from unidle.errors import UsageError
 
 _N_ENVS_OF_FIXED = "NUM_PARALLEL_ENVS"  # the environment variable for what one may tune of a preset of fixed numbers
 
@@ -59,8 +60,14 @@ def lay(
     translated = read_config(file, env, n_envs) if file else None
     notes = list(translated.notes) if translated else []
     named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
+    if translated:
+        env, algo = env or translated.values.get("env"), algo or translated.values.get("algo")
+        if not preset and algo in ("sac", "dqn") and translated.is_of_sb3s_ppo:
+            raise UsageError(
+                f"{file} is in Stable-Baselines3's words, and what it leaves out would be that of its PPO; name the "
+                f"preset too: --preset {algo}."
+            )
     if not named:
-        algo = algo or (translated.values.get("algo") if translated else None)
         named = default_preset(has_gpu, env, algo)
         reason = "a GPU is there" if has_gpu else "there is no GPU here"
         if named == algo:

@@ -288,6 +288,8 @@ def unknown_key(key: str, source: str, more: Iterable[str] = (), command: str = 
 def coerce(key: str, value: Any, source: str) -> Any:
     """`value` as the declared type of setting `key`, or a UsageError that says what the type is."""
     expected = _FIELD_TYPES[key][1]
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # numbers and arrays of NumPy
     converted = None if value == "auto" and key in LEFT_TO_UNIDLE else _convert(value, expected)
     if converted is _MISMATCH:
         raise UsageError(f"{source}: `{key}` must be {_describe(expected, word_for_none(key))}, not {value!r}.")

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from importlib.util import find_spec
 
+import yaml
+
 from unidle.config.presets import load_preset
 from unidle.config.schema import Config, Recipe, word_for_none
 from unidle.errors import UsageError
@@ -26,7 +28,7 @@ _AT_LEAST_ONE = (
     "target_every",
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm", "tau", "adam_eps")
-_NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "updates_per_step")
+_NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "updates_per_step", "max_env_restarts")
 _POSITIVE_OR_NONE = (
     "clip_range_vf",
     "target_kl",
@@ -100,6 +102,13 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
         if not 0 <= flat[name] <= 1:
             raise UsageError(f"`{name}` is {flat[name]}; it must lie between 0 and 1.")
     check_seed(config.run.seed)
+    try:
+        yaml.safe_dump(config.run.env_kwargs)
+    except yaml.YAMLError:
+        raise UsageError(
+            "`env_kwargs` are kept in config.yaml, so they must be plain numbers, texts, lists and dicts; for anything "
+            "else give a factory of the environment."
+        ) from None
     recipe, engine = config.recipe, config.engine
     if recipe.discretize is not None and recipe.discretize < 2:
         raise UsageError(f"`discretize` is {recipe.discretize}; each action needs at least 2 bins.")

@@ -7,8 +7,9 @@ once. Along a line the cells read
     o₀ a₀ r₀ | o₁ a₁ r₁ ended | o₂ (final) | o₃ a₃ r₃ | o₄ (open)
 
 - a cell *acted* in holds a transition, and the cell after it holds the observation that the step led to: the next one,
-  or, where the episode ended, its true final observation, in a cell of its own that is never acted in. So after m steps
-  of one episode the bootstrap observation lies m cells on, whether the episode goes on, was cut off or terminated.
+  or, where the episode was cut off, its true final observation, in a cell of its own that is never acted in. So after m
+  steps of one episode the bootstrap observation lies m cells on, whether it goes on or was cut off. One that terminated
+  has such a cell too, but what is in it counts for nothing: nothing follows.
 - the cursor's cell is open: its observation is the newest and its action is yet to come. It is written together with
   the step that led to it, so a transition may be sampled as soon as it is added.
 - cells are written in order, so an old transition goes before its successor does: each line keeps its newest P

@@ -20,9 +20,11 @@ class LinkNetwork(nn.Module):
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
         super().__init__()
-        if not isinstance(observation_space, spaces.Dict) or len(observation_space["links"].shape or ()) != 2:
+        links = observation_space.spaces.get("links") if isinstance(observation_space, spaces.Dict) else None
+        if links is None or len(links.shape or ()) != 2:
             raise UsageError("LinkNetwork needs observations with `links` [places, facts]; leave out --network.")
-        facts = (observation_space["links"].shape or (0,))[-1]
+        assert isinstance(observation_space, spaces.Dict)
+        facts = (links.shape or (0,))[-1]
         self._others = [name for name in observation_space if name != "links"]
         rest = sum(spaces.flatdim(observation_space[name]) for name in self._others)
         self.context = nn.Sequential(nn.Linear(rest, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _CONTEXT), nn.Tanh())

@@ -86,8 +86,10 @@ class Policy(nn.Module):
             output = module(inputs)
         return output.float()
 
+    # The heads are always in single precision: a value of 300 would be rounded to a multiple of 2.
+
     def _params(self, latent: Tensor, mask: Tensor | None) -> Params:
-        out = self._run(self.actor_head, latent)
+        out = self.actor_head(latent)
         logits, mean = out.split((self.distribution.n_logits, self.distribution.reals), -1)
         if mask is not None:
             logits = self.distribution.masked(logits, mask)
@@ -98,7 +100,8 @@ class Policy(nn.Module):
             latent = self._run(self.critic_trunk, features)
         else:
             latent = actor_latent if actor_latent is not None else self._run(self.actor_trunk, features)
-        return self._run(self.critic_head, latent).squeeze(-1)
+        value: Tensor = self.critic_head(latent).squeeze(-1)
+        return value
 
     def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """The actor alone, one step: rows [n, row_bytes], recurrent state [n, S] → params, state after."""

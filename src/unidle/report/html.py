@@ -31,6 +31,7 @@ _LEARNING = {  # metric → title, meaning
     "train/entropy": ("Entropy", "nats per action"),
     "train/approx_kl": ("Approximate KL", "nats from where the update began"),
     "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
+    "train/effective_share": ("Effective share", "share of samples, by weight"),
     "train/explained_variance": ("Explained variance", "of the returns, by the values; 1 is best"),
 }
 _MEANING = {
