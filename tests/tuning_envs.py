@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -19,13 +20,22 @@ class Sleepy(Choice):
 
 
 class Spoiling(Choice):
-    """Sound in the trainer's process; in a worker it spoils a trial: `how` is crash, memory, hang or raise."""
+    """Sound in the trainer's process; in a worker it spoils a trial: `how` is crash, memory, hang or raise.
 
-    def __init__(self, how: str) -> None:
+    Or, in any process, it starts another that it leaves behind as it crashes, or it dawdles when it is made.
+    """
+
+    def __init__(self, how: str, note: str = "") -> None:
         super().__init__()
-        self._how = how
+        self._how, self._note = how, note
+        if how == "dawdle":
+            time.sleep(1.5)
 
     def step(self, action: Any) -> Any:
+        if self._how == "leave" and _in_trial():
+            with open(self._note, "w", encoding="utf-8") as note:
+                note.write(str(subprocess.Popen(["sleep", "60"]).pid))
+            os.abort()
         if _in_worker():
             if self._how == "hang":
                 time.sleep(1000)
@@ -41,5 +51,13 @@ def unreachable(*_: object) -> None:
 
 
 def _in_worker() -> bool:
+    return _program() == "unidle.envs.worker"
+
+
+def _in_trial() -> bool:
+    return _program() == "unidle.tuning.trials_main"
+
+
+def _program() -> str | None:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name == "unidle.envs.worker"
+    return None if spec is None else spec.name

@@ -235,6 +235,7 @@ MORE_MISTAKES = {
     "eval runs/a --speed 3": "`--speed 3` is not understood here; `unidle eval --help` says what it takes.",
     "check-env Nope-v1": "There is no environment `Nope-v1`: ",
     "export runs/a": "Say which form to write: --onnx.",
+    "scaling --critic abc": "'abc' is no whole number",
 }
 
 
@@ -248,6 +249,16 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing_behind(words: str, tmp_p
 def test_so_do_many_more(words: str, tmp_path: Path, here: Here) -> None:
     assert MORE_MISTAKES[words] in complaint(here(*shlex.split(words)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written_gets_one_sentence(tmp_path: Path, here: Here) -> None:
+    sound(here("train", "--env", "CartPole-v1", *SMALL, *CLASSIC, "--timesteps", "64", "--run-name", "a", "--quiet"))
+    run = tmp_path / "runs/a"
+    for name in ("report.html.tmp", "policy.onnx"):
+        (run / name).mkdir()
+    assert "report.html cannot be written: Is a directory; name another file." in complaint(here("report", "runs/a"))
+    assert "/ cannot be written: " in complaint(here("report", "runs/a", "--html=/"))
+    assert "policy.onnx cannot be written: Is a directory" in complaint(here("export", "runs/a", "--onnx"))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

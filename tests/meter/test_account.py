@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import unidle
+from unidle import timeline as timeline_module
 from unidle.engine.listener import OnGpu
 from unidle.journal import read_records
 from unidle.meter import account
@@ -19,7 +20,7 @@ from unidle.meter.account import FILE, RunMeter, active_shares
 from unidle.meter.attribution import DeviceSpan, HostSpan, attribute_idle
 from unidle.meter.background import Background
 from unidle.meter.reading import Sample
-from unidle.timeline import LEARN, LOGGING, PHASES, Timeline
+from unidle.timeline import EVALUATE, LEARN, LOGGING, PHASES, Timeline
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -183,24 +184,26 @@ def test_the_profiler_waits_until_the_run_learns_and_nothing_more_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before learning there is nothing to calibrate by; and a capture beside the profiler would fail."""
-    monkeypatch.setattr(account, "_SETTLED_NS", 30_000_000)
+    now = [0]
+    monkeypatch.setattr(account, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_SETTLED_NS", 30)
     looks: list[str] = []
     monkeypatch.setattr(account, "try_window", lambda torch: looks.append("look"))
     meter, timeline, gpu = RunMeter(print), Timeline(), Gpu()
     meter.begin(tmp_path, timeline, 0, gpu.told())
 
-    def iterate(seconds: float, has_learned: bool) -> None:
-        until = perf_counter_ns() + seconds * 1e9
-        while perf_counter_ns() < until:
+    def iterate(until: int, has_learned: bool) -> None:
+        while now[0] < until:
+            now[0] += 1
             meter.iteration(0, 0.0, has_learned)
 
-    iterate(0.06, has_learned=False)
+    iterate(60, has_learned=False)
     assert not looks
-    iterate(0.015, has_learned=True)
+    iterate(75, has_learned=True)
     gpu.captures += 1
-    iterate(0.02, has_learned=True)
+    iterate(105, has_learned=True)
     assert not looks
-    iterate(0.03, has_learned=True)
+    iterate(106, has_learned=True)
     assert looks == ["look"]
     meter.end()
 
@@ -265,9 +268,56 @@ def test_the_account_of_the_whole_is_one_sentence() -> None:
     device = [DeviceSpan("inference", 60, 70, 1), DeviceSpan("learn", 70, 100, 3)]
     power = [Sample(0, 0.0), Sample(70, 100.0), Sample(100, 200.0)]
     whole = account._Sum()
+    found = attribute_idle(0, 100, device, host, {"inference": 1.0, "learn": 0.5}, power)
     for _ in range(2):
-        whole.add(attribute_idle(0, 100, device, host, {"inference": 1.0, "learn": 0.5}, power))
+        whole.add(found, covered=5.0, clocked=1.0)
     assert whole.sentence() == (
         "GPU busy 25 % (14 % at 100 W in rollouts, 50 % at 200 W in learning); "
         "it waited for: environment 60 %, learn (launch) 15 %, unattributed 0 %."
     )
+    whole.add(found, covered=10.0, clocked=0.6)  # the rest went to evaluations
+    assert whole.sentence() == (
+        "GPU busy 20 % (14 % at 100 W in rollouts, 50 % at 200 W in learning); "
+        "it waited for: environment 48 %, learn (launch) 12 %, unattributed 20 %."
+    )
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
+    often: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iterations of 10 in which the GPU is always busy, and evaluations of 30 after each, or after every fourth."""
+    now, said = [0], list[str]()
+    for module in (account, timeline_module):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_STRETCH_NS", 1)
+    monkeypatch.setattr(account, "_MOST_LINES", 10**12)
+    meter, timeline = RunMeter(said.append), Timeline()
+    meter.begin(tmp_path, timeline, 0, Gpu().told())
+    meter._active_share = {"learn": 1.0}
+
+    def spend(phase: int, time: int) -> None:
+        timeline.enter(phase)
+        now[0] += time
+
+    for step in range(1, 101):
+        spend(LEARN, 10)
+        timeline.on_device.append((LEARN, now[0] - 10, now[0]))
+        timeline.enter(LOGGING)
+        meter.iteration(step, now[0] * 1e-9, has_learned=True)
+        if often or step % 4 == 0:
+            spend(EVALUATE, 30)
+    meter.end()
+    lines = read_records(tmp_path / FILE)
+    assert len(lines) == 50
+    busy = sum(line["gpu"]["busy"] * line["covered"] for line in lines)
+    covered = sum(line["covered"] for line in lines)
+    assert busy == pytest.approx(1000e-9, rel=0.02)
+    assert covered == pytest.approx((3970 if often else 1720) * 1e-9, rel=0.02)
+    for line in lines:
+        gpu = line["gpu"]
+        assert gpu["busy"] + sum(gpu["idle"].values()) + gpu["unattributed"] == pytest.approx(1.0)
+        assert all(0 <= begin <= end for _, _, begin, end in line["spans"])
+    assert said == [
+        f"GPU busy {25 if often else 58} % (100 % in learning); it waited for: unattributed {75 if often else 42} %."
+    ]

@@ -62,6 +62,23 @@ def test_asked_again_at_once_it_has_nothing_new_of_its_cores() -> None:
     assert "cpu" not in host.poll()
 
 
+def test_cores_that_a_container_numbers_otherwise_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {10_000, 10_001})
+    host = Host()
+    time.sleep(0.2)
+    assert host.poll().keys() == {"memory"}
+
+
+def test_a_tree_is_not_looked_through_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, looks = Tree(os.getpid()), list[int]()
+    use = tree._use
+    monkeypatch.setattr(tree, "_use", lambda: looks.append(1) or use())
+    began = time.perf_counter()
+    while time.perf_counter() < began + 0.5:
+        tree.poll()
+    assert 1 <= len(looks) <= 6
+
+
 def test_a_tree_has_the_work_of_children(family: int) -> None:
     tree = Tree(family)
     time.sleep(1)

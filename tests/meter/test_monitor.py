@@ -122,6 +122,10 @@ def test_a_gpu_that_is_lost_is_told(fake_driver: Environment, tmp_path: Path) ->
             ["--csv", "nowhere/a.csv"],
             "nowhere/a.csv cannot be written (No such file or directory); choose another",
         ),
+        (
+            ["--csv", "/dev/full"],
+            "/dev/full cannot be written (No space left on device); choose another",
+        ),
         (["--csv", "mine.txt"], "There is already something in mine.txt; choose another file for --csv."),
         (["--pid", "999999999", "--csv", "a.csv"], "There is no process 999999999; `ps` lists those that run."),
     ],

@@ -195,6 +195,22 @@ def test_a_gpu_is_found_by_its_name_whichever_it_is(fake_driver: Environment) ->
 
 
 @pytest.mark.parametrize(
+    ("visible", "index"),
+    [
+        *((None, 0), ("0", 0), ("1", 1), ("1,0", 1), ("7", None), ("", None), ("-1", None)),
+        *(("GPU-22222222-2222-2222-2222-222222222222", 1), ("GPU-33333333-2222-2222-2222-222222222222", None)),
+    ],
+)
+def test_a_process_reads_the_gpu_that_it_may_use(
+    visible: str | None, index: int | None, fake_driver: Environment
+) -> None:
+    code = "from unidle.meter.nvml import Driver\nown = Driver().own_gpu()\nprint(own and own.index)"
+    env = {**fake_driver(), **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(index), done.stderr
+
+
+@pytest.mark.parametrize(
     ("mode", "sentence"),
     [
         ("not loaded", "No NVIDIA GPU here: the NVIDIA driver is installed, but not loaded."),

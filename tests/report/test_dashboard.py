@@ -128,6 +128,14 @@ def test_a_row_of_each_run_with_a_dash_for_what_is_unknown(tmp_path: Path) -> No
     assert rows.now()[1]["return"] == "21.00"
 
 
+@pytest.mark.parametrize("config", ["run: {timesteps: 2024-99-99}\n", "[" * 5000])
+def test_a_run_that_cannot_be_read_takes_no_other_from_the_page(config: str, tmp_path: Path) -> None:
+    make_run(tmp_path, "a")
+    (make_run(tmp_path, "b") / "config.yaml").write_text(config)
+    write_lines(make_run(tmp_path, "c") / "metrics.jsonl", [{**iteration(1), "wall": 10**400}])
+    assert {row["name"] for row in Rows(Runs(tmp_path)).now()} == {"a", "b", "c"}
+
+
 def test_a_run_is_training_while_its_lock_is_held_and_comes_first(tmp_path: Path) -> None:
     make_run(tmp_path, "a", seconds=2)
     folder = make_run(tmp_path, "b", seconds=2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 import yaml
 
 from unidle.cli.main import run as command_line
+from unidle.cli.tune import _check_place
 from unidle.config import Config
 from unidle.config.validate import validated
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
@@ -37,7 +40,7 @@ def spoiled(how: str, **values: Any) -> Config:
     """A job that is sound in the trainer's process only."""
     small = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "network_arch": (8,), **values}
     kwargs = {"env": "tuning_envs:Spoiling", "env_kwargs": {"how": how}}
-    return validated(Config().with_values({**small, **kwargs}, "test"))
+    return validated(Config().with_values({**kwargs, **small}, "test"))
 
 
 class UntilFirst:
@@ -209,3 +212,34 @@ def test_a_mistake_gets_one_sentence(
     assert command_line(["tune", "--env", "CartPole-v1", "--preset", "classic", *argv]) == 2
     assert capsys.readouterr().err.startswith(sentence)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_there_stays_and_one_that_was_not_is_not_left(tmp_path: Path) -> None:
+    empty, fresh = tmp_path / "empty.yaml", tmp_path / "fresh.yaml"
+    empty.touch()
+    for path in (empty, fresh):
+        _check_place(path)
+    assert list(tmp_path.iterdir()) == [empty]
+
+
+def test_what_a_trial_started_is_ended_with_it_though_it_died_first(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    trial = Trial(spoiled("leave", subproc=False, env_kwargs={"how": "leave", "note": str(left)}))
+    with pytest.raises(TrialError, match=r"^it ended with signal 6"):
+        trial.start(60.0)
+    trial.close()
+    until = time.monotonic() + 10
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(int(left.read_text())).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_the_start_of_a_trial_is_no_training() -> None:
+    trial = Trial(spoiled("dawdle", subproc=False))
+    try:
+        trial.start(60.0)
+        turn = trial.go(0.1, 60.0)
+        assert 0.5 + turn.seconds <= turn.trained < 4 * 1.5  # seconds in which environments were made
+    finally:
+        trial.close()

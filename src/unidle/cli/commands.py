@@ -268,7 +268,11 @@ def export_command(argv: list[str]) -> Result:
     from unidle.api import load
     from unidle.engine.export import export_onnx
 
-    path = export_onnx(load(flags.run).agent, flags.run / "policy.onnx")
+    path = flags.run / "policy.onnx"
+    try:
+        export_onnx(load(flags.run).agent, path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; make room there.") from None
     if flags.json:
         return {"path": str(path)}
     print(path)

@@ -210,7 +210,7 @@ def _if_given(kind: Any) -> Any:
 
 
 def _read_widths(text: str) -> tuple[int, ...]:
-    return tuple(int(width) for width in text.split(",") if width)
+    return tuple(_read_int(width) for width in text.split(",") if width)
 
 
 def _write(value: Any) -> str:

@@ -109,12 +109,13 @@ def _seconds(text: str) -> float:
 
 def _check_place(out: Path) -> None:
     """Now, and not when minutes of measuring are over."""
+    was_there = out.exists()
     try:
         with out.open("a", encoding="utf-8"):
             pass
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written: {error.strerror}; name another file.") from None
-    if not out.stat().st_size:
+    if not was_there:
         out.unlink()
 
 

@@ -30,8 +30,9 @@ _running: IdleMeter | None = None
 class IdleMeter(BaseCallback):
     """Prints a table at the end of `learn`, and logs each phase's share and power as `idle/…` every few seconds.
 
-    *rollout: environment* is the vector environment's step, *rollout: the rest* inference and storage, *learning* all
-    from the end of a rollout to the beginning of the next; what is left is *unattributed*: start and end.
+    *rollout: environment* is the vector environment's step, *rollout: the rest* inference, storage and what callbacks
+    do after a step (an EvalCallback evaluates there), *learning* all from the end of a rollout to the beginning of the
+    next; what is left is *unattributed*: start and end.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

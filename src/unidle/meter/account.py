@@ -34,7 +34,7 @@ FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
 _STRETCH_NS, _MOST_INTERVALS = 500_000_000, 12_000  # a stretch ends with the iteration in which it has either
 _LOOK_NS = 50_000_000  # the same for one that the profiler looks at
-_MOST_LOOKS = 3  # that may be lost; spans are taken for busy from end to end after that
+_MOST_LOOKS = 3  # that may be lost, or see nothing; how busy spans are stays unattributed after that
 _SHOWN_SPANS = 400
 _MOST_LINES = 2000  # of a run; the longer it lasts, the further apart they are
 _OWN_SHARE = 0.004  # of the time may be the meter's own
@@ -156,16 +156,18 @@ class RunMeter:
             return  # a stretch under the profiler is not like others
         on_host = self._timeline.intervals(max(stretch.mark, self._timeline.written - _MOST_INTERVALS))
         begun = max(stretch.begun_ns, on_host[0][1])
+        if self._gpu is not None:  # where evaluations are played too, and without a clock: so after the last of them
+            begun = max([begun, *(end for phase, _, end in on_host if phase == EVALUATE)])
+            on_host = [span for span in on_host if span[2] > begun]
         line: dict[str, Any] = {"step": step, "seconds": wall, "length": (now - begun) * 1e-9}
-        line |= {"covered": (now - self._told_ns) * 1e-9, "gpu": None, "parts": {}}
+        covered, host = (now - self._told_ns) * 1e-9, self._host_shares()
+        line |= {"covered": covered, "gpu": None, "parts": {}, "host": host}
         if self._gpu is not None:
-            if any(phase == EVALUATE for phase, _, _ in on_host):
-                return  # on the GPU too, and without a clock
             power = self._background.samples("power", begun)
             found = attribute_idle(begun, now, on_device, host_spans(on_host), self._active_share or {}, power)
-            self._whole.add(found)
-            line |= _as_line(found)
-        line["host"] = self._host_shares()
+            clocked = 1.0 - host[PHASES[EVALUATE]]
+            self._whole.add(found, covered, clocked)
+            line |= _as_line(found, clocked)
         line["readings"] = self._readings(now)
         line["spans"] = _first_spans(begun, on_host, self._timeline.on_device)
         self._file.write(json.dumps(line) + "\n")
@@ -201,7 +203,7 @@ class RunMeter:
 
 @dataclass
 class _Sum:
-    """All stretches together, as one sentence."""
+    """All stretches together, each for the time that it stands for, as one sentence."""
 
     seconds: float = 0.0
     busy: float = 0.0  # seconds, as all that follows
@@ -209,21 +211,21 @@ class _Sum:
     idle: dict[str, float] = field(default_factory=dict)
     parts: dict[str, list[float]] = field(default_factory=dict)  # seconds, busy, watt-seconds, those with known power
 
-    def add(self, found: Attribution) -> None:
-        """One more stretch."""
-        whole = found.whole
-        self.seconds += whole.seconds
-        self.busy += whole.busy * whole.seconds
-        self.unattributed += whole.unattributed * whole.seconds
+    def add(self, found: Attribution, covered: float, clocked: float) -> None:
+        """One more stretch, for `covered` seconds; what is not `clocked` of them is unattributed."""
+        whole, seconds = found.whole, covered * clocked
+        self.seconds += covered
+        self.busy += whole.busy * seconds
+        self.unattributed += whole.unattributed * seconds + (covered - seconds)
         for cause, share in whole.idle.items():
-            self.idle[cause] = self.idle.get(cause, 0.0) + share * whole.seconds
+            self.idle[cause] = self.idle.get(cause, 0.0) + share * seconds
         for name, part in found.parts.items():
-            kept = self.parts.setdefault(name, [0.0] * 4)
-            kept[0] += part.seconds
-            kept[1] += part.busy * part.seconds
+            kept, of_part = self.parts.setdefault(name, [0.0] * 4), seconds * part.seconds / whole.seconds
+            kept[0] += of_part
+            kept[1] += part.busy * of_part
             if part.watts is not None:
-                kept[2] += part.watts * part.seconds
-                kept[3] += part.seconds
+                kept[2] += part.watts * of_part
+                kept[3] += of_part
 
     def sentence(self) -> str:
         """GPU busy 35 % (15 % at 125 W in rollouts, 95 % at 208 W in learning); it waited for …"""
@@ -241,13 +243,13 @@ class _Sum:
 
 
 def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float] | None:
-    """Close the window; returns the kernel-active share of each phase's spans in it, or None if the look was lost."""
+    """Close the window; returns the kernel-active share of each phase's spans in it, or None if nothing was seen."""
     offset = time.time_ns() - perf_counter_ns()  # of the profiler's clock
     seen = window.close()
     if seen is None:
         return None
     kernels = [(start - offset, end - offset) for start, end in seen.intervals]
-    return active_shares(spans, kernels)
+    return active_shares(spans, kernels) or None
 
 
 def active_shares(spans: Iterable[DeviceSpan], kernels: Sequence[tuple[int, int]]) -> dict[str, float]:
@@ -267,12 +269,18 @@ def active_shares(spans: Iterable[DeviceSpan], kernels: Sequence[tuple[int, int]
     return {phase: active[phase] / length for phase, length in lengths.items()}
 
 
-def _as_line(found: Attribution) -> dict[str, Any]:
+def _as_line(found: Attribution, clocked: float) -> dict[str, Any]:
+    """Of all the time it stands for; what is not `clocked` of that is unattributed."""
+
     def of_part(part: Account) -> dict[str, float | None]:
-        return {"share": part.seconds / found.whole.seconds, "busy": part.busy, "watts": part.watts}
+        return {"share": clocked * part.seconds / found.whole.seconds, "busy": part.busy, "watts": part.watts}
 
     whole = found.whole
-    gpu: Mapping[str, Any] = {"busy": whole.busy, "idle": dict(whole.idle), "unattributed": whole.unattributed}
+    gpu: Mapping[str, Any] = {
+        "busy": clocked * whole.busy,
+        "idle": {cause: clocked * share for cause, share in whole.idle.items()},
+        "unattributed": clocked * whole.unattributed + (1.0 - clocked),
+    }
     return {"gpu": gpu, "parts": {name: of_part(part) for name, part in found.parts.items()}}
 
 

@@ -32,9 +32,9 @@ class Background:
         self._driver: Driver | None = None
 
     def start(self, uuid: str | None = None) -> None:
-        """Begin to read the GPU that is called so, or the first one, if there is such."""
+        """Begin to read the GPU that is called so, or this process's own, if there is such."""
         self._driver = Driver()
-        gpu = next(iter(self._driver.gpus), None) if uuid is None else self._driver.gpu_called(uuid)
+        gpu = self._driver.own_gpu() if uuid is None else self._driver.gpu_called(uuid)
         if gpu is not None:
             memory = next(r.full for r in gpu.readings if r.name == "memory")
             self.memory_bytes = memory and memory * 2**30

@@ -53,9 +53,11 @@ class Host:
         """The samples that are new since the last call."""
         memory = self._psutil.virtual_memory()
         found = {"memory": self._memory.take(time.perf_counter_ns(), (memory.total - memory.available) / 2**30)}
+        if time.perf_counter_ns() - self._since_ns < EARLY * _PERIOD_S * 1e9:
+            return found
         times, at_ns = self._core_times(), time.perf_counter_ns()
-        is_soon = at_ns - self._since_ns < EARLY * _PERIOD_S * 1e9
-        if is_soon or any(now[0] <= before[0] for now, before in zip(times, self._times)):
+        # Of no core where a container counts its cores from 0, and says which of the machine's it may use.
+        if not times or any(now[0] <= before[0] for now, before in zip(times, self._times)):
             return found
         passed = [now[0] - before[0] for now, before in zip(times, self._times)]
         busy = [max(0, now[1] - before[1]) for now, before in zip(times, self._times)]
@@ -112,10 +114,11 @@ class Tree:
 
     def poll(self) -> dict[str, list[Sample]]:
         """The samples that are new since the last call; none once the process has ended."""
-        use, before = self._use(), self._before
-        if use is None or before is None:
-            return {}
-        if use.at_ns - before.at_ns < EARLY * _PERIOD_S * 1e9:
+        before = self._before
+        if before is None or time.perf_counter_ns() - before.at_ns < EARLY * _PERIOD_S * 1e9:
+            return {}  # to look through all processes takes a while
+        use = self._use()
+        if use is None:
             return {}
         self._before = use
         # A worker that dies takes its time along, if nobody asks for its exit status: then less is counted than before.

@@ -15,6 +15,8 @@ A GPU need not have all of them. What the driver refuses for good is listed as l
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -290,6 +292,19 @@ class Driver:
     def gpu_called(self, uuid: str) -> Gpu | None:
         """The GPU with this name, whatever its number here is."""
         return next((gpu for gpu in self.gpus if gpu.is_called(uuid)), None)
+
+    def own_gpu(self) -> Gpu | None:
+        """The GPU that this process uses or, before it uses any, the first that CUDA_VISIBLE_DEVICES leaves to it.
+
+        Numbers there are taken for the driver's; CUDA may count otherwise where GPUs differ.
+        """
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return self.gpu_called(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        if first.isdecimal():
+            return self.gpus[int(first)] if int(first) < len(self.gpus) else None
+        return self.gpu_called(first) if first.startswith("GPU-") else None
 
     def close(self) -> None:
         """End the talk with the driver."""

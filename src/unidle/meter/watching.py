@@ -153,8 +153,13 @@ def _until_the_end(
             return lives, used, os.waitstatus_to_exitcode(how)
         is_due = time.monotonic() >= next_host
         uses: dict[str, list[Sample]] = {}
-        for source in sources if is_due else gpus:
-            for reading, samples in source.poll().items():
+        for source in [*sources] if is_due else [source for source in sources if source in gpus]:
+            try:
+                found = source.poll()
+            except Exception:  # is no reason to leave the command alone
+                sources.remove(source)
+                continue
+            for reading, samples in found.items():
                 if samples:
                     lives[source.name].setdefault(reading, Life()).add(samples)
                     if reading == _USE:

@@ -149,9 +149,12 @@ def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> His
 def number(record: Record, key: str) -> float | None:
     """The finite number under `key`, or None."""
     value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
 
 
 def evaluation_in_words(record: Record, *, spread: bool = True) -> str:

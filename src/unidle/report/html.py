@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from unidle.report.style import CSS, HATCHES
 from unidle.report.success import success_section
 from unidle.report.svg import Reference, Series, line_chart, stacked_bar
 from unidle.report.wording import duration, faults, percent, score, short_number
+from unidle.report.writing import write_whole
 
 _TIME_UNITS = (
     (2 * 3600.0, 3600.0, "h"),
@@ -44,11 +44,7 @@ _MEANING = {
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run folder, from its `config.yaml`, `metrics.jsonl` and `page_graph.json`."""
     page = _page(read_history(folder))
-    path = folder / "report.html"
-    fresh = folder / "report.html.tmp"
-    fresh.write_text(page, encoding="utf-8")
-    os.replace(fresh, path)  # a browser that reloads meanwhile never sees half a page
-    return path
+    return write_whole(folder / "report.html", page)
 
 
 def _page(history: History) -> str:

@@ -83,11 +83,6 @@ class Site:
         paths = ["", *(f"{folders[n]}{words[n, 0]}{words[n, 1]}-{n}.html" for n in range(1, pages))]
         return Site(seed, layout, topic, density, targets, paths)
 
-    def about(self, topic: str) -> np.ndarray:
-        """The pages on a topic."""
-        pages = np.flatnonzero(self.topic == NAMES.index(topic))
-        return pages[pages > 0]
-
     def number(self, path: str) -> int | None:
         """Which page a path leads to; None if there is none, or it is written differently."""
         found = _PATH.fullmatch(path)

@@ -76,6 +76,7 @@ class Trial:
         self.config = _for_trial(config, Path(self._folder.name))
         self._log = Path(self._folder.name) / "said.txt"
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._pipe: Connection | None = None
 
     def start(self, patience: float) -> Situation:
@@ -115,6 +116,7 @@ class Trial:
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("wb") as log:
             self._pipe = Connection(ours.detach())
+            self._is_killed = False
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "unidle.tuning.trials_main", what, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -151,6 +153,7 @@ class Trial:
         except subprocess.TimeoutExpired:
             self._kill()
             return TrialError("crash", "it hung up without a word, and went on")
+        self._kill()
         if status == -signal.SIGKILL:
             return TrialError("memory", "it was killed, as the system does when memory runs out")
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -158,8 +161,10 @@ class Trial:
         return TrialError("crash", f"it ended with {how}" + (f" ({lines[-1][:200]})" if lines else ""))
 
     def _kill(self) -> None:
+        """And what it started, which may go on without it; once, for later its number may be another's."""
         assert self._process is not None
-        if self._process.poll() is None:
+        if not self._is_killed:
+            self._is_killed = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -60,6 +60,7 @@ def _train(config: Config, pipe: Connection) -> None:
 
     pace = _Pace(pipe)
     pace.trainer = new_trainer(config, pace, lambda text: print(text, flush=True))  # into the trial's log
+    pace.begin()
     train(pace.trainer)
 
 
@@ -71,9 +72,12 @@ class _Pace:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._iterations, self._is_warm = 0, False
-        self._trained, self._began = 0.0, perf_counter()
-        self._steps, self._until = 0, _WARM_UP_SECONDS
+        self._trained, self._steps, self._until = 0.0, 0, _WARM_UP_SECONDS
         self._first_return: float | None = None
+
+    def begin(self) -> None:
+        """All is made, and training begins."""
+        self._began = perf_counter()
 
     def __call__(self, moment: Moment) -> None:
         passed = perf_counter() - self._began

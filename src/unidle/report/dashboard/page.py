@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +13,7 @@ from unidle.errors import UsageError
 from unidle.report.dashboard.runs import as_json, whole_view
 from unidle.report.looks import PHASE_LOOKS, UNKNOWN_LOOK
 from unidle.report.style import PAGE_LOOK, PALETTE
+from unidle.report.writing import write_whole
 
 NEEDED = "needs the packages starlette, uvicorn and plotly; run: pip install 'unidle[dashboard]'."
 _PARTS = {"run": ("shared.js", "looks", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
@@ -62,13 +62,7 @@ def write_page(folder: Path, path: Path) -> Path:
     tail = f'<script id="data" type="application/json">{data}</script>\n'
     tail += "\n".join(f"<script>{text}</script>" for text in own)
     page = _document(f"{view['name']} · unidle", _static("run.html"), (head, tail))
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        fresh.write_text(page, encoding="utf-8")
-        os.replace(fresh, path)  # a browser that reloads meanwhile never sees half a page
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from None
-    return path
+    return write_whole(path, page)
 
 
 def _static(name: str) -> str:

@@ -106,7 +106,7 @@ def _config(folder: Path) -> dict[str, Any]:
     with file:
         try:
             tree = yaml.safe_load(file)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none; brackets without end
             return {}
     return tree if isinstance(tree, dict) else {}
 
