@@ -281,6 +281,18 @@ def test_many_native_threads_on_few_cores_are_too_many() -> None:
     assert judge(found(LEADER, *crowded)).cause == "too many threads"
 
 
+def test_a_program_that_waits_for_cores_that_others_use_is_told_so() -> None:
+    waiting = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=2.0, queued=6.0))
+    for others, cause in ((2.5, "cores taken"), (1.5, "environment computes"), (None, "environment computes")):
+        findings = find([waiting], 0, 10 * SECOND, 4, None, others)
+        assert judge(findings).cause == cause
+    told = judge(find([waiting], 0, 10 * SECOND, 4, None, 2.5)).sentence
+    assert "other programs use 2.5 of 4 cores, and threads that want a core wait 75 % of the time for one" in told
+    for on_core, queued, cause in ((6.0, 2.0, "environment computes"), (0.2, 1.0, "environment waits")):
+        one = process(*(replace(s, on_core=on_core, queued=queued) for s in waiting.stacks))
+        assert judge(find([one], 0, 10 * SECOND, 4, None, 2.5)).cause == cause
+
+
 def test_what_workers_do_is_not_diluted_by_the_start_of_the_leading_process() -> None:
     leader = process(stack(MAIN, IMPORT, MAIN, wall=8.0), stack(MAIN, COLLECT, STEP, RECV, wall=2.0, busy=0.05))
     many = [worker(stack(RECV, wall=8.0, busy=0.0), stack(STEP, wall=seconds)) for seconds in (1.0, 2.0, 2.0)]

@@ -300,6 +300,9 @@ def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Pat
     done = python(tmp_path, program, own=("--out", "found"))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found" / "watch.json").read_text())
+    if found["cause"] == "cores taken":  # as indeed they may be, where tests run beside others
+        assert found["others_cores"] > 1, done.stderr
+        return
     assert found["cause"] in ("environment computes", "messages to workers"), done.stderr
     told = r"`SubprocVecEnv\.step_\w+` \(environment\) while 16 worker processes used"
     assert re.search(told, found["verdict"]), done.stderr

@@ -100,6 +100,8 @@ class Findings:
     in_use: float | None
     """The same from the GPU's first use to its last; None where that is not most of the time after the start, or where
     windows tell more."""
+    others_cores: float | None
+    """Cores that other programs used on average."""
 
     @property
     def computing(self) -> Computing | None:
@@ -118,7 +120,14 @@ class Findings:
         return next((row for row in self.rows if row.activity == name), None)
 
 
-def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int, gpu: Life | None) -> Findings:
+def find(
+    processes: Sequence[Process],
+    begun_ns: int,
+    ended_ns: int,
+    cores: int,
+    gpu: Life | None,
+    others_cores: float | None = None,
+) -> Findings:
     """Put everything together; `gpu` is its utilisation by the driver, in percent, or None without one."""
     seconds = (ended_ns - begun_ns) * 1e-9
     leader = _leader(processes)
@@ -154,6 +163,7 @@ def find(processes: Sequence[Process], begun_ns: int, ended_ns: int, cores: int,
         sum(s.queued for s in mains) / wanted if wanted else 0.0,
         utilisation,
         None if gpu is None or has_windows else _in_use(gpu, seconds * (1 - _start(rows))),
+        others_cores,
     )
 
 

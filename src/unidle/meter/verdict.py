@@ -42,6 +42,7 @@ CAUSES = (
     "environment computes",
     "environment waits",
     "messages to workers",
+    "cores taken",
     "too many threads",
     "small pieces",
     "compute-bound",
@@ -94,6 +95,13 @@ def judge(findings: Findings) -> Verdict:
         )
     top = largest_row(findings)
     assert top is not None
+    if _has_lost_its_cores(top, findings):
+        return Verdict(
+            "cores taken",
+            f"{_head(findings)} other programs use {findings.others_cores:.1f} of {findings.cores} cores, and threads "
+            f"that want a core wait {percent(findings.queued)} of the time for one.",
+            "End what else runs on this machine, or watch it again when that is over: what it says of now is no guide.",
+        )
     return _of(top, findings)
 
 
@@ -206,6 +214,11 @@ def _model(row: Row, findings: Findings) -> Verdict:
         f"{sentence}: the program is bound by what it computes there.",
         "Nothing to gain by waiting less; a GPU, more threads for torch, or a smaller network shorten it.",
     )
+
+
+def _has_lost_its_cores(row: Row, findings: Findings) -> bool:
+    others = findings.others_cores or 0.0
+    return others > 0.5 * findings.cores and findings.queued > 0.5 and row.queued > 0.3
 
 
 def _has_too_many_threads(findings: Findings) -> bool:

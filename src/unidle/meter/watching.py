@@ -68,6 +68,20 @@ class Watched:
         return (self.ended_ns - self.begun_ns) * 1e-9
 
     @property
+    def cores_used(self) -> float | None:
+        """By the command, on average."""
+        trees = (lives["cpu"] for name, lives in self.readings.items() if name.startswith("pid") and "cpu" in lives)
+        return next((life.mean for life in trees), None)
+
+    @property
+    def others_cores(self) -> float | None:
+        """Used by other programs, on average."""
+        cpu = self.readings["host"].get("cpu")
+        if cpu is None or cpu.mean is None or self.cores_used is None:
+            return None
+        return max(0.0, self.cores * cpu.mean / 100 - self.cores_used)
+
+    @property
     def gpu_use(self) -> Life | None:
         """The busiest GPU's utilisation, in percent: of those of the command or, if these are not known, of all."""
         busiest = _busiest(self.readings, self.used or self.models)

@@ -20,11 +20,12 @@ _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", 
 
 def concluded(watched: Watched) -> tuple[Findings, Verdict]:
     """What was found about a command that has ended."""
-    findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, watched.gpu_use)
+    known = watched.processes, watched.begun_ns, watched.ended_ns, watched.cores
+    findings = find(*known, watched.gpu_use, watched.others_cores)
     leader = findings.leader
     if watched.gpu_use is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
         # There is a GPU, and this program does not use it: what it reads is somebody else's work.
-        findings = find(watched.processes, watched.begun_ns, watched.ended_ns, watched.cores, None)
+        findings = find(*known, None, watched.others_cores)
     return findings, judge(findings)
 
 
@@ -78,10 +79,8 @@ def _readings(watched: Watched) -> Iterator[str]:
         yield f"{gpu} {model}: {', '.join(shown)} (means); energy {figure(joules)} J in all"
     if watched.models and not watched.used:
         yield "Which GPUs are the command's is not known, for the driver shows none of its processes: all are counted."
-    cpu = watched.readings["host"].get("cpu")
-    trees = [lives["cpu"].mean for name, lives in watched.readings.items() if name.startswith("pid") and "cpu" in lives]
-    used = f"{figure(trees[0])} of {watched.cores}" if trees else LACKING
-    yield f"host: cores in use by the command {used}, by all {figure(cpu.mean if cpu else None)} %"
+    used = LACKING if watched.cores_used is None else f"{figure(watched.cores_used)} of {watched.cores}"
+    yield f"host: cores in use by the command {used}, by other programs {figure(watched.others_cores)}"
 
 
 def _remarks(findings: Findings) -> Iterator[str]:
@@ -138,6 +137,7 @@ def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, 
             "native_share": findings.native_share,
             "queued": findings.queued,
         },
+        "others_cores": findings.others_cores,
         "processes": [
             {"pid": p.pid, "worker": p.is_worker, "leads": p is leader, "cpu_seconds": p.cpu_seconds}
             for p in watched.processes
