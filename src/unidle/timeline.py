@@ -17,23 +17,16 @@ _KEPT = 1 << 16  # intervals of the host, and as many of the device
 Interval = tuple[int, int, int]  # phase, start, end, in nanoseconds of perf_counter_ns
 
 
-class Timeline:
+class PhaseClock:
     """A clock that is always in one phase. Entering the next one ends the last: nothing is lost or counted twice."""
 
-    def __init__(self, capacity: int = _KEPT) -> None:
-        self.totals_ns = [0] * len(PHASES)
-        self._phase = OTHER
+    def __init__(self, n_phases: int, phase: int, capacity: int = _KEPT) -> None:
+        self.totals_ns = [0] * n_phases
+        self._phase = phase
         self._since = perf_counter_ns()
         # The latest intervals, for whoever wants more than totals, oldest overwritten first.
-        self._ring: list[Interval] = [(OTHER, 0, 0)] * capacity
+        self._ring: list[Interval] = [(phase, 0, 0)] * capacity
         self._written = 0
-        self.on_device: deque[Interval] = deque(maxlen=capacity)
-        """When the GPU worked for which phase; whoever reads it may clear it."""
-
-    def begin(self) -> None:
-        """Let the account start now: what was before belongs to no phase."""
-        self.totals_ns = [0] * len(PHASES)
-        self._phase, self._since = OTHER, perf_counter_ns()
 
     def enter(self, phase: int) -> int:
         """Switch to `phase` and return the one that ended; about half a microsecond."""
@@ -45,20 +38,34 @@ class Timeline:
         self._phase, self._since = phase, now
         return ended
 
-    def worked(self, phase: int, nanoseconds: int) -> None:
-        """The GPU has just done so much work for `phase`, and the host has waited for it."""
-        now = perf_counter_ns()
-        self.on_device.append((phase, now - nanoseconds, now))
-
     @property
     def written(self) -> int:
         """How many intervals were ever written: a mark for `intervals`."""
         return self._written
 
     def intervals(self, since: int = 0) -> list[Interval]:
-        """Those written after the mark `since` that are still in the ring, oldest first."""
+        """Those written after the mark `since` that are still in the ring, oldest first; the open one is not."""
         size = len(self._ring)
         return [self._ring[number % size] for number in range(max(since, self._written - size), self._written)]
+
+
+class Timeline(PhaseClock):
+    """What the trainer's thread does, and when the GPU worked for which phase."""
+
+    def __init__(self, capacity: int = _KEPT) -> None:
+        super().__init__(len(PHASES), OTHER, capacity)
+        self.on_device: deque[Interval] = deque(maxlen=capacity)
+        """When the GPU worked for which phase; whoever reads it may clear it."""
+
+    def begin(self) -> None:
+        """Let the account start now: what was before belongs to no phase."""
+        self.totals_ns = [0] * len(PHASES)
+        self._phase, self._since = OTHER, perf_counter_ns()
+
+    def worked(self, phase: int, nanoseconds: int) -> None:
+        """The GPU has just done so much work for `phase`, and the host has waited for it."""
+        now = perf_counter_ns()
+        self.on_device.append((phase, now - nanoseconds, now))
 
     def seconds(self) -> dict[str, float]:
         """Seconds per phase so far, the open phase included."""

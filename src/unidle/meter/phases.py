@@ -16,7 +16,7 @@ from typing import Protocol
 from unidle.errors import UsageError
 from unidle.meter.background import Background
 from unidle.meter.figures import LACKING, percent
-from unidle.meter.lane import Lane
+from unidle.timeline import PhaseClock
 
 UNATTRIBUTED = "unattributed"
 
@@ -72,7 +72,7 @@ class PhaseMeter:
     def __init__(self, *, readings: bool = True) -> None:
         self._background = Background() if readings else None
         self._owner = 0
-        self._lane: Lane | None = None
+        self._clock: _NestedClock | None = None
         self._phases: dict[str, _Phase] = {}
         self._totals_ns: list[int] | None = None  # once it has ended
 
@@ -88,45 +88,45 @@ class PhaseMeter:
         global _active
         if _active is not None:
             raise UsageError("A PhaseMeter is active already; end it before you start another.")
-        if self._lane is not None:
+        if self._clock is not None:
             raise UsageError("This PhaseMeter has measured its block already; make a new one for the next.")
         if self._background:
             self._background.start()
-        self._owner, self._lane = threading.get_ident(), Lane(1, 0)
-        self._phases[UNATTRIBUTED] = _Phase(self._lane, 0)
+        self._owner, self._clock = threading.get_ident(), _NestedClock()
+        self._phases[UNATTRIBUTED] = _Phase(self._clock, 0)
         _active = self
 
     def stop(self) -> None:
         """End it, and with it the phases that are open."""
         global _active
-        if _active is self and self._lane is not None:
+        if _active is self and self._clock is not None:
             _active = None
-            self._lane.enter(0)
-            self._totals_ns = list(self._lane.totals_ns)
+            self._clock.enter(0)
+            self._totals_ns = list(self._clock.totals_ns)
             if self._background:
                 self._background.stop()
 
     def phase(self, name: str) -> Phase:
         """The block for `name`; the same object each time, for it holds nothing of its own."""
-        if threading.get_ident() != self._owner or self._lane is None:
+        if threading.get_ident() != self._owner or self._clock is None:
             return _NOTHING
         found = self._phases.get(name)
         if found is None:
-            self._lane.grow(len(self._phases) + 1)
-            found = self._phases[name] = _Phase(self._lane, len(self._phases))
+            self._clock.grow(len(self._phases) + 1)
+            found = self._phases[name] = _Phase(self._clock, len(self._phases))
         return found
 
     def rows(self) -> list[PhaseRow]:
         """The table so far: phases by length, then what belongs to none; shares sum to 1."""
-        lane, totals = self._lane, self._totals_ns
-        if lane is None:
+        clock, totals = self._clock, self._totals_ns
+        if clock is None:
             return []
         if totals is None:
             if threading.get_ident() == self._owner:
-                lane.enter(lane.enter(0))  # bring the account up to now
-            totals = lane.totals_ns
+                clock.enter(clock.enter(0))  # bring the account up to now
+            totals = clock.totals_ns
         whole = sum(totals) or 1
-        means = self._background.means(lane.intervals()) if self._background else {}
+        means = self._background.means(clock.intervals()) if self._background else {}
         rows = [
             PhaseRow(name, total * 1e-9, total / whole, *means.get(number, (None, None)))
             for number, (name, total) in enumerate(zip(list(self._phases), totals))
@@ -148,16 +148,36 @@ def table(rows: list[PhaseRow]) -> Iterator[str]:
     yield f"{'':<{width}}{percent(sum(row.share for row in rows), 1):>8}{sum(row.seconds for row in rows):>10.2f}"
 
 
+class _NestedClock(PhaseClock):
+    """Phases within each other; 0 is what lies outside of all."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 0)
+        self._left: list[int] = []  # phases to come back to
+
+    def push(self, phase: int) -> None:
+        """Switch to `phase` for a while."""
+        self._left.append(self.enter(phase))
+
+    def pop(self) -> None:
+        """Go back to the phase that the last `push` left."""
+        self.enter(self._left.pop())
+
+    def grow(self, n_phases: int) -> None:
+        """Make room for phases that were named since."""
+        self.totals_ns += [0] * (n_phases - len(self.totals_ns))
+
+
 class _Phase:
     """A named block of the meter's thread. It holds nothing of its own but its number."""
 
-    __slots__ = ("_lane", "_number")
+    __slots__ = ("_clock", "_number")
 
-    def __init__(self, lane: Lane, number: int) -> None:
-        self._lane, self._number = lane, number
+    def __init__(self, clock: _NestedClock, number: int) -> None:
+        self._clock, self._number = clock, number
 
     def __enter__(self) -> None:
-        self._lane.push(self._number)
+        self._clock.push(self._number)
 
     def __exit__(self, *_: object) -> None:
-        self._lane.pop()
+        self._clock.pop()
