@@ -236,13 +236,22 @@ def test_every_number_comes_to_every_place_as_often_as_to_any_other() -> None:
     assert ((following - expected)[off].square() / expected).sum() < 121 + 5 * 16
 
 
+def test_in_bf16_values_are_not_rounded_to_bf16() -> None:
+    algo = an_algo(ACTIONS["reals"], {"precision": "bf16", "network_arch": (32, 16)})
+    algo.policy.critic_head.bias.data.fill_(300.0)
+    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["reals"]), weighted=False, masked=False)
+    rounded = batch.values.bfloat16().float()
+    assert (rounded - batch.values).abs().mean() > 0.2  # of the 2 that lie between two such numbers
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_kernels_are_taken_up_where_they_prove_right_and_a_wrong_one_is_told_of(
-    monkeypatch: pytest.MonkeyPatch,
+    precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
-    algo = an_algo(ACTIONS["heads"], {"n_envs": 20, "n_steps": 15, "batch_size": 60})
+    algo = an_algo(ACTIONS["heads"], {"n_envs": 20, "n_steps": 15, "batch_size": 60, "precision": precision})
     actions = ActionLayout.of(ACTIONS["heads"])
     batch = a_batch(algo.policy, actions, weighted=False, masked=False)
     rollout = Rollout(15, 20, algo.policy.rows.row_bytes, actions.width, 0, DEVICE)
