@@ -16,7 +16,6 @@ from torch import Tensor
 
 from unidle.algos.small_network import distribution, inputs, network
 from unidle.memory.rollout import Rollout
-from unidle.nn.flat import FlatParameters
 from unidle.nn.policy import Policy
 
 _ROWS = 64  # that a block takes
@@ -53,37 +52,48 @@ def _evaluate(
 
 
 class FusedEvaluation:
-    """Evaluates rollouts with one policy."""
+    """Evaluates rollouts with one policy, or with a copy of it whose parameters are one flat tensor too."""
 
-    def __init__(self, policy: Policy, parameters: FlatParameters, shape: dict[str, Any]) -> None:
+    def __init__(self, policy: Policy, shape: dict[str, Any]) -> None:
         """`shape` is that of `policy` (see `shape_of`)."""
-        self._policy, self._parameters, self._shape = policy, parameters, shape
-        self._nothing = torch.zeros(1, device=parameters.flat.device)
+        self._policy, self._shape = policy, shape
+        self._nothing = torch.zeros(1, device=policy.log_std.device)
 
     def rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probabilities [T, N] of all that was done, and values [T + 1, N]."""
+        return self._evaluated(self._policy, rollout)
+
+    def score(self, policy: Policy, rollout: Rollout) -> Tensor:
+        """Log-probabilities [T, N] of all that was done, by a copy of the policy."""
+        return self._evaluated(policy, rollout)[0]
+
+    def _evaluated(self, policy: Policy, rollout: Rollout) -> tuple[Tensor, Tensor]:
         values = torch.empty_like(rollout.starts, dtype=torch.float32)
         log_probs = torch.empty_like(rollout.rewards)
-        self._launch(rollout.rows.flatten(0, 1), rollout.actions, log_probs, values, 2)
+        self._launch(policy, rollout.rows.flatten(0, 1), rollout.actions, log_probs, values, 2)
         return log_probs, values
 
     def values(self, rows: Tensor) -> Tensor:
         """Values [n] of rows [n, row_bytes]."""
         values = torch.empty(len(rows), device=rows.device)
-        self._launch(rows, self._nothing, self._nothing, values, 1)
+        self._launch(self._policy, rows, self._nothing, self._nothing, values, 1)
         return values
 
-    def _launch(self, rows: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int) -> None:
-        norm, nothing = self._policy.encoder.norm, self._nothing
+    def _launch(
+        self, policy: Policy, rows: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int
+    ) -> None:
+        norm, nothing = policy.encoder.norm, self._nothing
+        first = next(p for p in policy.parameters() if p.numel())  # begins where the flat tensor begins
+        assert first.storage_offset() == 0
         if not len(rows):
             return
         _evaluate[triton.cdiv(len(rows), _ROWS), networks](
             rows.view(torch.float32),
-            rows[:, self._policy.rows.mask_offset :] if self._policy.masked else rows,
+            rows[:, policy.rows.mask_offset :] if policy.masked else rows,
             actions,
             nothing if norm is None else norm.shift,
             nothing if norm is None else norm.scale,
-            self._parameters.flat,
+            first,
             log_probs,
             values,
             log_probs.numel(),

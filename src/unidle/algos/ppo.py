@@ -68,6 +68,7 @@ class Ways(NamedTuple):
 
     shuffle: Callable[[int, torch.Generator], Tensor]  # the numbers below n, in a random order
     evaluate: Callable[[Rollout], tuple[Tensor, Tensor]]  # log-probabilities [T, N] and values [T + 1, N]
+    score: Callable[[Policy, Rollout], Tensor]  # log-probabilities [T, N] by the policy that acted
     value: Callable[[Tensor, Tensor], Tensor]  # of rows [n, row_bytes] seen in recurrent states [n, S]
     gae: Callable[..., tuple[Tensor, Tensor]]
     learn: Callable[[Batch, Tensor], None]  # a step for each of these minibatches
@@ -149,7 +150,7 @@ class PPO:
         self._capture, self._fall_back = capture, fall_back
         # One each, unless memory runs out.
         self.pieces, self._pieces_evaluated = Pieces("A minibatch", fall_back), Pieces("Evaluation", fall_back)
-        self.ways = Ways(shuffled, self._evaluated, self._values, gae, self._steps)
+        self.ways = Ways(shuffled, self._evaluated, self._scored, self._values, gae, self._steps)
         self._kernels_untried = device.type == "cuda"
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.
@@ -235,9 +236,9 @@ class PPO:
         weights = None
         if behaviour is not None:
             with torch.no_grad():
-                # Once more with the weights that acted: cheaper than to have every service note it.
-                acted, _ = behaviour.distribution.score(self._forward(behaviour, rollout)[0], rollout.actions)
-                weights = (log_probs - acted).exp().clamp(max=_WEIGHT_CAP)
+                # Once more with the weights that acted: cheaper than to have every service note it. And by the same
+                # way, so that both are rounded alike.
+                weights = (log_probs - self.ways.score(behaviour, rollout)).exp().clamp(max=_WEIGHT_CAP)
             yield
         batch = self._cut(rollout, log_probs, values, weights)
         yield
@@ -282,6 +283,9 @@ class PPO:
         if length == 1:
             return field.reshape(-1, 1, *field.shape[2:])
         return field.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1)
+
+    def _scored(self, policy: Policy, rollout: Rollout) -> Tensor:
+        return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
 
     @torch.no_grad()
     def _evaluated(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

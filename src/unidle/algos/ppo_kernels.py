@@ -34,7 +34,7 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     shape = shape_of(algo.policy)
     if shape is None:
         return ways
-    evaluation, minibatch = FusedEvaluation(algo.policy, algo.parameters, shape), FusedMinibatch(algo, shape)
+    evaluation, minibatch = FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
     for ours, theirs in zip(evaluation.rollout(rollout), (log_probs, values)):
         compare("log-probabilities and values", ours, theirs)
     fields = (rollout.rows[:-1], rollout.actions, log_probs, values[:-1], *targets)
@@ -51,7 +51,7 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     plain_step = _moved(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
     compare("step", _moved(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step)
     evaluate, value = evaluation.rollout, lambda rows, states: evaluation.values(rows)
-    return {**ways, "evaluate": evaluate, "value": value, "learn": minibatch.learn}
+    return {**ways, "evaluate": evaluate, "score": evaluation.score, "value": value, "learn": minibatch.learn}
 
 
 def _moved(algo: PPO, step: Callable[[], None]) -> Tensor:
