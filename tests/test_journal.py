@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from unidle.errors import UsageError
+from unidle.errors import UsageError, WriteError
 from unidle.journal import Journal, read_records
 
 
@@ -125,3 +125,14 @@ def test_without_the_package_wandb_the_sentence_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "wandb", None)  # what Python itself does for a module that must not be found
     with pytest.raises(UsageError, match=r"pip install 'unidle\[wandb\]'"):
         Journal(tmp_path, tensorboard=False, wandb=True)
+
+
+def test_a_full_disk_gets_one_sentence_and_closing_says_nothing_more(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, tensorboard=False)
+    journal._file.close()
+    journal._file = Path("/dev/full").open("a", encoding="utf-8")
+    with pytest.raises(
+        WriteError, match=r"^/dev/full cannot be written \(No space left on device\); make room there\.$"
+    ):
+        journal.write({"kind": "iteration", "step": 1})
+    journal.close()

@@ -275,7 +275,10 @@ class _Build:
                     raise
             finally:
                 trainer.close()
-        write_report(path)
+        try:
+            write_report(path)
+        except OSError as error:  # all is trained and saved
+            listener.on_message(f"There is no report: {path} cannot be written to ({error.strerror}).")
         return TrainedRun(path, self.maker, self.network)
 
 

@@ -1,4 +1,4 @@
-"""The two errors that unidle raises on purpose, and how any other one is passed on."""
+"""The errors that unidle raises on purpose, and how any other one is passed on."""
 
 import contextlib
 import re
@@ -22,6 +22,10 @@ class UsageError(Exception):
 
 class TrainingError(Exception):
     """Training cannot go on (a non-finite loss, an environment that failed); the last good checkpoint is kept."""
+
+
+class WriteError(TrainingError):
+    """A file of the run cannot be written."""
 
 
 def failure_of(what: str, error: Exception) -> Exception:

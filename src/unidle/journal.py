@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -9,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from unidle.errors import UsageError
+from unidle.errors import UsageError, WriteError
 
 
 class Journal:
@@ -43,8 +44,11 @@ class Journal:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append `record`; it must hold `step`, and numbers under names such as `train/loss`."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise WriteError(f"{self._file.name} cannot be written ({error.strerror}); make room there.") from error
         if record["kind"] == "fault":
             return  # an event to read about, not a curve
         numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in ("step", "kind")}
@@ -61,7 +65,8 @@ class Journal:
 
     def close(self) -> None:
         """Flush and close every sink."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was told of then
+            self._file.close()
         if self._board is not None:
             self._board.close()
         if self._wandb is not None:

@@ -256,9 +256,11 @@ def test_a_page_that_cannot_be_written_gets_one_sentence(tmp_path: Path, here: H
     run = tmp_path / "runs/a"
     for name in ("report.html.tmp", "policy.onnx"):
         (run / name).mkdir()
-    assert "report.html cannot be written: Is a directory; name another file." in complaint(here("report", "runs/a"))
-    assert "/ cannot be written: " in complaint(here("report", "runs/a", "--html=/"))
-    assert "policy.onnx cannot be written: Is a directory" in complaint(here("export", "runs/a", "--onnx"))
+    said = complaint(here("report", "runs/a"))
+    assert "The page cannot be written to runs/a (Is a directory); make the folder writable." in said
+    assert "The page cannot be written to / (" in complaint(here("report", "runs/a", "--html=/"))
+    assert "policy.onnx cannot be written (Is a directory); make" in complaint(here("export", "runs/a", "--onnx"))
+    assert "There is no report" in here("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
 
 
 @pytest.mark.parametrize("fault", FAULTS)

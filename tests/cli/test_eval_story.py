@@ -58,10 +58,11 @@ def test_the_report_of_a_run_that_trains_is_left_alone(crawled: Path, capsys: py
 def test_a_folder_that_cannot_be_written_to_costs_one_sentence(
     crawled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_the_way = crawled / "page_graph.json.tmp"
-    in_the_way.mkdir()  # chmod would not stop root
-    said = evaluated(crawled, capsys)
-    in_the_way.rmdir()
-    assert said == f"unidle: The report in {crawled} stays as it was (Is a directory); make the folder writable.\n"
+    for name in ("page_graph.json.tmp", "report.html.tmp"):
+        in_the_way = crawled / name
+        in_the_way.mkdir()  # chmod would not stop root
+        said = evaluated(crawled, capsys)
+        in_the_way.rmdir()
+        assert said == f"unidle: The report in {crawled} stays as it was (Is a directory); make the folder writable.\n"
     assert evaluated(crawled, capsys) == ""
     assert (crawled / "page_graph.json").exists()

@@ -24,6 +24,7 @@ from test_resume import StopAfter, assert_same, final_state
 from toy_envs import Masked
 
 import unidle
+from unidle.engine.checkpoint import RunFolder
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, play
 from unidle.envs import process
 from unidle.envs.host import Fault, HostEnvs
@@ -31,7 +32,7 @@ from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.slot import episode_seed
 from unidle.envs.worker import DONE
-from unidle.errors import TrainingError, UsageError
+from unidle.errors import TrainingError, UsageError, WriteError
 from unidle.timeline import Timeline
 
 SEED = 5
@@ -390,6 +391,26 @@ def test_a_mistake_that_shows_at_once_is_told_as_such(tmp_path: Path) -> None:
     settings = {**SMALL, **HERE, "timesteps": 2000, "normalize_obs": False, "runs_dir": str(tmp_path)}
     with pytest.raises(UsageError, match="mask"):
         unidle.train(Speechless, run_name="r", env_kwargs={"broken": str(tmp_path / "broken")}, **settings)
+
+
+def test_a_file_that_cannot_be_written_is_not_taken_for_a_failed_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved after it, a run would take the policy for the best whose file is not there."""
+
+    def full(*_: object) -> None:
+        raise WriteError("best.pt cannot be written")
+
+    monkeypatch.setattr(RunFolder, "save_best", full)
+    settings = {**SMALL, **HERE, "timesteps": 2000, "runs_dir": str(tmp_path)}
+    settings |= {"checkpoint_every": 400, "eval_every": 600}
+    with pytest.raises(WriteError, match=r"^best\.pt cannot be written$"):
+        unidle.train(Echo, run_name="r", **settings)
+    assert (final_state(tmp_path / "r")["step"], final_state(tmp_path / "r")["best_step"]) == (400, -1)
+    monkeypatch.undo()
+    run = unidle.resume(tmp_path / "r", quiet=True)
+    assert run.folder.best.exists()
+    assert [record["step"] for record in records(run, "evaluation")] == [600, 1200, 1800, 2000]
 
 
 class Slamming(Echo):

@@ -268,11 +268,11 @@ def export_command(argv: list[str]) -> Result:
     from unidle.api import load
     from unidle.engine.export import export_onnx
 
-    path = flags.run / "policy.onnx"
+    agent, path = load(flags.run).agent, flags.run / "policy.onnx"
     try:
-        export_onnx(load(flags.run).agent, path)
+        export_onnx(agent, path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; make room there.") from None
+        raise UsageError(f"{path} cannot be written ({error.strerror}); make the folder writable.") from None
     if flags.json:
         return {"path": str(path)}
     print(path)
@@ -300,14 +300,18 @@ def report_command(argv: list[str]) -> Result:
     following = [*argv[1:], ""]
     bare = [word == "--html" and not after.endswith(".html") for word, after in zip(argv, following)]
     flags = parse(_ReportFlags, [_IN_THE_RUN if is_bare else word for word, is_bare in zip(argv, bare)], "report")
-    if flags.html is None:
-        from unidle.report.html import write_report
+    try:
+        if flags.html is None:
+            from unidle.report.html import write_report
 
-        path = write_report(flags.run)
-    else:
-        from unidle.report.dashboard.page import write_page
+            path = write_report(flags.run)
+        else:
+            from unidle.report.dashboard.page import write_page
 
-        path = write_page(flags.run, flags.run / "dashboard.html" if flags.html == Path() else flags.html)
+            path = write_page(flags.run, flags.run / "dashboard.html" if flags.html == Path() else flags.html)
+    except OSError as error:
+        where, hope = flags.html or flags.run, "name another file" if flags.html else "make the folder writable"
+        raise UsageError(f"The page cannot be written to {where} ({error.strerror}); {hope}.") from None
     if flags.json:
         return {"path": str(path)}
     print(path)

@@ -18,12 +18,13 @@ import torch
 
 from unidle.config import Config
 from unidle.config.schema import load_yaml, refuse_second_run, run_config_file
-from unidle.errors import TrainingError, UsageError
+from unidle.errors import UsageError, WriteError
 
 _FORMAT = 1
 _LOCK_PATIENCE_S = 0.1  # a dashboard that looks whether the run is training holds its lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
-_UNWRITTEN = re.compile("inline_container|PytorchStreamWriter")  # in what torch says when a file could not be written
+# In what torch says when a file cannot be written.
+_UNWRITTEN = re.compile("inline_container|PytorchStreamWriter|Parent directory")
 
 
 class RunFolder:
@@ -133,9 +134,9 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         if isinstance(error, RuntimeError) and not _UNWRITTEN.search(str(error)):
             raise
         fresh.unlink(missing_ok=True)
-        why = error.strerror if isinstance(error, OSError) else "the disk may be full"
-        raise TrainingError(
-            f"{path} could not be written ({why}); make room there, or keep fewer with --keep-checkpoints."
+        why = error.strerror if isinstance(error, OSError) else "the disk may be full, or the folder gone"
+        raise WriteError(
+            f"{path} cannot be written ({why}); go on from the last one with --resume once it can."
         ) from error
     _sync(path.parent)
 

@@ -122,8 +122,8 @@ class Saver:
         lost = self.collector.load_state_dict(state["collector"])
         if lost:
             say(
-                f"{len(lost)} of {recipe.n_envs} environments are not deterministic, or far into an episode: it could "
-                "not be replayed and starts anew, so this run will differ from one that was never stopped."
+                f"{len(lost)} of {recipe.n_envs} environments are not deterministic, or too far into their episode: "
+                "these could not be replayed and start anew, so this run will differ from one that was never stopped."
             )
         self.progress.load_state_dict(state)
         self.clock.go_on_from(state["wall"], state["seconds"])

@@ -31,7 +31,7 @@ from unidle.engine.parts import build_parts
 from unidle.engine.saving import Progress, Saver
 from unidle.envs.host import Fault
 from unidle.envs.make import EnvMaker
-from unidle.errors import TrainingError, UsageError
+from unidle.errors import TrainingError, UsageError, WriteError
 from unidle.journal import Journal
 from unidle.nn.policy import NetworkFactory
 from unidle.streams import SHUFFLE, keyed_generator
@@ -248,11 +248,12 @@ class Trainer:
 
     def _ended(self, error: Exception) -> Exception:
         """Save, and say so: the environments cannot go on."""
-        if isinstance(error, UsageError) and self.progress.iteration == 0:
-            return error  # there is nothing to save
+        has_learned = self.progress.iteration > 0
+        if isinstance(error, WriteError) or (isinstance(error, UsageError) and not has_learned):
+            return error  # nothing can be saved, or there is nothing to save
         try:
             self._save()
-        except TrainingError as unsaved:
+        except WriteError as unsaved:
             return TrainingError(f"{str(error).rstrip()}\n{unsaved}")
         return TrainingError(
             f"{str(error).rstrip()}\nMend it, then go on with: unidle train --resume {self._folder.path}"

@@ -30,7 +30,7 @@ from unidle.errors import UsageError
 PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
 _RECENT = 8  # requests
 _NUMBER = {kind: number for number, kind in enumerate(OUTCOMES)}
-_reached: set[str] = set()  # first pages that were fetched once: if one fails after that, its address is right
+_reached: set[str] = set()  # first pages that this process has fetched: if one fails later, its address is right
 
 Observation = dict[str, np.ndarray]
 
@@ -85,6 +85,7 @@ class SiteExplore:
         }
         self.observation_space = spaces.Dict({key: spaces.Box(0.0, 1.0, shape) for key, shape in shapes.items()})
         self._fetcher, self._owns_fetcher = fetcher, fetcher is None
+        self._has_fetched = False
         self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by what came of them; whoever counts them empties it
         self._begin(self.sites[0])
 
@@ -106,8 +107,9 @@ class SiteExplore:
         self._begin(start)
         page = await self._visit(0)
         if page.failure is None:
+            self._has_fetched = True
             _reached.add(start)
-        elif start not in _reached:
+        elif not self._has_fetched and start not in _reached:
             raise UsageError(
                 f"{start} could not be fetched ({page.failure}: {page.why}); check the address, or serve a generated "
                 "site with: python -m unidle.sites"

@@ -100,7 +100,7 @@ def judge(findings: Findings) -> Verdict:
             "cores taken",
             f"{_head(findings)} other programs use {findings.others_cores:.1f} of {findings.cores} cores, and threads "
             f"that want a core wait {percent(findings.queued)} of the time for one.",
-            "End what else runs on this machine, or watch it again when that is over: what it says of now is no guide.",
+            "End what else runs on this machine and watch the command again: what it did now says little about it.",
         )
     return _of(top, findings)
 

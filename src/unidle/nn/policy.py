@@ -86,7 +86,7 @@ class Policy(nn.Module):
             output = module(inputs)
         return output.float()
 
-    # The heads are always in single precision: a value of 300 would be rounded to a multiple of 2.
+    # What the heads give is never rounded: a value of 300 would become a multiple of 2.
 
     def _params(self, latent: Tensor, mask: Tensor | None) -> Params:
         out = self.actor_head(latent)

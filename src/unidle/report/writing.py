@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from unidle.errors import UsageError
-
 
 def write_whole(path: Path, page: str) -> Path:
     """Write `page` to `path`, so that a browser that reloads meanwhile never sees half of it; returns `path`."""
     fresh = path.parent / f"{path.name}.tmp"
-    try:
-        fresh.write_text(page, encoding="utf-8")
-        os.replace(fresh, path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from None
+    fresh.write_text(page, encoding="utf-8")
+    os.replace(fresh, path)
     return path

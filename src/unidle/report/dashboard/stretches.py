@@ -25,7 +25,7 @@ class Part:
     """Rollout or learning within a stretch."""
 
     share: float
-    """Of the stretch."""
+    """Of the time that the stretch stands for."""
     busy: float | None
     """Of the part."""
     watts: float | None
