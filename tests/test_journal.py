@@ -130,7 +130,7 @@ def test_without_the_package_wandb_the_sentence_says_how_to_get_it(
 def test_a_full_disk_gets_one_sentence_and_closing_says_nothing_more(tmp_path: Path) -> None:
     journal = Journal(tmp_path, tensorboard=False)
     journal._file.close()
-    journal._file = Path("/dev/full").open("a", encoding="utf-8")
+    journal._file = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115
     with pytest.raises(
         WriteError, match=r"^/dev/full cannot be written \(No space left on device\); make room there\.$"
     ):
