@@ -236,6 +236,8 @@ def worker(*many: Stack) -> Process:
 
 TALKER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.9), stack(MAIN, TRAIN, wall=1.0))
 LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MAIN, TRAIN, wall=1.0))
+# As the talker, where others want the cores as well.
+CROWDED = replace(TALKER, stacks=tuple(replace(s, on_core=0.3 * s.wall, queued=0.6 * s.wall) for s in TALKER.stacks))
 CASES = [
     ("compute-bound", [gpu_learner(0.97, 300.0)]),
     ("small pieces", [gpu_learner(0.2, 3.0)]),
@@ -247,6 +249,8 @@ CASES = [
     ("environment waits", [LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
     ("messages to workers", [LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))]),
     ("messages to workers", [LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # none was seen to step
+    ("messages to workers", [LEADER, worker(stack(STEP, wall=0.2, busy=0.1), stack(RECV, wall=9.8, busy=0.1))]),
+    ("messages to workers", [CROWDED, worker(stack(STEP, wall=1.5, busy=0.1), stack(RECV, wall=8.5, busy=0.1))]),
     ("messages to workers", [TALKER, worker(stack(STEP, wall=0.5, busy=0.1), stack(RECV, wall=9.5, busy=0.1))]),
     ("environment computes", [TALKER, worker(stack(STEP, wall=6.0), stack(RECV, wall=4.0, busy=0.1))]),
     # Half of the time is learning's; in the other half a main process that spins waits for workers that step.

@@ -297,10 +297,11 @@ def test_a_torch_program_that_computes_is_called_compute_bound(tmp_path: Path) -
 def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     program = (
-        "import time, gymnasium\n"
+        "import time, gymnasium, torch\n"
         "from stable_baselines3 import PPO\n"
         "from stable_baselines3.common.vec_env import SubprocVecEnv\n"
         "envs = SubprocVecEnv([lambda: gymnasium.make('Acrobot-v1')] * 16, start_method='fork')\n"
+        "torch.set_num_threads(1)\n"
         "end = time.monotonic() + 8\n"
         "model = PPO('MlpPolicy', envs, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
         "model.learn(10**9, callback=lambda *_: time.monotonic() < end)\n"

@@ -22,7 +22,8 @@ from unidle.meter.stacks import (
 _SMALL_KERNEL_US = 8.0  # it takes about as long to launch as to run
 _COMPUTES = 0.35  # a row with more than this share inside calls that last is computing, not calling
 _FULL = 0.9  # a GPU that computes for this share of the time has nothing to gain by waiting less
-_TALKS = 0.5  # of the time in environments: a main process on a core for more, with workers that step for less
+_TALKS = 0.5  # of the time in environments: a main process that computes for more, with workers that step for less
+_HARDLY = 0.1  # of that time: workers that step for less are not what is waited for
 _TOO_SHORT_S = 2.0
 _MODEL = (INFERENCE, LEARNING, NETWORK)
 _ONE = (LEARNING, NETWORK)
@@ -158,10 +159,10 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
     inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
-    # A main process that waits for steps is on no core, or its workers step all the while.
+    # A main process that waits for steps wants no core, or its workers step all the while.
     stepping = workers.stepping * _known(findings) / max(1e-9, row.share)
-    is_talking = row.on_core > _TALKS and stepping < _TALKS
-    if is_talking or not _steps_mostly(workers):
+    is_talking = busy > _TALKS and stepping < _TALKS
+    if is_talking or stepping < _HARDLY or not _steps_mostly(workers):
         rest = "the main process itself computes, on messages to them" if is_talking else "more of it in messages"
         return Verdict(
             "messages to workers",
