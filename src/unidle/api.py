@@ -278,7 +278,7 @@ class _Build:
         try:
             write_report(path)
         except OSError as error:  # all is trained and saved
-            listener.on_message(f"There is no report: {path} cannot be written to ({error.strerror}).")
+            listener.on_message(f"No report was written: {path} cannot be written to ({error.strerror}).")
         return TrainedRun(path, self.maker, self.network)
 
 

@@ -260,7 +260,7 @@ def test_a_page_that_cannot_be_written_gets_one_sentence(tmp_path: Path, here: H
     assert "The page cannot be written to runs/a (Is a directory); make the folder writable." in said
     assert "The page cannot be written to / (" in complaint(here("report", "runs/a", "--html=/"))
     assert "policy.onnx cannot be written (Is a directory); make" in complaint(here("export", "runs/a", "--onnx"))
-    assert "There is no report" in here("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
+    assert "No report was written" in here("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
 
 
 @pytest.mark.parametrize("fault", FAULTS)
