@@ -202,8 +202,9 @@ def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool
     torch.testing.assert_close(evaluation.values(rows), algo.policy.value(rows), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize(("steps", "n_envs"), [(1, 1), (7, 65), (33, 128)])
-def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int) -> None:
+def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int, traced: bool) -> None:
     pytest.importorskip("triton")
     from unidle.memory.fused_gae import fused_gae
 
@@ -211,7 +212,8 @@ def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int) -> None
     rewards, bootstrap = torch.randn(2, steps, n_envs, generator=generator).to(DEVICE)
     values = torch.randn(steps + 1, n_envs, generator=generator).to(DEVICE)
     draw = torch.rand(steps, n_envs, generator=generator).to(DEVICE)
-    of_steps = rewards, values, bootstrap, draw < 0.1, draw > 0.9, 0.97, 0.9
+    importance = (2 * torch.rand(steps, n_envs, generator=generator)).to(DEVICE) if traced else None
+    of_steps = rewards, values, bootstrap, draw < 0.1, draw > 0.9, 0.97, 0.9, importance
     for ours, theirs in zip(fused_gae(*of_steps), gae(*of_steps)):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 

@@ -20,6 +20,7 @@ import unidle
 from unidle.algos.ppo import clipped_policy_loss
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
 from unidle.envs.slot import episode_seed
+from unidle.memory.rollout import gae
 
 
 @pytest.fixture
@@ -163,6 +164,22 @@ def test_importance_weights_are_the_truncated_ratio_of_who_learns_to_who_acted(
     torch.testing.assert_close(weights, ratio.clamp(max=2.0), rtol=1e-5, atol=1e-6)
     assert (ratio > 2).any()
     assert (ratio < 1).any()
+
+
+def test_advantages_of_stale_steps_trust_what_follows_by_the_same_weights(started: Callable[..., SmallRun]) -> None:
+    run = started(Drift, n_steps=4, batch_size=8)
+    lane = run.collector.finish()
+    with torch.no_grad():
+        run.policy.log_std.add_(0.8)
+    stale, fresh = run.algo.prepare(lane.rollout, lane.behaviour), run.algo.prepare(lane.rollout)
+    rollout, recipe = lane.rollout, run.algo.recipe
+    assert not rollout.truncated.any()
+    with torch.no_grad():
+        values = run.policy(rollout.rows.flatten(0, 1).unsqueeze(1))[1].view(rollout.rows.shape[:2])
+    of_steps = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
+    expected, _ = gae(*of_steps, recipe.gamma, recipe.gae_lambda, stale.weights.view(rollout.shape))
+    torch.testing.assert_close(stale.advantages.view(rollout.shape), expected)
+    assert not torch.allclose(stale.advantages, fresh.advantages)
 
 
 def test_the_weighted_loss_by_hand() -> None:

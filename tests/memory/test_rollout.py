@@ -152,9 +152,35 @@ def test_lambda_1_gives_the_monte_carlo_return(data: dict[str, Tensor], gamma: f
             assert returns[t, env].item() == pytest.approx(total, abs=1e-9)
 
 
+def test_what_followed_an_action_that_is_less_likely_now_counts_less_before_it() -> None:
+    # δ = 1, 2, 4; action 1 is half as likely as it was and action 2 three times, which counts as 1.
+    # A₂ = 4;  A₁ = 2 + ¼·1·4 = 3;  A₀ = 1 + ¼·½·3 = 1.375
+    advantages, returns = gae(
+        column(1, 2, 4),
+        column(0, 0, 0, 0),
+        column(0, 0, 0),
+        flags(0, 0, 0),
+        flags(0, 0, 0),
+        0.5,
+        0.5,
+        column(7, 0.5, 3),
+    )
+    assert advantages.squeeze(1).tolist() == [1.375, 3.0, 4.0]
+    assert returns.squeeze(1).tolist() == [1.375, 3.0, 4.0]
+
+
 @given(experiences(), st.floats(0, 1), st.floats(0, 1))
-def test_gae_equals_a_slow_loop(data: dict[str, Tensor], gamma: float, lam: float) -> None:
-    advantages, returns = gae(**data, gamma=gamma, lam=lam)
+def test_importance_of_1_and_more_changes_nothing(data: dict[str, Tensor], gamma: float, lam: float) -> None:
+    for ours, theirs in zip(
+        gae(**data, gamma=gamma, lam=lam, importance=1 + data["rewards"].abs()), gae(**data, gamma=gamma, lam=lam)
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@given(experiences(), st.floats(0, 1), st.floats(0, 1), st.booleans())
+def test_gae_equals_a_slow_loop(data: dict[str, Tensor], gamma: float, lam: float, traced: bool) -> None:
+    importance = data["rewards"].abs() if traced else torch.ones_like(data["rewards"])
+    advantages, returns = gae(**data, gamma=gamma, lam=lam, importance=importance if traced else None)
     expected = torch.zeros_like(data["rewards"])
     steps, n_envs = expected.shape
     for env in range(n_envs):
@@ -165,6 +191,7 @@ def test_gae_equals_a_slow_loop(data: dict[str, Tensor], gamma: float, lam: floa
             delta = data["rewards"][t, env] - data["values"][t, env] + (0.0 if terminated else gamma * following)
             running = delta + (0.0 if terminated or truncated else gamma * lam * running)
             expected[t, env] = running
+            running *= min(1.0, importance[t, env].item())
     assert_close(advantages, expected)
     assert_close(returns, expected + data["values"][:-1])
 

@@ -5,7 +5,8 @@
 The collector runs the actor alone; values and log-probabilities of the whole rollout come from one batched pass here,
 with the weights that learning starts from, so every ratio is 1 at the first minibatch. Where older weights acted (the
 rollout was collected while the one before was learned from), this is decoupled PPO (Hilton et al. 2022): clipping
-stays relative to those weights, and a truncated importance weight corrects for who acted.
+stays relative to those weights, a truncated importance weight corrects for who acted, and advantages count the steps
+that follow by the same weights (V-trace: Espeholt et al. 2018).
 """
 
 from __future__ import annotations
@@ -263,6 +264,7 @@ class PPO:
             rollout.truncated,
             recipe.gamma,
             recipe.gae_lambda,
+            weights,
         )
         recurrent = self.policy.core is not None
         return Batch(

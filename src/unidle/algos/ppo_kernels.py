@@ -26,9 +26,10 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
         raise RuntimeError("the kernel that shuffles leaves something out")
     log_probs, values = plain.evaluate(rollout)
+    importance = 2 * torch.rand_like(rollout.rewards) if recipe.overlap == "strict" else None
     of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
-    targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda)
-    for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda), targets):
+    targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance)
+    for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance), targets):
         compare("advantages", ours, theirs)
     ways: dict[str, Any] = {"shuffle": fused_shuffle, "gae": fused_gae}
     shape = shape_of(algo.policy)
@@ -41,8 +42,8 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     columns = [field.reshape(steps * n_envs, 1, *field.shape[2:]) for field in fields]
     batch = Batch(*columns, None, None, None)  # type: ignore[call-arg]
     order = order[: recipe.batch_size]
-    if recipe.overlap == "strict":
-        batch.weights = torch.rand_like(batch.log_probs)
+    if importance is not None:
+        batch.weights = importance.reshape(batch.log_probs.shape)
     algo.gradient(batch, order)
     expected = algo.parameters.grad.clone()
     minibatch.gradient(batch, order)

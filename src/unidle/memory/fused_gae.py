@@ -12,8 +12,9 @@ _LINES = 64  # environments that a block takes
 
 @triton.jit
 def _gae(
-    rewards, values, bootstrap, terminated, truncated, advantages, returns, gamma, gain, T, N, LINES: tl.constexpr
-):
+    rewards, values, bootstrap, terminated, truncated, importance, advantages, returns, gamma, gain, T, N,
+    TRACED: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     inside = line < N
     following = tl.load(values + T * N + line, mask=inside, other=0.0)
@@ -30,6 +31,8 @@ def _gae(
         tl.store(advantages + at, advantage, mask=inside)
         tl.store(returns + at, advantage + value, mask=inside)
         following = value
+        if TRACED:
+            advantage *= tl.minimum(tl.load(importance + at, mask=inside, other=0.0), 1.0)
 
 
 def fused_gae(
@@ -40,13 +43,16 @@ def fused_gae(
     truncated: Tensor,
     gamma: float,
     lam: float,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`rollout.gae`, on a GPU."""
     steps, n_envs = rewards.shape
     advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
     flags = (terminated.view(torch.uint8), truncated.view(torch.uint8))
+    traced = importance is not None
     blocks = triton.cdiv(n_envs, _LINES)
     _gae[(blocks,)](
-        rewards, values, bootstrap, *flags, advantages, returns, gamma, gamma * lam, steps, n_envs, _LINES, num_warps=2
-    )
+        rewards, values, bootstrap, *flags, importance if traced else rewards, advantages, returns,
+        gamma, gamma * lam, steps, n_envs, traced, _LINES, num_warps=2,
+    )  # fmt: skip
     return advantages, returns

@@ -59,16 +59,23 @@ def gae(
     truncated: Tensor,
     gamma: float,
     lam: float,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantages (Schulman et al. 2016, eq. 16) and the value targets A + V.
 
     values [T + 1, N] are those of the rows; bootstrap [T, N] is V(final observation) where an episode was truncated.
     A terminated episode is worth nothing after its end; a truncated one what its true final observation is worth.
+
+    importance [T, N]: how much likelier each action is now than it was to the policy that took it. Where it is less
+    likely, what came of it counts that much less for the actions before (V-trace: Espeholt et al. 2018, section 4.1).
     """
     ended = terminated | truncated
     following = torch.where(truncated, bootstrap, values[1:]).masked_fill(terminated, 0.0)
     delta = rewards + gamma * following - values[:-1]
-    advantages = reverse_scan(gamma * lam * (~ended).to(delta.dtype), delta)
+    gain = gamma * lam * (~ended).to(delta.dtype)
+    if importance is not None:
+        gain[:-1] *= importance[1:].clamp(max=1.0)
+    advantages = reverse_scan(gain, delta)
     return advantages, advantages + values[:-1]
 
 
