@@ -1,6 +1,6 @@
 """Is a run's own account right, and what does it cost? The first on a machine with a GPU, the second on any.
 
-    python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--pairs 12]
+    python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--pairs 24]
 
 *Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share that one look by the profiler
 found before) against the profiler's own, which sees every kernel, in the same stretches of real training.
@@ -44,8 +44,8 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 _WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
-_ADDED_UP_S = 8.0
-_TURN_S = 1.5  # the meter goes on resting meanwhile: its accounts fall twice as close into turns with it
+_ADDED_UP_S, _EMPTY = 20.0, 100_000
+_TURN_S = 1.0  # the meter goes on resting meanwhile: its accounts fall twice as close into turns with it
 
 
 def train(settings: dict[str, Any], after_iteration: Any) -> None:
@@ -112,7 +112,7 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     def forget_stretch(meter: RunMeter, *about: Any, **more: Any) -> None:
         if meter._stretch is not None and meter._stretch.window is not None:
             meter._stretch.window.close()
-        meter._stretch = None  # one that is under way will not see its end
+        meter._stretch, meter._timeline.is_heard = None, False  # one that is under way will not see its end
 
     switch = _Switch(
         {
@@ -134,7 +134,7 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
             mark[:] = now, step
         elif len(rates) == 2 * pairs:
             if now - mark[0] >= _ADDED_UP_S:
-                switch.own_share = switch.own_ns * 1e-9 / (now - mark[0])
+                switch.own_share = switch.own_seconds() / (now - mark[0])
                 moment.stop()
         elif now - mark[0] >= _TURN_S:
             rates.append((step - mark[1]) / (now - mark[0]))
@@ -156,8 +156,8 @@ class _Switch:
     def __init__(self, instead: dict[tuple[type, str], Any]) -> None:
         self._instead = instead
         self._usual = {place: getattr(*place) for place in instead}
-        self.own_ns = 0
         self.own_share = 0.0
+        self._own_ns = self._calls = 0
 
     def turn(self, *, on: bool) -> None:
         for (owner, name), method in (self._usual if on else self._instead).items():
@@ -169,16 +169,25 @@ class _Switch:
             if owner is not Background:  # which has a thread of its own
                 setattr(owner, name, self._timed(self._usual[owner, name]))
 
+    def own_seconds(self) -> float:
+        """What was added up, less what that takes by itself: for each call as much as for one that does nothing."""
+        own_ns, calls = self._own_ns, self._calls
+        self._own_ns, nothing = 0, self._timed(lambda switch, phase: phase)
+        for _ in range(_EMPTY):
+            nothing(self, 0)
+        return (own_ns - calls * self._own_ns / _EMPTY) * 1e-9
+
     def _timed(self, usual: Any) -> Any:
         """What the method itself is told to call, as `launch` is, is none of its time."""
 
         def timed(*about: Any, **more: Any) -> Any:
+            self._calls += 1
             about = tuple(self._not_counted(one) if callable(one) else one for one in about)
             began = time.perf_counter_ns()
             try:
                 return usual(*about, **more)
             finally:
-                self.own_ns += time.perf_counter_ns() - began
+                self._own_ns += time.perf_counter_ns() - began
 
         return timed
 
@@ -188,7 +197,7 @@ class _Switch:
             try:
                 return work()
             finally:
-                self.own_ns -= time.perf_counter_ns() - began
+                self._own_ns -= time.perf_counter_ns() - began
 
         return call
 
@@ -202,7 +211,7 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="*", default=list(JOBS) if on_gpu else [], choices=list(jobs))
     parser.add_argument("--cost-of", nargs="*", default=of, choices=list(jobs))
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--pairs", type=int, default=12, help="of stretches with and without")
+    parser.add_argument("--pairs", type=int, default=24, help="of stretches with and without")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--child", choices=["agreement", "cost"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -78,8 +78,15 @@ def test_a_mark_tells_what_was_written_after_it() -> None:
     assert len(timeline.intervals(mark)) == 4  # the rest is overwritten
 
 
-def test_work_that_was_waited_for_ends_now() -> None:
+def heard() -> Timeline:
+    """One that somebody wants to know the GPU's work from."""
     timeline = Timeline()
+    timeline.is_heard = True
+    return timeline
+
+
+def test_work_that_was_waited_for_ends_now() -> None:
+    timeline = heard()
     before = perf_counter_ns()
     timeline.worked(INFERENCE, 1_000)
     ((phase, start, end),) = timeline.on_device
@@ -113,7 +120,7 @@ class Event:
 
 
 def test_work_on_the_device_is_told_against_the_anchor_of_its_own_iteration() -> None:
-    device, timeline = Device(), Timeline()
+    device, timeline = Device(), heard()
     clock = DeviceClock(timeline, device.event)
     clock.read()
     read_at = []
@@ -136,15 +143,33 @@ def test_work_on_the_device_is_told_against_the_anchor_of_its_own_iteration() ->
 
 
 def test_what_is_launched_before_there_is_an_anchor_is_not_told() -> None:
-    device, timeline = Device(), Timeline()
+    device, timeline = Device(), heard()
     clock = DeviceClock(timeline, device.event)
     clock.launch(LEARN, lambda: None)
     clock.read()
     assert not timeline.on_device
 
 
-def test_work_that_fails_is_told_all_the_same() -> None:
+def test_nothing_is_recorded_while_nobody_hears_of_it() -> None:
     device, timeline = Device(), Timeline()
+    clock = DeviceClock(timeline, device.event)
+    clock.read()
+    assert clock.launch(LEARN, lambda: "done") == "done"
+    timeline.worked(INFERENCE, 1_000)
+    clock.read()
+    assert not timeline.on_device
+    assert device.made == 1, "the anchor, which is renewed all the same: it may be needed at once"
+    device.now = 5.0
+    clock.read()
+    read_at, timeline.is_heard = perf_counter_ns(), True
+    clock.launch(LEARN, lambda: None)
+    clock.read()
+    ((_, start, _),) = timeline.on_device
+    assert -1_000_000 < start - read_at < 1_000_000
+
+
+def test_work_that_fails_is_told_all_the_same() -> None:
+    device, timeline = Device(), heard()
     clock = DeviceClock(timeline, device.event)
     clock.read()
     with pytest.raises(StopIteration):
@@ -157,7 +182,7 @@ def test_work_that_fails_is_told_all_the_same() -> None:
 def test_on_a_gpu_spans_are_as_long_as_the_work() -> None:
     import torch
 
-    timeline = Timeline()
+    timeline = heard()
     clock = DeviceClock(timeline)
     a = torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()

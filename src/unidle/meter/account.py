@@ -32,7 +32,7 @@ from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
-_STRETCH_NS, _MOST_INTERVALS = 500_000_000, 12_000  # a stretch ends with the iteration in which it has either
+_STRETCH_NS, _MOST_INTERVALS = 500_000_000, 4_000  # a stretch ends with the iteration in which it has either
 _LOOK_NS = 50_000_000  # the same for one that the profiler looks at
 _MOST_LOOKS = 3  # that may be lost, or see nothing; how busy spans are stays unattributed after that
 _SHOWN_SPANS = 400
@@ -136,6 +136,7 @@ class RunMeter:
             if window is None:
                 self._active_share = {}  # somebody else profiles, or torch cannot
         self._timeline.on_device.clear()
+        self._timeline.is_heard = True
         self._stretch = _Stretch(perf_counter_ns(), self._timeline.written, window)
 
     def _has_settled(self, now: int) -> bool:
@@ -143,7 +144,7 @@ class RunMeter:
         return self._gpu is None or now - self._settled_since >= _SETTLED_NS
 
     def _end_stretch(self, stretch: _Stretch, now: int, step: int, wall: float) -> None:
-        self._stretch = None
+        self._stretch, self._timeline.is_heard = None, False
         self._timeline.enter(LOGGING)  # as it is already: so that it is known up to now
         on_device = [
             DeviceSpan(PHASES[phase], start, end, stream=phase) for phase, start, end in self._timeline.on_device

@@ -28,6 +28,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -132,12 +133,14 @@ def attribute_idle(
     power = sorted(power, key=lambda sample: sample.at_ns)
     power_times = [sample.at_ns for sample in power]
     ledgers = {part: _Ledger() for part in PARTS}
+    inside, between = cache(partial(_inside_spans, shares=shares)), cache(_between_spans)  # the same few, over and over
     for begin, end, on_device, on_host in _moments(start_ns, end_ns, work, host, power_times):
         if on_device:
-            split, part = _inside_spans(on_device, shares), _part_of({phase for _, phase in on_device})
+            split, part = inside(on_device)
         else:
             place = bisect_left(starts, end)
-            split, part = _between_spans(on_host, work[place] if place < len(work) else None)
+            following = (work[place].lane, work[place].phase) if place < len(work) else None
+            split, part = between(on_host, following)
         place = bisect_left(power_times, end)
         ledgers[part].add(end - begin, split, power[place].value if 0 < place < len(power) else None)
     return Attribution(
@@ -184,8 +187,8 @@ def _moments(
         yield begin, end, frozenset(on_device), frozenset(on_host)
 
 
-def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> dict[str, float]:
-    """How an instant is divided in which the device had work."""
+def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> tuple[dict[str, float], str]:
+    """How an instant is divided in which the device had work, and the part that it belongs to."""
     streams: dict[int, tuple[float, str]] = {}  # active share of each stream, and who is to blame for the rest of it
     for stream, phase in sorted(on_device):
         known = phase in shares
@@ -199,16 +202,16 @@ def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> dict[str
     for share, cause in streams.values():
         if idle:
             split[cause] = split.get(cause, 0.0) + idle * (1 - share) / gaps
-    return split
+    return split, _part_of({phase for _, phase in on_device})
 
 
-def _between_spans(on_host: _OnHost, following: DeviceSpan | None) -> tuple[dict[str, float], str]:
-    """How an instant is divided in which the device had none, and the part that it belongs to."""
+def _between_spans(on_host: _OnHost, following: tuple[str, str] | None) -> tuple[dict[str, float], str]:
+    """The same where the device had none; `following` are the host lane and the phase of its next span."""
     lanes: dict[str, set[str]] = {}
     for lane, phase in on_host:
         lanes.setdefault(lane, set()).add(phase)
-    if following is not None and following.lane in lanes:
-        lanes = {following.lane: lanes[following.lane]}
+    if following is not None and following[0] in lanes:
+        lanes = {following[0]: lanes[following[0]]}
     split: dict[str, float] = {}
     for lane in sorted(lanes):
         for phase in sorted(lanes[lane]):
@@ -216,7 +219,7 @@ def _between_spans(on_host: _OnHost, following: DeviceSpan | None) -> tuple[dict
             split[cause] = split.get(cause, 0.0) + 1 / (len(lanes) * len(lanes[lane]))
     telling = {phase for phases in lanes.values() for phase in phases} - _TELLS_NO_PART
     if not telling and following is not None:
-        telling = {following.phase}
+        telling = {following[1]}
     return split or {"unattributed": 1.0}, _part_of(telling)
 
 
