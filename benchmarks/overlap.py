@@ -38,6 +38,12 @@ TASKS: dict[str, dict[str, Any]] = {
         "n_steps": 32,
         "timesteps": 32 * 32_768,
     },
+    "HalfCheetah-v5 beast, lambda 0.8": {
+        "env": "HalfCheetah-v5",
+        "preset": "beast",
+        "gae_lambda": 0.8,
+        "timesteps": 32 * 32_768,
+    },
     "Hopper-v5": {"env": "Hopper-v5", **_SMALL, "n_steps": 256, "batch_size": 256, "timesteps": 204_800},
     "CartPole-v1": {
         "env": "CartPole-v1",
