@@ -44,7 +44,8 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 _WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
-_ADDED_UP_S, _EMPTY = 20.0, 100_000
+_ADDED_UP_S = 20.0
+_EMPTY_CALLS = 100_000  # to time what adding up takes by itself
 _TURN_S = 1.0  # the meter goes on resting meanwhile: its accounts fall twice as close into turns with it
 
 
@@ -82,11 +83,12 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
                 self._look = Window(torch_in_use())
 
         def _end_stretch(self, stretch: Any, now: int, step: int, wall: float) -> None:
-            seen = self._look.close() if self._look else None
+            look = self._look
+            seen = look.close() if look else None
             super()._end_stretch(stretch, now, step, wall)
-            if seen is not None:
+            if look is not None and seen is not None:
                 line = read_records(self._path)[-1]
-                pairs.append((line["gpu"]["busy"], seen.active_ns * 1e-9 / line["length"]))
+                pairs.append((line["gpu"]["busy"], seen.active_ns / (look.ended_ns - look.begun_ns)))
                 self.latest = line
 
     # Stretch after stretch: here it is not the cost that matters.
@@ -173,9 +175,9 @@ class _Switch:
         """What was added up, less what that takes by itself: for each call as much as for one that does nothing."""
         own_ns, calls = self._own_ns, self._calls
         self._own_ns, nothing = 0, self._timed(lambda switch, phase: phase)
-        for _ in range(_EMPTY):
+        for _ in range(_EMPTY_CALLS):
             nothing(self, 0)
-        return (own_ns - calls * self._own_ns / _EMPTY) * 1e-9
+        return (own_ns - calls * self._own_ns / _EMPTY_CALLS) * 1e-9
 
     def _timed(self, usual: Any) -> Any:
         """What the method itself is told to call, as `launch` is, is none of its time."""

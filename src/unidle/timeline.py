@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from time import perf_counter_ns
 from typing import Any
 
@@ -30,7 +29,7 @@ class PhaseClock:
         """How many intervals were ever written: a mark for `intervals`."""
 
     def enter(self, phase: int) -> int:
-        """Switch to `phase` and return the one that ended; 0.2 µs, for every step does it."""
+        """Switch to `phase` and return the one that ended; 0.2 µs: it is called several times a step."""
         now = perf_counter_ns()
         ended = self._phase
         self.totals_ns[ended] += now - self._since
@@ -41,7 +40,8 @@ class PhaseClock:
 
     def intervals(self, since: int = 0) -> list[Interval]:
         """Those written after the mark `since` that are still kept, oldest first; the open one is not."""
-        return list(islice(self._kept, max(0, len(self._kept) - (self.written - since)), None))
+        kept = list(self._kept)  # at once: another thread may ask
+        return kept[max(0, len(kept) - (self.written - since)) :]
 
 
 class Timeline(PhaseClock):
@@ -50,8 +50,9 @@ class Timeline(PhaseClock):
     def __init__(self, capacity: int = _KEPT) -> None:
         super().__init__(len(PHASES), OTHER, capacity)
         self.on_device: deque[Interval] = deque(maxlen=capacity)
-        """When the GPU worked for which phase, while that `is_heard`; whoever reads it may clear it."""
+        """When the GPU worked for which phase; whoever reads it may clear it."""
         self.is_heard = False
+        """Set by whoever reads `on_device`: what is launched meanwhile is timed."""
 
     def begin(self) -> None:
         """Let the account start now: what was before belongs to no phase."""

@@ -543,7 +543,7 @@ def test_a_run_with_a_thousand_faults_learns_what_it_should_and_leaves_nothing_b
 ) -> None:
     """1,000 faults: 15 workers that die, 3 that hang, the rest exceptions and, about as many, numbers that are none."""
     monkeypatch.setattr(process, "LOOK_AROUND_SECONDS", 0.1)
-    monkeypatch.setattr("unidle.engine.trainer.Timeline", lambda: Timeline(1 << 10))  # its ring soon is full
+    monkeypatch.setattr("unidle.engine.trainer.Timeline", lambda: Timeline(1 << 10))  # which soon is full
     settings = {**SMALL, **WORKERS, "n_envs": 8, "n_steps": 64, "batch_size": 128, "n_epochs": 4, "gamma": 0.5}
     settings |= {"learning_rate": 3e-3, "normalize_obs": False, "normalize_reward": False, "timesteps": 200_000}
     settings |= {"env_timeout": 1.0, "max_env_restarts": 30, "env_kwargs": {"folder": str(tmp_path), "odds": 40}}

@@ -20,7 +20,7 @@ from unidle.meter.account import FILE, RunMeter, active_shares
 from unidle.meter.attribution import DeviceSpan, HostSpan, attribute_idle
 from unidle.meter.background import Background
 from unidle.meter.reading import Sample
-from unidle.timeline import EVALUATE, LEARN, LOGGING, PHASES, Timeline
+from unidle.timeline import ENVIRONMENT, EVALUATE, LEARN, LOGGING, PHASES, STORAGE, Timeline
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -153,11 +153,12 @@ def test_on_a_gpu_the_account_sums_to_one_and_agrees_with_the_profiler(tmp_path:
                 window.append(Window(torch_in_use()))
 
         def _end_stretch(self, stretch: Any, now: int, step: int, wall: float) -> None:
-            seen = window.pop().close() if window else None
+            look = window.pop() if window else None
+            seen = look.close() if look else None
             super()._end_stretch(stretch, now, step, wall)
-            if seen is not None:
+            if look is not None and seen is not None:
                 line = read_records(self._path)[-1]
-                pairs.append((line["gpu"]["busy"], seen.active_ns * 1e-9 / line["length"]))
+                pairs.append((line["gpu"]["busy"], seen.active_ns / (look.ended_ns - look.begun_ns)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unidle.api.RunMeter", partial(Compared, own_share=0.5))
@@ -242,6 +243,7 @@ def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monke
 
 
 def test_a_long_stretch_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_ENOUGH", 50)
     monkeypatch.setattr(account, "_MOST_INTERVALS", 50)
     meter, timeline = RunMeter(print), Timeline()
     meter.begin(tmp_path, timeline, 0, None)
@@ -283,6 +285,34 @@ def test_the_account_of_the_whole_is_one_sentence() -> None:
     )
 
 
+@pytest.mark.parametrize("enough", [1, 17, 1000])
+def test_a_stretch_is_of_whole_iterations_however_many_intervals_are_enough(
+    enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of each iteration is learning, at its end: a stretch that began within one would tell of more."""
+    now = [0]
+    for module in (account, timeline_module):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_ENOUGH", enough)
+    monkeypatch.setattr(account, "_MOST_LINES", 10**12)
+    meter, timeline = RunMeter(lambda said: None), Timeline()
+    meter.begin(tmp_path, timeline, 0, Gpu().told())
+    meter._active_share = {"learn": 1.0}
+    for step in range(1, 301):
+        for phase in (ENVIRONMENT, STORAGE) * 6:
+            timeline.enter(phase)
+            now[0] += 1_000_000
+        timeline.enter(LEARN)
+        now[0] += 12_000_000
+        timeline.worked(LEARN, 12_000_000)
+        timeline.enter(LOGGING)
+        meter.iteration(step, now[0] * 1e-9, has_learned=True)
+    meter.end()
+    lines = read_records(tmp_path / FILE)
+    assert len(lines) == {1: 150, 17: 100, 1000: 13}[enough]  # of one iteration, of two, of half a second
+    assert [line["gpu"]["busy"] for line in lines] == pytest.approx([0.5] * len(lines))
+
+
 @pytest.mark.parametrize("often", [False, True])
 def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
     often: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,9 +333,10 @@ def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
 
     for step in range(1, 101):
         spend(LEARN, 10)
-        timeline.on_device.append((LEARN, now[0] - 10, now[0]))
+        timeline.worked(LEARN, 10)
         timeline.enter(LOGGING)
         meter.iteration(step, now[0] * 1e-9, has_learned=True)
+        assert timeline.is_heard == (step % 2 == 1), "a stretch begins after every other iteration"
         if often or step % 4 == 0:
             spend(EVALUATE, 30)
     meter.end()

@@ -26,7 +26,12 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
         raise RuntimeError("the kernel that shuffles leaves something out")
     log_probs, values = plain.evaluate(rollout)
-    importance = 2 * torch.rand_like(rollout.rewards) if recipe.overlap == "strict" else None
+    importance = None
+    if (
+        recipe.overlap == "strict"
+    ):  # drawn by a generator of its own: the run's must stand where they would without this
+        device = rollout.rewards.device
+        importance = 2 * torch.rand(rollout.shape, generator=torch.Generator(device).manual_seed(0), device=device)
     of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
     targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance)
     for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance), targets):

@@ -67,7 +67,8 @@ def gae(
     A terminated episode is worth nothing after its end; a truncated one what its true final observation is worth.
 
     importance [T, N]: how much likelier each action is now than it was to the policy that took it. Where it is less
-    likely, what came of it counts that much less for the actions before (V-trace: Espeholt et al. 2018, section 4.1).
+    likely, what came of it counts that much less for the actions before (V-trace: Espeholt et al. 2018, section 4.1;
+    but the targets A + V take the step's own action as it was).
     """
     ended = terminated | truncated
     following = torch.where(truncated, bootstrap, values[1:]).masked_fill(terminated, 0.0)

@@ -32,7 +32,8 @@ from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
-_STRETCH_NS, _MOST_INTERVALS = 500_000_000, 4_000  # a stretch ends with the iteration in which it has either
+_STRETCH_NS, _ENOUGH = 500_000_000, 4_000  # a stretch ends with the iteration in which it has either: length, intervals
+_MOST_INTERVALS = 16_000  # the latest of an iteration that has more
 _LOOK_NS = 50_000_000  # the same for one that the profiler looks at
 _MOST_LOOKS = 3  # that may be lost, or see nothing; how busy spans are stays unattributed after that
 _SHOWN_SPANS = 400
@@ -103,7 +104,7 @@ class RunMeter:
                     self._tracer.iteration()
             elif stretch is not None:
                 length = _STRETCH_NS if stretch.window is None else _LOOK_NS
-                if now - stretch.begun_ns >= length or self._timeline.written - stretch.mark >= _MOST_INTERVALS:
+                if now - stretch.begun_ns >= length or self._timeline.written - stretch.mark >= _ENOUGH:
                     self._end_stretch(stretch, now, step, wall)
             elif now >= self._rests_until:
                 self._begin_stretch(now)

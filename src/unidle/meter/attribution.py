@@ -80,7 +80,7 @@ class DeviceSpan:
 
 
 def host_spans(intervals: Iterable[tuple[int, int, int]], lane: str = "main") -> list[HostSpan]:
-    """The ring of a `Timeline` as spans."""
+    """Intervals of a `Timeline` as spans."""
     return [HostSpan(PHASES[phase], start, end, lane) for phase, start, end in intervals]
 
 
