@@ -2,12 +2,12 @@
 
     python benchmarks/metaworld_training.py speed [--n-envs 1 16 32 48] [--seconds 10]
     python benchmarks/metaworld_training.py learn [--preset mt10-paper-1024] [--seeds 1 2 3] [--timesteps 2000000]
-    python benchmarks/metaworld_training.py draw [--picture docs/images/mt10.svg]
+    python benchmarks/metaworld_training.py draw [--pictures docs/images]
 
 *speed* trains with the recipe of mt10-paper-1024 in as many environments as are named, without evaluations, from when
 learning has begun; the hours for 20 million steps are that rate's, extrapolated. *learn* trains from the first step
 with the preset's evaluations beside it, and keeps every evaluation. Each run is a process of its own. *draw* plots the
-evaluations that were kept, up to 2 million steps, beside what the paper has there.
+evaluations that were kept, up to 2 million steps, beside what the paper has there, and the longest run as a whole.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which a run is ended")
     parser.add_argument("--at-once", type=int, default=1, help="runs that share the machine: no speed counts then")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    parser.add_argument("--picture", type=Path, default=Path("docs/images/mt10.svg"), help="to draw into")
+    parser.add_argument("--pictures", type=Path, default=Path("docs/images"), help="folder to draw into")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -188,7 +188,8 @@ def main() -> None:
     path = arguments.out / "metaworld_training.json"
     result = json.loads(path.read_text()) if path.exists() else {"speed": {}, "learning": {}}
     if arguments.what == "draw":
-        arguments.picture.write_text(draw(result) + "\n")
+        for name, picture in (("mt10", draw(result)), ("mt10-long", draw_longest(result))):
+            (arguments.pictures / f"{name}.svg").write_text(picture + "\n")
         _print_learning(result["learning"])
         return
     result |= {"machine": provenance("metaworld", "mujoco"), "paper": _PAPER}
@@ -245,10 +246,24 @@ def draw(result: dict[str, Any]) -> str:
         means = [float(np.mean(values)) for values in of_step]
         band = (list(map(min, of_step)), list(map(max, of_step))) if len(seeds) > 1 else ()
         series.append(Series(name, steps, means, *band))
-    size, paper = (720, 330), Reference(_PAPER[str(_COMPARED_AT)], "mt10-paper-1024 in the paper, at 2 million")
+    return _chart(result, series, Reference(_PAPER[str(_COMPARED_AT)], "mt10-paper-1024 in the paper, at 2 million"))
+
+
+def draw_longest(result: dict[str, Any]) -> str:
+    """Success against steps of the longest run, and where the paper has its own by then."""
+    runs = result["learning"]["mt10-paper-1024"]
+    seed, longest = max(runs.items(), key=lambda of_seed: of_seed[1]["steps"])
+    evaluations = longest["evaluations"]
+    steps, success = [e["step"] for e in evaluations], [e["eval/success"] for e in evaluations]
+    paper = {int(at): value for at, value in _PAPER.items() if int(at) <= steps[-1]}
+    ours = Series(f"mt10-paper-1024, seed {seed}", steps, success)
+    return _chart(result, [ours, Series("in the paper", list(paper), list(paper.values()))])
+
+
+def _chart(result: dict[str, Any], series: list[Series], reference: Reference | None = None) -> str:
     title = f"Meta-World MT10, {result['machine']['gpu']}, {result['machine']['cores']} cores"
-    axes = "environment steps", "success"
-    return standalone(line_chart(title, series, *axes, size=size, reference=paper, from_zero=True), size)
+    size, axes = (720, 330), ("environment steps", "success")
+    return standalone(line_chart(title, series, *axes, size=size, reference=reference, from_zero=True), size)
 
 
 def _print_learning(learning: dict[str, Any]) -> None:
