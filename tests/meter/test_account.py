@@ -6,7 +6,6 @@ import gzip
 import json
 from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -78,25 +77,32 @@ def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
 
 
 def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(account, "perf_counter_ns", lambda: now[0])
     monkeypatch.setattr(account, "_STRETCH_NS", 0)
-    meter, timeline = RunMeter(print, own_share=0.1), Timeline()
+    costs, pauses = iter((7, 3, 20, 5)), list[int]()
+
+    class Costly(RunMeter):
+        def _readings(self, at: int) -> dict[str, float | None]:
+            now[0] += next(costs)
+            return super()._readings(at)
+
+    meter, timeline = Costly(print, own_share=0.1), Timeline()
     meter.begin(tmp_path, timeline, 0, None)
-    ended, cost, pauses = 0, 0, list[float]()
-    for step in range(10**6):
+    ended = 0
+    while len(pauses) < 4:
+        now[0] += 1
         timeline.enter(LEARN)
         timeline.enter(LOGGING)
-        before, was_open = perf_counter_ns(), meter._stretch is not None
-        meter.iteration(step, step * 1e-3, has_learned=True)
+        was_open = meter._stretch is not None
+        meter.iteration(now[0], now[0] * 1e-9, has_learned=True)
         if was_open:
-            ended, cost = perf_counter_ns(), perf_counter_ns() - before
-        elif meter._stretch is not None and ended:
-            pauses.append((before - ended) / cost)
-            if len(pauses) == 3:
-                break
+            ended = now[0]
+        elif meter._stretch is not None:
+            pauses.append(now[0] - ended)
     meter.end()
     assert len(read_records(tmp_path / FILE)) == 3
-    # A tenth of the time, and so ten times the cost; unless somebody else had the core just after it was taken.
-    assert sorted(pauses)[1] > 8
+    assert pauses == [1, 70, 30, 200]  # it begins at once; then its cost is a tenth of the time
 
 
 def test_kernels_that_fill_a_part_of_a_span_make_it_that_busy() -> None:
