@@ -27,10 +27,8 @@ def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
         raise RuntimeError("the kernel that shuffles leaves something out")
     log_probs, values = plain.evaluate(rollout)
     importance = None
-    if (
-        recipe.overlap == "strict"
-    ):  # drawn by a generator of its own: the run's must stand where they would without this
-        device = rollout.rewards.device
+    if recipe.overlap == "strict":
+        device = rollout.rewards.device  # and a generator of its own: the run's must stand as they would without this
         importance = 2 * torch.rand(rollout.shape, generator=torch.Generator(device).manual_seed(0), device=device)
     of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
     targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance)
