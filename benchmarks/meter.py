@@ -44,7 +44,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 _WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
-_ADDED_UP_S = 20.0
+_ADDED_UP_S = 40.0  # several accounts long
 _EMPTY_CALLS = 100_000  # to time what adding up takes by itself
 _TURN_S = 1.0  # the meter goes on resting meanwhile: its accounts fall twice as close into turns with it
 

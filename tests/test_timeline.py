@@ -11,6 +11,13 @@ import pytest
 from unidle.timeline import ENVIRONMENT, INFERENCE, LEARN, OTHER, PHASES, DeviceClock, Timeline
 
 
+def heard(**options: int) -> Timeline:
+    """One that somebody listens to."""
+    timeline = Timeline(**options)
+    timeline.listen()
+    return timeline
+
+
 def test_the_phases_sum_to_the_whole_time() -> None:
     before = perf_counter()
     timeline = Timeline()
@@ -46,11 +53,11 @@ def test_asking_for_the_seconds_does_not_end_the_phase() -> None:
 
 @pytest.mark.parametrize("n_entered", [0, 3, 4, 5, 11])
 def test_the_ring_keeps_the_latest_intervals_oldest_first_without_gaps(n_entered: int) -> None:
-    timeline = Timeline(capacity=4)
+    timeline = heard(capacity=4)
     phases = [(LEARN, INFERENCE, ENVIRONMENT)[i % 3] for i in range(n_entered)]
     for phase in phases:
         timeline.enter(phase)
-    intervals = timeline.intervals()
+    intervals = list(timeline.intervals)
     ended = [OTHER, *phases][:n_entered]  # the phase entered last is still open
     assert [phase for phase, _, _ in intervals] == ended[-4:]
     assert all(start <= end for _, start, end in intervals)
@@ -58,31 +65,30 @@ def test_the_ring_keeps_the_latest_intervals_oldest_first_without_gaps(n_entered
 
 
 def test_totals_go_on_when_the_ring_is_full() -> None:
-    timeline = Timeline(capacity=2)
+    timeline = heard(capacity=2)
     first = timeline._since
     for _ in range(50):
         timeline.enter(LEARN)
         timeline.enter(OTHER)
-    assert sum(timeline.totals_ns) == timeline.intervals()[-1][2] - first
+    assert sum(timeline.totals_ns) == timeline.intervals[-1][2] - first
 
 
-def test_a_mark_tells_what_was_written_after_it() -> None:
-    timeline = Timeline(capacity=4)
+def test_intervals_are_kept_while_somebody_listens_and_totals_always() -> None:
+    timeline = heard()
     timeline.enter(LEARN)
-    mark = timeline.written
+    timeline.worked(LEARN, 1_000)
+    timeline.is_heard = False
     timeline.enter(ENVIRONMENT)
+    sleep(0.001)
     timeline.enter(INFERENCE)
-    assert [phase for phase, _, _ in timeline.intervals(mark)] == [LEARN, ENVIRONMENT]
-    for _ in range(5):
-        timeline.enter(OTHER)
-    assert len(timeline.intervals(mark)) == 4  # the rest is overwritten
-
-
-def heard() -> Timeline:
-    """One that somebody wants to know the GPU's work from."""
-    timeline = Timeline()
-    timeline.is_heard = True
-    return timeline
+    timeline.worked(INFERENCE, 1_000)
+    assert [phase for phase, _, _ in timeline.intervals] == [OTHER]
+    assert [phase for phase, _, _ in timeline.on_device] == [LEARN]
+    assert timeline.totals_ns[ENVIRONMENT] >= 1_000_000
+    timeline.listen()
+    timeline.enter(OTHER)
+    assert [phase for phase, _, _ in timeline.intervals] == [INFERENCE], "and none from before"
+    assert not timeline.on_device
 
 
 def test_work_that_was_waited_for_ends_now() -> None:

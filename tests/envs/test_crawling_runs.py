@@ -280,7 +280,7 @@ def share_covered(spans: Spans, by: Spans) -> float:
 
 def test_the_learner_is_busy_while_requests_are_in_flight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     in_flight: Spans = []
-    timelines: list[Timeline] = []
+    learning: Spans = []
     answer = SiteServer._answer
 
     async def noted(server: SiteServer, request: web.BaseRequest) -> web.StreamResponse:
@@ -290,12 +290,15 @@ def test_the_learner_is_busy_while_requests_are_in_flight(monkeypatch: pytest.Mo
         finally:
             in_flight.append((began, time.perf_counter_ns()))
 
-    def kept(*arguments: Any) -> Timeline:
-        timelines.append(Timeline(*arguments))
-        return timelines[-1]
+    class Noted(Timeline):
+        def enter(self, phase: int) -> int:
+            since, ended = self._since, super().enter(phase)
+            if ended == LEARN:
+                learning.append((since, self._since))
+            return ended
 
     monkeypatch.setattr(SiteServer, "_answer", noted)
-    monkeypatch.setattr(trainer, "Timeline", kept)
+    monkeypatch.setattr(trainer, "Timeline", Noted)
     seconds: dict[str, list[float]] = {"off": [], "strict": []}
 
     def is_faster() -> bool:  # by the least of each: others may be at work on these cores
@@ -306,6 +309,7 @@ def test_the_learner_is_busy_while_requests_are_in_flight(monkeypatch: pytest.Mo
             if is_faster():
                 break
             in_flight.clear()
+            learning.clear()
             unidle.train(
                 "unidle/SiteExplore-v0",
                 env_kwargs={"site": server.urls},
@@ -319,8 +323,6 @@ def test_the_learner_is_busy_while_requests_are_in_flight(monkeypatch: pytest.Mo
                 runs_dir=str(tmp_path),
                 run_name=f"{overlap} {len(seconds[overlap])}",
             )
-            spans = timelines[-1].intervals()
-            learning = [(begin, end) for phase, begin, end in spans if phase == LEARN]
             share = share_covered(learning, in_flight)
             assert share > 0.4 if overlap == "strict" else share < 0.01
             seconds[overlap].append((learning[-1][1] - learning[0][0]) / 1e9)  # from the end of the first rollout on

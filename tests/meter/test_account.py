@@ -250,8 +250,7 @@ def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monke
 
 def test_a_long_stretch_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "_ENOUGH", 50)
-    monkeypatch.setattr(account, "_MOST_INTERVALS", 50)
-    meter, timeline = RunMeter(print), Timeline()
+    meter, timeline = RunMeter(print), Timeline(capacity=50)
     meter.begin(tmp_path, timeline, 0, None)
     meter.iteration(0, 0.0, has_learned=True)
     for _ in range(500):

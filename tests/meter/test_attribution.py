@@ -145,10 +145,11 @@ def test_a_window_without_length_is_refused() -> None:
 
 def test_the_ring_of_a_timeline_is_understood() -> None:
     timeline = Timeline()
+    timeline.listen()
     timeline.enter(ENVIRONMENT)
     timeline.enter(LEARN)
     timeline.enter(ENVIRONMENT)
-    spans = host_spans(timeline.intervals())
+    spans = host_spans(timeline.intervals)
     assert [span.phase for span in spans] == ["other", "environment", "learn"]
     found = attribute_idle(spans[0].start_ns, spans[-1].end_ns, [], spans, {})
     assert found.whole.unattributed == 0

@@ -32,13 +32,12 @@ from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
-_STRETCH_NS, _ENOUGH = 500_000_000, 4_000  # a stretch ends with the iteration in which it has either: length, intervals
-_MOST_INTERVALS = 16_000  # the latest of an iteration that has more
+_STRETCH_NS, _ENOUGH = 500_000_000, 2_000  # a stretch ends with the iteration in which it has either: length, intervals
 _LOOK_NS = 50_000_000  # the same for one that the profiler looks at
 _MOST_LOOKS = 3  # that may be lost, or see nothing; how busy spans are stays unattributed after that
 _SHOWN_SPANS = 400
 _MOST_LINES = 2000  # of a run; the longer it lasts, the further apart they are
-_OWN_SHARE = 0.004  # of the time may be the meter's own
+_OWN_SHARE = 0.002  # of the time may go into accounts
 _SETTLED_NS = 3_000_000_000  # after the last capture, before the profiler may look
 
 
@@ -47,7 +46,6 @@ class _Stretch:
     """A stretch that is under way."""
 
     begun_ns: int
-    mark: int  # of the timeline
     window: Window | None  # to see what the profiler sees of it
 
 
@@ -57,7 +55,7 @@ class RunMeter:
     def __init__(self, say: Callable[[str], None], *, trace: bool = False, own_share: float = _OWN_SHARE) -> None:
         """`say` gets the account of the whole, in a sentence, at the end; with `trace`, iterations are recorded.
 
-        `own_share` of the time may be the meter's own.
+        `own_share` of the time may go into accounts.
         """
         self._say, self._is_to_trace, self._own_share = say, trace, own_share
         self._closing = ExitStack()
@@ -104,7 +102,7 @@ class RunMeter:
                     self._tracer.iteration()
             elif stretch is not None:
                 length = _STRETCH_NS if stretch.window is None else _LOOK_NS
-                if now - stretch.begun_ns >= length or self._timeline.written - stretch.mark >= _ENOUGH:
+                if now - stretch.begun_ns >= length or len(self._timeline.intervals) >= _ENOUGH:
                     self._end_stretch(stretch, now, step, wall)
             elif now >= self._rests_until:
                 self._begin_stretch(now)
@@ -136,17 +134,16 @@ class RunMeter:
             window = try_window(torch_in_use())
             if window is None:
                 self._active_share = {}  # somebody else profiles, or torch cannot
-        self._timeline.on_device.clear()
-        self._timeline.is_heard = True
-        self._stretch = _Stretch(perf_counter_ns(), self._timeline.written, window)
+        self._timeline.listen()
+        self._stretch = _Stretch(perf_counter_ns(), window)
 
     def _has_settled(self, now: int) -> bool:
         """Whether the profiler may look: it learns, and nothing was captured for a while."""
         return self._gpu is None or now - self._settled_since >= _SETTLED_NS
 
     def _end_stretch(self, stretch: _Stretch, now: int, step: int, wall: float) -> None:
-        self._stretch, self._timeline.is_heard = None, False
         self._timeline.enter(LOGGING)  # as it is already: so that it is known up to now
+        self._stretch, self._timeline.is_heard = None, False
         on_device = [
             DeviceSpan(PHASES[phase], start, end, stream=phase) for phase, start, end in self._timeline.on_device
         ]
@@ -156,7 +153,7 @@ class RunMeter:
             if self._active_share is None and self._looks == _MOST_LOOKS:
                 self._active_share = {}
             return  # a stretch under the profiler is not like others
-        on_host = self._timeline.intervals(max(stretch.mark, self._timeline.written - _MOST_INTERVALS))
+        on_host = list(self._timeline.intervals)
         begun = max(stretch.begun_ns, on_host[0][1])
         if self._gpu is not None:  # where evaluations are played too, and without a clock: so after the last of them
             begun = max([begun, *(end for phase, _, end in on_host if phase == EVALUATE)])
