@@ -268,15 +268,16 @@ def _chart(result: dict[str, Any], series: list[Series], reference: Reference | 
 
 def _print_learning(learning: dict[str, Any]) -> None:
     for preset, runs in learning.items():
-        finals = []
+        compared = []
         for seed, run in runs.items():
             last = run["evaluations"][-1]
-            finals.append(last["eval/success"])
+            compared += [at["eval/success"] for at in run["evaluations"] if at["step"] == _COMPARED_AT]
             print(
                 f"{preset} seed {seed}: success {last['eval/success']:.3f} at {last['step']:,} steps, "
                 f"{run['steps_per_second']:,.0f} steps/s, {run['at_once']} at once"
             )
-        print(f"{preset}: mean success {np.mean(finals):.3f}")
+        if compared:
+            print(f"{preset}: mean success {np.mean(compared):.3f} at {_COMPARED_AT:,} steps, {len(compared)} seeds")
 
 
 if __name__ == "__main__":
