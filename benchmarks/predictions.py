@@ -29,8 +29,8 @@ from unidle.tuning.trials_compare import compare
 
 _STRETCH, _PATIENCE, _ENOUGH = 0.6, 90.0, 4.0  # seconds
 _ORDINARY = {
-    "beast, one worker": "--env HalfCheetah-v5 --preset beast --workers 1",
-    "beast, graphs off": "--env HalfCheetah-v5 --preset beast --no-graphs",
+    "beast, one worker": "--env HalfCheetah-v5 --preset beast --overlap off --workers 1",
+    "beast, graphs off": "--env HalfCheetah-v5 --preset beast --overlap off --no-graphs",
     "heavy, four workers": "--env HalfCheetah-v5 --preset heavy --workers 4",
     "sac, one worker": "--env HalfCheetah-v5 --preset sac --n-envs 16 --workers 1 --updates-per-step 0.25",
     "sac, graphs off": "--env HalfCheetah-v5 --preset sac --n-envs 16 --no-graphs --updates-per-step 0.25",

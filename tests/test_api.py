@@ -18,8 +18,11 @@ from cli_envs import Choice
 from own_networks import wide
 
 import unidle
+from unidle.api import fitted
+from unidle.config import Config
 from unidle.engine.checkpoint import load_checkpoint, save_checkpoint
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV
+from unidle.envs.make import env_maker
 from unidle.envs.slot import episode_seed
 from unidle.report.dashboard.view import state_of
 from unidle.report.history import read_history
@@ -460,6 +463,48 @@ def test_a_wrong_setting_is_refused_before_a_folder_is_made(
         train(**settings)
     assert sentence in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "overlap"),
+    [
+        ("CartPole-v1", {"n_envs": 48}, "strict"),
+        ("CartPole-v1", {"n_envs": 47}, "off"),
+        ("CartPole-v1", {"n_envs": 48, "device": "cpu"}, "off"),
+        ("CartPole-v1", {"n_envs": 48, "subproc": False}, "off"),
+        ("CartPole-v1", {"n_envs": 48, "overlap": "off"}, "off"),
+        ("CartPole-v1", {"n_envs": 2, "overlap": "strict"}, "strict"),
+        ("Pendulum-v1", {"n_envs": 48, "algo": "sac"}, "off"),
+        ("unidle/CartPole-v1", {"n_envs": 48}, "off"),
+        ("unidle/CartPole-v1", {"n_envs": 48, "workers": 2}, "strict"),
+        (lambda: Choice(), {"n_envs": 48}, "strict"),
+        (lambda: gymnasium.make_vec("CartPole-v1", 48), {"n_envs": 48}, "off"),
+    ],
+)
+def test_beside_a_gpu_many_environments_go_on_while_it_learns_unless_told_otherwise(
+    env: Any, settings: dict[str, Any], overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_a_gpu(name: str) -> torch.device:
+        return torch.device("cpu" if name == "cpu" else "cuda")
+
+    monkeypatch.setattr(unidle.api, "choose_device", with_a_gpu)
+    config, notes = fitted(Config().with_values(settings, "test"), env_maker(env, {}))
+    assert config.recipe.overlap == overlap
+    assert [note[:18] for note in notes] == ["overlap is strict:"] * (overlap == "strict" and "overlap" not in settings)
+
+
+def test_a_run_says_whether_it_overlaps(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(preset="fast", n_envs=48, batch_size=48)
+    assert run.config.recipe.overlap == "off", "there is no GPU in it"
+    assert "overlap" not in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_run_of_many_environments_overlaps_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(preset="fast", n_envs=48, batch_size=48, device="cuda", timesteps=10 * 48 * 16)
+    assert run.config.recipe.overlap == "strict"
+    assert "Textbook PPO is --overlap off." in capsys.readouterr().err
+    assert run.records[-1]["step"] == 10 * 48 * 16
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from unidle.config.presets import load_preset
 from unidle.config.schema import refuse_second_run
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
-from unidle.engine.build import choose_workers, make_envs, resolve_network
+from unidle.engine.build import choose_device, choose_workers, make_envs, resolve_network
 from unidle.engine.checkpoint import RunFolder
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
 from unidle.engine.listener import Callback, Silent
@@ -37,6 +37,7 @@ from unidle.report.history import read_history
 from unidle.report.html import write_report
 from unidle.report.messages import Messages
 
+_OVERLAP_PAYS_FROM = 48  # environments on a GPU, as measured: docs/overlap.md
 # What may differ between a run and its continuation: how long, how fast, what is looked at; not what is learned.
 _MAY_CHANGE_ON_RESUME = {
     *(f.name for f in dataclasses.fields(Config().engine)),
@@ -157,7 +158,7 @@ def train(
     maker = env_maker(env, settings.get("env_kwargs", layers.config.run.env_kwargs))
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
-    settled, notes = sized(layers.settled_with(flags), maker)
+    settled, notes = fitted(layers.settled_with(flags), maker)
     settled = validated(settled, layers.preset_batch_size)
     return start(settled, [*layers.notes, *notes], maker, factory, after_iteration, after_evaluation, quiet)
 
@@ -220,10 +221,28 @@ def _placed(maker: EnvMaker, config: Config) -> EnvMaker:
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 
-def sized(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
-    """`config`, not yet validated, with as many environments as the factory makes at once, and what to say about it."""
-    size, recipe = vector_size(maker), config.recipe
-    if size is None or size == recipe.n_envs:
+def fitted(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
+    """`config`, not yet validated, with what the environment decides, and what to say about that."""
+    size = vector_size(maker)
+    config, notes = (config, []) if size is None else _sized(config, maker, size)
+    recipe, engine = config.recipe, config.engine
+    if recipe.overlap != "auto":
+        return config, notes
+    are_many = recipe.algo == "ppo" and recipe.n_envs >= _OVERLAP_PAYS_FROM
+    are_single = size is None and engine.subproc is not False and _placed(maker, config).makes in ("one", "either")
+    pays = are_many and are_single and choose_device(engine.device).type == "cuda"
+    if pays:
+        notes = [
+            f"overlap is strict: with {_OVERLAP_PAYS_FROM} environments or more, they go on while the GPU learns. "
+            "Textbook PPO is --overlap off."
+        ]
+    return dataclasses.replace(config, recipe=dataclasses.replace(recipe, overlap="strict" if pays else "off")), notes
+
+
+def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str]]:
+    """`config` with as many environments as the factory makes at once."""
+    recipe = config.recipe
+    if size == recipe.n_envs:
         return config, []
     preset = load_preset(config.run.preset or "classic").values
     if recipe.n_envs != preset["n_envs"]:  # so it was asked for
@@ -232,8 +251,8 @@ def sized(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
         )
     # The preset's batch size was meant for the preset's number of environments; the user's own was not.
     is_preset = recipe.algo == "ppo" and recipe.batch_size == preset["batch_size"]
-    fitted: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
-    recipe = dataclasses.replace(recipe, n_envs=size, **fitted)
+    with_it: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
+    recipe = dataclasses.replace(recipe, n_envs=size, **with_it)
     return dataclasses.replace(config, recipe=recipe), [f"n_envs is {size}: as many as {maker.name} makes at once."]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 PHASES = ("environment", "inference", "storage", "learn", "sync", "evaluate", "checkpoint", "logging", "other")
 ENVIRONMENT, INFERENCE, STORAGE, LEARN, SYNC, EVALUATE, CHECKPOINT, LOGGING, OTHER = range(len(PHASES))
-_KEPT = 1 << 16  # intervals
-_HEARD = 1 << 14  # of the host, and as many of the device: more would take long to account for
+_KEPT = 1 << 16  # intervals of a clock
+_HEARD = 1 << 14  # of a timeline, and as many of the device: more would take long to account for
 
 Interval = tuple[int, int, int]  # phase, start, end, in nanoseconds of perf_counter_ns
 
@@ -42,7 +42,7 @@ class PhaseClock:
 
 
 class Timeline(PhaseClock):
-    """What the trainer's thread does, and when the GPU worked for which phase; but for totals, while it is heard."""
+    """What the trainer's thread does and, while it is heard, when the GPU worked for which phase."""
 
     def __init__(self, capacity: int = _HEARD) -> None:
         super().__init__(len(PHASES), OTHER, capacity)

@@ -260,6 +260,8 @@ def test_a_long_stretch_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch
     meter.end()
     (line,) = read_records(tmp_path / FILE)
     assert len(line["spans"]) == 50
+    assert line["length"] < 0.5 * line["covered"]
+    assert Timeline().intervals.maxlen == 1 << 14, "a tenth of a second to account for"
 
 
 def test_a_trace_of_too_short_a_run_is_missed_in_words(tmp_path: Path) -> None:

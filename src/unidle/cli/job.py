@@ -60,12 +60,12 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     if not config.run.env:
         validated(config, layers.preset_batch_size)  # says so
 
-    from unidle.api import sized
+    from unidle.api import fitted
     from unidle.envs.make import env_maker
 
     maker = env_maker(config.run.env, config.run.env_kwargs)
-    config, sizing = sized(config, maker)  # before the check: a vector environment decides n_envs
-    return Job(flags, validated(config, layers.preset_batch_size), maker, [*layers.notes, *sizing])
+    config, fitting = fitted(config, maker)  # before the check: a vector environment decides n_envs
+    return Job(flags, validated(config, layers.preset_batch_size), maker, [*layers.notes, *fitting])
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:

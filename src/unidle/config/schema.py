@@ -81,8 +81,8 @@ class Recipe:
     """Initial log standard deviation of continuous actions, in units of half the action range."""
     discretize: int | None = None
     """Turns each Box action into this many bins; none: continuous."""
-    overlap: Literal["off", "strict"] = "off"
-    """strict: collect the next rollout, with the weights as they were, while learning from the last."""
+    overlap: Literal["auto", "off", "strict"] = "auto"
+    """strict: collect while learning, with weights as they were; auto: for PPO with a GPU and 48 or more `n_envs`."""
     precision: Literal["bf16", "tf32", "fp32"] = "tf32"
     """Matrix products on CUDA, sums in fp32; the CPU always uses fp32."""
 

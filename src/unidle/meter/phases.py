@@ -126,7 +126,8 @@ class PhaseMeter:
                 clock.enter(clock.enter(0))  # bring the account up to now
             totals = clock.totals_ns
         whole = sum(totals) or 1
-        means = self._background.means(clock.intervals) if self._background else {}
+        intervals = list(clock.intervals)  # at once: another thread may ask
+        means = self._background.means(intervals) if self._background else {}
         rows = [
             PhaseRow(name, total * 1e-9, total / whole, *means.get(number, (None, None)))
             for number, (name, total) in enumerate(zip(list(self._phases), totals))

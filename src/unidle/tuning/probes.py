@@ -99,7 +99,7 @@ class _Probes:
         profile = Profile(
             n_envs=recipe.n_envs,
             n_steps=recipe.n_steps,
-            overlap=recipe.overlap,
+            overlap="strict" if recipe.overlap == "strict" else "off",
             cores=available_cores(),
             on_gpu=on_gpu,
             on_device=False,
@@ -229,7 +229,7 @@ class _Probes:
         profile = Profile(
             n_envs=recipe.n_envs,
             n_steps=recipe.n_steps,
-            overlap=recipe.overlap,
+            overlap="strict" if recipe.overlap == "strict" else "off",
             cores=available_cores(),
             on_gpu=parts.algo.parameters.flat.is_cuda,
             on_device=True,
