@@ -60,7 +60,8 @@ class Page(HTMLParser):
 
 
 def run_folder(folder: Path, records: list[dict[str, Any]], **values: Any) -> Path:
-    config = Config().with_values({"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, **values}, "test")
+    told = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "overlap": "off"}  # settled, as in any run
+    config = Config().with_values({**told, **values}, "test")
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
