@@ -83,7 +83,7 @@ class _Sampler:
         self._tasks = 1
         self._main_lines: list[str] | None = None
         self._next_write_s, self._write_after_s = 0.0, _FIRST_WRITE_S
-        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S / 2
+        self._next_window_s = 0.0
         self._window_every_s = _FIRST_WINDOWS_S
         self._is_warm = self._uses_cuda = False
         self._lost_windows = 0  # in a row
@@ -199,6 +199,7 @@ class _Sampler:
     def _begin_to_use_cuda(self) -> None:
         """From now on it is the GPU that counts; until now nothing was computed on it."""
         self._uses_cuda = True
+        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S  # not over the first kernels: see `Window.close`
         for sums in self._stacks.values():
             sums[3] = sums[4] = 0
         self._before_cuda = [(sums, sums[0]) for (thread, *_), sums in self._stacks.items() if thread == 0]
