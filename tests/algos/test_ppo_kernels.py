@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from unidle.algos.ppo import PPO, Batch
 from unidle.config import Recipe
 from unidle.memory.rollout import Rollout, gae
 from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
+from unidle.nn.policy import NetworkFactory, Policy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 
@@ -81,14 +82,25 @@ def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bo
     )
 
 
-def an_algo(action_space: spaces.Space, changes: dict[str, Any], *, masked: bool = False) -> PPO:
+def a_rollout(batch: Batch) -> Rollout:
+    """15 steps of 20 environments."""
+    rollout = Rollout(15, 20, batch.rows.shape[-1], batch.actions.shape[-1], 0, DEVICE)
+    rollout.rows.copy_(batch.rows.view_as(rollout.rows))
+    rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
+    rollout.rewards.copy_(batch.returns[:300].view_as(rollout.rewards))
+    return rollout
+
+
+def an_algo(
+    action_space: spaces.Space, changes: dict[str, Any], *, masked: bool = False, network: NetworkFactory | None = None
+) -> PPO:
     """With weights that are not the first ones."""
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(1)
     actions = ActionLayout.of(action_space)
     rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
     recipe = Recipe(**{"network_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
-    policy = Policy(rows, actions, recipe)
+    policy = Policy(rows, actions, recipe, network)
     for parameter in policy.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     algo = PPO(policy.to(DEVICE), recipe)
@@ -109,28 +121,59 @@ def kernels_of(algo: PPO) -> tuple[Any, Any]:
     return FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
 
 
+def around_network(algo: PPO) -> dict[str, Any]:
+    """Loss and step for a network of whatever shape."""
+    pytest.importorskip("triton")
+    from unidle.algos.fused_loss import FusedLoss, has_fused_loss
+    from unidle.algos.fused_step import FusedStep
+
+    assert has_fused_loss(algo.policy)
+    return {"loss": FusedLoss(algo), "step": FusedStep(algo)}
+
+
 def both_gradients(
     action_space: spaces.Space, changes: dict[str, Any], *, weighted: bool = False, masked: bool = False
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(gradient, what is logged) by autograd and by the kernel."""
+    """(gradient, what is logged) by autograd, by autograd from the kernels' loss, and by the kernel of all."""
     algo = an_algo(action_space, changes, masked=masked)
     batch = a_batch(algo.policy, ActionLayout.of(action_space), weighted=weighted, masked=masked)
     order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
-    found = []
-    for compute in (algo.gradient, kernels_of(algo)[1].gradient):
-        algo.parameters.grad.fill_(7.0)
-        logged = compute(batch, order)
-        found.append((algo.parameters.grad.clone(), logged))
-    return found
+    return [
+        gradient_by(algo, compute, batch, order)
+        for compute in (algo.gradient, by_fused_loss(algo), kernels_of(algo)[1].gradient)
+    ]
+
+
+def by_fused_loss(algo: PPO) -> Callable[[Batch, torch.Tensor], torch.Tensor]:
+    """`PPO.gradient` with the kernels' loss."""
+    plain, fused = algo.ways, algo.ways._replace(**around_network(algo))
+
+    def gradient(batch: Batch, order: torch.Tensor) -> torch.Tensor:
+        algo.ways = fused
+        logged = algo.gradient(batch, order)
+        algo.ways = plain
+        return logged
+
+    return gradient
+
+
+def gradient_by(
+    algo: PPO, compute: Callable[[Batch, torch.Tensor], torch.Tensor], batch: Batch, order: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient, and what is logged."""
+    algo.parameters.grad.fill_(7.0)
+    logged = compute(batch, order)
+    return algo.parameters.grad.clone(), logged
 
 
 def assert_close(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    (expected, logged), (gradient, also_logged) = found
+    (expected, logged), *others = found
     assert expected.norm() > 0
     used = expected != 7.0  # autograd leaves the padding between parameters alone
-    error = (gradient - expected)[used].norm() / expected[used].norm()
-    assert error < 2e-5
-    torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
+    for gradient, also_logged in others:
+        error = (gradient - expected)[used].norm() / expected[used].norm()
+        assert error < 2e-5
+        torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -149,6 +192,39 @@ def test_the_gradient_is_that_of_autograd_for_every_recipe(name: str) -> None:
     assert_close(both_gradients(ACTIONS["both"], RECIPES[name]))
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(recurrent: Any, pieces: int) -> None:
+    length = 4 if recurrent == "gru" else 1
+    changes = {"network_arch": (48,), "share_trunk": True, "recurrent": recurrent, "recurrent_size": 8, "ent_coef": 0.1}
+    algo = an_algo(ACTIONS["both"], {**changes, "n_envs": SAMPLES // 4, "n_steps": 4})
+    assert algo.sequence_length == length
+    actions = ActionLayout.of(ACTIONS["both"])
+    batch = a_batch(an_algo(ACTIONS["both"], {}).policy, actions, weighted=True, masked=False)
+    fields = {name: field for name, field in vars(batch).items() if field is not None}
+    cut = {name: field.reshape(-1, length, *field.shape[2:]) for name, field in fields.items()}
+    batch = Batch(**{**vars(batch), **cut})
+    if length > 1:
+        batch.starts = torch.rand(SAMPLES // length, length, device=DEVICE) < 0.2
+        batch.states = torch.randn(SAMPLES // length, 8, device=DEVICE)
+    order = torch.randperm(SAMPLES // length, device=DEVICE)[: BATCH // length]
+    found = [gradient_by(algo, algo.gradient, batch, order)]
+    algo.pieces.count = pieces
+    found.append(gradient_by(algo, by_fused_loss(algo), batch, order))
+    padding = found[0][0] == 7.0
+    found[1][0][padding] = 7.0  # which is cleared where pieces are added up
+    assert_close(found)
+
+
+def test_more_actions_than_a_kernel_takes_are_left_to_autograd() -> None:
+    pytest.importorskip("triton")
+    from unidle.algos.fused_loss import has_fused_loss
+
+    assert has_fused_loss(an_algo(spaces.Discrete(128), {}).policy)
+    assert not has_fused_loss(an_algo(spaces.Discrete(129), {}).policy)
+    assert not has_fused_loss(an_algo(spaces.MultiDiscrete([2] * 9), {}).policy)
+
+
 LEARNING: dict[str, dict[str, Any]] = {
     "short steps": {"max_grad_norm": 0.01},
     "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
@@ -159,7 +235,7 @@ LEARNING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", LEARNING)
 def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
     states = []
-    for fused in (False, True):
+    for way in ("plain", "around the network", "all"):
         algo = an_algo(ACTIONS["both"], LEARNING[name])
         batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False)
         with torch.no_grad():
@@ -167,14 +243,17 @@ def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
             batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
         generator = torch.Generator().manual_seed(5)
         orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)]).to(DEVICE)
-        learn = kernels_of(algo)[1].learn if fused else algo.ways.learn
+        if way == "around the network":
+            algo.ways = algo.ways._replace(**around_network(algo))
+        learn = kernels_of(algo)[1].learn if way == "all" else algo.ways.learn
         learn(batch, orders)
         state = algo.adam.state_dict()
         states.append([algo.parameters.flat.detach(), *state.values(), algo.sums, algo.minibatches, algo.stopped])
     assert bool(states[0][-1]) == ("target_kl" in LEARNING[name])
     assert 0 < float(states[0][-2]) <= 6
-    for ours, theirs in zip(states[1], states[0]):
-        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-5)
+    for fused in states[1:]:
+        for ours, theirs in zip(fused, states[0]):
+            torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -184,9 +263,7 @@ def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool
     algo = an_algo(ACTIONS[name], changes, masked=masked)
     actions = ActionLayout.of(ACTIONS[name])
     batch = a_batch(algo.policy, actions, weighted=False, masked=masked)
-    rollout = Rollout(15, 20, algo.policy.rows.row_bytes, actions.width, 0, DEVICE)
-    rollout.rows.copy_(batch.rows.view_as(rollout.rows))
-    rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
+    rollout = a_rollout(batch)
     evaluation, _ = kernels_of(algo)
     for ours, theirs in zip(evaluation.rollout(rollout), algo.ways.evaluate(rollout)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -260,24 +337,42 @@ def test_in_bf16_values_are_not_rounded_to_bf16() -> None:
 _NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="NumPy, by which kernels are interpreted, has no bf16")
 
 
+@pytest.mark.parametrize(
+    ("arch", "ways"), [((32, 32), {"evaluate", "score", "value", "learn"}), ((32, 16), {"loss", "step"})]
+)
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("bf16", marks=_NO_BF16)])
 def test_kernels_are_taken_up_where_they_prove_right_and_a_wrong_one_is_told_of(
-    precision: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, arch: tuple[int, int], ways: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
-    algo = an_algo(ACTIONS["heads"], {"n_envs": 20, "n_steps": 15, "batch_size": 60, "precision": precision})
+    changes = {"n_envs": 20, "n_steps": 15, "batch_size": 60, "precision": precision, "network_arch": arch}
+    algo = an_algo(ACTIONS["heads"], changes)
     actions = ActionLayout.of(ACTIONS["heads"])
-    batch = a_batch(algo.policy, actions, weighted=False, masked=False)
-    rollout = Rollout(15, 20, algo.policy.rows.row_bytes, actions.width, 0, DEVICE)
-    rollout.rows.copy_(batch.rows.view_as(rollout.rows))
-    rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
-    rollout.rewards.copy_(batch.returns[:300].view_as(rollout.rewards))
+    rollout = a_rollout(a_batch(algo.policy, actions, weighted=False, masked=False))
     before = algo.parameters.flat.detach().clone()
-    assert ppo_kernels.proven_ways(algo, rollout).keys() == {"shuffle", "evaluate", "score", "value", "gae", "learn"}
+    assert ppo_kernels.proven_ways(algo, rollout).keys() == {"shuffle", "gae", *ways}
     assert torch.equal(algo.parameters.flat, before)
     right = ppo_kernels.fused_gae
     monkeypatch.setattr(ppo_kernels, "fused_gae", lambda *of: [1.1 * part for part in right(*of)])
     with pytest.raises(RuntimeError, match="advantages are not those of the plain formulas"):
         ppo_kernels.proven_ways(algo, rollout)
+
+
+def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -> None:
+    pytest.importorskip("triton")
+    from unidle.algos.ppo_kernels import proven_ways
+
+    def network(observations: spaces.Space, actions: spaces.Space) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
+
+    changes = {"n_envs": 20, "n_steps": 15, "batch_size": 60}
+    algo = an_algo(ACTIONS["heads"], changes, network=network)
+    algo.policy.train()
+    rollout = a_rollout(a_batch(algo.policy, ActionLayout.of(ACTIONS["heads"]), weighted=False, masked=False))
+    kept = [*algo.policy.parameters(), *algo.policy.buffers()]
+    before, drawn = [tensor.detach().clone() for tensor in kept], torch.get_rng_state()
+    assert {"loss", "step"} <= proven_ways(algo, rollout).keys()
+    assert all(torch.equal(now, then) for now, then in zip(kept, before))
+    assert torch.equal(torch.get_rng_state(), drawn)

@@ -19,8 +19,8 @@ _BLOCK, _SQUARED = 1024, 8192  # numbers that a program takes
 
 
 @triton.jit
-def _square(grad, squares, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up the squares of each block."""
+def squared(grad, squares, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up the squares of a program's block."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     gradient = tl.load(grad + at, mask=at < SIZE, other=0.0)
     tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
@@ -103,7 +103,7 @@ class FusedAdam:
         """One step along the gradient, which is clipped on the way and stays as it is."""
         plain, size = self._plain, self._plain.flat.numel()
         if self._constants["CLIP"]:
-            _square[(len(self._squares),)](plain.grad, self._squares, SIZE=size, BLOCK=_SQUARED, num_warps=8)
+            squared[(len(self._squares),)](plain.grad, self._squares, SIZE=size, BLOCK=_SQUARED, num_warps=8)
         _step[(triton.cdiv(size, _BLOCK),)](
             plain.flat,
             plain.grad,

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.fused_adam import BETAS, adam
+from unidle.algos.fused_loss import policy_terms, value_terms
+from unidle.algos.fused_step import FIGURES, count_minibatch, take_step
 from unidle.algos.small_network import (
     activated,
     distribution,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 _BLOCKS = 132  # per network, at most: as many as an H100 or H200 has multiprocessors
 _ROWS = 64  # of a minibatch that a block takes at a time
 _WARPS = 4
-_SUMS = 8  # places for sums per block, of which metrics take five
 _CHUNK = 64  # parameters that a block sums up and steps
 
 
@@ -49,7 +49,7 @@ def _network_gradient(
     OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
     MASKED: tl.constexpr, WEIGHTED: tl.constexpr, NORMALISE: tl.constexpr, CLIP_VALUES: tl.constexpr,
     VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, SUMS: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
     """Compute one block's share of the gradient of one network."""
     block = tl.program_id(0)
@@ -90,40 +90,22 @@ def _network_gradient(
                 OUTS_UP,
                 MASKED,
             )
-            advantage = tl.load(advantages + i, mask=inside, other=0.0)
-            advantage = (advantage - tl.load(advantage_norm)) * tl.load(advantage_norm + 1)
-            log_ratio = log_prob - tl.load(log_probs + i, mask=inside, other=0.0)
-            log_ratio = tl.where(inside, log_ratio, 0.0)
-            ratio = tl.exp(log_ratio)
-            clip = tl.load(clip_range)
-            clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
-            weight = tl.load(weights + i, mask=inside, other=0.0) if WEIGHTED else inside.to(tl.float32)
-            kept = ~(ratio * advantage > clipped * advantage)  # so that what is not a number stays in, to be seen
-            by_log_prob = tl.where(kept, -weight * advantage * ratio, 0.0) * share
-            by_log_prob = tl.where(inside, by_log_prob, 0.0)
+            by_log_prob, loss, divergence, clipped = policy_terms(
+                log_prob, log_probs, advantages, weights, advantage_norm, clip_range, i, inside, share, WEIGHTED
+            )
             by_entropy = tl.where(inside, -ENTROPY * share, 0.0)
             dy = by_log_prob[:, None] * by_y + by_entropy[:, None] * entropy_by_y
             if REALS:
                 d_log_std += tl.sum(by_log_prob[:, None] * by_log_std + by_entropy[:, None], 0)
-            surrogate = tl.minimum(ratio * advantage, clipped * advantage)
-            first += tl.sum(tl.where(inside, -weight * surrogate, 0.0))
+            first += loss
             second += tl.sum(tl.where(inside, entropy, 0.0))
-            third += tl.sum(ratio - 1.0 - log_ratio)
-            fourth += tl.sum((tl.abs(ratio - 1.0) > clip).to(tl.float32))
+            third += divergence
+            fourth += clipped
         else:
             value = tl.sum(tl.where(output[None, :] == 0, y, 0.0), 1)
-            target = tl.load(returns + i, mask=inside, other=0.0)
-            error = value - target
-            slope = inside
-            if CLIP_VALUES:
-                old = tl.load(values + i, mask=inside, other=0.0)
-                moved = tl.minimum(tl.maximum(value - old, -VALUE_RANGE), VALUE_RANGE)
-                slope = inside & (tl.abs(value - old) <= VALUE_RANGE)
-                error = old + moved - target
-            error = tl.where(inside, error, 0.0)
-            by_value = tl.where(slope, 2.0 * VALUE * share * error, 0.0)
+            by_value, loss = value_terms(value, values, returns, i, inside, VALUE * share, CLIP_VALUES, VALUE_RANGE)
             dy = tl.where(output[None, :] == 0, by_value[:, None], 0.0)
-            first += tl.sum(error * error)
+            first += loss
         dw3 += product(tl.trans(dy), h2, PRECISION)
         db3 += tl.sum(dy, 0)
         d2 = through_activation(product(dy, w3, PRECISION), h2, ACTIVATION)
@@ -143,12 +125,12 @@ def _network_gradient(
     if ACTOR:
         real = output - LOGITS
         tl.store(own + LOG_STD + real, d_log_std, mask=(real >= 0) & (real < REALS))
-        tl.store(sums + block * SUMS, first)
-        tl.store(sums + block * SUMS + 2, second)
-        tl.store(sums + block * SUMS + 3, third)
-        tl.store(sums + block * SUMS + 4, fourth)
+        tl.store(sums + block * FIGURES, first)
+        tl.store(sums + block * FIGURES + 2, second)
+        tl.store(sums + block * FIGURES + 3, third)
+        tl.store(sums + block * FIGURES + 4, fourth)
     else:
-        tl.store(sums + block * SUMS + 1, first)
+        tl.store(sums + block * FIGURES + 1, first)
 
 
 @triton.jit
@@ -162,14 +144,14 @@ def _minibatch_gradient(
     clip_range, norm_shift, norm_scale,
     parameters,  # [FLAT]
     gradients,  # [BLOCKS, FLAT]
-    sums,  # [BLOCKS, SUMS]: policy loss, value loss, entropy, KL, clipped
+    sums,  # [BLOCKS, FIGURES]: policy loss, value loss, entropy, KL, clipped
     ACTOR_PLACES: tl.constexpr, CRITIC_PLACES: tl.constexpr,  # weights and bias of each layer in `parameters`
     LOG_STD: tl.constexpr, SAMPLES: tl.constexpr, FLAT: tl.constexpr,
     ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
     OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
     MASKED: tl.constexpr, WEIGHTED: tl.constexpr, NORMALISE: tl.constexpr, CLIP_VALUES: tl.constexpr,
     VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, SUMS: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(1) == 0:
         _network_gradient(
@@ -177,7 +159,7 @@ def _minibatch_gradient(
             norm_shift, norm_scale, parameters, gradients, sums,
             True, ACTOR_PLACES, LOG_STD, SAMPLES, FLAT, ROW, INS, INS_UP, UNITS, OUTS, OUTS_UP,
             HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, CLIP_VALUES, VALUE_RANGE, ENTROPY, VALUE,
-            ACTIVATION, PRECISION, BLOCKS, BM, SUMS,
+            ACTIVATION, PRECISION, BLOCKS, BM, FIGURES,
         )  # fmt: skip
     else:
         _network_gradient(
@@ -185,14 +167,14 @@ def _minibatch_gradient(
             norm_shift, norm_scale, parameters, gradients, sums,
             False, CRITIC_PLACES, LOG_STD, SAMPLES, FLAT, ROW, INS, INS_UP, UNITS, 1, 16,
             HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, CLIP_VALUES, VALUE_RANGE, ENTROPY, VALUE,
-            ACTIVATION, PRECISION, BLOCKS, BM, SUMS,
+            ACTIVATION, PRECISION, BLOCKS, BM, FIGURES,
         )  # fmt: skip
 
 
 @triton.jit
 def _sum_up(
     gradients, sums, grad, squares, logged, stopped, steps, minibatches, totals,
-    FLAT: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr, CHUNK: tl.constexpr,
+    FLAT: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, FIGURES: tl.constexpr, CHUNK: tl.constexpr,
     COUNT: tl.constexpr, STOPS: tl.constexpr, MOST_KL: tl.constexpr,
 ):  # fmt: skip
     """Add up all blocks' shares, in order: of the gradient, of its squared length, and of what is logged.
@@ -208,59 +190,15 @@ def _sum_up(
     tl.store(grad + at, total, mask=at < FLAT)
     tl.store(squares + tl.program_id(0), tl.sum(total * total))
     if tl.program_id(0) == 0:
-        figure = tl.arange(0, SUMS)
-        means = tl.zeros((SUMS,), tl.float32)
+        figure = tl.arange(0, FIGURES)
+        means = tl.zeros((FIGURES,), tl.float32)
         for begin in range(0, BLOCKS, 16):
             block = begin + tl.arange(0, 16)[:, None]
-            means += tl.sum(tl.load(sums + block * SUMS + figure[None, :], mask=block < BLOCKS, other=0.0), 0)
+            means += tl.sum(tl.load(sums + block * FIGURES + figure[None, :], mask=block < BLOCKS, other=0.0), 0)
         means = means / SAMPLES
         tl.store(logged + figure, means)
         if COUNT:
-            stop = tl.load(stopped)
-            if STOPS:
-                stop = tl.maximum(stop, tl.sum(tl.where(figure == 3, means > MOST_KL, 0).to(tl.float32)))
-                tl.store(stopped, stop)
-            tl.store(steps, tl.load(steps) + 1.0 - stop)
-            tl.store(minibatches, tl.load(minibatches) + 1.0 - stop)
-            tl.store(
-                totals + figure,
-                tl.load(totals + figure, mask=figure < 5) + tl.where(stop > 0, 0.0, means),
-                mask=figure < 5,
-            )
-
-
-@triton.jit
-def _step(
-    parameters, grad, mean, square, squares, stopped, steps, totals, learning_rate,
-    FLAT: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_UP: tl.constexpr, CHUNK: tl.constexpr,
-    MAX_NORM: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr,
-    BETA2: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
-    """Clip the gradient to MAX_NORM and take a step of Adam along it, unless `stopped`."""
-    chunk = tl.arange(0, CHUNKS_UP)
-    norm = tl.sqrt(tl.sum(tl.load(squares + chunk, mask=chunk < CHUNKS, other=0.0)))
-    stop = tl.load(stopped) > 0
-    if tl.program_id(0) == 0:
-        tl.store(totals + 5, tl.load(totals + 5) + tl.where(stop, 0.0, norm))
-    if stop:
-        return
-    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = at < FLAT
-    # Written so that what is not a number stays in, to be seen.
-    gradient = tl.load(grad + at, mask=inside, other=0.0)
-    gradient *= tl.where(norm + 1e-6 > MAX_NORM, MAX_NORM / (norm + 1e-6), 1.0)
-    parameter, m, v = adam(
-        tl.load(parameters + at, mask=inside, other=0.0),
-        gradient,
-        tl.load(mean + at, mask=inside, other=0.0),
-        tl.load(square + at, mask=inside, other=0.0),
-        tl.load(steps),
-        tl.load(learning_rate),
-        LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPS,
-    )  # fmt: skip
-    tl.store(mean + at, m, mask=inside)
-    tl.store(square + at, v, mask=inside)
-    tl.store(parameters + at, parameter, mask=inside)
+            count_minibatch(means, stopped, steps, minibatches, totals, FIGURES, STOPS, MOST_KL)
 
 
 class FusedMinibatch:
@@ -282,43 +220,24 @@ class FusedMinibatch:
             "VALUE": recipe.vf_coef,
             "BLOCKS": blocks,
             "BM": _ROWS,
-            "SUMS": _SUMS,
+            "FIGURES": FIGURES,
         }
 
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(sizes, device=flat.device)
 
         # Padding between parameters is never written and stays 0.
-        self._gradients, self._sums = zeros(blocks, flat.numel()), zeros(blocks, _SUMS)
+        self._gradients, self._sums = zeros(blocks, flat.numel()), zeros(blocks, FIGURES)
         self._chunks = triton.cdiv(flat.numel(), _CHUNK)
-        self._squares, self._logged, self._nothing = zeros(self._chunks), zeros(_SUMS), zeros(1)
+        self._squares, self._logged, self._nothing = zeros(self._chunks), zeros(FIGURES), zeros(1)
         self._plain = torch.tensor([0.0, 1.0], device=flat.device)
 
     @torch.no_grad()
     def learn(self, batch: Batch, orders: Tensor) -> None:
         """Take a step along the gradient of each of the minibatches `orders` [minibatches, samples] of `batch`."""
-        algo, flat = self._algo, self._algo.parameters.flat
         for order, advantage_norm in zip(orders, self._advantage_norms(batch, orders)):
             self._compute(batch, order, advantage_norm, count=True)
-            _step[(self._chunks,)](
-                flat,
-                algo.parameters.grad,
-                algo.adam.mean,
-                algo.adam.square,
-                self._squares,
-                algo.stopped,
-                algo.adam.steps,
-                algo.sums,
-                algo.learning_rate,
-                FLAT=flat.numel(),
-                CHUNKS=self._chunks,
-                CHUNKS_UP=triton.next_power_of_2(self._chunks),
-                CHUNK=_CHUNK,
-                MAX_NORM=algo.recipe.max_grad_norm,
-                EPS=algo.adam.eps,
-                **BETAS,
-                num_warps=2,
-            )
+            take_step(self._algo, self._squares, _CHUNK)
 
     @torch.no_grad()
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
@@ -370,7 +289,7 @@ class FusedMinibatch:
             algo.adam.steps,
             algo.minibatches,
             algo.sums,
-            **{name: constants[name] for name in ("FLAT", "SAMPLES", "BLOCKS", "SUMS")},
+            **{name: constants[name] for name in ("FLAT", "SAMPLES", "BLOCKS", "FIGURES")},
             CHUNK=_CHUNK,
             COUNT=count,
             STOPS=recipe.target_kl is not None,

@@ -72,6 +72,8 @@ class Ways(NamedTuple):
     score: Callable[[Policy, Rollout], Tensor]  # log-probabilities [T, N] by the policy that acted
     value: Callable[[Tensor, Tensor], Tensor]  # of rows [n, row_bytes] seen in recurrent states [n, S]
     gae: Callable[..., tuple[Tensor, Tensor]]
+    loss: Callable[[Batch, Tensor, Tensor], Loss]  # of some sequences that are part of a minibatch
+    step: Callable[[Tensor], None]  # along the gradient in place; gets what is logged of the minibatch
     learn: Callable[[Batch, Tensor], None]  # a step for each of these minibatches
 
 
@@ -151,7 +153,9 @@ class PPO:
         self._capture, self._fall_back = capture, fall_back
         # One each, unless memory runs out.
         self.pieces, self._pieces_evaluated = Pieces("A minibatch", fall_back), Pieces("Evaluation", fall_back)
-        self.ways = Ways(shuffled, self._evaluated, self._scored, self._values, gae, self._steps)
+        self.ways = Ways(
+            shuffled, self._evaluated, self._scored, self._values, gae, self.loss_of, self.step_along, self._steps
+        )
         self._kernels_untried = device.type == "cuda"
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.
@@ -241,12 +245,12 @@ class PPO:
                 # way, so that both are rounded alike.
                 weights = (log_probs - self.ways.score(behaviour, rollout)).exp().clamp(max=_WEIGHT_CAP)
             yield
-        batch = self._cut(rollout, log_probs, values, weights)
+        batch = self._batch(rollout, log_probs, values, weights)
         yield
         return batch
 
     @torch.no_grad()
-    def _cut(self, rollout: Rollout, log_probs: Tensor, values: Tensor, weights: Tensor | None) -> Batch:
+    def _batch(self, rollout: Rollout, log_probs: Tensor, values: Tensor, weights: Tensor | None) -> Batch:
         """Advantages and returns, and everything cut into sequences."""
         recipe = self.recipe
         steps, n_envs = rollout.shape
@@ -266,6 +270,18 @@ class PPO:
             recipe.gae_lambda,
             weights,
         )
+        return self.cut(rollout, log_probs, values, advantages, returns, weights)
+
+    def cut(
+        self,
+        rollout: Rollout,
+        log_probs: Tensor,
+        values: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+        weights: Tensor | None,
+    ) -> Batch:
+        """A rollout, and what was computed of it, as sequences."""
         recurrent = self.policy.core is not None
         return Batch(
             rows=self._sequences(rollout.rows[:-1]),
@@ -366,7 +382,7 @@ class PPO:
 
     def _steps(self, batch: Batch, orders: Tensor) -> None:
         for order in orders.unbind():
-            self.step_along(self.gradient(batch, order))
+            self.ways.step(self.gradient(batch, order))
 
     def step_along(self, logged: Tensor) -> None:
         """One step along the gradient that is in place; `logged` are the first five of what is logged."""
@@ -383,22 +399,19 @@ class PPO:
 
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
         """Put the gradient of the sequences `order` of `batch` in place; returns the first five of what is logged."""
+        return self.pieces.gradient(
+            self.parameters, len(order), lambda part: self.ways.loss(batch, order[part], order)
+        )[0]
 
-        def loss_of(part: slice) -> Loss:
-            minibatch = batch.at(order[part])
-            is_whole = len(minibatch.rows) == len(order)
-            return self._loss(minibatch, minibatch.advantages if is_whole else batch.advantages.index_select(0, order))
-
-        return self.pieces.gradient(self.parameters, len(order), loss_of)[0]
-
-    def _loss(self, batch: Batch, whole: Tensor) -> Loss:
-        """Loss of some sequences, and what is logged; advantages are normalised as those of the `whole` minibatch."""
-        recipe = self.recipe
+    def loss_of(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
+        """Loss of the sequences `part`, and what is logged; advantages are normalised as those of `whole`."""
+        recipe, everything, batch = self.recipe, batch.advantages, batch.at(part)
         params, values = self.policy(batch.rows, batch.starts, batch.states)
         log_probs, entropy = self.policy.distribution.score(params, batch.actions)
         advantages = batch.advantages
         if recipe.normalize_advantage:
-            advantages = (advantages - whole.mean()) / (whole.std() + 1e-8)
+            of_all = advantages if len(part) == len(whole) else everything.index_select(0, whole)
+            advantages = (advantages - of_all.mean()) / (of_all.std() + 1e-8)
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()
         policy_term = clipped_policy_loss(ratio, advantages, self.clip_range, batch.weights)
