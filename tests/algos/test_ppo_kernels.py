@@ -82,9 +82,11 @@ def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bo
     )
 
 
-def a_rollout(batch: Batch) -> Rollout:
+def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
     """15 steps of 20 environments."""
-    rollout = Rollout(15, 20, batch.rows.shape[-1], batch.actions.shape[-1], 0, DEVICE)
+    rollout = Rollout(15, 20, batch.rows.shape[-1], batch.actions.shape[-1], state_size, DEVICE)
+    rollout.starts[:, ::3] = torch.arange(16, device=DEVICE)[:, None] % 4 == 0
+    rollout.states.normal_(generator=torch.Generator(DEVICE).manual_seed(2))
     rollout.rows.copy_(batch.rows.view_as(rollout.rows))
     rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
     rollout.rewards.copy_(batch.returns[:300].view_as(rollout.rewards))
@@ -193,27 +195,53 @@ def test_the_gradient_is_that_of_autograd_for_every_recipe(name: str) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(recurrent: Any, pieces: int) -> None:
-    length = 4 if recurrent == "gru" else 1
+@pytest.mark.parametrize(("recurrent", "batch_size", "length"), [("none", 60, 1), ("gru", 50, 5), ("gru", 60, 15)])
+def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(
+    recurrent: Any, batch_size: int, length: int, pieces: int
+) -> None:
     changes = {"network_arch": (48,), "share_trunk": True, "recurrent": recurrent, "recurrent_size": 8, "ent_coef": 0.1}
-    algo = an_algo(ACTIONS["both"], {**changes, "n_envs": SAMPLES // 4, "n_steps": 4})
+    algo = an_algo(ACTIONS["both"], {**changes, "n_envs": 20, "n_steps": 15, "batch_size": batch_size})
     assert algo.sequence_length == length
-    actions = ActionLayout.of(ACTIONS["both"])
-    batch = a_batch(an_algo(ACTIONS["both"], {}).policy, actions, weighted=True, masked=False)
-    fields = {name: field for name, field in vars(batch).items() if field is not None}
-    cut = {name: field.reshape(-1, length, *field.shape[2:]) for name, field in fields.items()}
-    batch = Batch(**{**vars(batch), **cut})
-    if length > 1:
-        batch.starts = torch.rand(SAMPLES // length, length, device=DEVICE) < 0.2
-        batch.states = torch.randn(SAMPLES // length, 8, device=DEVICE)
-    order = torch.randperm(SAMPLES // length, device=DEVICE)[: BATCH // length]
+    seen = a_batch(an_algo(ACTIONS["both"], {}).policy, ActionLayout.of(ACTIONS["both"]), weighted=True, masked=False)
+    rollout = a_rollout(seen, algo.policy.state_size)
+    log_probs, values = algo.ways.evaluate(rollout)
+    noise = torch.randn(3, 15, 20, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    batch = algo.cut(rollout, log_probs + 0.3 * noise[0], values, noise[1], values[:-1] + noise[2], noise[2].exp())
+    order = torch.randperm(len(batch.rows), device=DEVICE)[: algo.orders.shape[1]]
     found = [gradient_by(algo, algo.gradient, batch, order)]
     algo.pieces.count = pieces
     found.append(gradient_by(algo, by_fused_loss(algo), batch, order))
     padding = found[0][0] == 7.0
     found[1][0][padding] = 7.0  # which is cleared where pieces are added up
     assert_close(found)
+
+
+MANY: dict[str, spaces.Space] = {
+    "choices": spaces.Discrete(128),
+    "both": spaces.Dict(turn=spaces.MultiDiscrete([80, 10]), push=spaces.Box(-1, 1, (30,))),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_the_loss_alone_is_for_many_actions(name: str) -> None:
+    algo = an_algo(MANY[name], {"ent_coef": 0.02})
+    batch = a_batch(algo.policy, ActionLayout.of(MANY[name]), weighted=True, masked=False)
+    order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
+    assert_close([gradient_by(algo, compute, batch, order) for compute in (algo.gradient, by_fused_loss(algo))])
+
+
+@pytest.mark.parametrize("what", ["log_probs", "returns"])
+def test_what_is_not_a_number_is_seen_in_all_that_it_is_part_of(what: str) -> None:
+    algo = an_algo(ACTIONS["reals"], {"clip_range_vf": 0.2})
+    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["reals"]), weighted=False, masked=False)
+    getattr(batch, what)[3] = torch.nan
+    order = torch.arange(BATCH, device=DEVICE)
+    (plain, logged), (fused, also_logged) = (
+        gradient_by(algo, compute, batch, order) for compute in (algo.gradient, by_fused_loss(algo))
+    )
+    assert logged.isnan().any()
+    assert torch.equal(logged.isnan(), also_logged.isnan())
+    assert torch.equal(plain.isnan(), fused.isnan())
 
 
 def test_more_actions_than_a_kernel_takes_are_left_to_autograd() -> None:
@@ -340,39 +368,84 @@ _NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="NumPy, by which kernels are i
 @pytest.mark.parametrize(
     ("arch", "ways"), [((32, 32), {"evaluate", "score", "value", "learn"}), ((32, 16), {"loss", "step"})]
 )
+@pytest.mark.parametrize("overlap", ["off", "strict"])
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("bf16", marks=_NO_BF16)])
-def test_kernels_are_taken_up_where_they_prove_right_and_a_wrong_one_is_told_of(
-    precision: str, arch: tuple[int, int], ways: set[str], monkeypatch: pytest.MonkeyPatch
+def test_kernels_are_taken_up_where_they_prove_right(
+    precision: str, overlap: str, arch: tuple[int, int], ways: set[str]
 ) -> None:
+    algo, rollout = to_prove({"precision": precision, "overlap": overlap, "network_arch": arch})
+    before, plain = algo.parameters.flat.detach().clone(), algo.ways
+    pytest.importorskip("triton")
+    algo._take_up_kernels(rollout)
+    changed = {name for name, now, then in zip(plain._fields, algo.ways, plain) if now is not then and now != then}
+    assert changed == {"shuffle", "gae", *ways}
+    assert torch.equal(algo.parameters.flat, before)
+    assert not algo.sums.any()
+
+
+def to_prove(changes: dict[str, Any], network: NetworkFactory | None = None) -> tuple[PPO, Rollout]:
+    """An algorithm and a rollout to try its kernels on; rewards are large, as some are."""
+    algo = an_algo(ACTIONS["both"], {"n_envs": 20, "n_steps": 15, "batch_size": 60, **changes}, network=network)
+    algo._fall_back = lambda name, error, to: pytest.fail(f"{name} {to}: {error}")
+    rollout = a_rollout(a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False))
+    rollout.rewards *= 100
+    return algo, rollout
+
+
+def _spoil(results: list[torch.Tensor], at: int, by: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    results[at] = by(results[at])
+    return results
+
+
+WRONG: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {  # place in what the loss's kernels give
+    "terms": (1, lambda means: means * torch.tensor([1, 1, 0.5, 1, 1], device=DEVICE)),
+    "logits' slopes": (2, torch.neg),
+    "means' slopes": (3, torch.zeros_like),
+    "deviations' slopes": (4, lambda slopes: 1.1 * slopes),
+    "values' slopes": (5, lambda slopes: 0.5 * slopes),
+}
+
+
+@pytest.mark.parametrize("what", [*WRONG, "step", "advantages"])
+def test_a_wrong_kernel_is_told_of_and_takes_no_others_with_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
-    changes = {"n_envs": 20, "n_steps": 15, "batch_size": 60, "precision": precision, "network_arch": arch}
-    algo = an_algo(ACTIONS["heads"], changes)
-    actions = ActionLayout.of(ACTIONS["heads"])
-    rollout = a_rollout(a_batch(algo.policy, actions, weighted=False, masked=False))
-    before = algo.parameters.flat.detach().clone()
-    assert ppo_kernels.proven_ways(algo, rollout).keys() == {"shuffle", "gae", *ways}
-    assert torch.equal(algo.parameters.flat, before)
-    right = ppo_kernels.fused_gae
-    monkeypatch.setattr(ppo_kernels, "fused_gae", lambda *of: [1.1 * part for part in right(*of)])
-    with pytest.raises(RuntimeError, match="advantages are not those of the plain formulas"):
-        ppo_kernels.proven_ways(algo, rollout)
+    algo, rollout = to_prove({"network_arch": (32, 16)})
+    told: list[str] = []
+    algo._fall_back = lambda name, error, to: told.append(str(error))
+    if what == "advantages":
+        gae = ppo_kernels.fused_gae
+        monkeypatch.setattr(ppo_kernels, "fused_gae", lambda *of: [1.1 * part for part in gae(*of)])
+    elif what == "step":
+        step = ppo_kernels.FusedStep.__call__
+        monkeypatch.setattr(ppo_kernels.FusedStep, "__call__", lambda self, logged: step(self, 2 * logged))
+    else:
+        launch = ppo_kernels.FusedLoss.launch
+        monkeypatch.setattr(ppo_kernels.FusedLoss, "launch", lambda *of: _spoil(launch(*of), *WRONG[what]))
+    plain = algo.ways
+    algo._take_up_kernels(rollout)
+    assert told == [f"the kernel's {what} are not those of the plain formulas"]
+    assert (algo.ways.gae == plain.gae) == (what == "advantages")
+    assert (algo.ways.loss == plain.loss) == (what != "advantages")
 
 
 def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -> None:
     pytest.importorskip("triton")
-    from unidle.algos.ppo_kernels import proven_ways
 
     def network(observations: spaces.Space, actions: spaces.Space) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
 
-    changes = {"n_envs": 20, "n_steps": 15, "batch_size": 60}
-    algo = an_algo(ACTIONS["heads"], changes, network=network)
+    algo, rollout = to_prove({}, network)
     algo.policy.train()
-    rollout = a_rollout(a_batch(algo.policy, ActionLayout.of(ACTIONS["heads"]), weighted=False, masked=False))
     kept = [*algo.policy.parameters(), *algo.policy.buffers()]
-    before, drawn = [tensor.detach().clone() for tensor in kept], torch.get_rng_state()
-    assert {"loss", "step"} <= proven_ways(algo, rollout).keys()
+    before, drawn = [tensor.detach().clone() for tensor in kept], random_states()
+    algo._take_up_kernels(rollout)
+    assert algo.ways.loss != algo.loss_of
     assert all(torch.equal(now, then) for now, then in zip(kept, before))
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(now, then) for now, then in zip(random_states(), drawn))
+
+
+def random_states() -> list[torch.Tensor]:
+    """Of the generators that layers draw from."""
+    return [torch.get_rng_state(), *([] if INTERPRETED else [torch.cuda.get_rng_state()])]

@@ -555,16 +555,27 @@ def test_a_kernel_that_proves_wrong_is_told_of_and_left_out(monkeypatch: pytest.
     def wrong(algo: object, rollout: object) -> dict[str, object]:
         raise RuntimeError("the kernel's gradient is not right")
 
-    monkeypatch.setitem(sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(proven_ways=wrong))
+    def right(algo: PPO, rollout: Rollout) -> dict[str, object]:
+        def evaluate(rollout: Rollout) -> tuple[Tensor, Tensor]:
+            evaluated.append(rollout)
+            return algo._evaluated(rollout)
+
+        return {"evaluate": evaluate}
+
+    evaluated: list[Rollout] = []
+    monkeypatch.setitem(
+        sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(PROOFS={"of that": wrong, "of this": right})
+    )
     run, plain = (small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2) for _ in range(2))
-    told: list[tuple[str, str]] = []
-    run.algo._fall_back = lambda name, error, to: told.append((name, str(error)))
+    told: list[tuple[str, str, str]] = []
+    run.algo._fall_back = lambda name, error, to: told.append((name, str(error), to))
     run.algo._kernels_untried = True
     for each in (run, plain):
         each.collect()
         each.learn()
         each.learn()
-    assert told == [("learning", "the kernel's gradient is not right")]
+    assert told == [("learning", "the kernel's gradient is not right", "does without kernels of its own of that")]
+    assert len(evaluated) == 2  # the others are taken up
     assert torch.equal(run.algo.parameters.flat, plain.algo.parameters.flat)
 
 
@@ -577,7 +588,7 @@ def test_a_kernel_that_proves_right_is_learned_by(monkeypatch: pytest.MonkeyPatc
 
         return {"learn": learn}
 
-    monkeypatch.setitem(sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(proven_ways=right))
+    monkeypatch.setitem(sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(PROOFS={"": right}))
     run = small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2)
     run.algo._kernels_untried = True
     run.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,17 @@ def test_windows_that_are_lost_one_after_the_other_make_way_for_the_driver(
         assert sampler._has_windows
         sampler._look(threading.Event(), None)
     assert not sampler._has_windows
+
+
+def test_windows_begin_some_time_after_the_first_use_of_the_gpu_however_late_that_is(
+    inside: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIDLE_WATCH_WINDOWS", "1")
+    sampler = inside._Sampler(str(tmp_path), False)
+    now_s = time.monotonic() + 1000
+    monkeypatch.setattr(inside.time, "monotonic", lambda: now_s)
+    sampler._begin_to_use_cuda()
+    assert sampler._next_window_s == now_s + inside._FIRST_WINDOWS_S
 
 
 def test_a_sampler_that_failed_says_why_and_does_not_begin_again_after_a_fork(

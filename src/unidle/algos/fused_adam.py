@@ -15,12 +15,12 @@ from torch import Tensor
 
 from unidle.nn.adam import BETA1, BETA2, FlatAdam
 
-_BLOCK, _SQUARED = 1024, 8192  # numbers that a program takes
+_BLOCK, SQUARED = 1024, 8192  # numbers that a program takes
 
 
 @triton.jit
-def squared(grad, squares, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up the squares of a program's block."""
+def sum_squares(grad, squares, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up the squares of each program's block."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     gradient = tl.load(grad + at, mask=at < SIZE, other=0.0)
     tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
@@ -43,20 +43,30 @@ def adam(
 
 @triton.jit
 def _step(
-    parameters, grad, means, mean_squares, targets, squares, steps, learning_rate,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_UP: tl.constexpr, CLIP: tl.constexpr,
-    MAX_NORM: tl.constexpr, FOLLOW: tl.constexpr, TAU: tl.constexpr,
+    parameters, grad, means, mean_squares, targets, squares, steps, learning_rate, stopped, norms,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, SQUARES_UP: tl.constexpr, CLIP: tl.constexpr,
+    MAX_NORM: tl.constexpr, STOPS: tl.constexpr, FOLLOW: tl.constexpr, TAU: tl.constexpr,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Step along the clipped gradient; with FOLLOW the targets move by TAU of the way."""
+    """Step along the clipped gradient; with FOLLOW the targets move by TAU of the way.
+
+    With STOPS its length is added to `norms`, and nothing happens where `stopped`.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     gradient = tl.load(grad + at, mask=inside, other=0.0)
+    if CLIP or STOPS:
+        part = tl.arange(0, SQUARES_UP)
+        norm = tl.sqrt(tl.sum(tl.load(squares + part, mask=part < SQUARES, other=0.0)))
     if CLIP:
-        block = tl.arange(0, BLOCKS_UP)
-        norm = tl.sqrt(tl.sum(tl.load(squares + block, mask=block < BLOCKS, other=0.0)))
         # Written so that what is not a number stays in, to be seen.
         gradient *= tl.where(norm + 1e-6 > MAX_NORM, MAX_NORM / (norm + 1e-6), 1.0)
+    if STOPS:
+        stop = tl.load(stopped) > 0
+        if tl.program_id(0) == 0:
+            tl.store(norms, tl.load(norms) + tl.where(stop, 0.0, norm))
+        if stop:
+            return
     parameter, mean, square = adam(
         tl.load(parameters + at, mask=inside, other=0.0),
         gradient,
@@ -77,41 +87,63 @@ def _step(
 BETAS = {"LOG_BETA1": math.log(BETA1), "LOG_BETA2": math.log(BETA2), "BETA1": BETA1, "BETA2": BETA2}
 
 
+def room_for_squares(flat: Tensor) -> Tensor:
+    """For what `sum_squares` gives of a gradient by these parameters, in blocks of SQUARED."""
+    return torch.zeros(triton.cdiv(flat.numel(), SQUARED), device=flat.device)
+
+
+def take_step(
+    plain: FlatAdam,
+    squares: Tensor,
+    max_norm: float,
+    *,
+    block: int = _BLOCK,
+    targets: Tensor | None = None,
+    tau: float = 0.0,
+    stops: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Step as `plain` does, but for counting, along its gradient clipped to `max_norm`; `squares` add up to its square.
+
+    A program takes `block` numbers. `targets` move by `tau` of the way towards the parameters. `stops` are what is 0
+    unless nothing is to happen, and the sum of lengths that the gradient's is added to.
+    """
+    size, nothing = plain.flat.numel(), squares
+    _step[(triton.cdiv(size, block),)](
+        plain.flat,
+        plain.grad,
+        plain.mean,
+        plain.square,
+        nothing if targets is None else targets,
+        squares,
+        plain.steps,
+        plain.learning_rate,
+        *((nothing, nothing) if stops is None else stops),
+        SIZE=size,
+        BLOCK=block,
+        SQUARES=len(squares),
+        SQUARES_UP=triton.next_power_of_2(len(squares)),
+        CLIP=math.isfinite(max_norm),
+        MAX_NORM=max_norm,
+        STOPS=stops is not None,
+        FOLLOW=targets is not None,
+        TAU=tau,
+        EPS=plain.eps,
+        **BETAS,
+        num_warps=4 if block >= _BLOCK else 2,
+    )
+
+
 class FusedAdam:
     """Does what `FlatAdam` does, on its tensors, except to count the step: that is up to whoever calls."""
 
     def __init__(self, plain: FlatAdam, max_norm: float, targets: Tensor | None = None, tau: float = 0.0) -> None:
         """`targets` move by `tau` of the way towards the parameters with every step."""
-        self._plain, self._targets = plain, plain.flat if targets is None else targets
-        size = plain.flat.numel()
-        blocks = triton.cdiv(size, _SQUARED)
-        self._squares = torch.zeros(blocks, device=plain.flat.device)
-        self._constants = {
-            "SIZE": size,
-            "BLOCK": _BLOCK,
-            "BLOCKS": blocks,
-            "BLOCKS_UP": triton.next_power_of_2(blocks),
-            "CLIP": math.isfinite(max_norm),
-            "MAX_NORM": max_norm,
-            "FOLLOW": targets is not None,
-            "TAU": tau,
-            "EPS": plain.eps,
-            **BETAS,
-        }
+        self._plain, self._max_norm, self._targets, self._tau = plain, max_norm, targets, tau
+        self._squares = room_for_squares(plain.flat)
 
     def step(self) -> None:
         """One step along the gradient, which is clipped on the way and stays as it is."""
-        plain, size = self._plain, self._plain.flat.numel()
-        if self._constants["CLIP"]:
-            squared[(len(self._squares),)](plain.grad, self._squares, SIZE=size, BLOCK=_SQUARED, num_warps=8)
-        _step[(triton.cdiv(size, _BLOCK),)](
-            plain.flat,
-            plain.grad,
-            plain.mean,
-            plain.square,
-            self._targets,
-            self._squares,
-            plain.steps,
-            plain.learning_rate,
-            **self._constants,
-        )
+        plain, squares = self._plain, self._squares
+        if math.isfinite(self._max_norm):
+            sum_squares[(len(squares),)](plain.grad, squares, SIZE=plain.flat.numel(), BLOCK=SQUARED, num_warps=8)
+        take_step(plain, squares, self._max_norm, targets=self._targets, tau=self._tau)

@@ -1,8 +1,8 @@
 """PPO's loss of a minibatch and its slopes by what the network gave, in three kernels (Triton).
 
 Through autograd the loss is some hundred kernels that take longer to start than to run. Here one looks at a minibatch's
-advantages, one reads everything else where it lies, without gathering it first, and one adds up. The network itself,
-whatever it is, stays with autograd.
+advantages, one reads everything else where it lies, without gathering it first, and one adds up; the way back is a
+product each. The network itself, whatever it is, stays with autograd.
 
 The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_ppo_kernels.py` compares both.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from unidle.nn.policy import Policy
 
 _MOST_OUTPUTS, _MOST_HEADS = 128, 8
-_OUTPUTS_AT_ONCE = 2048  # that a program looks at
-_ADVANTAGES_AT_ONCE = 4096
+_OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # that a program looks at
+_SEEN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays in, to be seen
 
 
 @triton.jit
@@ -44,11 +44,11 @@ def policy_terms(
     log_ratio = tl.where(inside, log_ratio, 0.0)
     ratio = tl.exp(log_ratio)
     clip = tl.load(clip_range)
-    clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
+    clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip, _SEEN), 1.0 + clip, _SEEN)
     weight = tl.load(weights + i, mask=inside, other=0.0) if WEIGHTED else inside.to(tl.float32)
     kept = ~(ratio * advantage > clipped * advantage)  # so that what is not a number stays in, to be seen
     by_log_prob = tl.where(kept, -weight * advantage * ratio, 0.0) * SHARE
-    surrogate = tl.minimum(ratio * advantage, clipped * advantage)
+    surrogate = tl.minimum(ratio * advantage, clipped * advantage, _SEEN)
     return (
         tl.where(inside, by_log_prob, 0.0),
         tl.sum(tl.where(inside, -weight * surrogate, 0.0)),
@@ -67,7 +67,7 @@ def value_terms(
     slope = inside
     if CLIP_VALUES:
         old = tl.load(values + i, mask=inside, other=0.0)
-        moved = tl.minimum(tl.maximum(value - old, -VALUE_RANGE), VALUE_RANGE)
+        moved = tl.minimum(tl.maximum(value - old, -VALUE_RANGE, _SEEN), VALUE_RANGE, _SEEN)
         slope = inside & (tl.abs(value - old) <= VALUE_RANGE)
         error = old + moved - target
     error = tl.where(inside, error, 0.0)
@@ -101,7 +101,7 @@ def _slopes(
     order,  # int64: which of its sequences are the minibatch
     advantage_norm, clip_range,
     by_logits, by_mean, by_value,  # the same shapes
-    by_log_std,  # [programs, OUTS_UP]
+    spreads,  # [programs, OUTS_UP]: each one's part of the slopes by log_std
     sums,  # [programs, FIGURES]: policy loss, value loss, entropy, KL, clipped
     LOGITS_ROW: tl.constexpr, REALS_ROW: tl.constexpr,  # numbers from one sample's to the next's
     SAMPLES: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr,
@@ -131,8 +131,8 @@ def _slopes(
     tl.store(by_logits + sample[:, None] * LOGITS + column, dy, mask=is_logit)
     tl.store(by_mean + sample[:, None] * REALS + real, dy, mask=is_real)
     if REALS:
-        by_spread = tl.sum(by_log_prob[:, None] * log_prob_by_log_std + by_entropy[:, None], 0)
-        tl.store(by_log_std + block * OUTS_UP + tl.arange(0, OUTS_UP), by_spread)
+        by_log_std = tl.sum(by_log_prob[:, None] * log_prob_by_log_std + by_entropy[:, None], 0)
+        tl.store(spreads + block * OUTS_UP + tl.arange(0, OUTS_UP), by_log_std)
     given = tl.load(value + sample, mask=inside, other=0.0)
     slope, error = value_terms(given, values, returns, i, inside, VALUE * share, CLIP_VALUES, VALUE_RANGE)
     tl.store(by_value + sample, slope, mask=inside)
@@ -145,19 +145,19 @@ def _slopes(
 
 @triton.jit
 def _add_up(
-    sums, by_log_std, loss, means, by_log_std_total,
+    sums, spreads, loss, means, by_log_std,
     SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr, OUTS_UP: tl.constexpr,
-    ENTROPY: tl.constexpr, VALUE: tl.constexpr, FIGURES: tl.constexpr,
+    ENTROPY: tl.constexpr, VALUE: tl.constexpr, AT_ONCE: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
     """Add up what each program gave, in order."""
     figure, column = tl.arange(0, FIGURES), tl.arange(0, OUTS_UP)
     total, spread = tl.zeros((FIGURES,), tl.float32), tl.zeros((OUTS_UP,), tl.float32)
-    for begin in range(0, BLOCKS, 16):
-        block = begin + tl.arange(0, 16)[:, None]
+    for begin in range(0, BLOCKS, AT_ONCE):
+        block = begin + tl.arange(0, AT_ONCE)[:, None]
         here = (block < BLOCKS) & (figure < 5)[None, :]
         total += tl.sum(tl.load(sums + block * FIGURES + figure[None, :], mask=here, other=0.0), 0)
         if REALS:
-            spread += tl.sum(tl.load(by_log_std + block * OUTS_UP + column[None, :], mask=block < BLOCKS, other=0.0), 0)
+            spread += tl.sum(tl.load(spreads + block * OUTS_UP + column[None, :], mask=block < BLOCKS, other=0.0), 0)
     total = total / SAMPLES
     tl.store(means + figure, total, mask=figure < 5)
     # A term that does not count may be infinite.
@@ -166,7 +166,7 @@ def _add_up(
         terms -= tl.where(figure == 2, ENTROPY * total, 0.0)
     tl.store(loss, tl.sum(terms))
     if REALS:
-        tl.store(by_log_std_total + column - LOGITS, spread, mask=(column >= LOGITS) & (column < LOGITS + REALS))
+        tl.store(by_log_std + column - LOGITS, spread, mask=(column >= LOGITS) & (column < LOGITS + REALS))
 
 
 class _Loss(torch.autograd.Function):
@@ -188,8 +188,8 @@ class _Loss(torch.autograd.Function):
 
 def has_fused_loss(policy: Policy) -> bool:
     """Whether there are kernels for the loss of such a policy."""
-    distribution = policy.distribution
-    return distribution.n_logits + distribution.reals <= _MOST_OUTPUTS and distribution.heads <= _MOST_HEADS
+    chosen = policy.distribution
+    return chosen.n_logits + chosen.reals <= _MOST_OUTPUTS and chosen.heads <= _MOST_HEADS
 
 
 class FusedLoss:
@@ -197,15 +197,15 @@ class FusedLoss:
 
     def __init__(self, algo: PPO) -> None:
         """`algo`'s policy must be one that has it (see `has_fused_loss`)."""
-        recipe, distribution = algo.recipe, algo.policy.distribution
+        recipe, chosen = algo.recipe, algo.policy.distribution
         device = algo.parameters.flat.device
         self._algo, self._nothing = algo, torch.zeros(1, device=device)
         self._plain = torch.tensor([0.0, 1.0], device=device)
-        outs_up = max(16, triton.next_power_of_2(distribution.n_logits + distribution.reals))
+        outs_up = max(16, triton.next_power_of_2(chosen.n_logits + chosen.reals))
         self._rows = max(16, min(64, _OUTPUTS_AT_ONCE // outs_up))  # that a program takes
         self._sizes = {
-            "REALS": distribution.reals,
-            "LOGITS": distribution.n_logits,
+            "REALS": chosen.reals,
+            "LOGITS": chosen.n_logits,
             "OUTS_UP": outs_up,
             "ENTROPY": recipe.ent_coef,
             "VALUE": recipe.vf_coef,
@@ -214,8 +214,8 @@ class FusedLoss:
         self._constants = {
             **self._sizes,
             "LENGTH": algo.sequence_length,
-            "HEADS": distribution.nvec,
-            "STARTS": tuple(sum(distribution.nvec[:head]) for head in range(distribution.heads)),
+            "HEADS": chosen.nvec,
+            "STARTS": tuple(sum(chosen.nvec[:head]) for head in range(chosen.heads)),
             "CLIP_VALUES": recipe.clip_range_vf is not None,
             "VALUE_RANGE": recipe.clip_range_vf or 0.0,
             "BM": self._rows,
@@ -225,25 +225,27 @@ class FusedLoss:
         """Loss of the sequences `part`, and what is logged; advantages are normalised as those of `whole`."""
         picked = (None if field is None else field.index_select(0, part) for field in (batch.starts, batch.states))
         params, values = self._algo.policy(batch.rows.index_select(0, part), *picked)
-        norm = self._advantage_norm(batch, whole)
+        norm = self.advantage_norm(batch, whole)
         given = params.logits, params.mean, params.log_std, values
         return Loss(*_Loss.apply(*given, self, batch, part, norm))
 
-    def _advantage_norm(self, batch: Batch, order: Tensor) -> Tensor:
+    def advantage_norm(self, batch: Batch, order: Tensor) -> Tensor:
+        """Mean of these sequences' advantages, and one over their deviation; 0 and 1 where they stay as they are."""
         if not self._algo.recipe.normalize_advantage:
             return self._plain
         norm, length = torch.empty_like(self._plain), self._algo.sequence_length
         samples = len(order) * length
-        _normalise[(1,)](
-            batch.advantages, order, norm, SAMPLES=samples, LENGTH=length, BLOCK=_ADVANTAGES_AT_ONCE, num_warps=8
-        )
+        block = min(_ADVANTAGES_AT_ONCE, triton.next_power_of_2(samples))
+        warps = max(4, min(32, block // 512))
+        _normalise[(1,)](batch.advantages, order, norm, SAMPLES=samples, LENGTH=length, BLOCK=block, num_warps=warps)
         return norm
 
     def launch(
         self, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, batch: Batch, order: Tensor, norm: Tensor
     ) -> list[Tensor]:
         """Loss, means of what is logged, and slopes by all that the network gave."""
-        assert value.is_contiguous()
+        fields = batch.actions, batch.log_probs, batch.values, batch.advantages, batch.returns
+        assert all(tensor.is_contiguous() for tensor in (value, *fields))
         samples = value.numel()
         blocks = triton.cdiv(samples, self._rows)
         slopes = [torch.empty(given.shape, device=given.device) for given in (logits, mean, log_std, value)]
@@ -251,12 +253,13 @@ class FusedLoss:
         loss, means = value.new_empty(()), value.new_empty(5)
         by_logits, by_mean, by_log_std, by_value = slopes
         _slopes[(blocks,)](
-            logits, mean, log_std, value,
-            batch.actions, batch.log_probs, batch.values, batch.advantages, batch.returns,
+            logits, mean, log_std, value, *fields,
             self._nothing if batch.weights is None else batch.weights,
             order, norm, self._algo.clip_range, by_logits, by_mean, by_value, spreads, sums,
             LOGITS_ROW=logits.stride(-2), REALS_ROW=mean.stride(-2), SAMPLES=samples,
             WEIGHTED=batch.weights is not None, **self._constants,
         )  # fmt: skip
-        _add_up[(1,)](sums, spreads, loss, means, by_log_std, SAMPLES=samples, BLOCKS=blocks, **self._sizes)
+        at_once = min(triton.next_power_of_2(blocks), 4096 // self._sizes["OUTS_UP"])
+        of_all = {"SAMPLES": samples, "BLOCKS": blocks, "AT_ONCE": at_once}
+        _add_up[(1,)](sums, spreads, loss, means, by_log_std, **of_all, **self._sizes)
         return [loss, means, *slopes]

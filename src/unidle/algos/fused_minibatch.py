@@ -6,7 +6,7 @@ and backwards. A block of threads keeps all weights of one network, takes some r
 back, and adds up their gradient; nothing but the gradient is written. Every block has its own place for it, and these
 are summed up in order, so the result is the same every time. Then comes Adam's step.
 
-The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_fused_minibatch.py` compares both.
+The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_ppo_kernels.py` compares both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from unidle.algos.fused_adam import take_step
 from unidle.algos.fused_loss import policy_terms, value_terms
-from unidle.algos.fused_step import FIGURES, count_minibatch, take_step
+from unidle.algos.fused_step import FIGURES, count_minibatch
 from unidle.algos.small_network import (
     activated,
     distribution,
@@ -235,9 +236,11 @@ class FusedMinibatch:
     @torch.no_grad()
     def learn(self, batch: Batch, orders: Tensor) -> None:
         """Take a step along the gradient of each of the minibatches `orders` [minibatches, samples] of `batch`."""
+        algo = self._algo
         for order, advantage_norm in zip(orders, self._advantage_norms(batch, orders)):
             self._compute(batch, order, advantage_norm, count=True)
-            take_step(self._algo, self._squares, _CHUNK)
+            stops = algo.stopped, algo.sums[5:]
+            take_step(algo.adam, self._squares, algo.recipe.max_grad_norm, block=_CHUNK, stops=stops)
 
     @torch.no_grad()
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from unidle.nn.policy import Policy
 from unidle.spaces.distribution import Params
 
 _REWARD_CLIP = 10.0
-NODES_PER_MINIBATCH = 250  # of a graph, about; and some 60 more for each step of a recurrent sequence
+NODES_PER_MINIBATCH = 250  # of a graph, at most; and some 60 more for each step of a recurrent sequence
 _BYTES_AT_ONCE = 1 << 29  # of activations, where a whole rollout goes through the network
 # The most that a stale transition may count: importance weights have no upper bound, and a few would drown the rest.
 _WEIGHT_CAP = 2.0
@@ -300,7 +300,7 @@ class PPO:
         length = self.sequence_length
         if length == 1:
             return field.reshape(-1, 1, *field.shape[2:])
-        return field.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1)
+        return field.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1).contiguous()
 
     def _scored(self, policy: Policy, rollout: Rollout) -> Tensor:
         return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
@@ -370,13 +370,14 @@ class PPO:
     def _take_up_kernels(self, rollout: Rollout) -> None:
         """Use kernels where they exist and prove right on `rollout`; plain ways are no less right, only slower."""
         try:
-            from unidle.algos.ppo_kernels import proven_ways
+            from unidle.algos.ppo_kernels import PROOFS
         except ImportError:  # torch comes without Triton on some platforms
             return
-        try:
-            self.ways = self.ways._replace(**proven_ways(self, rollout))
-        except Exception as error:
-            self._fall_back("learning", error, "does without kernels of its own")
+        for which, prove in PROOFS.items():  # one by one: those that fail take no others with them
+            try:
+                self.ways = self.ways._replace(**prove(self, rollout))
+            except Exception as error:
+                self._fall_back("learning", error, f"does without kernels of its own {which}")
 
     # -- one minibatch -------------------------------------------------------------------------------------------------
 
@@ -405,12 +406,17 @@ class PPO:
 
     def loss_of(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
         """Loss of the sequences `part`, and what is logged; advantages are normalised as those of `whole`."""
-        recipe, everything, batch = self.recipe, batch.advantages, batch.at(part)
-        params, values = self.policy(batch.rows, batch.starts, batch.states)
+        minibatch = batch.at(part)
+        of_all = minibatch.advantages if len(part) == len(whole) else batch.advantages.index_select(0, whole)
+        params, values = self.policy(minibatch.rows, minibatch.starts, minibatch.states)
+        return self.loss_from(params, values, minibatch, of_all)
+
+    def loss_from(self, params: Params, values: Tensor, batch: Batch, of_all: Tensor) -> Loss:
+        """Loss of `batch` from what the network gave, and what is logged; advantages are normalised as `of_all` are."""
+        recipe = self.recipe
         log_probs, entropy = self.policy.distribution.score(params, batch.actions)
         advantages = batch.advantages
         if recipe.normalize_advantage:
-            of_all = advantages if len(part) == len(whole) else everything.index_select(0, whole)
             advantages = (advantages - of_all.mean()) / (of_all.std() + 1e-8)
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unidle.algos.accumulation import Loss
 from unidle.algos.fused_evaluation import FusedEvaluation
 from unidle.algos.fused_loss import FusedLoss, has_fused_loss
 from unidle.algos.fused_minibatch import FusedMinibatch
@@ -19,73 +18,116 @@ from unidle.algos.small_network import shape_of
 from unidle.memory.fused_gae import fused_gae
 from unidle.memory.fused_shuffle import fused_shuffle
 from unidle.memory.rollout import Rollout
+from unidle.spaces.distribution import Params
+
+_EXACTLY = 1e-3  # of a result's length, where both sides come from the same numbers and no products in TF32
 
 
-def proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
-    """The fields of `Ways` that have a kernel for this algorithm; a RuntimeError if one is wrong on this rollout."""
-    devices = [algo.sums.device] if algo.sums.is_cuda else []
-    # A user's layers may draw and count, as those of dropout and batch normalisation do.
-    with torch.random.fork_rng(devices), undone(list(algo.policy.buffers())):
-        return _proven_ways(algo, rollout)
-
-
-def _proven_ways(algo: PPO, rollout: Rollout) -> dict[str, Any]:
-    plain, recipe, (steps, n_envs) = algo.ways, algo.recipe, rollout.shape
+def of_rollouts(algo: PPO, rollout: Rollout) -> dict[str, Any]:
+    """Ways to shuffle and to compute advantages; a RuntimeError if one is wrong on this rollout."""
+    (steps, n_envs), recipe = rollout.shape, algo.recipe
     n_sequences = steps * n_envs // algo.sequence_length
     order = fused_shuffle(n_sequences, torch.Generator(rollout.rows.device).manual_seed(0))
     if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
         raise RuntimeError("the kernel that shuffles leaves something out")
-    log_probs, values = plain.evaluate(rollout)
-    importance = None
-    if recipe.overlap == "strict":
-        device = rollout.rewards.device  # and a generator of its own: the run's must stand as they would without this
-        importance = 2 * torch.rand(rollout.shape, generator=torch.Generator(device).manual_seed(0), device=device)
+    values = torch.randn(steps + 1, n_envs, generator=_generator(algo), device=algo.sums.device)
     of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
-    targets = plain.gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance)
+    importance = _importance(algo, rollout)
+    targets = algo.ways.gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance)
     for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance), targets):
         compare("advantages", ours, theirs)
-    ways: dict[str, Any] = {"shuffle": fused_shuffle, "gae": fused_gae}
-    batch = algo.cut(rollout, log_probs, values, *targets, importance)
-    order = order[: algo.orders.shape[1]]
-    shape = shape_of(algo.policy)
-    if shape is None:
-        return {**ways, **_around_network(algo, batch, order)}
+    return {"shuffle": fused_shuffle, "gae": fused_gae}
+
+
+def of_minibatches(algo: PPO, rollout: Rollout) -> dict[str, Any]:
+    """Ways to evaluate and to learn; a RuntimeError if one is wrong on this rollout."""
+    devices = [algo.sums.device] if algo.sums.is_cuda else []
+    # A user's layers may draw and count, as those of dropout and batch normalisation do.
+    with torch.random.fork_rng(devices), undone(list(algo.policy.buffers())):
+        log_probs, values = algo.ways.evaluate(rollout)
+        shape = shape_of(algo.policy)
+        # Made up, so that actor and critic count about the same.
+        advantages, errors = torch.randn(2, *rollout.shape, generator=_generator(algo), device=algo.sums.device)
+        batch = algo.cut(rollout, log_probs, values, advantages, values[:-1] + errors, _importance(algo, rollout))
+        order = torch.randperm(len(batch.rows), generator=_generator(algo), device=algo.sums.device)
+        order = order[: algo.orders.shape[1]]
+        if shape is None:
+            return _around_network(algo, batch, order)
+        return _with_network(algo, shape, rollout, (log_probs, values), batch, order)
+
+
+PROOFS: dict[str, Callable[[PPO, Rollout], dict[str, Any]]] = {
+    "for rollouts": of_rollouts,
+    "for minibatches": of_minibatches,
+}
+
+
+def _generator(algo: PPO) -> torch.Generator:
+    """One of its own: the run's must stand as they would without proofs."""
+    return torch.Generator(algo.sums.device).manual_seed(0)
+
+
+def _importance(algo: PPO, rollout: Rollout) -> Tensor | None:
+    if algo.recipe.overlap != "strict":
+        return None
+    return 2 * torch.rand(rollout.shape, generator=_generator(algo), device=algo.sums.device)
+
+
+def _with_network(
+    algo: PPO, shape: dict[str, Any], rollout: Rollout, evaluated: tuple[Tensor, Tensor], batch: Batch, order: Tensor
+) -> dict[str, Any]:
+    """Ways for a small network, which goes through the kernels too."""
+    evaluation, minibatch = FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
+    for ours, theirs in zip(evaluation.rollout(rollout), evaluated):
+        compare("log-probabilities and values", ours, theirs)
     algo.gradient(batch, order)
     expected = algo.parameters.grad.clone()
-    evaluation, minibatch = FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
-    for ours, theirs in zip(evaluation.rollout(rollout), (log_probs, values)):
-        compare("log-probabilities and values", ours, theirs)
     minibatch.gradient(batch, order)
     compare("gradient", algo.parameters.grad, expected)
     # Adam along the same gradient: where that is close to 0, rounding alone turns a step round.
-    plain_step = _moved(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
-    compare("step", _moved(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step)
+    plain_step = _changes(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
+    for ours, theirs in zip(_changes(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step):
+        compare("step", ours, theirs)
     evaluate, value = evaluation.rollout, lambda rows, states: evaluation.values(rows)
-    return {**ways, "evaluate": evaluate, "score": evaluation.score, "value": value, "learn": minibatch.learn}
+    return {"evaluate": evaluate, "score": evaluation.score, "value": value, "learn": minibatch.learn}
 
 
 def _around_network(algo: PPO, batch: Batch, order: Tensor) -> dict[str, Any]:
     """Ways for whatever network: what comes after it, the loss, and what comes after its gradient, the step."""
+    step = FusedStep(algo)
+    for parameter in algo.policy.parameters():
+        algo.parameters.grad_of(parameter).normal_(generator=_generator(algo))
+    logged = torch.arange(1.0, 6.0, device=algo.sums.device)
+    ours = _changes(algo, lambda: step(logged))  # first: the plain one clips the gradient in its place
+    for one, other in zip(ours, _changes(algo, lambda: algo.step_along(logged))):
+        compare("step", one, other, _EXACTLY)
+    if not has_fused_loss(algo.policy):
+        return {"step": step}
+    loss = FusedLoss(algo)
+    # As after some steps of the optimiser: before them no ratio is clipped.
+    batch.log_probs = batch.log_probs + 0.3 * torch.empty_like(batch.log_probs).normal_(generator=_generator(algo))
+    minibatch = batch.at(order)
+    with torch.no_grad():
+        (logits, mean, log_std), values = algo.policy(minibatch.rows, minibatch.starts, minibatch.states)
+    given = logits, mean, log_std, values = [
+        tensor.detach().contiguous().requires_grad_() for tensor in (logits, mean, log_std, values)
+    ]
+    plain = algo.loss_from(Params(logits, mean, log_std), values, minibatch, minibatch.advantages)
+    slopes = torch.autograd.grad(plain.loss, given, materialize_grads=True)
+    norm = loss.advantage_norm(batch, order)
+    with torch.no_grad():
+        value, means, *our_slopes = loss.launch(logits, mean, log_std, values, batch, order, norm)
+    names = ("loss", "logits' slopes", "means' slopes", "deviations' slopes", "values' slopes")
+    for name, one, other in zip(names, (value, *our_slopes), (plain.loss, *slopes)):
+        compare(name, one, other, _EXACTLY)
+    for one, other in zip(means, plain.means):
+        compare("terms", one, other, _EXACTLY)
+    return {"loss": loss, "step": step}
 
-    def gradient(loss: Callable[[Batch, Tensor, Tensor], Loss]) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)  # so that a network draws the same each time
-        logged = algo.pieces.gradient(algo.parameters, len(order), lambda part: loss(batch, order[part], order))[0]
-        return algo.parameters.grad.clone(), logged
 
-    ways: dict[str, Any] = {"step": FusedStep(algo)}
-    expected, logged = gradient(algo.loss_of)
-    ours = _moved(algo, lambda: ways["step"](logged))  # first: the plain one clips the gradient in its place
-    compare("step", ours, _moved(algo, lambda: algo.step_along(logged)))
-    if has_fused_loss(algo.policy):
-        ways["loss"] = FusedLoss(algo)
-        for what, ours, theirs in zip(("gradient", "means"), gradient(ways["loss"]), (expected, logged)):
-            compare(what, ours, theirs)
-    return ways
-
-
-def _moved(algo: PPO, step: Callable[[], None]) -> Tensor:
-    """How `step` changes the parameters, after which all is as it was."""
-    flat = algo.parameters.flat.detach()
-    with undone([flat, *algo.adam.state_dict().values(), algo.sums, algo.minibatches, algo.stopped]) as before:
+def _changes(algo: PPO, step: Callable[[], None]) -> list[Tensor]:
+    """How `step` changes the parameters, and what it counts, after which all is as it was."""
+    flat, counted = algo.parameters.flat.detach(), [algo.sums, algo.minibatches, algo.stopped]
+    with undone([flat, *algo.adam.state_dict().values(), *counted]) as before:
         step()
-        return flat - before[0]
+        return [flat - before[0], *(tensor.clone() for tensor in counted)]

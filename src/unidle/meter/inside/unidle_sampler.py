@@ -199,7 +199,7 @@ class _Sampler:
     def _begin_to_use_cuda(self) -> None:
         """From now on it is the GPU that counts; until now nothing was computed on it."""
         self._uses_cuda = True
-        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S  # not over the first kernels: see `Window.close`
+        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S  # hardly over its first kernels: see `Window.close`
         for sums in self._stacks.values():
             sums[3] = sums[4] = 0
         self._before_cuda = [(sums, sums[0]) for (thread, *_), sums in self._stacks.items() if thread == 0]
