@@ -434,7 +434,8 @@ def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -
     pytest.importorskip("triton")
 
     def network(observations: spaces.Space, actions: spaces.Space) -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
+        frozen = torch.nn.Linear(5, 8).requires_grad_(False)
+        return torch.nn.Sequential(frozen, torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
 
     algo, rollout = to_prove({}, network)
     algo.policy.train()
@@ -442,6 +443,10 @@ def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -
     before, drawn = [tensor.detach().clone() for tensor in kept], random_states()
     algo._take_up_kernels(rollout)
     assert algo.ways.loss != algo.loss_of
+    for parameter in algo.policy.parameters():
+        if parameter.requires_grad:
+            algo.parameters.grad_of(parameter).zero_()
+    assert not algo.parameters.grad.any()  # nothing was written between them
     assert all(torch.equal(now, then) for now, then in zip(kept, before))
     assert all(torch.equal(now, then) for now, then in zip(random_states(), drawn))
 

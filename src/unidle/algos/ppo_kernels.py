@@ -25,16 +25,13 @@ _EXACTLY = 1e-3  # of a result's length, where both sides come from the same num
 
 def of_rollouts(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     """Ways to shuffle and to compute advantages; a RuntimeError if one is wrong on this rollout."""
-    (steps, n_envs), recipe = rollout.shape, algo.recipe
+    steps, n_envs = rollout.shape
     n_sequences = steps * n_envs // algo.sequence_length
     order = fused_shuffle(n_sequences, torch.Generator(rollout.rows.device).manual_seed(0))
     if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
         raise RuntimeError("the kernel that shuffles leaves something out")
     values = torch.randn(steps + 1, n_envs, generator=_generator(algo), device=algo.sums.device)
-    of_rewards = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
-    importance = _importance(algo, rollout)
-    targets = algo.ways.gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance)
-    for ours, theirs in zip(fused_gae(*of_rewards, recipe.gamma, recipe.gae_lambda, importance), targets):
+    for ours, theirs in zip(_targets(algo, rollout, values, fused_gae), _targets(algo, rollout, values, algo.ways.gae)):
         compare("advantages", ours, theirs)
     return {"shuffle": fused_shuffle, "gae": fused_gae}
 
@@ -44,16 +41,15 @@ def of_minibatches(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     devices = [algo.sums.device] if algo.sums.is_cuda else []
     # A user's layers may draw and count, as those of dropout and batch normalisation do.
     with torch.random.fork_rng(devices), undone(list(algo.policy.buffers())):
-        log_probs, values = algo.ways.evaluate(rollout)
-        shape = shape_of(algo.policy)
-        # Made up, so that actor and critic count about the same.
-        advantages, errors = torch.randn(2, *rollout.shape, generator=_generator(algo), device=algo.sums.device)
-        batch = algo.cut(rollout, log_probs, values, advantages, values[:-1] + errors, _importance(algo, rollout))
+        evaluated = log_probs, values = algo.ways.evaluate(rollout)
+        targets = _targets(algo, rollout, values, algo.ways.gae)
+        batch = algo.cut(rollout, log_probs, values, *targets, _importance(algo, rollout))
         order = torch.randperm(len(batch.rows), generator=_generator(algo), device=algo.sums.device)
         order = order[: algo.orders.shape[1]]
+        shape = shape_of(algo.policy)
         if shape is None:
             return _around_network(algo, batch, order)
-        return _with_network(algo, shape, rollout, (log_probs, values), batch, order)
+        return _with_network(algo, shape, rollout, evaluated, batch, order)
 
 
 PROOFS: dict[str, Callable[[PPO, Rollout], dict[str, Any]]] = {
@@ -71,6 +67,14 @@ def _importance(algo: PPO, rollout: Rollout) -> Tensor | None:
     if algo.recipe.overlap != "strict":
         return None
     return 2 * torch.rand(rollout.shape, generator=_generator(algo), device=algo.sums.device)
+
+
+def _targets(
+    algo: PPO, rollout: Rollout, values: Tensor, gae: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns by `gae`, as if nothing came after an episode that was cut off."""
+    of_steps = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
+    return gae(*of_steps, algo.recipe.gamma, algo.recipe.gae_lambda, _importance(algo, rollout))
 
 
 def _with_network(
@@ -96,8 +100,9 @@ def _around_network(algo: PPO, batch: Batch, order: Tensor) -> dict[str, Any]:
     """Ways for whatever network: what comes after it, the loss, and what comes after its gradient, the step."""
     step = FusedStep(algo)
     for parameter in algo.policy.parameters():
-        algo.parameters.grad_of(parameter).normal_(generator=_generator(algo))
-    logged = torch.arange(1.0, 6.0, device=algo.sums.device)
+        if parameter.requires_grad:
+            algo.parameters.grad_of(parameter).normal_(generator=_generator(algo))
+    logged = torch.tensor([1.0, 2.0, 3.0, 0.0, 5.0], device=algo.sums.device)  # 0: the policy has not moved too far
     ours = _changes(algo, lambda: step(logged))  # first: the plain one clips the gradient in its place
     for one, other in zip(ours, _changes(algo, lambda: algo.step_along(logged))):
         compare("step", one, other, _EXACTLY)
