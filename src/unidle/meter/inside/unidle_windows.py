@@ -66,9 +66,9 @@ class Window:
 
         That is so if the program has begun to profile itself meanwhile. There is but one profiler, and it is the
         program's since then: to end it would take away what the program sees. To end it once more, from another thread,
-        would end the program. And torch itself may not make sense of what it saw: on an H200 with torch 2.11, after a
-        window over a program's first kernels two launches had one and the same number, in that process for good, and an
-        assertion of torch's failed at the end of most later windows.
+        would end the program. And torch itself may not make sense of what it saw: on an H200 with torch 2.11, where a
+        window lay over a program's first kernels, all later ones of that process mostly ended in a failed assertion of
+        torch's own, that no two launches have the same number.
         """
         autograd = self._torch.autograd
         self.ended_ns = time.time_ns()
