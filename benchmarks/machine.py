@@ -1,4 +1,9 @@
-"""What benchmarks have in common: how long they warm up, and what their results carry: machine, versions and date."""
+"""What benchmarks have in common: how long they warm up, and what their results carry: machine, versions and date.
+
+    python benchmarks/machine.py
+
+says what `sources` is for the code that is here: results of the same code have the same.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import os
 import platform
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,8 +34,18 @@ def provenance(*packages: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
+        "sources": sources(),
         "versions": {"unidle": __version__, **{name: version(name) for name in sorted(names)}},
     }
+
+
+def sources() -> str:
+    """A short hash of unidle's code: the version alone does not say what was measured."""
+    code = Path(__file__).parents[1] / "src" / "unidle"
+    every = sha256()
+    for path in sorted(code.rglob("*.py")):
+        every.update(f"{path.relative_to(code).as_posix()}\n".encode() + path.read_bytes())
+    return every.hexdigest()[:12]
 
 
 def _cpu_name() -> str:
@@ -46,3 +62,7 @@ def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+if __name__ == "__main__":
+    print(sources())
