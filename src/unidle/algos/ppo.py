@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
+from unidle.algos.evaluation import Evaluation, sequences
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
@@ -32,7 +33,6 @@ from unidle.spaces.distribution import Params
 
 _REWARD_CLIP = 10.0
 NODES_PER_MINIBATCH = 250  # of a graph, at most; and some 60 more for each step of a recurrent sequence
-_BYTES_AT_ONCE = 1 << 29  # of activations, where a whole rollout goes through the network
 # The most that a stale transition may count: importance weights have no upper bound, and a few would drown the rest.
 _WEIGHT_CAP = 2.0
 _Result = TypeVar("_Result")
@@ -145,16 +145,11 @@ class PPO:
         self.sums = torch.zeros(len(_METRICS), device=device)
         self.minibatches = torch.zeros((), device=device)
         self.stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
-        # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
-        # What pictures or a user's own network take is not known.
-        widths = sum(recipe.network_arch) + policy.encoder.n_features
-        is_known = device.type == "cuda" and policy.encoder.is_plain
-        self._rows_at_once = _BYTES_AT_ONCE // (4 * widths) if is_known else 4096
         self._capture, self._fall_back = capture, fall_back
-        # One each, unless memory runs out.
-        self.pieces, self._pieces_evaluated = Pieces("A minibatch", fall_back), Pieces("Evaluation", fall_back)
+        self.pieces = Pieces("A minibatch", fall_back)  # one, unless memory runs out
+        whole = Evaluation(policy, recipe, self.sequence_length, fall_back)
         self.ways = Ways(
-            shuffled, self._evaluated, self._scored, self._values, gae, self.loss_of, self.step_along, self._steps
+            shuffled, whole.rollout, whole.score, whole.values, gae, self.loss_of, self.step_along, self._steps
         )
         self._kernels_untried = device.type == "cuda"
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
@@ -283,79 +278,18 @@ class PPO:
     ) -> Batch:
         """A rollout, and what was computed of it, as sequences."""
         recurrent = self.policy.core is not None
+        cut = partial(sequences, length=self.sequence_length)
         return Batch(
-            rows=self._sequences(rollout.rows[:-1]),
-            actions=self._sequences(rollout.actions),
-            log_probs=self._sequences(log_probs),
-            values=self._sequences(values[:-1]),
-            advantages=self._sequences(advantages),
-            returns=self._sequences(returns),
-            starts=self._sequences(rollout.starts[:-1]) if recurrent else None,
+            rows=cut(rollout.rows[:-1]),
+            actions=cut(rollout.actions),
+            log_probs=cut(log_probs),
+            values=cut(values[:-1]),
+            advantages=cut(advantages),
+            returns=cut(returns),
+            starts=cut(rollout.starts[:-1]) if recurrent else None,
             states=rollout.states[: -1 : self.sequence_length].flatten(0, 1) if recurrent else None,
-            weights=None if weights is None else self._sequences(weights),
+            weights=None if weights is None else cut(weights),
         )
-
-    def _sequences(self, field: Tensor) -> Tensor:
-        """[T, N, ..] → [T / L · N, L, ..]"""
-        length = self.sequence_length
-        if length == 1:
-            return field.reshape(-1, 1, *field.shape[2:])
-        return field.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1).contiguous()
-
-    def _scored(self, policy: Policy, rollout: Rollout) -> Tensor:
-        return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
-
-    @torch.no_grad()
-    def _evaluated(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        policy, score, length = self.policy, self.policy.distribution.score, self.sequence_length
-        if policy.core is None:
-            params, values = self._forward(policy, rollout)
-            return score(params, rollout.actions)[0], values
-
-        # Recurrent states on record are of the weights that acted. Learning has its own from the second step of a
-        # sequence on, and so has this.
-        def unrolled(rows: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
-            params, values = policy(rows, starts, states)
-            return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)
-
-        fields = (rollout.rows[:-1], rollout.starts[:-1], rollout.actions)
-        rows, starts, actions = map(self._sequences, fields)
-        states = rollout.states[:-1:length].flatten(0, 1)
-        out = self._in_chunks(unrolled, rows, starts, states, actions, rows_each=length)
-        values, log_probs = out.unflatten(0, (-1, rollout.shape[1])).transpose(1, 2).flatten(0, 1).unbind(-1)  # [T, N]
-        ends = (rollout.rows[-1].unsqueeze(1), rollout.starts[-1].unsqueeze(1), rollout.states[-1])
-        last = self._in_chunks(unrolled, *ends).view(1, -1)
-        return log_probs.contiguous(), torch.cat((values, last))
-
-    def _values(self, rows: Tensor, states: Tensor) -> Tensor:
-        return self._in_chunks(self.policy.value, rows, states)
-
-    def _forward(self, policy: Policy, rollout: Rollout) -> tuple[Params, Tensor]:
-        """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
-        lead = rollout.rows.shape[:2]
-        rows, starts = rollout.rows.flatten(0, 1), rollout.starts.flatten(0, 1)
-        states = rollout.states.flatten(0, 1)
-
-        def one_step(rows: Tensor, starts: Tensor, states: Tensor) -> Tensor:
-            # Every step has its recurrent state on record, so the whole rollout is one batch of sequences of length 1.
-            params, value = policy(rows.unsqueeze(1), starts.unsqueeze(1), states)
-            return torch.cat([params.logits, params.mean, value.unsqueeze(-1)], -1).squeeze(1)
-
-        out = self._in_chunks(one_step, rows, starts, states).unflatten(0, lead)
-        n_logits, reals = policy.distribution.n_logits, policy.distribution.reals
-        logits, mean, value = out.split((n_logits, reals, 1), -1)
-        return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1).contiguous()
-
-    def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
-        """`function` over pieces of the columns, of so many rows an entry, so that memory stays bounded."""
-        size = max(1, max(self._rows_at_once, self._per_minibatch * self.sequence_length) // rows_each)
-
-        def work(pieces: int) -> Tensor:
-            return torch.cat(
-                [function(*piece) for piece in zip(*(column.split(-(-size // pieces)) for column in columns))]
-            )
-
-        return self._pieces_evaluated(size, work)
 
     def _normalised_rewards(self, rollout: Rollout) -> Tensor:
         if self.reward_norm is None:

@@ -1,0 +1,93 @@
+"""Log-probabilities and values of a whole rollout, in a few batched passes through the network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unidle.algos.accumulation import FallBack, Pieces
+from unidle.config import Recipe
+from unidle.memory.rollout import Rollout
+from unidle.nn.policy import Policy
+from unidle.spaces.distribution import Params
+
+_BYTES_AT_ONCE = 1 << 29  # of activations
+
+
+def sequences(field: Tensor, length: int) -> Tensor:
+    """[T, N, ..] → [T / L · N, L, ..], in order."""
+    if length == 1:
+        return field.reshape(-1, 1, *field.shape[2:])
+    return field.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1).contiguous()
+
+
+class Evaluation:
+    """How a policy sees a rollout that it, or another one, has acted in."""
+
+    def __init__(self, policy: Policy, recipe: Recipe, length: int, fall_back: FallBack) -> None:
+        """`length` is that of the sequences that are learned from; `fall_back` hears if memory runs out."""
+        assert isinstance(recipe.batch_size, int)
+        self._policy, self._length, self._pieces = policy, length, Pieces("Evaluation", fall_back)
+        # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
+        # What pictures or a user's own network take is not known.
+        widths = sum(recipe.network_arch) + policy.encoder.n_features
+        is_known = policy.log_std.is_cuda and policy.encoder.is_plain
+        self._rows_at_once = max(recipe.batch_size, _BYTES_AT_ONCE // (4 * widths) if is_known else 4096)
+
+    def score(self, policy: Policy, rollout: Rollout) -> Tensor:
+        """Log-probabilities [T, N] of what was done, by `policy`."""
+        return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
+
+    @torch.no_grad()
+    def rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [T, N] of what was done, and values [T + 1, N]."""
+        policy, score, length = self._policy, self._policy.distribution.score, self._length
+        if policy.core is None:
+            params, values = self._forward(policy, rollout)
+            return score(params, rollout.actions)[0], values
+
+        # Recurrent states on record are of the weights that acted. Learning has its own from the second step of a
+        # sequence on, and so has this.
+        def unrolled(rows: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
+            params, values = policy(rows, starts, states)
+            return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)
+
+        fields = (rollout.rows[:-1], rollout.starts[:-1], rollout.actions)
+        rows, starts, actions = (sequences(field, length) for field in fields)
+        states = rollout.states[:-1:length].flatten(0, 1)
+        out = self._in_chunks(unrolled, rows, starts, states, actions, rows_each=length)
+        values, log_probs = out.unflatten(0, (-1, rollout.shape[1])).transpose(1, 2).flatten(0, 1).unbind(-1)  # [T, N]
+        ends = (rollout.rows[-1].unsqueeze(1), rollout.starts[-1].unsqueeze(1), rollout.states[-1])
+        last = self._in_chunks(unrolled, *ends).view(1, -1)
+        return log_probs.contiguous(), torch.cat((values, last))
+
+    def values(self, rows: Tensor, states: Tensor) -> Tensor:
+        """Of rows [n, row_bytes] seen in recurrent states [n, S]."""
+        return self._in_chunks(self._policy.value, rows, states)
+
+    def _forward(self, policy: Policy, rollout: Rollout) -> tuple[Params, Tensor]:
+        """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
+        lead = rollout.rows.shape[:2]
+        rows, starts = rollout.rows.flatten(0, 1), rollout.starts.flatten(0, 1)
+        states = rollout.states.flatten(0, 1)
+
+        def one_step(rows: Tensor, starts: Tensor, states: Tensor) -> Tensor:
+            # Every step has its recurrent state on record, so the whole rollout is one batch of sequences of length 1.
+            params, value = policy(rows.unsqueeze(1), starts.unsqueeze(1), states)
+            return torch.cat([params.logits, params.mean, value.unsqueeze(-1)], -1).squeeze(1)
+
+        out = self._in_chunks(one_step, rows, starts, states).unflatten(0, lead)
+        n_logits, reals = policy.distribution.n_logits, policy.distribution.reals
+        logits, mean, value = out.split((n_logits, reals, 1), -1)
+        return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1).contiguous()
+
+    def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
+        """`function` over pieces of the columns, of so many rows an entry, so that memory stays bounded."""
+        size = max(1, self._rows_at_once // rows_each)
+
+        def work(pieces: int) -> Tensor:
+            return torch.cat(
+                [function(*piece) for piece in zip(*(column.split(-(-size // pieces)) for column in columns))]
+            )
+
+        return self._pieces(size, work)
