@@ -487,7 +487,7 @@ def test_a_step_that_was_whole_when_its_worker_died_counts_and_its_episode_is_cu
     recv, flags, died = pool.recv, pool._board.flags, []
 
     def recv_after_a_death(at_least: int, seconds: float | None = None) -> list[int]:
-        if not died and run.collector._done == [4, 4]:
+        if not died and run.collector._done.tolist() == [4, 4]:
             while flags[0] != DONE:
                 time.sleep(0.001)
             kill(pool, 0)
@@ -573,7 +573,7 @@ def test_a_checkpoint_while_a_step_is_to_be_taken_again_leads_back_to_the_end_of
         rollout = run.collector.finish().rollout
         while not run.collector._again:
             run.collector.turn()
-        assert run.collector._done == [0]
+        assert run.collector._done.tolist() == [0]
         again.collector.load_state_dict(frozen(run.collector.state_dict()))
         for number in range(3):
             for index, ledger in enumerate(ledgers):

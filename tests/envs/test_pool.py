@@ -21,12 +21,14 @@ import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_envs import Fickle
 from toy_envs import Masked, Pictures, SavedWalk, Senses, Walk, WhereAmI
 
 from unidle.envs.contract import Contract, probe
 from unidle.envs.make import env_maker
-from unidle.envs.pool import ProcessPool
+from unidle.envs.pool import ProcessPool, share_out
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.worker import Switchboard, Worker
 from unidle.errors import TrainingError, UsageError
@@ -123,6 +125,21 @@ def test_the_number_of_workers_changes_nothing() -> None:
                 pool.recv(len(pool.bounds))
             seen.append(contents(pool))
     assert seen[0] == seen[1]
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 4))
+def test_environments_are_shared_out_evenly_among_workers_and_then_among_their_slices(
+    n_envs: int, workers: int, slices: int
+) -> None:
+    workers = min(workers, n_envs)
+    per_worker = min(slices, n_envs // workers)
+    bounds = share_out(n_envs, workers, per_worker)
+    assert [first for first, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+    assert bounds[-1][1] == n_envs
+    sizes = np.diff(bounds).reshape(workers, per_worker)
+    for shares in (sizes.sum(1), *sizes):
+        assert shares.min() > 0
+        assert shares.max() - shares.min() <= 1
 
 
 def test_masks_come_through_the_block() -> None:
@@ -283,7 +300,7 @@ def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
         from toy_envs import WhereAmI
         from unidle.envs.contract import probe
         from unidle.envs.make import env_maker
-        from unidle.envs.pool import ProcessPool
+        from unidle.envs.pool import ProcessPool, share_out
 
         maker = env_maker(WhereAmI)
         pool = ProcessPool(maker, probe(maker), 3, 0, 2)
@@ -306,7 +323,7 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_ow
         import gymnasium, numpy as np
         from unidle.envs.contract import probe
         from unidle.envs.make import env_maker
-        from unidle.envs.pool import ProcessPool
+        from unidle.envs.pool import ProcessPool, share_out
 
         open("times_run", "a").write("once ")
         OFFSET = 30
@@ -418,13 +435,13 @@ class LookingAround(Worker):
 
     def __init__(self, pipe: Connection, trainers: Connection, board: Switchboard) -> None:
         self._pipe, self._trainers, self._board, self._number, self._gives_way = pipe, trainers, board, 0, False
-        self._envs, self._is_told = self, False
+        self._envs, self._own_flags, self._is_told = self, board.flags, False
 
     def _step_one(self) -> bool:
         if not self._is_told:
             self._is_told = True
             self._board.commands[0] = 1
-            self._board.go[0].post()
+            self._board.go[0].ring()
             self._trainers.send_bytes(cloudpickle.dumps(("states", ())))
         return False
 
@@ -449,7 +466,6 @@ def test_a_command_that_comes_while_a_worker_looks_around_is_obeyed() -> None:
 
     worker = threading.Thread(target=serve, daemon=True)
     worker.start()
-    board.go[0].post()
     assert trainers.poll(10)
     assert cloudpickle.loads(trainers.recv_bytes()) == ("ok", ["here"], [])
     trainers.close()

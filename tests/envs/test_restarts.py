@@ -257,14 +257,14 @@ def test_posts_and_commands_that_a_dead_worker_did_not_take_mean_nothing_to_the_
     os.kill(pid(pool, 0), signal.SIGSTOP)
     pool._board.commands[0] = 1
     for _ in range(5):
-        pool._board.go[0].post()
-        pool._board.ready.post()
+        pool._board.go[0]._semaphore.post()
+        pool._board.ready._semaphore.post()
     send(pool)
     when_flags_are(pool, STEP, DONE)
     kill(pool, 0)
     assert pool.recv(2) == [0, 1]
     for _ in range(5):
-        pool._board.ready.post()
+        pool._board.ready._semaphore.post()
     os.kill(pid(pool, 0), signal.SIGSTOP)
     send(pool)
     assert pool.recv(1) == [1]
@@ -276,13 +276,13 @@ def test_posts_and_commands_that_a_dead_worker_did_not_take_mean_nothing_to_the_
 def test_all_that_a_worker_was_told_can_be_taken_back() -> None:
     board = Switchboard.over(mmap.mmap(-1, Switchboard.nbytes(4, 2)), 0, slices=4, workers=2, initialise=True)
     board.commands[:] = 1
-    for go in board.go:
-        go.post()
-    board.ready.post()
+    for bell in (board.ready, *board.go):
+        bell._semaphore.post()
+        bell._memory[bell._asleep] = 1
     board.forget(0)
     assert board.commands.tolist() == [0, 1]
-    assert [go.take() for go in board.go] == [False, True]
-    assert board.ready.take()
+    assert [bell._memory[bell._asleep] for bell in (board.ready, *board.go)] == [1, 0, 1]
+    assert [bell._semaphore.take() for bell in (board.ready, *board.go)] == [True, False, True]
 
 
 def test_the_semaphore_of_a_worker_that_died_waiting_does_not_count_it_any_more(started: Make) -> None:
@@ -294,7 +294,7 @@ def test_the_semaphore_of_a_worker_that_died_waiting_does_not_count_it_any_more(
         assert wait_until(lambda: waiters == 1)
         os.kill(pid(pool, 0), signal.SIGSTOP)
         for _ in range(5):
-            board.go[0].post()
+            board.go[0]._semaphore.post()
         kill(pool, 0)
         pool.recv(1, seconds=0)
         assert wait_until(lambda: (posts, waiters) == (0, 1))

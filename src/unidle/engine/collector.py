@@ -23,6 +23,7 @@ from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
 from unidle.engine.evaluate import Stopped
 from unidle.engine.lane import Lane
 from unidle.engine.service import PageLock, Where
+from unidle.envs.block import ENDED
 from unidle.envs.host import Fault, HostEnvs
 from unidle.errors import TrainingError
 from unidle.memory.rollout import Rollout
@@ -40,6 +41,22 @@ class _Boundary:
     starts: np.ndarray  # the row is the first of its episode
     episode: np.ndarray
     states: Tensor  # recurrent
+
+
+class _OnStream:
+    """What is launched inside goes to this stream. Torch's own context takes longer: it asks where it comes from."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._stream = stream
+        self._before = stream and torch.cuda.current_stream(stream.device)
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            torch.cuda.set_stream(self._before)
 
 
 class Collector:
@@ -66,9 +83,10 @@ class Collector:
         on_gpu = self._device.type == "cuda"
         # Inference goes ahead of learning on the GPU: environments wait for it.
         self._stream = torch.cuda.Stream(self._device, priority=-1) if on_gpu else None
+        self._on_stream = _OnStream(self._stream)
         self._page_lock = PageLock(envs.block) if on_gpu else None
         self._state = torch.zeros(n_envs, policy.state_size, device=self._device)
-        with torch.cuda.stream(self._stream):
+        with self._on_stream:
             self._wait_for_learner()
             self._lanes = [
                 Lane(policy, rollout, envs.block, self._state, capture, own_weights=len(rollouts) > 1)
@@ -77,16 +95,21 @@ class Collector:
         self._at_least = _worth_a_service(envs, on_gpu=on_gpu)
         self._lines = [np.arange(first, end) for first, end in envs.bounds]
         self._number = [0] * len(envs.bounds)  # of the rollout that each slice is in
-        self._done = [0] * len(envs.bounds)  # steps in it that each slice has behind it
+        self._done = np.zeros(len(envs.bounds), np.int64)  # steps in it that each slice has behind it
+        self._slice_of = np.repeat(np.arange(len(envs.bounds)), np.diff(envs.bounds)[:, 0])  # of each line
+        self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their lines
         self._again: dict[int, np.ndarray] = {}  # slices of which only these lines take their step, once more
         self._waiting: list[int] = []  # slices whose observations wait for actions
         self._parked = list(range(len(envs.bounds)))  # slices whose next rollout is not open yet
+        self._unnoted: list[tuple[Lane, Where]] = []  # steps whose outcomes are in the block only
         self._in_flight = 0
         self._opened = -1  # the highest rollout that is open
         self.until: float = float("inf")  # no environment acts in this rollout or a later one
         self.is_broken_off = False  # what is being collected is not wanted any more
         self.number = 0  # of the rollout to be finished next
-        self._begins = np.ones(n_envs, np.bool_)  # the observation in the block is the first of its episode
+        # The observation in the block is the first of its episode; kept for recurrent policies alone.
+        self._begins = np.ones(n_envs, np.bool_)
+        self._anew: defaultdict[int, list[int]] = defaultdict(list)  # rollout → lines that a fault made begin it anew
         self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
@@ -121,12 +144,11 @@ class Collector:
     def open(self) -> None:
         """Let the next rollout be acted in, with the policy's weights as they are now."""
         self._opened += 1
-        with torch.cuda.stream(self._stream):
+        with self._on_stream:
             self._wait_for_learner()
             self._lane(self._opened).open(len(self.envs.bounds), self._seed, self._opened)
         parked, self._parked = self._parked, []
-        for number in parked:
-            self._queue(number)
+        self._queue(parked)
 
     def turn(self, seconds: float = _STALL_SECONDS) -> bool:
         """Serve what waits, and take in what is ready within `seconds`; False if no environment can go on."""
@@ -138,10 +160,10 @@ class Collector:
             slices = [slot for slot in self._waiting if self._number[slot] == number]
             self._waiting = [slot for slot in self._waiting if self._number[slot] != number]
             self._serve(self._lane(number), slices)
-            envs.send(slices)
-            self._in_flight += len(slices)
             if self._waiting:
                 seconds = 0.0
+        else:
+            self._note_all()
         if not self._in_flight:
             return False
         timeline.enter(ENVIRONMENT)
@@ -190,44 +212,58 @@ class Collector:
     def _where(self, slices: list[int]) -> Where:
         """[step, environment] of each slice's current observation."""
         if not self._again:  # plain views where they will do: quicker than to gather and scatter
-            step = self._done[slices[0]]
+            step = int(self._done[slices[0]])
             if len(slices) == 1:
                 return step, slice(*self.envs.bounds[slices[0]])
-            if len(slices) == len(self._lines) and all(self._done[number] == step for number in slices):
+            if len(slices) == len(self._lines) and (self._done == step).all():
                 return step, slice(0, self.envs.n_envs)
-        lines = [self._again.get(number, self._lines[number]) for number in slices]
-        steps = np.repeat([self._done[number] for number in slices], [len(part) for part in lines])
-        return steps, np.concatenate(lines)
+            if slices != self._latest[0]:  # mostly those are served that have just been taken in
+                self._latest = slices, np.concatenate([self._lines[number] for number in slices])
+            lines = self._latest[1]
+        else:
+            lines = np.concatenate([self._again.get(number, self._lines[number]) for number in slices])
+        return self._done[self._slice_of[lines]], lines
 
     def _serve(self, lane: Lane, slices: list[int]) -> None:
-        """Give these slices their actions."""
-        where, notes = self._where(slices), lane.notes
-        notes.starts[where] = self._begins[where[1]]
-        with torch.cuda.stream(self._stream):
-            actions = lane.service.serve(where, self._begins if self.policy.state_size else None)[where[1]]
+        """Give these slices their actions; what they brought is noted while the GPU infers."""
+        where, timeline = self._where(slices), self._timeline
+        if self.policy.state_size:
+            self._note_all()  # it says whose episode begins
+        with self._on_stream:
+            lane.service.launch(where, self._begins if self.policy.state_size else None)
+        timeline.enter(STORAGE)
+        self._note_all()
+        timeline.enter(INFERENCE)
+        lane.service.wait(where)
         if self._stream is not None:
-            self._timeline.worked(INFERENCE, lane.service.device_ns)
-        self.envs.block.actions[where[1]] = actions
-        notes.actions[where] = actions
+            timeline.worked(INFERENCE, lane.service.device_ns)
+        self.envs.send(slices)
+        self._in_flight += len(slices)
+        lane.notes.actions[where] = self.envs.block.actions[where[1]]
 
     def _take_in(self, slices: list[int]) -> None:
-        """Note what a step of these slices brought, and send them on their way."""
+        """One more step is behind these slices; what it brought is yet to be noted."""
         for lane in range(len(self._lanes)):
             of_lane = [number for number in slices if self._number[number] % len(self._lanes) == lane]
             if of_lane:
-                self._note(self._lanes[lane], self._where(of_lane))
-        for number in slices:
-            self._go_on(number)
+                self._unnoted.append((self._lanes[lane], self._where(of_lane)))
+        self._go_on(slices)
+
+    def _note_all(self) -> None:
+        """Note what steps have brought, before their slices are sent on and others follow."""
+        for lane, where in self._unnoted:
+            self._note(lane, where)
+        self._unnoted.clear()
 
     def _note(self, lane: Lane, where: Where) -> None:
         block, notes, lines = self.envs.block, lane.notes, where[1]
-        terminated, truncated = block.terminated[lines], block.truncated[lines]
-        notes.rewards[where] = block.reward[lines]
-        notes.terminated[where], notes.truncated[where] = terminated, truncated
-        ended = terminated | truncated
-        self._begins[lines] = ended
-        if ended.any():
-            envs = np.arange(self.envs.n_envs)[lines]
+        outcomes = block.outcome[lines]
+        notes.outcomes[where] = outcomes
+        ended = outcomes >= ENDED
+        if self.policy.state_size:
+            self._begins[lines] = ended
+        if np.count_nonzero(ended):
+            envs, truncated = np.arange(self.envs.n_envs)[lines], block.truncated[lines]
             at = np.broadcast_to(where[0], ended.shape) * self.envs.n_envs + envs
             notes.final_rows.append(block.final_rows[envs[truncated]])
             notes.final_at.append(at[truncated])
@@ -235,26 +271,27 @@ class Collector:
             told = (block.episode_return, block.episode_length, block.episode_success)
             notes.episodes.append(np.stack([at[ended], *(of_all[envs[ended]] for of_all in told)]))
 
-    def _go_on(self, number: int) -> None:
-        """One more step is behind this slice."""
-        self._done[number] += 1
-        if self._done[number] == self._steps:
-            self._finish_slice(number)
-        self._queue(number)
+    def _go_on(self, slices: list[int]) -> None:
+        """One more step is behind these slices."""
+        self._done[slices] += 1
+        if self._done.max() == self._steps:
+            for number in np.flatnonzero(self._done == self._steps).tolist():
+                self._finish_slice(number)
+        self._queue(slices)
 
-    def _queue(self, number: int) -> None:
-        """Let this slice wait for its actions, or for its rollout to open."""
-        may_go_on = self._number[number] <= self._opened and self._number[number] < self.until
-        (self._waiting if may_go_on else self._parked).append(number)
+    def _queue(self, slices: list[int]) -> None:
+        """Let these slices wait for their actions, or for their rollout to open."""
+        last = min(self._opened, self.until - 1)
+        for number in slices:
+            (self._waiting if self._number[number] <= last else self._parked).append(number)
 
     def _finish_slice(self, number: int) -> None:
         """All steps in a rollout are behind this slice."""
         block, lane, lines = self.envs.block, self._lane(self._number[number]), slice(*self.envs.bounds[number])
         lane.notes.last_rows[lines] = block.rows[lines]
         lane.notes.last_episode[lines] = block.episode[lines]
-        lane.notes.starts[-1, lines] = self._begins[lines]
         if self.policy.state_size:
-            with torch.cuda.stream(self._stream):
+            with self._on_stream:
                 lane.last_states[lines] = self._state[lines]
         lane.unfinished -= 1
         self._number[number] += 1
@@ -262,14 +299,17 @@ class Collector:
 
     def _hand_over(self, lane: Lane) -> Lane:
         """The rollout is whole."""
+        self._note_all()
         notes = lane.notes
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        notes.hand_over(lane.rollout)
+        starts = self._boundary.starts.copy()
+        starts[self._anew.pop(self.number, [])] = True
+        notes.hand_over(lane.rollout, starts)
         lane.rollout.states[-1].copy_(lane.last_states)
-        for env in np.flatnonzero(notes.starts[0]):
+        for env in np.flatnonzero(starts):
             self.log.restart(int(env))  # usually begun anew already, but not after a fault
-        self.log.extend(notes.actions, notes.terminated | notes.truncated)
+        self.log.extend(notes.actions, notes.starts[1:])
         self._boundary = _Boundary(
             notes.last_rows.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
         )
@@ -287,12 +327,13 @@ class Collector:
     def _take_in_with_care(self, slices: list[int]) -> None:
         """Like `_take_in`, where some steps did not happen: those are taken once more, from a new episode's start."""
         block = self.envs.block
+        self._note_all()
         self._tell_faults()
         for line in self.envs.renewed:
             self._renew(line)
         self.envs.renewed.clear()
         for number in slices:
-            lane, step = self._lane(self._number[number]), self._done[number]
+            lane, step = self._lane(self._number[number]), int(self._done[number])
             lines = self._again.pop(number, self._lines[number])
             block.skip[self._lines[number]] = False
             failed = block.redo[lines]
@@ -306,17 +347,14 @@ class Collector:
                 block.skip[lines[failed]] = False
                 self._waiting.append(number)
             else:
-                self._go_on(number)
+                self._go_on([number])
 
     def _rollout_of(self, fault: Fault) -> int:
         """The rollout that a fault counts to; an exception to its environment's, so that no clock decides it."""
         if fault.kind != "exception":
             return self.number
-        number = self._number[self._slice_of(fault.env)]
+        number = self._number[self._slice_of[fault.env]]
         return int(min(number, self._opened, self.until - 1))  # one that is yet to be whole
-
-    def _slice_of(self, line: int) -> int:
-        return next(number for number, (_, end) in enumerate(self.envs.bounds) if line < end)
 
     def _tell_faults(self) -> None:
         for fault in self.envs.faults:
@@ -330,26 +368,31 @@ class Collector:
         rollout = lane.rollout
         if self._stream is not None:
             self._stream.synchronize()  # rare, so plainly
-        if step > 0:
-            self._truncate(lane, step - 1, line, rollout.rows[step, line].cpu().numpy())
-        # At step 0 there is nothing to do: the last rollout's end is worth what its last observation is worth anyway.
-        self._begins[line] = True
+        self._truncate(line, step - 1, rollout.rows[step, line].cpu().numpy())
         if self.policy.state_size:
-            with torch.cuda.stream(self._stream):
+            with self._on_stream:
                 self._state[line] = rollout.states[step, line]
 
     def _renew(self, line: int) -> None:
         """An environment had to begin a new episode while it waited: its trajectory ends with the last step noted."""
-        number = self._slice_of(line)
-        step = self._done[number] - 1
+        number = int(self._slice_of[line])
+        step = int(self._done[number]) - 1
         if number in self._again and line not in self._again[number]:
             step += 1  # it waited for others of its slice, its own step noted already
-        if step >= 0:  # as in `_cut`
-            self._truncate(self._lane(self._number[number]), step, line, self.envs.block.final_rows[line])
-        self._begins[line] = True
+        self._truncate(line, step, self.envs.block.final_rows[line])
 
-    def _truncate(self, lane: Lane, step: int, line: int, final_row: np.ndarray) -> None:
-        notes = lane.notes
+    def _truncate(self, line: int, step: int, final_row: np.ndarray) -> None:
+        """The trajectory of `line` ends with this step of the rollout that it is in.
+
+        If that is −1, there is nothing to cut off: the end of the rollout before is worth what its last observation is
+        worth anyway.
+        """
+        number = self._number[self._slice_of[line]]
+        self._begins[line] = True
+        if step < 0:
+            self._anew[number].append(line)
+            return
+        notes = self._lane(number).notes
         if not (notes.terminated[step, line] or notes.truncated[step, line]):
             notes.truncated[step, line] = True
             notes.final_rows.append(final_row[np.newaxis].copy())
@@ -364,8 +407,9 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the latest finished rollout, and what it acts with from there."""
+        self._note_all()
         boundary, n_envs = self._boundary, self.envs.n_envs
-        still = len(self._parked) + len(self._waiting) == len(self._lines) and not any(self._done) and not self._again
+        still = len(self._parked) + len(self._waiting) == len(self._lines) and not self._done.any() and not self._again
         at_boundary = still and all(number == self.number for number in self._number)
         own = self.envs.states() if at_boundary else [None] * n_envs
         self._take_in_with_care([])  # a worker may have been found dead
@@ -416,7 +460,7 @@ class Collector:
         for _ in self._lanes:
             self.open()
         for lane, weights in enumerate(state["weights"], self.number):
-            with torch.cuda.stream(self._stream):
+            with self._on_stream:
                 self._lane(lane).load(weights)
         return lost
 

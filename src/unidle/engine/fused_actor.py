@@ -86,8 +86,9 @@ def _hidden_layer(
 def _gaussian(
     positions, env_actions, rollout_actions, noise, parameters, log_std,
     range_scale, range_shift, range_low, range_high, scratch, pid,
-    N: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr, PLACES: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    N: tl.constexpr, STEPS: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
+    PLACES: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Compute this block's means; sample, keep, and hand out in the environment's range."""
     last: tl.constexpr = len(WEIGHTS) - 1
@@ -119,17 +120,18 @@ def _gaussian(
         action += tl.load(range_shift + n, mask=n < outs, other=0.0)[None, :]
         action = tl.maximum(action, tl.load(range_low + n, mask=n < outs, other=0.0)[None, :])
         action = tl.minimum(action, tl.load(range_high + n, mask=n < outs, other=0.0)[None, :])
-        tl.store(env_actions + m[:, None] * outs + n[None, :], action, mask=inside)
+        is_ready = position[:, None] < STEPS  # others have theirs, and may just be reading it
+        tl.store(env_actions + m[:, None] * outs + n[None, :], action, mask=inside & is_ready)
 
 
 @triton.jit
 def _squashed(
     rows, positions, env_actions, rollout_actions, noise, parameters, at_random,
     range_scale, range_shift, range_low, range_high, scratch, counter, pid,
-    N: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
-    PLACES: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, REALS_UP: tl.constexpr, LOWEST: tl.constexpr,
-    HIGHEST: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    N: tl.constexpr, STEPS: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr,
+    BIASES: tl.constexpr, PLACES: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, REALS_UP: tl.constexpr,
+    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute this block's tiles of means and deviations; then sample for its environments, each by its task's head."""
     last: tl.constexpr = len(WEIGHTS) - 1
@@ -172,14 +174,14 @@ def _squashed(
         action += tl.load(range_shift + real, mask=inside, other=0.0)
         action = tl.maximum(action, tl.load(range_low + real, mask=inside, other=0.0))
         action = tl.minimum(action, tl.load(range_high + real, mask=inside, other=0.0))
-        tl.store(env_actions + env * reals + real, action, mask=inside)
+        tl.store(env_actions + env * reals + real, action, mask=inside & (position < STEPS))
 
 
 @triton.jit
 def _act(
     rows,  # [N, ROW] float32 words, on the host
-    positions,  # [N] int64, on the host
-    env_actions,  # [N, A], on the host
+    positions,  # [N] int64, on the host: the step of each environment that is ready, STEPS of the others
+    env_actions,  # [N, A], on the host; of those that are ready
     rollout_rows,  # [T + 1, N, ROW]
     rollout_actions,  # [T + 1, N, A]
     noise,  # [T + 1, N, A]
@@ -194,6 +196,7 @@ def _act(
     scratch,  # the inputs of all layers
     counter,
     N: tl.constexpr,
+    STEPS: tl.constexpr,  # T
     ROW: tl.constexpr,
     ROW_UP: tl.constexpr,  # to a power of two
     WIDTHS: tl.constexpr,  # D, hidden …, A; squashed: 2 A for each task
@@ -250,14 +253,14 @@ def _act(
         _squashed(
             rows, positions, env_actions, rollout_actions, noise, parameters, log_std,
             range_scale, range_shift, range_low, range_high, scratch, counter, pid,
-            N, ROW, WIDTHS, WEIGHTS, BIASES, PLACES, TASKS, TASKS_UP, REALS_UP, LOWEST, HIGHEST, PRECISION,
+            N, STEPS, ROW, WIDTHS, WEIGHTS, BIASES, PLACES, TASKS, TASKS_UP, REALS_UP, LOWEST, HIGHEST, PRECISION,
             BLOCKS, BM, BN, BK,
         )  # fmt: skip
     else:
         _gaussian(
             positions, env_actions, rollout_actions, noise, parameters, log_std,
             range_scale, range_shift, range_low, range_high, scratch, pid,
-            N, WIDTHS, WEIGHTS, BIASES, PLACES, PRECISION, BLOCKS, BM, BN, BK,
+            N, STEPS, WIDTHS, WEIGHTS, BIASES, PLACES, PRECISION, BLOCKS, BM, BN, BK,
         )  # fmt: skip
     # The last to leave sets the counter back for the next launch.
     tl.debug_barrier()
@@ -326,6 +329,7 @@ class FusedActor:
         words = rollout.rows.shape[2] // 4
         constants = {
             "N": n_envs,
+            "STEPS": rollout.shape[0],
             "ROW": words,
             "ROW_UP": triton.next_power_of_2(words),
             "WIDTHS": widths,

@@ -17,7 +17,7 @@ from torch import Tensor
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
 from unidle.engine.service import Service
-from unidle.envs.block import SUCCEEDED, Block
+from unidle.envs.block import SUCCEEDED, Block, parts_of
 from unidle.memory.rollout import Rollout
 from unidle.nn.flat import FlatParameters
 from unidle.streams import NOISE, keyed_generator
@@ -29,10 +29,9 @@ class Notes:
     def __init__(self, rollout: Rollout) -> None:
         (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
         self._pinned = rollout.rows.is_cuda
-        self.rewards = self._zeros((steps, n_envs), torch.float32)
-        self.terminated = self._zeros((steps, n_envs), torch.bool)
-        self.truncated = self._zeros((steps, n_envs), torch.bool)
-        self.starts = self._zeros((steps + 1, n_envs), torch.bool)
+        self.outcomes = self._zeros((steps, n_envs), torch.int64)  # as the block has them
+        _, self.terminated, self.truncated = parts_of(self.outcomes)
+        self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # made when it is whole
         self.last_rows = self._zeros(rollout.rows.shape[1:], torch.uint8)  # the observations after the last step
         self.last_episode = np.zeros(n_envs, np.int64)  # number of the episode then open
         self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments got them
@@ -49,16 +48,16 @@ class Notes:
         self.final_at: list[np.ndarray] = []  # t × N + environment
         self.episodes: list[np.ndarray] = []  # [t × N + environment, return, length, success] of those that ended
 
-    def hand_over(self, rollout: Rollout) -> None:
-        """Bring to the device what the host noted."""
-        for tensor, noted in (
-            (rollout.rewards, self.rewards),
-            (rollout.terminated, self.terminated),
-            (rollout.truncated, self.truncated),
-            (rollout.starts, self.starts),
-            (rollout.rows[-1], self.last_rows),
-        ):
+    def hand_over(self, rollout: Rollout, starts: np.ndarray) -> None:
+        """Bring to the device what the host noted; `starts` [N] says where the first step began an episode."""
+        self.starts[0] = starts
+        np.logical_or(self.terminated, self.truncated, out=self.starts[1:])
+        for tensor, noted in ((rollout.starts, self.starts), (rollout.rows[-1], self.last_rows)):
             tensor.copy_(torch.from_numpy(noted), non_blocking=True)
+        outcomes = torch.from_numpy(self.outcomes).to(rollout.rows.device, non_blocking=True)
+        rollout.rewards.copy_(outcomes.view(torch.float32)[:, ::2])
+        rollout.terminated.copy_(outcomes.view(torch.uint8)[:, 4::8])
+        rollout.truncated.copy_(outcomes.view(torch.uint8)[:, 5::8])
         final_rows = np.concatenate([self.last_rows[:0], *self.final_rows])
         final_at = np.concatenate([np.zeros(0, np.int64), *self.final_at])
         # By time, then environment: the order in which slices became ready must leave no trace.

@@ -63,27 +63,29 @@ class Service:
         self._served = 0
         self.device_ns = 0  # what a service takes on the GPU, by the latest that was timed
         self.noise = torch.zeros_like(rollout.actions_and_trash)
-        # What the environments get, and where the host reads it.
-        self.actions = np.zeros(block.actions.shape, np.float32)
-        self._block_rows = torch.from_numpy(block.rows)
+        self._block_rows, self._block_actions = torch.from_numpy(block.rows), torch.from_numpy(block.actions)
         self._starts = torch.zeros(n_envs, dtype=torch.bool)
+        # What all environments would get, on the host. Only those that are ready may have theirs in the block: others
+        # may just be reading what they got before.
+        self._staged = torch.zeros(block.actions.shape)
+        self._is_staged = False
         if not self._on_gpu:
             self._rows_in, self._starts_in = self._block_rows, self._starts
-            self._out = torch.from_numpy(self.actions)
+            self._out = self._staged
             return
         self._positions = torch.full((n_envs,), steps).pin_memory()
         self._starts = self._starts.pin_memory()
-        self._staged = torch.from_numpy(self.actions).pin_memory()
-        self.actions = self._staged.numpy()
+        self._staged = self._staged.pin_memory()
         self._rows_in = torch.zeros_like(self._block_rows, device=device)
         self._positions_in = torch.full((n_envs,), steps, device=device)
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
         self._lines = torch.arange(n_envs, device=device)
         fused = self._fused()
-        # Not a blocking one: being woken takes half as long as the inference itself.
-        self._arrived = torch.cuda.Event(enable_timing=True)
-        self._departed = torch.cuda.Event(enable_timing=True)
+        # Not a blocking one: being woken takes half as long as the inference itself. Nor one that knows the time: that
+        # takes 7 µs more, so few services have it.
+        self._arrived = self._under_way = torch.cuda.Event()
+        self._departed, self._arrived_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The warm-up writes what the first real call writes again; only the recurrent state would move on.
         plain = self._infer_there_and_back
         self._replay = capture("fused inference", fused, [], plain) if fused else capture("inference", plain, [state])
@@ -96,40 +98,50 @@ class Service:
             from unidle.engine.fused_actor import FusedActor
         except ImportError:  # torch comes without Triton on some platforms
             return None
-        rows, positions, staged = self._block_rows, self._positions, self._staged
-        return FusedActor.of(self.policy, self.rollout, rows, positions, staged, self.noise)
+        rows, positions, actions = self._block_rows, self._positions, self._block_actions
+        return FusedActor.of(self.policy, self.rollout, rows, positions, actions, self.noise)
 
-    @torch.inference_mode()
-    def serve(self, where: Where, starts: np.ndarray | None) -> np.ndarray:
-        """Act for the environments at `where`; returns what they get [N, width], right in their lines alone.
+    def serve(self, where: Where, starts: np.ndarray | None) -> None:
+        """Put into the block what the environments at `where` are to do; the actions of all others stay as they are.
 
         `starts` [N] says whose observation begins an episode; needed only by a recurrent policy.
         """
+        self.launch(where, starts)
+        self.wait(where)
+
+    def launch(self, where: Where, starts: np.ndarray | None) -> None:
+        """Begin to `serve`; until `wait` returns, neither observations nor actions there are to be touched."""
         if starts is not None:
             self._starts.numpy()[:] = starts
         if self._on_gpu:
-            self._serve_on_gpu(where)
+            self._launch_on_gpu(where)
         elif isinstance(where[0], int) and where[1] == slice(0, len(self._block.rows)):
             self._infer((where[0],), None)  # all of them, in step: plain views, no indexing
         else:
             positions = np.full(len(self._block.rows), self._steps)
             positions[where[1]] = where[0]
             self._infer((torch.from_numpy(positions), torch.arange(len(positions))), torch.from_numpy(positions))
-        return self.actions
 
-    def _serve_on_gpu(self, where: Where) -> None:
+    def wait(self, where: Where) -> None:
+        """Until what was launched is in the block."""
+        if self._on_gpu:
+            self._under_way.synchronize()  # the one wait of the host
+            if self._under_way is self._arrived_at:
+                self.device_ns = round(1e6 * self._departed.elapsed_time(self._arrived_at))
+        if self._is_staged:
+            self._block.actions[where[1]] = self._staged.numpy()[where[1]]
+
+    def _launch_on_gpu(self, where: Where) -> None:
         positions = self._positions.numpy()
         positions.fill(self._steps)
         positions[where[1]] = where[0]
         self._served += 1
-        is_timed = self._served % _TIMED == 0  # to record two events takes a hundredth of a service
+        is_timed = self._served % _TIMED == 0
+        self._under_way = self._arrived_at if is_timed else self._arrived
         if is_timed:
             self._departed.record()
         self._replay()
-        self._arrived.record()
-        self._arrived.synchronize()  # the one wait of the host
-        if is_timed:
-            self.device_ns = round(1e6 * self._departed.elapsed_time(self._arrived))
+        self._under_way.record()
 
     def _infer_there_and_back(self) -> None:
         """From the block to the actions on the host: the copies are part of the graph, so all of it is one launch."""
@@ -140,9 +152,11 @@ class Service:
         self._infer((self._positions_in, self._lines), self._positions_in)
         self._staged.copy_(self._out, non_blocking=True)
 
+    @torch.inference_mode()
     def _infer(self, at: tuple[int] | tuple[Tensor, Tensor], positions: Tensor | None) -> None:
         """Store the block's observations `at` [step, environment], and the actions chosen on them."""
         policy, rollout, state = self.policy, self.rollout, None
+        self._is_staged = True
         rollout.rows[at] = self._rows_in
         if policy.state_size:
             rollout.states[at] = self._state

@@ -269,13 +269,15 @@ class Trainer:
         failure: Exception | None = None
         going_on, more = collector.ahead > 1, True
         while more or (going_on and not learner.finished()):
-            if more and not (going_on and learner.busy()):
+            is_busy = going_on and (not more or learner.busy())
+            if not is_busy:
                 self._timeline.enter(LEARN)
                 more = learner.advance()
+                is_busy = not more or learner.busy()
             if going_on:
                 try:
                     # False: all environments wait for the weights that are being learned.
-                    going_on = collector.turn(0.0 if more and not learner.busy() else _PATIENCE_SECONDS)
+                    going_on = collector.turn(_PATIENCE_SECONDS if is_busy else 0.0)
                 except _FAILURES as error:
                     failure, going_on = error, False
         return failure

@@ -18,7 +18,7 @@ from unidle.envs.worker import STEP, Job, Worker
 class AsyncWorker(Worker):
     """Like `Worker`, but a slice is first begun, and stepped when the loop is through with it.
 
-    The loop posts `go` too, so that there is still one thing to wait for; as ever a post alone says nothing.
+    The loop rings `go` too, so that there is still one thing to wait for; as ever a ring says nothing.
     """
 
     spin_seconds = 0.0  # it would take the interpreter from the loop
@@ -35,8 +35,7 @@ class AsyncWorker(Worker):
 
         def on_through(number: int) -> None:
             self._through.append(number)
-            if len(self._through) == 1:  # else it was posted before, and all that is there is taken at once
-                go.post()
+            go.ring()
 
         place = (self._block, job.lines, job.seed, job.first_index)
         return AsyncSlots(maker, contract, *place, on_through, self._is_alone)
@@ -49,14 +48,8 @@ class AsyncWorker(Worker):
 
     def _step_one(self) -> bool:
         """Begin what was handed over, and hand back what is through; False if there is neither."""
-        go, was_posted = self._board.go[self._number], False
-        while go.take():  # one look for all that was posted, rather than one for each
-            was_posted = True
-        if was_posted:
-            go.post()  # and one more after it: some post may have been for a command, or for the end
-        first = self._first_slice
-        flags = self._board.flags[first : first + len(self._own)]
-        handed = [number for number in (first + np.flatnonzero(flags == STEP)).tolist() if number not in self._begun]
+        steps = self._first_slice + np.flatnonzero(self._own_flags == STEP)
+        handed = [number for number in steps.tolist() if number not in self._begun]
         if handed:
             self._begun.update(handed)
             self._envs.begin([(number, *self._own[number]) for number in handed])
@@ -66,3 +59,9 @@ class AsyncWorker(Worker):
             self._begun.discard(number)
             self._hand_back(number)
         return not is_idle
+
+    def _is_wanted(self) -> bool:
+        """Whether there is a command, a slice to begin, or one that is through."""
+        if self._board.commands[self._number] or self._through:
+            return True
+        return self._own_flags.tobytes().count(STEP) > len(self._begun)

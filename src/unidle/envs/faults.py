@@ -30,11 +30,12 @@ class FaultTally:
         """`most` failures in a row are borne; the next one is a TrainingError."""
         self._first_index, self._most = first_index, most
         self._counts = np.zeros(n_envs, np.int64)
-        self._is_clean = True  # spares every step a look at the counts while nothing has failed
+        self.is_clean = True
+        """Nothing has failed that was not forgiven: spares every step a look at the counts."""
 
     def add(self, fault: Fault, lines: Iterable[int] | None = None) -> None:
         """Count a fault of its environment, or of those in `lines`."""
-        self._is_clean = False
+        self.is_clean = False
         for line in [fault.env - self._first_index] if lines is None else lines:
             self._counts[line] += 1
             if self._counts[line] > self._most:
@@ -45,8 +46,8 @@ class FaultTally:
 
     def forgive(self, block: Block, lines: slice) -> None:
         """Forget the faults of environments among `lines` whose episode has just ended by itself."""
-        if self._is_clean:
+        if self.is_clean:
             return
         ended = (block.terminated[lines] | block.truncated[lines]) & (block.episode_length[lines] >= 0)
         self._counts[lines][ended & ~block.skip[lines] & ~block.redo[lines]] = 0
-        self._is_clean = not self._counts.any()
+        self.is_clean = not self._counts.any()

@@ -2,7 +2,7 @@
 
 The lines of the block are cut into slices; each worker owns a few and steps one while another waits for its actions, so
 that neither the workers nor whoever serves them stands still. Observations, rewards and actions never pass through a
-pipe; a hand-over is a byte and a semaphore.
+pipe; a hand-over is a byte, and a bell if the other side sleeps.
 
 When a worker dies, at whatever point, or hangs and is killed, another takes its place. Nothing of it can be left half
 done that matters, because
@@ -13,7 +13,7 @@ done that matters, because
    written or not, are written anew. DONE or TOLD: the lines were whole before the flag was set, so the step counts, but
    its episodes cannot go on: they are cut off. IDLE: nothing was asked of it; its episodes are lost all the same, and
    `renewed` says so;
-3. a post of `ready` that it did not make any more is made up for by the flags, which are looked at at least every
+3. a ring of `ready` that it did not make any more is made up for by the flags, which are looked at at least every
    LOOK_AROUND_SECONDS; one too many only causes a look. A post is one atomic addition, so `ready`, which the others use
    too, is whole. Its own `go` is made anew: it may hold posts, or count a waiter who is gone;
 4. messages that it sent are read before its pipe is closed, and the next worker has a pipe of its own: an answer is
@@ -81,8 +81,7 @@ class ProcessPool:
         self.contract, self.n_envs = contract, n_envs
         self.workers = min(workers, n_envs)
         per_worker = min(slices, n_envs // self.workers)
-        cuts = [int(part[0]) for part in np.array_split(np.arange(n_envs), self.workers * per_worker)]
-        self.bounds = list(zip(cuts, [*cuts[1:], n_envs]))
+        self.bounds = share_out(n_envs, self.workers, per_worker)
         self.faults: list[Fault] = []
         self.renewed: list[int] = []
         self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
@@ -137,23 +136,26 @@ class ProcessPool:
 
     def send(self, slices: Sequence[int]) -> None:
         """Set these slices going on the actions in the block."""
-        flags, go, per_worker = self._board.flags, self._board.go, self._per_worker
+        go, per_worker = self._board.go, self._per_worker
+        self._board.flags[list(slices)] = STEP
         for number in slices:
-            flags[number] = STEP
-            go[number // per_worker].post()
+            go[number // per_worker].ring()
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """The slices that have been stepped, in order; waits until there are `at_least` of them, or so many seconds."""
         ready, flags = self._board.ready, self._board.flags
+
+        def has_changed() -> bool:
+            seen = flags.tobytes()
+            return seen.count(DONE) >= at_least or max(seen) > DONE
+
         until = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            # First the posts, then the flags: whatever is posted from here on makes the wait below return at once.
-            while ready.take():
-                pass
-            if time.monotonic() >= self._next_look:
-                self._look_around()
-                self._next_look = time.monotonic() + process.LOOK_AROUND_SECONDS
             now = time.monotonic()
+            if now >= self._next_look:
+                self._look_around()
+                now = time.monotonic()  # it may have started a worker
+                self._next_look = now + process.LOOK_AROUND_SECONDS
             if now >= self._next_deal:
                 self._deal_cores()
                 self._next_deal = now + _DEAL_SECONDS
@@ -164,12 +166,13 @@ class ProcessPool:
                 break
             else:
                 left = max(0.0, min(until, self._next_look) - now)
-                ready.wait(left, SPIN_SECONDS, gives_way=self.gives_way)
+                ready.wait(has_changed, left, SPIN_SECONDS, gives_way=self.gives_way)
         done = np.flatnonzero(flags == DONE)
         flags[done] = IDLE
-        slices = done.tolist()
-        for number in slices:
-            self._tally.forgive(self.block, slice(*self.bounds[number]))
+        slices: list[int] = done.tolist()
+        if not self._tally.is_clean:
+            for number in slices:
+                self._tally.forgive(self.block, slice(*self.bounds[number]))
         return slices
 
     def _deal_cores(self) -> None:
@@ -334,7 +337,7 @@ class ProcessPool:
         # Announced first: a long message needs the worker to read along, and it would take an unannounced one for the
         # end of the trainer.
         self._board.commands[number] = 1
-        self._board.go[number].post()
+        self._board.go[number].ring()
         self._processes[number].send((name, arguments))
 
     def _answers(self, patience: float) -> list[Any]:
@@ -356,8 +359,9 @@ class ProcessPool:
         """Hang up on the workers and wait for them to end."""
         for worker in self._processes:
             worker.hang_up()
+        self._board.commands[:] = 1  # of which there is none: they find that nobody is there
         for go in self._board.go:
-            go.post()
+            go.ring()
         until = time.monotonic() + (_WAITING_CLOSING_SECONDS if self._waits_for_others else _CLOSING_SECONDS)
         for worker in self._processes:
             worker.end(max(0.0, until - time.monotonic()))
@@ -365,6 +369,13 @@ class ProcessPool:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def share_out(n_envs: int, workers: int, per_worker: int) -> list[tuple[int, int]]:
+    """The lines of each slice, worker by worker; the fullest worker sets the pace, so they are shared out evenly."""
+    shares = np.array_split(np.arange(n_envs), workers)
+    slices = [part for share in shares for part in np.array_split(share, per_worker)]
+    return [(int(part[0]), int(part[-1]) + 1) for part in slices]
 
 
 def _cores_for(workers: int) -> list[int]:

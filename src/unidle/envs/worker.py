@@ -20,7 +20,7 @@ import numpy as np
 
 from unidle.envs.block import Block, map_memory
 from unidle.envs.contract import Contract
-from unidle.envs.signals import SEMAPHORE_BYTES, Semaphore
+from unidle.envs.signals import SEMAPHORE_BYTES, Bell
 from unidle.envs.slots import Slots
 from unidle.errors import UsageError
 from unidle.lifeline import end_with_trainer
@@ -29,6 +29,7 @@ from unidle.lifeline import end_with_trainer
 # TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
 IDLE, STEP, DONE, TOLD, FAILED = range(5)
 SPIN_SECONDS = 2e-4  # before sleeping: being woken takes about as long as a step
+_LINE = 64  # bytes that cores hand to each other at a time
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
 
@@ -37,38 +38,37 @@ class Switchboard:
     """The signals between trainer and workers, in the same shared memory as the block.
 
     Invariants: a slice belongs to its worker (STEP) or to the trainer (all other flags), and only its owner touches its
-    lines of the block. Each STEP or command is one post of the worker's `go`. Each hand-over back is one post of
-    `ready`, made after the flag is set, so that whoever takes the post sees the flag; a post alone says nothing, the
-    flags do. A flag TOLD or FAILED stands for exactly one message, sent after it: a pipe holds only so much, and the
-    trainer comes to read when it sees the flag. Whoever sees a flag also sees what was written before it: so x86-64
-    orders memory.
+    lines of the block. Who sets a flag STEP, or a command, rings the worker's `go` after it; who hands a slice back
+    rings `ready` after it. A ring says nothing, the flags do. A flag TOLD or FAILED stands for exactly one message,
+    sent after it: a pipe holds only so much, and the trainer comes to read when it sees the flag. Whoever sees a flag
+    also sees what was written before it: so x86-64 orders memory.
     """
 
-    flags: np.ndarray  # [slices] uint8
+    flags: np.ndarray  # [slices] uint8, far enough apart that nobody who waits for one hears of others
     commands: np.ndarray  # [workers] uint8: 1 if a message waits, or is about to, in the worker's pipe
-    ready: Semaphore
-    go: list[Semaphore]  # one per worker
+    ready: Bell
+    go: list[Bell]  # one per worker
     memory: Any  # what it lies over, from `begin` on
     begin: int
 
     @staticmethod
     def nbytes(slices: int, workers: int) -> int:
         """Bytes it takes behind the block."""
-        return SEMAPHORE_BYTES * (1 + workers) + slices + workers
+        return SEMAPHORE_BYTES * (1 + workers) + _LINE * slices + workers
 
     @staticmethod
     def over(memory: Any, start: int, slices: int, workers: int, *, initialise: bool) -> Switchboard:
         """Lay it over `memory` from `start` (a multiple of 64) on."""
-        semaphores = [Semaphore(memory, start + SEMAPHORE_BYTES * i, initialise=initialise) for i in range(1 + workers)]
+        bells = [Bell(memory, start + SEMAPHORE_BYTES * i, initialise=initialise) for i in range(1 + workers)]
         behind = start + SEMAPHORE_BYTES * (1 + workers)
-        flags = np.ndarray((slices,), np.uint8, memory, behind)
-        commands = np.ndarray((workers,), np.uint8, memory, behind + slices)
-        return Switchboard(flags, commands, semaphores[0], semaphores[1:], memory, start)
+        flags = np.ndarray((slices,), np.uint8, memory, behind, strides=(_LINE,))
+        commands = np.ndarray((workers,), np.uint8, memory, behind + _LINE * slices)
+        return Switchboard(flags, commands, bells[0], bells[1:], memory, start)
 
     def forget(self, worker: int) -> None:
-        """Take back what a worker, now dead, was told: posts it did not take, and that it may have waited for one."""
+        """Take back what a worker, now dead, was told, and that it may have waited for a ring."""
         self.commands[worker] = 0
-        self.go[worker] = Semaphore(self.memory, self.begin + SEMAPHORE_BYTES * (1 + worker), initialise=True)
+        self.go[worker] = Bell(self.memory, self.begin + SEMAPHORE_BYTES * (1 + worker), initialise=True)
 
 
 @dataclass
@@ -135,22 +135,28 @@ class Worker:
         self._envs = self._make_slots(maker, contract, job)
         # Slice → its environments, counted from this worker's first.
         self._own = {s: (job.bounds[s][0] - self._first, job.bounds[s][1] - self._first) for s in job.slices}
+        self._own_flags = board.flags[job.slices[0] : job.slices[-1] + 1]
 
     def _make_slots(self, maker: Any, contract: Contract, job: Job) -> Any:
         return Slots(maker, contract, self._block, job.lines, job.seed, job.first_index)
 
     def serve(self) -> None:
-        """Do what is handed over, one thing per post of `go`."""
+        """Do what is handed over, and wait where there is nothing."""
         board, number = self._board, self._number
         go, commands = board.go[number], board.commands
         while True:
-            go.wait(_LOOK_AROUND_SECONDS, self.spin_seconds, gives_way=self._gives_way)
             if commands[number]:
                 commands[number] = 0
                 self._obey()
-            elif not self._step_one() and self._pipe.poll() and not commands[number]:
-                # A command is announced before it is sent, so looked for in this order there is none to miss.
-                self._pipe.recv_bytes()  # the end of the file: EOFError
+            elif not self._step_one():
+                go.wait(self._is_wanted, _LOOK_AROUND_SECONDS, self.spin_seconds, gives_way=self._gives_way)
+                if not self._is_wanted() and self._pipe.poll() and not commands[number]:
+                    # A command is announced before it is sent, so looked for in this order there is none to miss.
+                    self._pipe.recv_bytes()  # the end of the file: EOFError
+
+    def _is_wanted(self) -> bool:
+        """Whether there is a command, or a slice to step."""
+        return bool(self._board.commands[self._number]) or STEP in self._own_flags.tobytes()
 
     def _step_one(self) -> bool:
         """Step a slice that was handed over; False if there is none."""
@@ -176,7 +182,7 @@ class Worker:
                 flag, message = TOLD, cloudpickle.dumps(("ok", None, faults))
         self._block.beats[self._first] += 1
         board.flags[number] = flag
-        board.ready.post()
+        board.ready.ring()
         if message:
             self._pipe.send_bytes(message)
 
