@@ -24,6 +24,11 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         (Engine(), 16, 1e-6, False, 0),  # a round trip would cost more than all steps together
         (Engine(), 16, 1e-3, False, 8),
         (Engine(), 16, 1e-3, True, 7),  # one core is the trainer's
+        (Engine(), 15, 1e-3, False, 8),
+        (Engine(), 12, 1e-3, False, 6),  # two each, rather than two for some and one for others
+        (Engine(), 9, 1e-3, False, 5),
+        (Engine(), 8, 1e-3, False, 8),
+        (Engine(workers=8), 12, 1e-3, False, 8),
         (Engine(), 3, 1e-3, False, 3),
         (Engine(), 1, 1e-3, False, 0),  # nothing to share out
         (Engine(), 1, 1e-3, True, 1),  # a step is taken while this process does something else

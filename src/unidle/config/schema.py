@@ -144,7 +144,7 @@ class Engine:
     subproc: OrAuto[bool] = None
     """Environments in worker processes; auto: decided by timing a few steps."""
     workers: OrAuto[int] = None
-    """Worker processes; auto: one per core (less one beside a GPU or with overlap), never more than environments."""
+    """Worker processes; auto: one per core (less one beside a GPU or with overlap), or fewer that take no longer."""
     slices: OrAuto[int] = None
     """Slices of environments per worker, one stepped while another gets its actions; auto: 2, or 1 without a need."""
     pin_cores: OrAuto[bool] = None

@@ -61,9 +61,13 @@ def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy:
     if not those that there are here.
     """
     cores = cores or available_cores()
-    workers = min(n_envs, engine.workers or max(1, cores - is_busy))
     if engine.subproc is False:
         return 0
+    workers = min(n_envs, engine.workers or max(1, cores - is_busy))
+    if engine.workers is None and workers < n_envs < 2 * workers:
+        # Some would have two environments and others one. Two each take no longer, and a worker can then step one while
+        # the other is served.
+        workers = -(-n_envs // 2)
     saved = n_envs * step_seconds * (1 - 1 / min(cores, workers + is_busy))
     return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
 
