@@ -11,6 +11,7 @@ from torch import Tensor
 _TOLERANCE = 0.02  # of a result's length: products in TF32 differ by less, a wrong formula by more
 
 
+@torch.no_grad()
 def compare(what: str, ours: Tensor, theirs: Tensor, tolerance: float = _TOLERANCE) -> None:
     """A RuntimeError if they differ by more than a part of their length."""
     error = float(torch.linalg.vector_norm(ours - theirs))
