@@ -204,6 +204,15 @@ def test_a_callback_can_stop_the_run_which_is_then_saved_and_resumable() -> None
     assert len(iterations(unidle.resume(run.path, timesteps=96, quiet=True))) == 3
 
 
+def test_the_last_iteration_is_written_down_also_where_the_stop_came_too_late_for_it() -> None:
+    def stop_at_160(moment: unidle.Moment) -> None:
+        if moment.record["step"] == 160:
+            moment.stop()
+
+    run = train(after_iteration=[stop_at_160], timesteps=10**8, eval_every=0)  # of so many, one in 1,000 steps is
+    assert [record["step"] for record in iterations(run)] == [160]
+
+
 def test_an_error_in_a_callback_reaches_the_caller_and_leaves_no_process_behind() -> None:
     def fail(moment: unidle.Moment) -> None:
         assert children()

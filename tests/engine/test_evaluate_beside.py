@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from test_resume import StopAfter, assert_same, final_state
 import unidle
 from unidle.config import Config, Recipe
 from unidle.engine.beside import Beside
+from unidle.engine.build import make_envs
 from unidle.engine.checkpoint import load_checkpoint, save_checkpoint
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, n_evaluation_envs, play
 from unidle.engine.evaluations import Evaluated, Evaluations, choose_processes
@@ -34,6 +36,7 @@ from unidle.engine.judge import Judge
 from unidle.engine.saving import Progress
 from unidle.envs.block import shared_memory
 from unidle.envs.contract import probe
+from unidle.envs.host import HostEnvs
 from unidle.envs.make import env_maker
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.slot import episode_seed
@@ -254,20 +257,42 @@ def closing(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
     return policy, env_maker(Closing, kwargs), contract
 
 
-def evaluations_of(policy: SoftPolicy, maker: Any, contract: Any, processes: int, **run: Any) -> Evaluations:
+def evaluations_of(
+    policy: SoftPolicy, maker: Any, contract: Any, processes: int, in_workers: bool = False, **run: Any
+) -> Evaluations:
     return Evaluations(
         config_of(seed=0, **run),
         maker,
         contract,
         policy,
         None,
-        workers=0,
+        in_workers=in_workers,
         processes=processes,
         clock=lambda: {"wall": 1.0},
         say=lambda text: None,
         on_fault=lambda fault: None,
         stop=lambda: False,
     )
+
+
+@pytest.mark.parametrize(("in_workers", "workers"), [(True, 10), (False, 0)])
+def test_evaluation_here_has_as_many_workers_as_suit_its_own_environments(
+    in_workers: bool, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unidle.engine.build.available_cores", lambda: 16)  # which 16 of training share as eight
+    made: list[int] = []
+
+    def make(maker: Any, contract: Any, n_envs: int, seed: int, workers: int, *rest: Any) -> HostEnvs:
+        made.append(workers)
+        return make_envs(maker, contract, n_envs, seed, 0, *rest)
+
+    monkeypatch.setattr("unidle.engine.evaluations.make_envs", make)
+    policy, maker, contract = walker()
+    contract = replace(contract, step_seconds=1e-3)
+    with contextlib.closing(evaluations_of(policy, maker, contract, 0, in_workers, eval_episodes=10)) as them:
+        them.ask(10, {})
+        assert [each.step for each in them.done()] == [10]
+    assert made == [workers]
 
 
 def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_their_environments(

@@ -14,7 +14,7 @@ from unidle.algos.algorithm import AnyPolicy
 from unidle.config import Config
 from unidle.config.machine import available_cores
 from unidle.engine.beside import Beside
-from unidle.engine.build import make_envs
+from unidle.engine.build import choose_workers, make_envs
 from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, Stopped, n_evaluation_envs, play
 from unidle.envs.contract import Contract
 from unidle.envs.host import Fault, HostEnvs
@@ -48,16 +48,16 @@ class Evaluations:
         policy: AnyPolicy,
         network: NetworkFactory | None,
         *,
-        workers: int,
+        in_workers: bool,
         processes: int,
         clock: Callable[[], Record],
         say: Callable[[str], None],
         on_fault: Callable[[Fault], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Beside training, in so many `processes`; if none, here, with environments in so many `workers`."""
+        """Beside training, in so many `processes`; if none, here, with environments `in_workers` or not."""
         self._config, self._maker, self._contract = config, maker, contract
-        self._policy, self._workers, self.processes = policy, workers, processes
+        self._policy, self._in_workers, self.processes = policy, in_workers, processes
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
         self._envs: HostEnvs | None = None
         self._is_playing = False
@@ -115,8 +115,10 @@ class Evaluations:
         run = self._config.run
         if self._envs is None:
             n_envs = n_evaluation_envs(run.eval_episodes)
-            workers = min(self._workers, n_envs)
-            place = (self._contract, n_envs, run.seed, workers, self._config.engine, FIRST_EVALUATION_ENV)
+            engine, workers = self._config.engine, 0
+            if self._in_workers:
+                workers = choose_workers(engine, n_envs, self._contract.step_seconds, is_busy=True)
+            place = (self._contract, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
             self._envs = make_envs(self._maker, *place)
         self._is_playing = True
         try:

@@ -79,7 +79,7 @@ class Trainer:
                 self.contract,
                 self.algo.policy,
                 network,
-                workers=workers,
+                in_workers=workers > 0,
                 processes=choose_processes(config, maker, self.contract, workers, must_wait=must_wait),
                 clock=self._clock.record,
                 say=listener.on_message,
@@ -184,7 +184,9 @@ class Trainer:
         # Not every one of a million short iterations: to write it down would take longer than some of them do.
         is_over = self.progress.step >= run.timesteps or self._stopping
         if is_over or _due(before, self.progress.step, max(1, min(_STEPS_PER_RECORD, run.timesteps // _RECORDS))):
-            self._journal.write(record)
+            self._write_down(record)
+        else:
+            self._unwritten = record
         self._listener.on_iteration(record)
         for callback in self._after_iteration:
             callback(Moment(record, self.algo.policy, self._stop))
@@ -356,7 +358,13 @@ class Trainer:
         took = self._saving_took
         return took < _NOTICED_SECONDS or took < _SAVING_SHARE * (perf_counter() - self._saved)
 
+    def _write_down(self, record: dict[str, Any]) -> None:
+        self._journal.write(record)
+        self._unwritten = None
+
     def _save(self) -> None:
+        if self._unwritten is not None:  # a signal may have come too late for it: what is saved is also written down
+            self._write_down(self._unwritten)
         self._timeline.enter(CHECKPOINT)
         began = perf_counter()
         self._saver.save(self._folder, self._evaluations.state())
@@ -381,6 +389,7 @@ class Trainer:
     _folder: RunFolder
     _journal: Journal
     _judge: Judge
+    _unwritten: dict[str, Any] | None = None  # the record of the latest iteration
 
 
 def _due(before: int, after: int, every: int) -> bool:
