@@ -21,6 +21,27 @@ LONGEST = 5
 ACTIONS = 97
 
 
+class EchoReals(gymnasium.Env):
+    """Its observation is its episode, its step and the real that led there, which is also its reward.
+
+    Every third episode or so raises in its fourth step; the others are cut off after nine.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        self._episode, self._step = (seed or 1) % 1000, 0
+        return np.array([self._episode, 0, 0], np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        if self._step == 4 and self._episode % 3 == 0:
+            raise RuntimeError("as planned")
+        seen = np.array([self._episode, self._step, action[0]], np.float32)
+        return seen, float(action[0]), False, self._step == 9, {}
+
+
 class Echo(gymnasium.Env):
     """Its observation is its place, its reward (`echo_reward`) the step, the episode and the action it got; all exact.
 

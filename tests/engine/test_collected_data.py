@@ -15,20 +15,28 @@ from typing import Any
 
 import pytest
 import torch
-from fault_envs import IN_RESET, LONGEST, Break, Echo, Place, SavedEcho, echo_place, echo_reward
+from fault_envs import IN_RESET, LONGEST, Break, Echo, EchoReals, Place, SavedEcho, echo_place, echo_reward
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from small_envs import counting_length, counting_terminates
 from small_runs import SmallRun, floats, frozen, small_run
 from torch import Tensor
 
+from unidle.config import Recipe
+from unidle.engine.capture import Capture
+from unidle.engine.collector import Collector
 from unidle.engine.lane import Lane
 from unidle.envs import process
+from unidle.envs.contract import probe
 from unidle.envs.host import Fault
+from unidle.envs.make import env_maker
 from unidle.envs.pool import ProcessPool
 from unidle.envs.slot import episode_seed
 from unidle.envs.worker import DONE
 from unidle.memory.rollout import Rollout
+from unidle.nn.flat import FlatParameters
+from unidle.nn.policy import Policy
+from unidle.timeline import Timeline
 
 SEED = 3
 CHECKED = 8  # first steps in which what is not finite is still the user's mistake
@@ -286,6 +294,39 @@ def check_going_on(run: SmallRun, state: Any, rest: list[dict[str, Tensor]]) -> 
             assert torch.equal(rollout[name], expected[name]), name
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_each_environment_got_what_is_recorded_and_nothing_else_though_some_fail(device: str, overlap: str) -> None:
+    place, shape = torch.device(device), (8, 6)
+    maker = env_maker(EchoReals)
+    contract = probe(maker)
+    torch.manual_seed(SEED)
+    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(32, 32))).to(place)
+    FlatParameters(policy)
+    sizes = contract.rows.row_bytes, contract.actions.width, 0
+    rollouts = [Rollout(*shape, *sizes, place) for _ in range(2 if overlap == "strict" else 1)]
+    pool = ProcessPool(maker, contract, shape[1], SEED, workers=2, slices=2)
+    collector = Collector(pool, policy, rollouts, SEED, Timeline(), Capture(place, print))
+    with closing(collector):
+        collector.start()
+        for _ in range(12):
+            lane = collector.finish()
+            rollout = lane.rollout
+            seen = floats(rollout.rows.cpu(), 3)
+            got = rollout.actions[..., 0].cpu().clamp(-1, 1)
+            ended = (rollout.terminated | rollout.truncated).cpu()
+            assert torch.equal(rollout.rewards.cpu(), got)
+            after = torch.stack([seen[:-1, :, 0], seen[:-1, :, 1] + 1, got], -1)  # [T, N] what each step led to
+            assert torch.equal(seen[1:][~ended], after[~ended])
+            assert torch.equal(floats(rollout.final_rows.cpu(), 3), after.flatten(0, 1)[rollout.final_at.cpu()])
+            assert torch.equal(rollout.starts[1:].cpu(), ended)
+            assert torch.equal(rollout.starts.cpu(), seen[..., 1] == 0)
+            assert lane.service._is_staged == (device == "cpu")  # on a GPU the kernel puts them where they are read
+            collector.open()
+        assert collector.faults["exception"] > 10
+        assert collector.episodes > 30
+
+
 # (steps, plan) of two environments. The first steps of all; the first of a rollout, when the last one ended with a
 # whole episode and when it did not; resets that fail, also the first and several in a row; a fault in most episodes.
 BY_HAND: dict[str, tuple[int, Plan]] = {
@@ -439,11 +480,10 @@ def check_with_deaths(
     assert list(collector.recent_returns) == [total for *_, total, _ in results][-100:]
     assert list(collector.recent_lengths) == [length for *_, length in results][-100:]
     assert collector.episodes == len(results)
-    per_worker = len(envs.bounds) // envs.workers
-    for worker in range(envs.workers):
-        first, end = envs.bounds[worker * per_worker][0], envs.bounds[(worker + 1) * per_worker - 1][1]
-        deaths = sum(fault.kind == "killed" and fault.env == first for fault in told)
-        for env in range(first, end):
+    assert isinstance(envs, ProcessPool)
+    for lines in (job.lines for job in envs._jobs()):
+        deaths = sum(fault.kind == "killed" and fault.env == lines[0] for fault in told)
+        for env in lines:
             # Nothing is missing but for a reason: each fault is worth one episode that broke, or two where the one that
             # broke had begun within the very step that did not happen.
             own = deaths + sum(fault.kind == "exception" and fault.env == env for fault in told)

@@ -136,3 +136,22 @@ def test_a_layer_with_its_activation_has_torchs_values_and_gradients(
     expected = torch.autograd.grad((theirs * weights).sum(), inputs)
     for gradient, other in zip(ours, expected):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+
+
+def test_should_it_not_run_the_plain_kernels_put_the_same_actions_into_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from unidle.engine.fused_actor import FusedActor
+
+    def broken(self: FusedActor) -> None:
+        raise RuntimeError("no such GPU")
+
+    recipe = Recipe(n_envs=10)
+    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
+    monkeypatch.setattr(FusedActor, "__call__", broken)
+    instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
+    assert is_fused
+    for name, seen in plain.items():
+        assert torch.equal(instead[name], seen), name
+    assert plain["env actions"].any()
+    assert not plain["env actions of others"].any()

@@ -37,7 +37,7 @@ def test_iterations_wait_for_nothing_but_the_actions(
     counted(torch.cuda.Event, "synchronize", "event")
     counted(torch.cuda.Stream, "synchronize", "stream")
     counted(torch.cuda, "synchronize", "device")
-    counted(Service, "serve", "services")
+    counted(Service, "launch", "services")
     lanes: list[Lane] = []
     original_init = Lane.__init__
 

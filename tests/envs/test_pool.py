@@ -132,14 +132,14 @@ def test_environments_are_shared_out_evenly_among_workers_and_then_among_their_s
     n_envs: int, workers: int, slices: int
 ) -> None:
     workers = min(workers, n_envs)
-    per_worker = min(slices, n_envs // workers)
-    bounds = share_out(n_envs, workers, per_worker)
+    shares = share_out(n_envs, workers, slices)
+    bounds = [bounds for share in shares for bounds in share]
     assert [first for first, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
     assert bounds[-1][1] == n_envs
-    sizes = np.diff(bounds).reshape(workers, per_worker)
-    for shares in (sizes.sum(1), *sizes):
-        assert shares.min() > 0
-        assert shares.max() - shares.min() <= 1
+    sizes = [[end - first for first, end in share] for share in shares]
+    assert [len(share) for share in sizes] == [min(slices, sum(share)) for share in sizes]
+    for parts in ([sum(share) for share in sizes], *sizes):
+        assert 0 < min(parts) <= max(parts) <= min(parts) + 1
 
 
 def test_masks_come_through_the_block() -> None:
@@ -300,7 +300,7 @@ def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
         from toy_envs import WhereAmI
         from unidle.envs.contract import probe
         from unidle.envs.make import env_maker
-        from unidle.envs.pool import ProcessPool, share_out
+        from unidle.envs.pool import ProcessPool
 
         maker = env_maker(WhereAmI)
         pool = ProcessPool(maker, probe(maker), 3, 0, 2)
@@ -323,7 +323,7 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_ow
         import gymnasium, numpy as np
         from unidle.envs.contract import probe
         from unidle.envs.make import env_maker
-        from unidle.envs.pool import ProcessPool, share_out
+        from unidle.envs.pool import ProcessPool
 
         open("times_run", "a").write("once ")
         OFFSET = 30

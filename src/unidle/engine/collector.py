@@ -107,7 +107,7 @@ class Collector:
         self.until: float = float("inf")  # no environment acts in this rollout or a later one
         self.is_broken_off = False  # what is being collected is not wanted any more
         self.number = 0  # of the rollout to be finished next
-        # The observation in the block is the first of its episode; kept for recurrent policies alone.
+        # The observation in the block is the first of its episode; after a start kept up for recurrent policies alone.
         self._begins = np.ones(n_envs, np.bool_)
         self._anew: defaultdict[int, list[int]] = defaultdict(list)  # rollout → lines that a fault made begin it anew
         self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
@@ -163,6 +163,7 @@ class Collector:
             if self._waiting:
                 seconds = 0.0
         else:
+            timeline.enter(STORAGE)
             self._note_all()
         if not self._in_flight:
             return False
@@ -225,7 +226,7 @@ class Collector:
         return self._done[self._slice_of[lines]], lines
 
     def _serve(self, lane: Lane, slices: list[int]) -> None:
-        """Give these slices their actions; what they brought is noted while the GPU infers."""
+        """Give these slices their actions; what they brought is noted while the GPU infers, if it can do without."""
         where, timeline = self._where(slices), self._timeline
         if self.policy.state_size:
             self._note_all()  # it says whose episode begins
@@ -239,7 +240,7 @@ class Collector:
             timeline.worked(INFERENCE, lane.service.device_ns)
         self.envs.send(slices)
         self._in_flight += len(slices)
-        lane.notes.actions[where] = self.envs.block.actions[where[1]]
+        lane.notes.actions[where] = self.envs.block.actions[where[1]]  # they are read there now, and not written
 
     def _take_in(self, slices: list[int]) -> None:
         """One more step is behind these slices; what it brought is yet to be noted."""
@@ -250,7 +251,7 @@ class Collector:
         self._go_on(slices)
 
     def _note_all(self) -> None:
-        """Note what steps have brought, before their slices are sent on and others follow."""
+        """Note what steps have brought: always before slices are sent on, or the environments are asked anything."""
         for lane, where in self._unnoted:
             self._note(lane, where)
         self._unnoted.clear()
@@ -407,7 +408,7 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the latest finished rollout, and what it acts with from there."""
-        self._note_all()
+        self._note_all()  # before a worker may be found dead, and others' last observations are written in its lines
         boundary, n_envs = self._boundary, self.envs.n_envs
         still = len(self._parked) + len(self._waiting) == len(self._lines) and not self._done.any() and not self._again
         at_boundary = still and all(number == self.number for number in self._number)

@@ -15,8 +15,8 @@ from unidle.envs.manners import OUTCOMES
 FAILED, SUCCEEDED = 1, 2  # in `episode_success`; 0 where the environment does not tell
 
 # What every step is noted for, as one word: a collector copies a word several times as quickly as three fields.
-OUTCOME = np.dtype([("reward", "<f4"), ("terminated", "?"), ("truncated", "?"), ("nothing", "<u2")])
-ENDED = np.int64(1 << 32)  # a word is at least this, seen as an int64, where an episode ended
+_STEP_WORD = np.dtype([("reward", "<f4"), ("terminated", "?"), ("truncated", "?"), ("nothing", "<u2")])
+ENDED = np.int64(1 << 32)  # as an int64 a word is at least this where an episode ended: `nothing` is always 0
 
 # What a step leaves behind, beside the observation rows: plain numbers in shared memory, nothing is pickled.
 _FIELDS: tuple[tuple[str, Any], ...] = (
@@ -84,7 +84,7 @@ class Block:
 
 def parts_of(outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Views of rewards, terminated and truncated in these words."""
-    parts = outcomes.view(OUTCOME)
+    parts = outcomes.view(_STEP_WORD)
     return parts["reward"], parts["terminated"], parts["truncated"]
 
 

@@ -15,8 +15,8 @@ from unidle.envs.faults import Fault as Fault
 class HostEnvs(Protocol):
     """Environments on the host, in slices: put actions in the block, `send` slices, `recv` those that were stepped.
 
-    Between `send` and `recv` the lines of a slice, `block.skip` included, are not to be touched. `start`, `states` and
-    `resume` are for when no slice is under way.
+    Between `send` and `recv` the lines of a slice, `block.skip` included, are not to be touched; but for its actions,
+    which may be read. `start`, `states` and `resume` are for when no slice is under way.
 
     Environments that fail are made again and begin their next episode. A line of a returned slice whose step did not
     happen says so in `block.redo`, and `faults` then tells why. `recv` raises TrainingError when an environment fails

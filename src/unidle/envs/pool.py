@@ -80,11 +80,12 @@ class ProcessPool:
         """
         self.contract, self.n_envs = contract, n_envs
         self.workers = min(workers, n_envs)
-        per_worker = min(slices, n_envs // self.workers)
-        self.bounds = share_out(n_envs, self.workers, per_worker)
+        shares = share_out(n_envs, self.workers, slices)
+        self.bounds = [bounds for share in shares for bounds in share]
+        self._owner = [worker for worker, share in enumerate(shares) for _ in share]  # of each slice
         self.faults: list[Fault] = []
         self.renewed: list[int] = []
-        self._per_worker, self._seed, self._first_index = per_worker, seed, first_index
+        self._seed, self._first_index = seed, first_index
         self._patience = math.inf if env_timeout is None else env_timeout
         self._waits_for_others = maker.makes == "async"
         # Trainer and workers do not have a core each; programs of others on these cores are not counted.
@@ -118,7 +119,7 @@ class ProcessPool:
                     bounds=self.bounds,
                     worker=number,
                     workers=self.workers,
-                    slices=list(range(number * per_worker, (number + 1) * per_worker)),
+                    slices=[one for one, owner in enumerate(self._owner) if owner == number],
                     seed=seed,
                     first_index=first_index,
                     gives_way=self.gives_way,
@@ -136,10 +137,10 @@ class ProcessPool:
 
     def send(self, slices: Sequence[int]) -> None:
         """Set these slices going on the actions in the block."""
-        go, per_worker = self._board.go, self._per_worker
+        go, owner = self._board.go, self._owner
         self._board.flags[list(slices)] = STEP
         for number in slices:
-            go[number // per_worker].ring()
+            go[owner[number]].ring()
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
         """The slices that have been stepped, in order; waits until there are `at_least` of them, or so many seconds."""
@@ -189,7 +190,7 @@ class ProcessPool:
         """Read what is told of slices that were stepped; messages come in order, so it may be told of another first."""
         flags = self._board.flags
         for number in np.flatnonzero(flags > DONE):
-            worker = int(number) // self._per_worker
+            worker = self._owner[number]
             try:
                 _, faults = self._processes[worker].answer(self._patience)
             except WorkerError as gone:
@@ -371,11 +372,11 @@ class ProcessPool:
             self._descriptor = -1
 
 
-def share_out(n_envs: int, workers: int, per_worker: int) -> list[tuple[int, int]]:
-    """The lines of each slice, worker by worker; the fullest worker sets the pace, so they are shared out evenly."""
+def share_out(n_envs: int, workers: int, slices: int) -> list[list[tuple[int, int]]]:
+    """The lines (first, end) of each worker's slices; evenly, for the fullest worker sets the pace."""
     shares = np.array_split(np.arange(n_envs), workers)
-    slices = [part for share in shares for part in np.array_split(share, per_worker)]
-    return [(int(part[0]), int(part[-1]) + 1) for part in slices]
+    cut = [np.array_split(share, min(slices, len(share))) for share in shares]
+    return [[(int(part[0]), int(part[-1]) + 1) for part in share] for share in cut]
 
 
 def _cores_for(workers: int) -> list[int]:

@@ -85,9 +85,9 @@ class Bell:
     def wait(
         self, has_changed: Callable[[], bool], seconds: float, spin: float = 0.0, *, gives_way: bool = True
     ) -> None:
-        """Wait until something has changed, or may have, but no longer than so many seconds.
+        """Wait until something has changed, or may have, but no longer than `spin` and so many seconds.
 
-        For the first `spin` seconds of it the core is kept, which spares the time to be woken. With `gives_way` anybody
+        For the first `spin` of them the core is kept, which spares the time to be woken. With `gives_way` anybody
         else who wants it has it first: right where processes share cores. On a core of one's own it is wrong: whoever
         gets it, however unimportant, keeps it until the scheduler's next tick, some milliseconds. Without it, other
         threads of this process wait too, for as long as it spins.
