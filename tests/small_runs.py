@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
 from unidle.memory.rollout import Rollout
 from unidle.nn.policy import Policy
+from unidle.spaces.distribution import Params
 from unidle.streams import keyed_generator
 from unidle.timeline import Timeline
 
@@ -146,4 +148,16 @@ def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
 
     policy.act = noting_act
     policy.distribution.sample = noting_sample
+    small = run.collector._lanes[0].service._small
+    if small is not None:  # it acts in NumPy, by what the same weights give there
+        choose = small._sample
+
+        def noting_choose(given: np.ndarray, noise: np.ndarray) -> np.ndarray:
+            action = choose(given, noise)
+            logits, mean = torch.from_numpy(given).split((policy.distribution.n_logits, policy.distribution.reals), -1)
+            params = Params(logits, mean, policy.log_std)
+            notes.append((policy.distribution.score(params, torch.from_numpy(action))[0], None))
+            return action
+
+        small._sample = noting_choose  # type: ignore[method-assign]
     return notes

@@ -5,81 +5,37 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from ppo_minibatches import (
+    ACTIONS,
+    BATCH,
+    LEARNING,
+    RECIPES,
+    SAMPLES,
+    a_batch,
+    after_six_steps,
+    assert_close,
+    gradient_by,
+)
+from ppo_minibatches import an_algo as an_algo_on
 
 from unidle.algos.ppo import PPO, Batch
-from unidle.config import Recipe
 from unidle.memory.rollout import Rollout, gae
 from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import NetworkFactory, Policy
+from unidle.nn.policy import NetworkFactory
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
-SAMPLES, BATCH = 320, 208  # a minibatch that is no multiple of what a block takes at a time
-ACTIONS: dict[str, spaces.Space] = {
-    "one choice": spaces.Discrete(2),
-    "many choices": spaces.Discrete(13),
-    "heads": spaces.MultiDiscrete([3, 2, 5]),
-    "reals": spaces.Box(-1, 1, (6,)),
-    "both": spaces.Dict(turn=spaces.MultiDiscrete([2, 4]), push=spaces.Box(-1, 1, (3,))),
-}
-RECIPES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "relu, 16 units": {"activation": "relu", "network_arch": (16, 16)},
-    "64 units, entropy": {"network_arch": (64, 64), "ent_coef": 0.1},
-    "values clipped": {"clip_range_vf": 0.2, "vf_coef": 0.7},
-    "advantages as they are": {"normalize_advantage": False},
-    "observations normalised": {"normalize_obs": True},
-}
-
-
-def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
-    """Experience that a slightly different policy might have had: some ratios are clipped, some are not."""
-    generator = torch.Generator().manual_seed(7)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    rows = torch.zeros(SAMPLES, 1, policy.rows.row_bytes, dtype=torch.uint8)
-    numbers = policy.encoder.n_numbers
-    rows[:, 0, : 4 * numbers] = (1.5 * normal(SAMPLES, numbers)).view(torch.uint8)
-    allowed = torch.ones(SAMPLES, policy.distribution.n_logits, dtype=torch.uint8)
-    heads = []
-    for start, n in zip(np.cumsum([0, *actions.nvec]), actions.nvec):
-        if masked:
-            allowed[:, start : start + n] = (torch.rand(SAMPLES, n, generator=generator) < 0.6).to(torch.uint8)
-            allowed[:, start + torch.randint(n, (), generator=generator)] = 1
-        heads.append(torch.multinomial(allowed[:, start : start + n].float(), 1, generator=generator).float())
-    if masked:
-        at = policy.rows.mask_offset
-        rows[:, 0, at : at + policy.rows.mask_width] = allowed
-    flat = torch.cat([*heads, normal(SAMPLES, actions.reals)], 1).unsqueeze(1).to(DEVICE)
-    rows = rows.to(DEVICE)
-    with torch.no_grad():
-        params, values = policy(rows)
-        log_probs, _ = policy.distribution.score(params, flat)
-    weights = torch.rand(SAMPLES, 1, generator=generator).to(DEVICE) if weighted else None
-    return Batch(
-        rows,
-        flat,
-        log_probs + 0.3 * normal(SAMPLES, 1).to(DEVICE),
-        values + 0.3 * normal(SAMPLES, 1).to(DEVICE),
-        (3 + 2 * normal(SAMPLES, 1)).to(DEVICE),
-        normal(SAMPLES, 1).to(DEVICE),
-        None,
-        None,
-        weights,
-    )
+an_algo = partial(an_algo_on, device=DEVICE)
 
 
 def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
@@ -91,24 +47,6 @@ def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
     rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
     rollout.rewards.copy_(batch.returns[:300].view_as(rollout.rewards))
     return rollout
-
-
-def an_algo(
-    action_space: spaces.Space, changes: dict[str, Any], *, masked: bool = False, network: NetworkFactory | None = None
-) -> PPO:
-    """With weights that are not the first ones."""
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(1)
-    actions = ActionLayout.of(action_space)
-    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
-    recipe = Recipe(**{"network_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
-    policy = Policy(rows, actions, recipe, network)
-    for parameter in policy.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    algo = PPO(policy.to(DEVICE), recipe)
-    if policy.encoder.norm is not None:
-        policy.encoder.norm.update(1 + 3 * torch.randn(100, 5, device=DEVICE))
-    return algo
 
 
 def kernels_of(algo: PPO) -> tuple[Any, Any]:
@@ -157,25 +95,6 @@ def by_fused_loss(algo: PPO) -> Callable[[Batch, torch.Tensor], torch.Tensor]:
         return logged
 
     return gradient
-
-
-def gradient_by(
-    algo: PPO, compute: Callable[[Batch, torch.Tensor], torch.Tensor], batch: Batch, order: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient, and what is logged."""
-    algo.parameters.grad.fill_(7.0)
-    logged = compute(batch, order)
-    return algo.parameters.grad.clone(), logged
-
-
-def assert_close(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    (expected, logged), *others = found
-    assert expected.norm() > 0
-    used = expected != 7.0  # autograd leaves the padding between parameters alone
-    for gradient, also_logged in others:
-        error = (gradient - expected)[used].norm() / expected[used].norm()
-        assert error < 2e-5
-        torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -253,34 +172,18 @@ def test_more_actions_than_a_kernel_takes_are_left_to_autograd() -> None:
     assert not has_fused_loss(an_algo(spaces.MultiDiscrete([2] * 9), {}).policy)
 
 
-LEARNING: dict[str, dict[str, Any]] = {
-    "short steps": {"max_grad_norm": 0.01},
-    "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
-    "stopped by the KL divergence": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
-}
-
-
 @pytest.mark.parametrize("name", LEARNING)
 def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
-    states = []
-    for way in ("plain", "around the network", "all"):
-        algo = an_algo(ACTIONS["both"], LEARNING[name])
-        batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False)
-        with torch.no_grad():
-            params, _ = algo.policy(batch.rows)
-            batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
-        generator = torch.Generator().manual_seed(5)
-        orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)]).to(DEVICE)
-        if way == "around the network":
-            algo.ways = algo.ways._replace(**around_network(algo))
-        learn = kernels_of(algo)[1].learn if way == "all" else algo.ways.learn
-        learn(batch, orders)
-        state = algo.adam.state_dict()
-        states.append([algo.parameters.flat.detach(), *state.values(), algo.sums, algo.minibatches, algo.stopped])
-    assert bool(states[0][-1]) == ("target_kl" in LEARNING[name])
-    assert 0 < float(states[0][-2]) <= 6
-    for fused in states[1:]:
-        for ours, theirs in zip(fused, states[0]):
+    ways: list[Callable[[PPO], Callable[..., None]]] = [
+        lambda algo: algo.steps,
+        lambda algo: setattr(algo, "ways", algo.ways._replace(**around_network(algo))) or algo.steps,  # type: ignore[func-returns-value]
+        lambda algo: kernels_of(algo)[1].learn,
+    ]
+    plain, *fused = (after_six_steps(an_algo(ACTIONS["both"], LEARNING[name]), way) for way in ways)
+    assert bool(plain[-1]) == ("target_kl" in LEARNING[name])
+    assert 0 < float(plain[-2]) <= 6
+    for states in fused:
+        for ours, theirs in zip(states, plain):
             torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-5)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation, sequences
+from unidle.algos.numpy_minibatch import NumpyMinibatch, has_numpy_minibatch
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
@@ -65,7 +66,10 @@ class Batch:
 
 
 class Ways(NamedTuple):
-    """How the parts of an iteration are computed: plainly, as below, or by kernels made for a GPU (ppo_kernels.py)."""
+    """How the parts of an iteration are computed: plainly, as below, or in a way made for the device.
+
+    Those are ppo_kernels.py for a GPU, and numpy_minibatch.py for a CPU.
+    """
 
     shuffle: Callable[[int, torch.Generator], Tensor]  # the numbers below n, in a random order
     evaluate: Callable[[Rollout], tuple[Tensor, Tensor]]  # log-probabilities [T, N] and values [T + 1, N]
@@ -141,7 +145,7 @@ class PPO:
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
         self.sequence_length = sequence_length(recipe)
-        self._per_minibatch = recipe.batch_size // self.sequence_length  # sequences
+        self.per_minibatch = recipe.batch_size // self.sequence_length  # sequences
         self.sums = torch.zeros(len(_METRICS), device=device)
         self.minibatches = torch.zeros((), device=device)
         self.stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
@@ -149,9 +153,11 @@ class PPO:
         self.pieces = Pieces("A minibatch", fall_back)  # one, unless memory runs out
         whole = Evaluation(policy, recipe, self.sequence_length, fall_back)
         self.ways = Ways(
-            shuffled, whole.rollout, whole.score, whole.values, gae, self.loss_of, self.step_along, self._steps
+            shuffled, whole.rollout, whole.score, whole.values, gae, self.loss_of, self.step_along, self.steps
         )
         self._kernels_untried = device.type == "cuda"
+        if device.type == "cpu" and has_numpy_minibatch(self):
+            self.ways = self.ways._replace(learn=NumpyMinibatch(self).learn)
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.
         self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
@@ -159,7 +165,7 @@ class PPO:
         n_minibatches = recipe.total_batch // recipe.batch_size
         most = NODES_PER_GRAPH // (NODES_PER_MINIBATCH + 60 * self.sequence_length) if device.type == "cuda" else 1
         per_call = largest_divisor(n_minibatches, most)
-        self.orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
+        self.orders = torch.zeros(per_call, self.per_minibatch, dtype=torch.long, device=device)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
@@ -315,7 +321,8 @@ class PPO:
 
     # -- one minibatch -------------------------------------------------------------------------------------------------
 
-    def _steps(self, batch: Batch, orders: Tensor) -> None:
+    def steps(self, batch: Batch, orders: Tensor) -> None:
+        """A step for each of these minibatches."""
         for order in orders.unbind():
             self.ways.step(self.gradient(batch, order))
 

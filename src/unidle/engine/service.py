@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
+from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.block import Block
 from unidle.memory.rollout import Rollout
 
@@ -71,7 +72,8 @@ class Service:
         self._is_staged = False
         if not self._on_gpu:
             self._rows_in, self._starts_in = self._block_rows, self._starts
-            self._out = self._staged
+            self._out, self._is_staged = self._staged, True
+            self._small = NumpyActor.of(policy, rollout, block, self.noise, self._staged)
             return
         self._positions = torch.full((n_envs,), steps).pin_memory()
         self._starts = self._starts.pin_memory()
@@ -115,12 +117,8 @@ class Service:
             self._starts.numpy()[:] = starts
         if self._on_gpu:
             self._launch_on_gpu(where)
-        elif isinstance(where[0], int) and where[1] == slice(0, len(self._block.rows)):
-            self._infer((where[0],), None)  # all of them, in step: plain views, no indexing
         else:
-            positions = np.full(len(self._block.rows), self._steps)
-            positions[where[1]] = where[0]
-            self._infer((torch.from_numpy(positions), torch.arange(len(positions))), torch.from_numpy(positions))
+            self._infer_here(where)
 
     def wait(self, where: Where) -> None:
         """Until what was launched is in the block."""
@@ -130,6 +128,21 @@ class Service:
                 self.device_ns = round(1e6 * self._departed.elapsed_time(self._arrived_at))
         if self._is_staged:
             self._block.actions[where[1]] = self._staged.numpy()[where[1]]
+
+    def _infer_here(self, where: Where) -> None:
+        n_envs = len(self._block.rows)
+        if isinstance(where[0], int) and where[1] == slice(0, n_envs):  # all, in step: plain views, no indexing
+            if self._small is None:
+                self._infer((where[0],), None)
+            else:
+                self._small((where[0],))
+            return
+        positions, lines = np.full(n_envs, self._steps), np.arange(n_envs)
+        positions[where[1]] = where[0]
+        if self._small is None:
+            self._infer((torch.from_numpy(positions), torch.from_numpy(lines)), torch.from_numpy(positions))
+        else:
+            self._small((positions, lines))
 
     def _launch_on_gpu(self, where: Where) -> None:
         positions = self._positions.numpy()

@@ -18,7 +18,7 @@ from unidle.spaces.tree import Path, rebuild
 
 Observation = dict[Path, Tensor]  # a tensor [.., *shape] for each leaf, by its path
 
-_CLIP = 10.0  # a normalised observation is cut off at so many deviations
+CLIP = 10.0  # a normalised observation is cut off at so many deviations
 _TORCH_DTYPE = {np.dtype(name): getattr(torch, name) for name in ("float32", "uint8", "int8", "int32", "int64")}
 
 
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
         parts: list[Tensor] = []
         if self._numbers:
             numbers = self._concatenated(observation, self._numbers).float()
-            parts.append(numbers if self.norm is None else self.norm(numbers).clamp(-_CLIP, _CLIP))
+            parts.append(numbers if self.norm is None else self.norm(numbers).clamp(-CLIP, CLIP))
         if self._bits:
             parts.append(self._concatenated(observation, self._bits).float())
         if self._classes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+_Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -19,7 +20,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:
+def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
     """`layer` with orthogonal weights of that gain and no bias."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:

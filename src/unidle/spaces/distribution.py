@@ -14,8 +14,8 @@ from torch import Tensor
 
 from unidle.spaces.actions import ActionLayout
 
-_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-_LOG_ZERO = -1e8  # stands for log 0: exp gives exactly 0, and 0 × it is 0 where 0 × -inf would be NaN
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+LOG_ZERO = -1e8  # stands for log 0: exp gives exactly 0, and 0 × it is 0 where 0 × -inf would be NaN
 
 
 class Params(NamedTuple):
@@ -59,7 +59,7 @@ class ActionDistribution(torch.nn.Module):
     def padded_logits(self, logits: Tensor) -> Tensor:
         """Packed logits → [.., heads, most], log 0 where a head has no such category."""
         if self.padded:
-            return torch.nn.functional.pad(logits, (0, 1), value=_LOG_ZERO)[..., self._place]
+            return torch.nn.functional.pad(logits, (0, 1), value=LOG_ZERO)[..., self._place]
         return logits.unflatten(-1, (self.heads, self.most))
 
     def log_probs(self, logits: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ActionDistribution(torch.nn.Module):
     @staticmethod
     def masked(logits: Tensor, mask: Tensor) -> Tensor:
         """Packed logits with log 0 where the mask [.., Σ nvec] is 0."""
-        return torch.where(mask.bool(), logits, _LOG_ZERO)
+        return torch.where(mask.bool(), logits, LOG_ZERO)
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Noise to sample with, [*shape, heads + reals], drawn on the generator's device."""
@@ -113,8 +113,8 @@ class ActionDistribution(torch.nn.Module):
             entropy = -(table.exp() * table).sum((-1, -2))
         if self.reals:
             z = (action[..., self.heads :] - params.mean) * (-params.log_std).exp()
-            log_prob = log_prob - (0.5 * z.square() + params.log_std + _LOG_SQRT_2PI).sum(-1)
-            entropy = entropy + (params.log_std + 0.5 + _LOG_SQRT_2PI).sum().expand(z.shape[:-1])
+            log_prob = log_prob - (0.5 * z.square() + params.log_std + LOG_SQRT_2PI).sum(-1)
+            entropy = entropy + (params.log_std + 0.5 + LOG_SQRT_2PI).sum().expand(z.shape[:-1])
         assert isinstance(log_prob, Tensor)
         assert isinstance(entropy, Tensor)
         return log_prob, entropy

@@ -1,0 +1,74 @@
+"""Inference of a small network on a CPU, in NumPy: a service of eight environments takes a fifth of torch's time."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from unidle.algos.algorithm import AnyPolicy
+from unidle.envs.block import Block
+from unidle.memory.rollout import Rollout
+from unidle.nn.numpy_layers import Inputs, Layer, Trunk, has_trunk, is_small
+from unidle.nn.policy import Policy
+from unidle.spaces.distribution import LOG_ZERO
+
+
+class NumpyActor:
+    """Acts with one policy into one rollout, as `Service` does."""
+
+    def __init__(self, policy: Policy, rollout: Rollout, block: Block, noise: Tensor, staged: Tensor) -> None:
+        """`policy` must be one that has it (see `of`)."""
+        chosen = policy.distribution
+        self._inputs, self._trunk = Inputs(policy), Trunk.of(policy.actor_trunk)
+        self._head, self._log_std = Layer.of(policy.actor_head), policy.log_std.detach().numpy()
+        self._nvec, self._logits = chosen.nvec, chosen.n_logits
+        ranges = (chosen._scale, chosen._shift, chosen._low, chosen._high)
+        self._scale, self._shift, self._low, self._high = (tensor.numpy() for tensor in ranges)
+        self._block_rows, self._noise, self._staged = block.rows, noise.numpy(), staged.numpy()
+        self._rows, self._actions = rollout.rows.numpy(), rollout.actions_and_trash.numpy()
+
+    @staticmethod
+    def of(policy: AnyPolicy, rollout: Rollout, block: Block, noise: Tensor, staged: Tensor) -> NumpyActor | None:
+        """None if there is none for such a policy, or so many environments."""
+        if (
+            not isinstance(policy, Policy)
+            or policy.core is not None
+            or not policy.encoder.is_plain
+            or not has_trunk(policy.actor_trunk)
+            or not is_small(len(block.rows) * policy.actor_head.in_features)
+        ):
+            return None
+        return NumpyActor(policy, rollout, block, noise, staged)
+
+    def __call__(self, at: tuple[int] | tuple[np.ndarray, np.ndarray]) -> None:
+        """Store the block's observations `at` [step, environment], and the actions chosen on them."""
+        self._rows[at] = self._block_rows
+        with np.errstate(all="ignore"):  # what overflows is seen in the actions, as with torch
+            x, allowed = self._inputs(self._block_rows)
+            y = self._head(self._trunk(x)[-1])
+            if allowed is not None:
+                y[:, : self._logits][~allowed] = LOG_ZERO
+            action = self._sample(y, self._noise[at])
+        self._actions[at] = action
+        reals = action[:, len(self._nvec) :]
+        if reals.size:
+            reals *= self._scale
+            reals += self._shift
+            np.clip(reals, self._low, self._high, out=reals)
+        self._staged[:] = action
+
+    def _sample(self, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """`ActionDistribution.sample`."""
+        action, start = np.empty_like(noise), 0
+        for head, categories in enumerate(self._nvec):
+            logits = y[:, start : start + categories]
+            start += categories
+            mass = np.exp(logits - logits.max(1, keepdims=True))
+            reach = np.cumsum(mass, 1)
+            reach *= mass > 0
+            action[:, head] = np.argmax(reach > noise[:, head, None] * reach.max(1, keepdims=True), 1)
+        reals = action[:, len(self._nvec) :]
+        if reals.size:
+            np.multiply(noise[:, len(self._nvec) :], np.exp(self._log_std), out=reals)
+            reals += y[:, self._logits :]
+        return action

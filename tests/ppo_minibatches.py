@@ -1,0 +1,134 @@
+"""Minibatches for PPO to learn from, and how to compare two ways to a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from unidle.algos.ppo import PPO, Batch
+from unidle.config import Recipe
+from unidle.nn.policy import NetworkFactory, Policy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+
+SAMPLES, BATCH = 320, 208  # a minibatch that is no multiple of what a block takes at a time
+ACTIONS: dict[str, spaces.Space] = {
+    "one choice": spaces.Discrete(2),
+    "many choices": spaces.Discrete(13),
+    "heads": spaces.MultiDiscrete([3, 2, 5]),
+    "reals": spaces.Box(-1, 1, (6,)),
+    "both": spaces.Dict(turn=spaces.MultiDiscrete([2, 4]), push=spaces.Box(-1, 1, (3,))),
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "relu, 16 units": {"activation": "relu", "network_arch": (16, 16)},
+    "64 units, entropy": {"network_arch": (64, 64), "ent_coef": 0.1},
+    "values clipped": {"clip_range_vf": 0.2, "vf_coef": 0.7},
+    "advantages as they are": {"normalize_advantage": False},
+    "observations normalised": {"normalize_obs": True},
+}
+
+
+def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
+    """Experience that a slightly different policy might have had: some ratios are clipped, some are not."""
+    generator, device = torch.Generator().manual_seed(7), policy.log_std.device
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    rows = torch.zeros(SAMPLES, 1, policy.rows.row_bytes, dtype=torch.uint8)
+    numbers = policy.encoder.n_numbers
+    rows[:, 0, : 4 * numbers] = (1.5 * normal(SAMPLES, numbers)).view(torch.uint8)
+    allowed = torch.ones(SAMPLES, policy.distribution.n_logits, dtype=torch.uint8)
+    heads = []
+    for start, n in zip(np.cumsum([0, *actions.nvec]), actions.nvec):
+        if masked:
+            allowed[:, start : start + n] = (torch.rand(SAMPLES, n, generator=generator) < 0.6).to(torch.uint8)
+            allowed[:, start + torch.randint(n, (), generator=generator)] = 1
+        heads.append(torch.multinomial(allowed[:, start : start + n].float(), 1, generator=generator).float())
+    if masked:
+        at = policy.rows.mask_offset
+        rows[:, 0, at : at + policy.rows.mask_width] = allowed
+    flat = torch.cat([*heads, normal(SAMPLES, actions.reals)], 1).unsqueeze(1).to(device)
+    rows = rows.to(device)
+    with torch.no_grad():
+        params, values = policy(rows)
+        log_probs, _ = policy.distribution.score(params, flat)
+    weights = torch.rand(SAMPLES, 1, generator=generator).to(device) if weighted else None
+    return Batch(
+        rows,
+        flat,
+        log_probs + 0.3 * normal(SAMPLES, 1).to(device),
+        values + 0.3 * normal(SAMPLES, 1).to(device),
+        (3 + 2 * normal(SAMPLES, 1)).to(device),
+        normal(SAMPLES, 1).to(device),
+        None,
+        None,
+        weights,
+    )
+
+
+def an_algo(
+    action_space: spaces.Space,
+    changes: dict[str, Any],
+    *,
+    masked: bool = False,
+    network: NetworkFactory | None = None,
+    device: torch.device,
+) -> PPO:
+    """With weights that are not the first ones."""
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(1)
+    actions = ActionLayout.of(action_space)
+    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
+    recipe = Recipe(**{"network_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
+    policy = Policy(rows, actions, recipe, network)
+    for parameter in policy.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    algo = PPO(policy.to(device), recipe)
+    if policy.encoder.norm is not None:
+        policy.encoder.norm.update(1 + 3 * torch.randn(100, 5, device=device))
+    return algo
+
+
+def gradient_by(
+    algo: PPO, compute: Callable[[Batch, torch.Tensor], torch.Tensor], batch: Batch, order: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient, and what is logged."""
+    algo.parameters.grad.fill_(7.0)
+    logged = compute(batch, order)
+    return algo.parameters.grad.clone(), logged
+
+
+def assert_close(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    (expected, logged), *others = found
+    assert expected.norm() > 0
+    used = expected != 7.0  # autograd leaves the padding between parameters alone
+    for gradient, also_logged in others:
+        error = (gradient - expected)[used].norm() / expected[used].norm()
+        assert error < 2e-5
+        torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
+
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "short steps": {"max_grad_norm": 0.01},
+    "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
+    "stopped by the KL divergence": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
+}
+
+
+def after_six_steps(algo: PPO, way: Callable[[PPO], Callable[[Batch, torch.Tensor], None]]) -> list[torch.Tensor]:
+    """What `algo`, whose actions are both kinds, has learned and counted after six minibatches."""
+    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False)
+    with torch.no_grad():
+        params, _ = algo.policy(batch.rows)
+        batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
+    generator = torch.Generator().manual_seed(5)
+    orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)])
+    way(algo)(batch, orders.to(algo.sums.device))
+    state = algo.adam.state_dict()
+    return [algo.parameters.flat.detach(), *state.values(), algo.sums, algo.minibatches, algo.stopped]
