@@ -28,7 +28,7 @@ from unidle.lifeline import end_with_trainer
 # What a slice's flag says. The trainer writes STEP, and IDLE once it has taken a slice back; the worker writes DONE, or
 # TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
 IDLE, STEP, DONE, TOLD, FAILED = range(5)
-SPIN_SECONDS = 2e-4  # before sleeping: being woken takes about as long as a step
+SPIN_SECONDS = 2e-4  # before the trainer sleeps: being woken takes about as long as a step
 _LINE = 64  # bytes that cores hand to each other at a time
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
@@ -122,7 +122,7 @@ def main() -> None:
 class Worker:
     """Steps its slices one after the other."""
 
-    spin_seconds = SPIN_SECONDS
+    spin_seconds = 1e-3  # more than the trainer: after a sleep the next steps are slow too, for others had the caches
 
     def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
         memory = map_memory(job.memory)
