@@ -21,13 +21,12 @@ class AsyncWorker(Worker):
     The loop rings `go` too, so that there is still one thing to wait for; as ever a ring says nothing.
     """
 
-    spin_seconds = 0.0  # it would take the interpreter from the loop
-
     def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
         self._through: deque[int] = deque()  # slices, from the loop
         self._begun: set[int] = set()
         super().__init__(pipe, job, maker, contract)
         self._first_slice = job.slices[0]
+        self._spin_seconds = 0.0  # it would take the interpreter from the loop
 
     def _make_slots(self, maker: Any, contract: Contract, job: Job) -> AsyncSlots:
         share_among(job.workers)

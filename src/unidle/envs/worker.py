@@ -28,7 +28,10 @@ from unidle.lifeline import end_with_trainer
 # What a slice's flag says. The trainer writes STEP, and IDLE once it has taken a slice back; the worker writes DONE, or
 # TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
 IDLE, STEP, DONE, TOLD, FAILED = range(5)
-SPIN_SECONDS = 2e-4  # before the trainer sleeps: being woken takes about as long as a step
+SPIN_SECONDS = 2e-4  # before sleeping: being woken takes about as long as a step
+# The same of workers that share their cores. After a sleep their next steps are slow, for others have had the caches;
+# and while they wait they give way.
+_SHARING_SPIN_SECONDS = 1e-3
 _LINE = 64  # bytes that cores hand to each other at a time
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there
 
@@ -122,8 +125,6 @@ def main() -> None:
 class Worker:
     """Steps its slices one after the other."""
 
-    spin_seconds = 1e-3  # more than the trainer: after a sleep the next steps are slow too, for others had the caches
-
     def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
         memory = map_memory(job.memory)
         block = Block(contract, job.n_envs, memory)
@@ -131,6 +132,7 @@ class Worker:
         board = Switchboard.over(memory, start, len(job.bounds), job.workers, initialise=False)
         self._pipe, self._number, self._board, self._block = pipe, job.worker, board, block
         self._gives_way = job.gives_way
+        self._spin_seconds = _SHARING_SPIN_SECONDS if job.gives_way else SPIN_SECONDS
         self._first = job.lines.start
         self._envs = self._make_slots(maker, contract, job)
         # Slice → its environments, counted from this worker's first.
@@ -149,7 +151,7 @@ class Worker:
                 commands[number] = 0
                 self._obey()
             elif not self._step_one():
-                go.wait(self._is_wanted, _LOOK_AROUND_SECONDS, self.spin_seconds, gives_way=self._gives_way)
+                go.wait(self._is_wanted, _LOOK_AROUND_SECONDS, self._spin_seconds, gives_way=self._gives_way)
                 if not self._is_wanted() and self._pipe.poll() and not commands[number]:
                     # A command is announced before it is sent, so looked for in this order there is none to miss.
                     self._pipe.recv_bytes()  # the end of the file: EOFError
