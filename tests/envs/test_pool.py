@@ -435,7 +435,7 @@ class LookingAround(Worker):
 
     def __init__(self, pipe: Connection, trainers: Connection, board: Switchboard) -> None:
         self._pipe, self._trainers, self._board, self._number, self._gives_way = pipe, trainers, board, 0, False
-        self._envs, self._own_flags, self._is_told = self, board.flags, False
+        self._envs, self._own_flags, self._is_told, self._spin_seconds = self, board.flags, False, 0.0
 
     def _step_one(self) -> bool:
         if not self._is_told:
