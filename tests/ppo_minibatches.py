@@ -31,6 +31,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "advantages as they are": {"normalize_advantage": False},
     "observations normalised": {"normalize_obs": True},
 }
+LEARNING: dict[str, dict[str, Any]] = {
+    "short steps": {"max_grad_norm": 0.01},
+    "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
+    "stopped by the KL divergence": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
+}
 
 
 def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
@@ -112,13 +117,6 @@ def assert_close(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         error = (gradient - expected)[used].norm() / expected[used].norm()
         assert error < 2e-5
         torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
-
-
-LEARNING: dict[str, dict[str, Any]] = {
-    "short steps": {"max_grad_norm": 0.01},
-    "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
-    "stopped by the KL divergence": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
-}
 
 
 def after_six_steps(algo: PPO, way: Callable[[PPO], Callable[[Batch, torch.Tensor], None]]) -> list[torch.Tensor]:

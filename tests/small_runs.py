@@ -148,7 +148,7 @@ def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
 
     policy.act = noting_act
     policy.distribution.sample = noting_sample
-    small = run.collector._lanes[0].service._small
+    small = run.collector._lanes[0].service._numpy_actor
     if small is not None:  # it acts in NumPy, by what the same weights give there
         choose = small._sample
 

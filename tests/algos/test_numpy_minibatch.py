@@ -21,7 +21,7 @@ from ppo_minibatches import (
 )
 from ppo_minibatches import an_algo as an_algo_on
 
-from unidle.algos.numpy_minibatch import NumpyMinibatch, has_numpy_minibatch
+from unidle.algos.numpy_minibatch import NumpyMinibatch
 from unidle.algos.ppo import PPO
 from unidle.spaces.actions import ActionLayout
 
@@ -29,7 +29,7 @@ an_algo = partial(an_algo_on, device=torch.device("cpu"))
 NETWORKS: dict[str, dict[str, Any]] = {
     "one layer": {"network_arch": (24,)},
     "three layers": {"network_arch": (24, 40, 8), "activation": "relu"},
-    "a trunk for both": {"share_trunk": True, "ent_coef": 0.1},
+    "a trunk for both": {"share_trunk": True, "ent_coef": 0.1, "activation": "relu"},
     "products too large for one thread": {"network_arch": (64, 64)},
 }
 
@@ -38,8 +38,9 @@ def assert_same_gradient(name: str, changes: dict[str, Any], *, weighted: bool =
     algo = an_algo(ACTIONS[name], changes, masked=masked)
     batch = a_batch(algo.policy, ActionLayout.of(ACTIONS[name]), weighted=weighted, masked=masked)
     order = torch.randperm(SAMPLES)[:BATCH]
-    ways = (algo.gradient, NumpyMinibatch(algo).gradient)
-    assert_close([gradient_by(algo, compute, batch, order) for compute in ways])
+    found = [gradient_by(algo, compute, batch, order) for compute in (algo.gradient, NumpyMinibatch(algo).gradient)]
+    assert_close(found)
+    assert torch.equal(found[0][0] == 7.0, found[1][0] == 7.0)  # nothing is written beside the parameters
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -61,6 +62,15 @@ def test_the_gradient_is_that_of_autograd_for_every_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_gradient_is_that_of_autograd_for_every_network(name: str) -> None:
     assert_same_gradient("both", NETWORKS[name])
+
+
+@pytest.mark.parametrize("name", ["one choice", "both"])
+def test_one_sample_is_enough_if_advantages_stay_as_they_are(name: str) -> None:
+    algo = an_algo(ACTIONS[name], {"normalize_advantage": False})
+    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS[name]), weighted=True, masked=False)
+    order = torch.tensor([5])
+    ways = (algo.gradient, NumpyMinibatch(algo).gradient)
+    assert_close([gradient_by(algo, compute, batch, order) for compute in ways])
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -87,17 +97,22 @@ def test_what_is_not_a_number_is_seen_in_all_that_it_is_part_of(what: str) -> No
     assert torch.equal(plain.isnan(), ours.isnan())
 
 
-def test_it_is_used_where_minibatches_are_small_and_the_formulas_are_known() -> None:
-    def learns_in_numpy(algo: PPO) -> bool:
-        assert has_numpy_minibatch(algo) == (algo.ways.learn != algo.steps)
-        return has_numpy_minibatch(algo)
+def a_network(seen: spaces.Space, actions: spaces.Space) -> torch.nn.Module:
+    return torch.nn.Linear(5, 7)
 
-    many = spaces.MultiDiscrete([2] * 9)
-    assert learns_in_numpy(an_algo(ACTIONS["both"], {}))
-    assert not learns_in_numpy(an_algo(ACTIONS["both"], {"activation": "silu"}))
-    assert not learns_in_numpy(an_algo(ACTIONS["both"], {"network_arch": (2048,)}))
-    assert not learns_in_numpy(an_algo(ACTIONS["both"], {"network_arch": ()}))
-    assert not learns_in_numpy(an_algo(many, {}))
-    assert not learns_in_numpy(an_algo(ACTIONS["both"], {"recurrent": "gru"}))
-    network = lambda seen, _: torch.nn.Linear(5, 7)  # noqa: E731
-    assert not learns_in_numpy(an_algo(ACTIONS["both"], {}, network=network))
+
+def test_it_is_used_where_minibatches_are_small_and_the_formulas_are_known() -> None:
+    def is_used(algo: PPO) -> bool:
+        assert algo.in_numpy == (algo.ways.learn != algo.steps)
+        return algo.in_numpy
+
+    assert is_used(an_algo(ACTIONS["both"], {}))
+    for changes in (
+        {"activation": "silu"},
+        {"network_arch": (2048, 8)},
+        {"network_arch": ()},
+        {"recurrent": "gru"},
+    ):
+        assert not is_used(an_algo(ACTIONS["both"], changes)), changes
+    assert not is_used(an_algo(spaces.MultiDiscrete([2] * 9), {}))
+    assert not is_used(an_algo(ACTIONS["both"], {}, network=a_network))

@@ -174,11 +174,11 @@ def test_more_actions_than_a_kernel_takes_are_left_to_autograd() -> None:
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
-    ways: list[Callable[[PPO], Callable[..., None]]] = [
-        lambda algo: algo.steps,
-        lambda algo: setattr(algo, "ways", algo.ways._replace(**around_network(algo))) or algo.steps,  # type: ignore[func-returns-value]
-        lambda algo: kernels_of(algo)[1].learn,
-    ]
+    def around(algo: PPO) -> Callable[[Batch, torch.Tensor], None]:
+        algo.ways = algo.ways._replace(**around_network(algo))
+        return algo.steps
+
+    ways = (lambda algo: algo.steps, around, lambda algo: kernels_of(algo)[1].learn)
     plain, *fused = (after_six_steps(an_algo(ACTIONS["both"], LEARNING[name]), way) for way in ways)
     assert bool(plain[-1]) == ("target_kl" in LEARNING[name])
     assert 0 < float(plain[-2]) <= 6

@@ -44,7 +44,7 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
 
     here = DeviceCollector(Classic(task, n_envs, seed), contract, policy, rollout(), seed, Timeline())
     there = Collector(TensorEnvs(Classic(task, n_envs, seed), contract), policy, [rollout()], seed, Timeline())
-    there._lanes[0].service._small = None  # both by torch: NumPy rounds otherwise
+    there._lanes[0].service._numpy_actor = None  # both by torch: NumPy rounds otherwise
     here.start()
     there.start()
     cut = 0

@@ -66,8 +66,8 @@ def test_actions_and_all_that_is_stored_are_those_of_torch(
     name: str, masked: bool, activation: str, own_weights: bool
 ) -> None:
     lanes = [a_lane(name, {"activation": activation}, masked=masked, own_weights=own_weights) for _ in range(2)]
-    assert lanes[0][0].service._small is not None
-    lanes[1][0].service._small = None
+    assert lanes[0][0].service._numpy_actor is not None
+    lanes[1][0].service._numpy_actor = None
     first, all_of_them, actions, rows = left_behind(*lanes[0])
     expected = left_behind(*lanes[1])
     for ours, theirs in zip((first, all_of_them, actions, rows), expected):
@@ -86,10 +86,10 @@ def test_it_acts_with_the_weights_as_they_are_then() -> None:
     np.testing.assert_allclose(left_behind(lane, block)[2][-1], before[-1] + 0.1, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"activation": "elu"}, {"recurrent": "gru"}, {"network_arch": (8192,)}])
+@pytest.mark.parametrize("changes", [{"activation": "elu"}, {"recurrent": "gru"}, {"network_arch": (8192, 4)}])
 def test_other_networks_and_large_ones_are_left_to_torch(changes: dict[str, Any]) -> None:
     lane, _ = a_lane("both", changes, masked=False, own_weights=False)
-    assert lane.service._small is None
+    assert lane.service._numpy_actor is None
 
 
 def test_what_is_not_a_number_stays_so() -> None:
@@ -98,4 +98,4 @@ def test_what_is_not_a_number_stays_so() -> None:
     lane.service.serve((0, slice(0, N_ENVS)), None)
     assert np.isnan(block.actions[4]).all()
     assert not np.isnan(np.delete(block.actions, 4, 0)).any()
-    assert isinstance(lane.service._small, NumpyActor)
+    assert isinstance(lane.service._numpy_actor, NumpyActor)

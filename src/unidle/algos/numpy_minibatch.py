@@ -1,7 +1,7 @@
 """PPO's minibatches on a CPU, in NumPy.
 
-Through autograd a minibatch of 64 is some 700 operations, each of which torch takes longer to begin than to do. Here
-are the formulas of ppo.py, differentiated by hand, in some 100; `tests/algos/test_numpy_minibatch.py` compares both.
+Through autograd a small minibatch is hundreds of operations, each of which torch takes longer to begin than to do. Here
+are the formulas of ppo.py, differentiated by hand; `tests/algos/test_numpy_minibatch.py` compares both.
 """
 
 from __future__ import annotations
@@ -13,26 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.nn.numpy_layers import Inputs, Layer, Trunk, has_trunk, is_small, product
+from unidle.nn.numpy_layers import Inputs, Layer, Trunk, product
 from unidle.spaces.distribution import LOG_SQRT_2PI, LOG_ZERO
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch
-
-_MOST_HEADS = 8
-
-
-def has_numpy_minibatch(algo: PPO) -> bool:
-    """Whether there are formulas here for such a policy, and its minibatches are small."""
-    policy = algo.policy
-    trunks = [trunk for trunk in (policy.actor_trunk, policy.critic_trunk) if trunk is not None]
-    return (
-        policy.core is None
-        and policy.encoder.is_plain
-        and policy.distribution.heads <= _MOST_HEADS
-        and all(map(has_trunk, trunks))
-        and is_small(max(algo.recipe.network_arch) * algo.per_minibatch)
-    )
 
 
 @dataclass
@@ -104,7 +89,7 @@ class NumpyMinibatch:
     """Does what `PPO.gradient` does, and a step along it."""
 
     def __init__(self, algo: PPO) -> None:
-        """`algo` must be one that has it (see `has_numpy_minibatch`)."""
+        """`algo`'s policy must be small (see `is_small`)."""
         policy, parameters = algo.policy, algo.parameters
         self._algo, self._recipe = algo, algo.recipe
         self._inputs = Inputs(policy)
@@ -132,12 +117,12 @@ class NumpyMinibatch:
 
     def _gradient(self, batch: Batch, order: np.ndarray) -> list[float]:
         """Put the gradient in place; returns the first five of what is logged."""
-        x, allowed = self._inputs(batch.rows.numpy()[order, 0])
+        x, forbidden = self._inputs(batch.rows.numpy()[order, 0])
         passed = [trunk(x) for trunk in self._trunks]
         latents = passed[0][-1], passed[-1][-1]  # the same one, if they share a trunk
         y, values = (head(latent) for head, latent in zip(self._heads, latents))
-        if allowed is not None:
-            y[:, : self._logits][~allowed] = LOG_ZERO
+        if forbidden is not None:
+            y[:, : self._logits][forbidden] = LOG_ZERO
         parts = self._parts(y, batch.actions.numpy()[order, 0])
 
         log_probs = sum((part.log_probs() for part in parts), np.zeros(len(order), np.float32))
@@ -147,8 +132,8 @@ class NumpyMinibatch:
         by_y, by_entropy = np.empty_like(y), -self._recipe.ent_coef / len(order)
         for part in parts:
             by_y[:, part.columns] = part.back(by_log_prob, by_entropy)
-        if allowed is not None:
-            by_y[:, : self._logits][~allowed] = 0.0
+        if forbidden is not None:
+            by_y[:, : self._logits][forbidden] = 0.0
         by_latents = []
         for head, latent, by_out in zip(self._heads, latents, (by_y, by_value)):
             head.back(latent, by_out)
@@ -167,8 +152,8 @@ class NumpyMinibatch:
             parts.append(_Choice.of(y, slice(start, start + categories), actions[:, head].astype(np.int64)))
             start += categories
         if self._log_std.size:
-            of_reals = y[:, start:], actions[:, len(self._nvec) :], self._log_std, self._by_log_std
-            parts.append(_Reals.of(slice(start, None), *of_reals))
+            taken = actions[:, len(self._nvec) :]
+            parts.append(_Reals.of(slice(start, None), y[:, start:], taken, self._log_std, self._by_log_std))
         return parts
 
     def _policy_slopes(

@@ -22,13 +22,14 @@ from torch import Tensor
 from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation, sequences
-from unidle.algos.numpy_minibatch import NumpyMinibatch, has_numpy_minibatch
+from unidle.algos.numpy_minibatch import NumpyMinibatch
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
 from unidle.memory.rollout import Rollout, discounted_returns, gae
 from unidle.nn.adam import FlatAdam
 from unidle.nn.flat import FlatParameters
 from unidle.nn.normalise import RunningNorm
+from unidle.nn.numpy_layers import is_small
 from unidle.nn.policy import Policy
 from unidle.spaces.distribution import Params
 
@@ -156,7 +157,8 @@ class PPO:
             shuffled, whole.rollout, whole.score, whole.values, gae, self.loss_of, self.step_along, self.steps
         )
         self._kernels_untried = device.type == "cuda"
-        if device.type == "cpu" and has_numpy_minibatch(self):
+        self.in_numpy = device.type == "cpu" and is_small(policy, self.per_minibatch)
+        if self.in_numpy:
             self.ways = self.ways._replace(learn=NumpyMinibatch(self).learn)
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
         # knows tensors, not names.

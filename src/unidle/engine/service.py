@@ -70,10 +70,11 @@ class Service:
         # may just be reading what they got before.
         self._staged = torch.zeros(block.actions.shape)
         self._is_staged = False
+        self._numpy_actor: NumpyActor | None = None
         if not self._on_gpu:
             self._rows_in, self._starts_in = self._block_rows, self._starts
             self._out, self._is_staged = self._staged, True
-            self._small = NumpyActor.of(policy, rollout, block, self.noise, self._staged)
+            self._numpy_actor = NumpyActor.of(policy, rollout, block, self.noise, self._staged)
             return
         self._positions = torch.full((n_envs,), steps).pin_memory()
         self._starts = self._starts.pin_memory()
@@ -132,17 +133,17 @@ class Service:
     def _infer_here(self, where: Where) -> None:
         n_envs = len(self._block.rows)
         if isinstance(where[0], int) and where[1] == slice(0, n_envs):  # all, in step: plain views, no indexing
-            if self._small is None:
+            if self._numpy_actor is None:
                 self._infer((where[0],), None)
             else:
-                self._small((where[0],))
+                self._numpy_actor((where[0],))
             return
         positions, lines = np.full(n_envs, self._steps), np.arange(n_envs)
         positions[where[1]] = where[0]
-        if self._small is None:
+        if self._numpy_actor is None:
             self._infer((torch.from_numpy(positions), torch.from_numpy(lines)), torch.from_numpy(positions))
         else:
-            self._small((positions, lines))
+            self._numpy_actor((positions, lines))
 
     def _launch_on_gpu(self, where: Where) -> None:
         positions = self._positions.numpy()

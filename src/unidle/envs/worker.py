@@ -29,8 +29,8 @@ from unidle.lifeline import end_with_trainer
 # TOLD (stepped, and a message in the pipe tells of faults), or FAILED (a message tells why it cannot be stepped).
 IDLE, STEP, DONE, TOLD, FAILED = range(5)
 SPIN_SECONDS = 2e-4  # before sleeping: being woken takes about as long as a step
-# The same of workers that share their cores. After a sleep their next steps are slow, for others have had the caches;
-# and while they wait they give way.
+# The same of workers that share their cores. After a sleep their next steps take longer too; and while they spin they
+# give way.
 _SHARING_SPIN_SECONDS = 1e-3
 _LINE = 64  # bytes that cores hand to each other at a time
 _LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether the trainer is still there

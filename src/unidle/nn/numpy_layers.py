@@ -1,6 +1,7 @@
 """A small network in NumPy, for a CPU: there torch takes longer to begin an operation on few numbers than to do it.
 
-The arrays are views of the torch modules' own parameters and of their gradients, so both always see the same numbers.
+The arrays are views of the torch modules' own parameters and of their gradients, so both always see the same numbers,
+as long as nobody binds those anew (FlatParameters does, so it comes first).
 """
 
 from __future__ import annotations
@@ -16,15 +17,24 @@ from unidle.nn.encoder import CLIP
 from unidle.nn.flat import FlatParameters
 from unidle.nn.policy import Policy
 
-_MOST_NUMBERS = 1 << 18
-# Multiplications up to which OpenBLAS, which is NumPy's, keeps a product to one thread. Above, torch's is as quick, and
-# it keeps to the threads that it was given: the cores are the environments'.
+_MOST_NUMBERS = 1 << 18  # that come out of a layer: with more, torch is as quick
+_MOST_HEADS = 8  # each is a few operations of its own here, and all are one with torch
+# Multiplications up to which OpenBLAS, the one in NumPy's wheels, keeps a product to one thread (with a vector: below
+# 9,216). Above, torch's is as quick, and it keeps to the threads that it was given: the cores are the environments'.
 _MOST_OF_MATRICES, _MOST_WITH_A_VECTOR = 1 << 18, 9000
+_ALIGNMENT = 64  # bytes, of torch's own tensors
 
 
-def is_small(numbers: int) -> bool:
-    """Whether what goes through a layer, so many numbers, is better off here than with torch and its threads."""
-    return numbers * torch.get_num_threads() <= _MOST_NUMBERS
+def is_small(policy: Policy, rows: int) -> bool:
+    """Whether `policy` is of a kind that is known here, and quicker so with that many rows at a time."""
+    trunks = [trunk for trunk in (policy.actor_trunk, policy.critic_trunk) if trunk is not None]
+    return (
+        policy.core is None
+        and policy.encoder.is_plain
+        and policy.distribution.heads <= _MOST_HEADS
+        and all(len(trunk) and type(trunk[1]) in _ACTIVATIONS for trunk in trunks)
+        and rows * max(layer.out_features for layer in trunks[0] if isinstance(layer, nn.Linear)) <= _MOST_NUMBERS
+    )
 
 
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -33,10 +43,15 @@ def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) 
     most = _MOST_WITH_A_VECTOR if rows == 1 or columns == 1 else _MOST_OF_MATRICES
     if rows * len(right) * columns <= most:
         return np.matmul(left, right, out=out)
-    if out is None:
-        out = np.empty((rows, columns), np.float32)
-    torch.mm(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
-    return out
+    result = torch.empty(rows, columns) if out is None else torch.from_numpy(out)
+    torch.mm(_aligned(left), _aligned(right), out=result)
+    return result.numpy()
+
+
+def _aligned(array: np.ndarray) -> torch.Tensor:
+    """The same numbers where torch would have put them: on some machines the last bits of its products depend on it."""
+    tensor = torch.from_numpy(array)
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 @dataclass
@@ -49,7 +64,7 @@ class Layer:
 
     @staticmethod
     def of(linear: nn.Linear, parameters: FlatParameters | None = None) -> Layer:
-        """The same layer as `linear`, which is learned if it is one of those in `parameters`."""
+        """The same layer as `linear`; with `parameters`, which must hold it, it can be learned."""
         weight, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
         if parameters is None:
             return Layer(weight, bias, None)
@@ -101,7 +116,7 @@ class Trunk:
 
     @staticmethod
     def of(mlp: nn.Sequential, parameters: FlatParameters | None = None) -> Trunk:
-        """The same layers as those of `mlp`, which has some (see `has_trunk`)."""
+        """The same layers as those of `mlp`, which has some (see `is_small`)."""
         layers = [Layer.of(module, parameters) for module in mlp if isinstance(module, nn.Linear)]
         return Trunk(layers, _ACTIVATIONS[type(mlp[1])])
 
@@ -123,13 +138,8 @@ class Trunk:
                 gradient = product(gradient, layer.weight)
 
 
-def has_trunk(mlp: nn.Sequential) -> bool:
-    """Whether there is a `Trunk` for it."""
-    return len(mlp) > 1 and type(mlp[1]) in _ACTIVATIONS
-
-
 class Inputs:
-    """Rows [n, row_bytes] → what goes into the first layers [n, ins], and what may be done [n, logits] or None."""
+    """Rows [n, row_bytes] → what goes into the first layers [n, ins], and what may not be done [n, logits] or None."""
 
     def __init__(self, policy: Policy) -> None:
         """`policy`'s encoder must be a plain one."""
@@ -143,4 +153,4 @@ class Inputs:
         if self._norm is not None:
             x = (x - self._norm.shift.numpy()) * self._norm.scale.numpy()
             np.clip(x, -CLIP, CLIP, out=x)
-        return x, None if self._mask is None else rows[:, self._mask].astype(np.bool_)
+        return x, None if self._mask is None else rows[:, self._mask] == 0

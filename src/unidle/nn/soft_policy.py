@@ -13,12 +13,11 @@ from unidle.nn.encoder import Encoder
 from unidle.nn.policy import NetworkFactory, encoder_of, mask_of
 from unidle.nn.trunks import mlp
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distribution import ActionDistribution, Params
+from unidle.spaces.distribution import LOG_SQRT_2PI, ActionDistribution, Params
 from unidle.spaces.observations import RowLayout
 
 LOG_STD_RANGE = (-20.0, 2.0)
 _HE_HEAD = 1e-3  # how close to 0 the head begins with initial: he
-_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def task_of(features: Tensor, n_tasks: int) -> Tensor:
@@ -63,7 +62,7 @@ class SquashedActions(ActionDistribution):
     def sampled_with_log_prob(self, params: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
         """An action of reals [.., reals] that gradients pass through, and its log-probability [..]."""
         u = params.mean + params.log_std.exp() * noise
-        log_prob = -0.5 * noise.square() - params.log_std - _LOG_SQRT_2PI
+        log_prob = -0.5 * noise.square() - params.log_std - LOG_SQRT_2PI
         # log(1 − tanh² u), in a form that does not round to log 0.
         log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
         return torch.tanh(u), (log_prob - log_slope).sum(-1)

@@ -111,7 +111,9 @@ class LearningProbes:
         larger = self.recipe_with(batch_size=size * times)
         algo, capture = self._algorithm(larger)
         self._set_up(algo, larger, self._share)
-        if not self._goes_the_jobs_ways(capture):
+        # A line through two ways of learning would say nothing.
+        is_other_way = getattr(algo, "in_numpy", False) != getattr(self._parts.algo, "in_numpy", False)
+        if is_other_way or not self._goes_the_jobs_ways(capture):
             return None
         both = (self._parts.algo, recipe), (algo, larger)
         turns: list[list[float]] = []
