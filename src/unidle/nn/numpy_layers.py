@@ -17,7 +17,7 @@ from unidle.nn.encoder import CLIP
 from unidle.nn.flat import FlatParameters
 from unidle.nn.policy import Policy
 
-_MOST_NUMBERS = 1 << 18  # that come out of a layer: with more, torch is as quick
+_MOST_NUMBERS = 1 << 18  # that come out of a layer; with more, several threads of torch may be quicker
 _MOST_HEADS = 8  # each is a few operations of its own here, and all are one with torch
 # Multiplications up to which OpenBLAS, the one in NumPy's wheels, keeps a product to one thread (with a vector: below
 # 9,216). Above, torch's is as quick, and it keeps to the threads that it was given: the cores are the environments'.
