@@ -146,7 +146,7 @@ class PPO:
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
         self.sequence_length = sequence_length(recipe)
-        self.per_minibatch = recipe.batch_size // self.sequence_length  # sequences
+        self._per_minibatch = recipe.batch_size // self.sequence_length  # sequences
         self.sums = torch.zeros(len(_METRICS), device=device)
         self.minibatches = torch.zeros((), device=device)
         self.stopped = torch.zeros((), device=device)  # 1 once target_kl was passed in this iteration
@@ -157,7 +157,7 @@ class PPO:
             shuffled, whole.rollout, whole.score, whole.values, gae, self.loss_of, self.step_along, self.steps
         )
         self._kernels_untried = device.type == "cuda"
-        self.in_numpy = device.type == "cpu" and is_small(policy, self.per_minibatch)
+        self.in_numpy = device.type == "cpu" and is_small(policy, self._per_minibatch)
         if self.in_numpy:
             self.ways = self.ways._replace(learn=NumpyMinibatch(self).learn)
         # For each rollout the batch cut from it, and how to learn from that in place: it may be captured, and a graph
@@ -167,7 +167,7 @@ class PPO:
         n_minibatches = recipe.total_batch // recipe.batch_size
         most = NODES_PER_GRAPH // (NODES_PER_MINIBATCH + 60 * self.sequence_length) if device.type == "cuda" else 1
         per_call = largest_divisor(n_minibatches, most)
-        self.orders = torch.zeros(per_call, self.per_minibatch, dtype=torch.long, device=device)
+        self.orders = torch.zeros(per_call, self._per_minibatch, dtype=torch.long, device=device)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
