@@ -165,6 +165,7 @@ def train(side: str, seconds: float) -> float:
                 ENV,
                 preset="classic",
                 n_envs=8,
+                device="cpu",
                 overlap="strict" if side.endswith("strict") else "off",
                 timesteps=10**9,
                 runs_dir=folder,
