@@ -19,8 +19,8 @@ from typing import Any
 from machine import provenance, save
 
 from unidle.config import Config, Engine
-from unidle.config.layers import lay
 from unidle.config.machine import gpu_name
+from unidle.config.resolve import lay
 from unidle.config.validate import validated
 from unidle.tuning.trials import Trial
 from unidle.tuning.trials_compare import compare

@@ -18,7 +18,7 @@ import unidle
 from unidle.cli import main as command_line
 from unidle.config import Config, schema
 from unidle.config.presets import load_preset, preset_names
-from unidle.config.schema import word_for_none
+from unidle.config.settings import word_for_none
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

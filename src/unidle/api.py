@@ -14,10 +14,10 @@ import torch
 
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
-from unidle.config.layers import lay
 from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
-from unidle.config.schema import refuse_second_run
+from unidle.config.resolve import lay
+from unidle.config.settings import refuse_second_run
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
 from unidle.engine.build import choose_device, choose_workers, make_envs, resolve_network

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from unidle.config.layers import lay
 from unidle.config.presets import default_preset, load_preset, preset_names
-from unidle.config.schema import Config, section_of
+from unidle.config.resolve import lay
+from unidle.config.settings import Config, section_of
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unidle.config import schema
-from unidle.config.schema import (
+from unidle.config import settings as schema
+from unidle.config.settings import (
     LEFT_TO_UNIDLE,
     Config,
     Engine,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unidle.config.schema import Config, Recipe
+from unidle.config.settings import Config, Recipe
 from unidle.config.validate import (
     divisors,
     largest_divisor,

@@ -13,9 +13,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import unidle
 from unidle.cli.main import run as run_here
-from unidle.config.layers import lay
 from unidle.config.presets import default_preset, load_preset
-from unidle.config.schema import Config, Recipe, load_yaml
+from unidle.config.resolve import lay
+from unidle.config.settings import Config, Recipe, load_yaml
 from unidle.config.validate import _OWNERS, validated
 from unidle.errors import UsageError
 

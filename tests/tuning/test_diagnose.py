@@ -16,7 +16,7 @@ import pytest
 from hand_made import facts, profile
 
 from unidle.config import Config, Recipe, Run
-from unidle.config.layers import lay
+from unidle.config.resolve import lay
 from unidle.config.validate import validated
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError

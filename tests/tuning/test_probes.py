@@ -16,8 +16,8 @@ import torch
 
 from unidle.algos import experience
 from unidle.config import Config, Recipe
-from unidle.config.layers import lay
 from unidle.config.machine import available_cores
+from unidle.config.resolve import lay
 from unidle.config.validate import validated
 from unidle.engine.build import new_algorithm
 from unidle.engine.collector import Collector

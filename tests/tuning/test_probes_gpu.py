@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unidle.config import Config
-from unidle.config.layers import lay
+from unidle.config.resolve import lay
 from unidle.config.validate import validated
 from unidle.tuning.probes import probe_job
 

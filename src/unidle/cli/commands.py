@@ -22,7 +22,7 @@ from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import available_cores, available_memory, gpu_name
 from unidle.config.presets import load_preset, preset_names
-from unidle.config.schema import load_yaml, run_config_file
+from unidle.config.settings import load_yaml, run_config_file
 from unidle.errors import UsageError, gpu_memory_told
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from unidle.config import Config
-from unidle.config.schema import coerce, is_left_to_unidle, unknown_key
+from unidle.config.settings import coerce, is_left_to_unidle, unknown_key
 from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")

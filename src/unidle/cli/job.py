@@ -11,8 +11,8 @@ import tyro
 from unidle.cli.flags import parse, peek, settle, wants_help
 from unidle.config import Config, Engine, Recipe, Run
 from unidle.config.engine_file import read_engine_file
-from unidle.config.layers import Layers, lay
 from unidle.config.machine import gpu_name
+from unidle.config.resolve import Layers, lay
 from unidle.config.validate import validated
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Settings: the dataclass tree, presets, foreign config files, and what the machine has."""
 
-from unidle.config.schema import Config, Engine, Recipe, Run
+from unidle.config.settings import Config, Engine, Recipe, Run
 
 __all__ = ["Config", "Engine", "Recipe", "Run"]

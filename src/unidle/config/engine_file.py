@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from unidle.config.machine import available_cores
-from unidle.config.schema import coerce, read_yaml, section_of, unknown_key
+from unidle.config.settings import coerce, read_yaml, section_of, unknown_key
 from unidle.errors import UsageError
 
 

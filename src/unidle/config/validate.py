@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import yaml
 
 from unidle.config.presets import load_preset
-from unidle.config.schema import Config, Recipe, word_for_none
+from unidle.config.settings import Config, Recipe, word_for_none
 from unidle.errors import UsageError
 
 _AT_LEAST_ONE = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from unidle.config import Config
-from unidle.config.schema import whole_steps
+from unidle.config.settings import whole_steps
 from unidle.engine.parts import Parts
 from unidle.nn.policy import n_parameters
 

@@ -13,7 +13,7 @@ from unidle.algos.algorithm import Algorithm, new_policy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.ppo import PPO
 from unidle.config import Config
-from unidle.config.schema import whole_steps
+from unidle.config.settings import whole_steps
 from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, new_algorithm, set_numerics
 from unidle.engine.capture import Capture
 from unidle.engine.collector import Collector

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unidle.config import Config
-from unidle.config.schema import whole_steps
+from unidle.config.settings import whole_steps
 from unidle.engine.build import too_many_workers
 from unidle.engine.changes import note_changes
 from unidle.engine.checkpoint import RunFolder, load_checkpoint

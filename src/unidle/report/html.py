@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from unidle.config.schema import word_for_none
+from unidle.config.settings import word_for_none
 from unidle.report.cards import SMALL, section, series
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
 from unidle.report.looks import phase_look

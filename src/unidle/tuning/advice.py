@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unidle.config import Config, Engine
-from unidle.config.schema import section_of
+from unidle.config.settings import section_of
 from unidle.tuning.facts import Facts
 from unidle.tuning.job import is_sound
 from unidle.tuning.model import predicted_speedup

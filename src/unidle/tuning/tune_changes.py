@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.config import Config, Engine
-from unidle.config.schema import section_of
+from unidle.config.settings import section_of
 from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_sound
 from unidle.tuning.trials import Situation
 

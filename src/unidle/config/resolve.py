@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from unidle.config.engine_file import EngineFile
-from unidle.config.foreign import read_config
+from unidle.config.foreign.files import read_config
 from unidle.config.presets import EXPLORER, default_preset, load_preset
-from unidle.config.schema import Config
+from unidle.config.settings import Config
 from unidle.errors import UsageError
 
 _N_ENVS_OF_FIXED = "NUM_PARALLEL_ENVS"  # the environment variable for what one may tune of a preset of fixed numbers

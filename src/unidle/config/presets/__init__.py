@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidle.config.schema import Config, flatten_sections, read_yaml
+from unidle.config.settings import Config, flatten_sections, read_yaml
 from unidle.errors import UsageError
 
-_FOLDER = Path(__file__).parent / "presets"
+_FOLDER = Path(__file__).parent
 _BY_SIZE = ("classic", "fast", "heavy", "beast")
 EXPLORER = "unidle/SiteExplore-v0"
 _ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # how environments that live on the GPU are named

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from unidle.config import sb3_words
-from unidle.config.schema import coerce, flatten_sections, read_yaml, section_of, unknown_key
+from unidle.config.settings import coerce, flatten_sections, read_yaml, section_of, unknown_key
 from unidle.errors import UsageError
 
 Style = Literal["unidle", "sb3", "elegantrl"]

@@ -1,0 +1,1 @@
+"""Config files of other libraries: SB3, rl-zoo, Isaac Lab and ElegantRL."""
