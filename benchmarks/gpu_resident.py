@@ -92,14 +92,14 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     import torch
 
     from unidle.algos.ppo import PPO
+    from unidle.buffers.rollout import Rollout
     from unidle.config import Recipe
     from unidle.engine.capture import Capture
     from unidle.engine.device_collector import DeviceCollector
     from unidle.engine.device_loop import DeviceLoop
     from unidle.envs.contract import probe
     from unidle.envs.make import env_maker
-    from unidle.memory.rollout import Rollout
-    from unidle.nn.policy import Policy
+    from unidle.nn.actor_critic import Policy
     from unidle.timeline import Timeline
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -69,9 +69,9 @@ def train(settings: dict[str, Any], after_iteration: Any) -> None:
 def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Pairs of busy shares, the meter's and the profiler's."""
     import unidle.api
-    from unidle.journal import read_records
     from unidle.meter import account
     from unidle.meter.inside.unidle_windows import Window, torch_in_use
+    from unidle.metrics.journal import read_records
 
     pairs: list[tuple[float, float]] = []
 

@@ -33,7 +33,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     from unidle.algos.sac import SAC
     from unidle.config import Recipe
     from unidle.engine.capture import Capture
-    from unidle.nn.soft_policy import SoftPolicy
+    from unidle.nn.sac_policy import SoftPolicy
     from unidle.spaces.actions import ActionLayout
     from unidle.spaces.observations import RowLayout
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from unidle.algos.ppo import PPO, Batch
 from unidle.config import Recipe
-from unidle.nn.policy import NetworkFactory, Policy
+from unidle.nn.actor_critic import NetworkFactory, Policy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 

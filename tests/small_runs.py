@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unidle.algos.ppo import PPO
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.collector import Collector
 from unidle.envs.contract import probe
@@ -19,10 +20,9 @@ from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool import ProcessPool
 from unidle.envs.serial import SerialEnvs
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
-from unidle.spaces.distribution import Params
-from unidle.streams import keyed_generator
+from unidle.nn.actor_critic import Policy
+from unidle.rng import keyed_generator
+from unidle.spaces.distributions import Params
 from unidle.timeline import Timeline
 
 CPU = torch.device("cpu")

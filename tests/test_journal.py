@@ -11,7 +11,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from unidle.errors import UsageError, WriteError
-from unidle.journal import Journal, read_records
+from unidle.metrics.journal import Journal, read_records
 
 
 def write_steps(folder: Path, steps: range, *, start: int = 0, tensorboard: bool = False) -> None:

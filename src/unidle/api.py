@@ -29,9 +29,9 @@ from unidle.envs.contract import probe
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
 from unidle.envs.vectorised import vector_size
 from unidle.errors import UsageError
-from unidle.journal import read_records
 from unidle.meter.account import RunMeter
-from unidle.nn.policy import NetworkFactory
+from unidle.metrics.journal import read_records
+from unidle.nn.actor_critic import NetworkFactory
 from unidle.report.display import Display
 from unidle.report.history import read_history
 from unidle.report.html import write_report

@@ -15,8 +15,8 @@ import unidle
 from unidle.algos.accumulation import Pieces
 from unidle.algos.sac import Critics
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
-from unidle.nn.greedy_policy import GreedyPolicy
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
+from unidle.nn.q_policy import GreedyPolicy
 
 SMALL: dict[str, Any] = {
     "n_envs": 4,

@@ -14,7 +14,7 @@ from small_runs import SmallRun, floats
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from unidle.memory.replay import Transitions
+from unidle.buffers.replay import Transitions
 
 sb3 = pytest.importorskip("stable_baselines3")
 

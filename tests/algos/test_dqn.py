@@ -16,8 +16,8 @@ from test_experience import learned, off_policy_run
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Transitions
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.replay import Transitions
 
 
 class Levers(gymnasium.Env):

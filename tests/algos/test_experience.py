@@ -22,18 +22,18 @@ from unidle.algos.capturing import as_it_is
 from unidle.algos.dqn import DQN
 from unidle.algos.experience import Experience
 from unidle.algos.sac import SAC
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.replay import Replay
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.build import new_algorithm
 from unidle.engine.collector import Collector
 from unidle.envs.contract import probe
 from unidle.envs.make import env_maker
 from unidle.envs.serial import SerialEnvs
-from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Replay
-from unidle.memory.rollout import Rollout
+from unidle.rng import keyed_generator
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
-from unidle.streams import keyed_generator
 from unidle.timeline import Timeline
 
 SMALL: dict[str, Any] = {

@@ -14,13 +14,13 @@ import unidle
 from unidle.algos import experience as subject
 from unidle.algos.capturing import as_it_is
 from unidle.algos.experience import Experience, Updates
+from unidle.buffers.prefetch import Prefetch
+from unidle.buffers.replay import Replay, Transitions
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.capture import Capture
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
 from unidle.errors import UsageError
-from unidle.memory.prefetch import Prefetch
-from unidle.memory.replay import Replay, Transitions
-from unidle.memory.rollout import Rollout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIB = 2**30

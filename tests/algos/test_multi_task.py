@@ -11,14 +11,14 @@ import torch
 from gymnasium import spaces
 
 from unidle.algos.sac import SAC
+from unidle.buffers.multitask import TaskReplay
 from unidle.config import Config, Recipe
 from unidle.config.validate import validated
 from unidle.engine.build import make_envs
 from unidle.envs.contract import probe
 from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
-from unidle.memory.task_replay import TaskReplay
-from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
+from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 

@@ -13,9 +13,9 @@ from unidle.algos.dormancy import TOO_DORMANT, remedy
 from unidle.algos.plasticity import dormant_ratio, feature_rank, of_ensemble, of_trunk
 from unidle.algos.sac import SAC
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.flat import FlatParameters
+from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.trunks import mlp
-from unidle.streams import keyed_generator
+from unidle.rng import keyed_generator
 
 
 def test_a_neuron_is_dormant_at_a_tenth_of_its_layers_mean_and_all_layers_count_together() -> None:

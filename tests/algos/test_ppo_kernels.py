@@ -25,9 +25,9 @@ from ppo_minibatches import (
 from ppo_minibatches import an_algo as an_algo_on
 
 from unidle.algos.ppo import PPO, Batch
-from unidle.memory.rollout import Rollout, gae
-from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import NetworkFactory
+from unidle.buffers.rollout import Rollout, gae
+from unidle.nn.actor_critic import NetworkFactory
+from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.spaces.actions import ActionLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -214,7 +214,7 @@ def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool
 @pytest.mark.parametrize(("steps", "n_envs"), [(1, 1), (7, 65), (33, 128)])
 def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int, traced: bool) -> None:
     pytest.importorskip("triton")
-    from unidle.memory.fused_gae import fused_gae
+    from unidle.buffers.fused_gae import fused_gae
 
     generator = torch.Generator().manual_seed(steps)
     rewards, bootstrap = torch.randn(2, steps, n_envs, generator=generator).to(DEVICE)
@@ -229,7 +229,7 @@ def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int, traced:
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 4097])
 def test_a_shuffle_leaves_nothing_out_and_its_key_decides_the_order(n: int) -> None:
     pytest.importorskip("triton")
-    from unidle.memory.fused_shuffle import fused_shuffle
+    from unidle.buffers.fused_shuffle import fused_shuffle
 
     first, again, other = (fused_shuffle(n, torch.Generator(DEVICE).manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first.sort().values.cpu(), torch.arange(n))
@@ -239,7 +239,7 @@ def test_a_shuffle_leaves_nothing_out_and_its_key_decides_the_order(n: int) -> N
 
 def test_every_number_comes_to_every_place_as_often_as_to_any_other() -> None:
     pytest.importorskip("triton")
-    from unidle.memory.fused_shuffle import fused_shuffle
+    from unidle.buffers.fused_shuffle import fused_shuffle
 
     n, times = 12, 120 if INTERPRETED else 3000
     generator = torch.Generator(DEVICE).manual_seed(3)

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 from toy_envs import Senses
 
 from unidle.algos.ppo import PPO, Batch
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.memory.rollout import Rollout
 
 ENVS = ["CartPole-v1", "Pendulum-v1"]
 

@@ -19,8 +19,8 @@ from torch.distributions.transforms import TanhTransform
 from torch.testing import assert_close
 from toy_envs import Masked
 
-from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Transitions
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.replay import Transitions
 
 ENVS: dict[str, Any] = {"Box": Drift, "Discrete": "CartPole-v1"}
 

@@ -11,9 +11,9 @@ import torch
 from gymnasium import spaces
 
 from unidle.algos.sac import SAC
+from unidle.buffers.replay import Transitions
 from unidle.config import Recipe
-from unidle.memory.replay import Transitions
-from unidle.nn.soft_policy import SoftPolicy
+from unidle.nn.sac_policy import SoftPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 

@@ -22,6 +22,7 @@ from small_envs import counting_length, counting_terminates
 from small_runs import SmallRun, floats, frozen, small_run
 from torch import Tensor
 
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.capture import Capture
 from unidle.engine.collector import Collector
@@ -33,9 +34,8 @@ from unidle.envs.make import env_maker
 from unidle.envs.pool import ProcessPool
 from unidle.envs.slot import episode_seed
 from unidle.envs.worker import DONE
-from unidle.memory.rollout import Rollout
-from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
+from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.timeline import Timeline
 
 SEED = 3

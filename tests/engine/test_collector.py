@@ -16,10 +16,10 @@ from small_envs import Counting, Drift, Fickle, counting_steps, short_cartpole
 from small_runs import SmallRun, frozen, small_run
 from torch import Tensor
 
+from unidle.buffers.rollout import Rollout
 from unidle.engine import episodes
 from unidle.engine.episodes import EpisodeLog, as_tensors
-from unidle.memory.rollout import Rollout
-from unidle.streams import keyed_generator
+from unidle.rng import keyed_generator
 
 FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_rows", "final_at")
 

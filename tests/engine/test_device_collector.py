@@ -11,6 +11,7 @@ import torch
 from test_resume import StopAfter, assert_same, final_state
 
 import unidle
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
@@ -18,8 +19,7 @@ from unidle.envs.classic import TASKS, Classic
 from unidle.envs.contract import Contract
 from unidle.envs.tensors import TensorEnvs
 from unidle.errors import UsageError
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 from unidle.timeline import Timeline

@@ -12,6 +12,7 @@ from test_resume import assert_same, final_state
 from torch import Tensor
 
 import unidle
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine import device_loop
 from unidle.engine.device_collector import DeviceCollector
@@ -21,8 +22,7 @@ from unidle.envs.contract import Contract
 from unidle.envs.device import State, Step
 from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 from unidle.timeline import Timeline

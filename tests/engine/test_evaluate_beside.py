@@ -41,7 +41,7 @@ from unidle.envs.make import env_maker
 from unidle.envs.serial import SerialEnvs
 from unidle.envs.slot import episode_seed
 from unidle.errors import TrainingError, UsageError
-from unidle.nn.soft_policy import SoftPolicy
+from unidle.nn.sac_policy import SoftPolicy
 from unidle.report.history import read_history
 from unidle.timeline import EVALUATE, OTHER, Timeline
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.capture import Capture
 from unidle.engine.lane import Lane
@@ -13,10 +14,9 @@ from unidle.engine.service import PageLock, Service
 from unidle.envs.block import Block
 from unidle.envs.contract import probe
 from unidle.envs.make import env_maker
-from unidle.memory.rollout import Rollout
-from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
-from unidle.nn.soft_policy import SoftPolicy
+from unidle.nn.actor_critic import Policy
+from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.sac_policy import SoftPolicy
 
 pytestmark = pytest.mark.gpu
 STEPS = 5

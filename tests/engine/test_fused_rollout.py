@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.device_collector import DeviceCollector
 from unidle.envs.classic import TASKS, Classic
 from unidle.envs.contract import probe
 from unidle.envs.make import env_maker
-from unidle.memory.rollout import Rollout
-from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
+from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.timeline import Timeline
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

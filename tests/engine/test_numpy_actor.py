@@ -11,12 +11,12 @@ import torch
 from gymnasium import spaces
 from ppo_minibatches import ACTIONS
 
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.lane import Lane
 from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.block import Block
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 

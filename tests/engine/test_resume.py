@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 import unidle
 from unidle.engine.checkpoint import RunFolder, load_checkpoint
-from unidle.journal import read_records
+from unidle.metrics.journal import read_records
 from unidle.report.display import Display
 from unidle.report.history import read_history
 

@@ -11,7 +11,7 @@ import pytest
 import unidle
 from unidle.engine import trainer
 from unidle.engine.saving import Progress, Saver
-from unidle.journal import how_good
+from unidle.metrics.journal import how_good
 
 
 def evaluation(step: int, mean: float, success: float | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import unidle
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.device_collector import DeviceCollector
 from unidle.envs.contract import probe
@@ -33,8 +34,7 @@ from unidle.envs.simulators import IsaacEnv, TensorVectorEnv, as_device_env
 from unidle.envs.tensors import TensorEnvs
 from unidle.envs.vectorised import vector_size
 from unidle.errors import UsageError
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
 from unidle.timeline import Timeline
 
 CPU = torch.device("cpu")

@@ -20,6 +20,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 import unidle  # noqa: E402
+from unidle.buffers.rollout import Rollout  # noqa: E402
 from unidle.config import Recipe  # noqa: E402
 from unidle.engine.checkpoint import RunFolder, load_checkpoint  # noqa: E402
 from unidle.engine.collector import Collector  # noqa: E402
@@ -30,8 +31,7 @@ from unidle.envs.jax_env import JaxEnv, JaxTask, _Words, space_of  # noqa: E402
 from unidle.envs.make import env_maker  # noqa: E402
 from unidle.envs.tensors import TensorEnvs  # noqa: E402
 from unidle.errors import UsageError  # noqa: E402
-from unidle.memory.rollout import Rollout  # noqa: E402
-from unidle.nn.policy import Policy  # noqa: E402
+from unidle.nn.actor_critic import Policy  # noqa: E402
 from unidle.timeline import Timeline  # noqa: E402
 
 CPU = torch.device("cpu")

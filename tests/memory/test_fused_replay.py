@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from unidle.memory.replay import Replay
-from unidle.memory.task_replay import TaskReplay
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.replay import Replay
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -53,7 +53,7 @@ def assert_alike(fused: Any, plain: Any, batch_size: int) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 30, 300], ids=["empty", "one", "filling", "full"])
 @pytest.mark.parametrize("look_ahead", [1, 3])
 def test_a_batch_is_the_plain_one(look_ahead: int, steps: int) -> None:
-    from unidle.memory.fused_replay import FusedReplay
+    from unidle.buffers.fused_replay import FusedReplay
 
     memories = [kind(700, 7, ROW, WIDTH, DEVICE, GAMMA, look_ahead) for kind in (FusedReplay, Replay)]
     for memory in memories:
@@ -63,7 +63,7 @@ def test_a_batch_is_the_plain_one(look_ahead: int, steps: int) -> None:
 
 @pytest.mark.parametrize("n_envs", [1, 600, 5000])
 def test_any_number_of_lines(n_envs: int) -> None:
-    from unidle.memory.fused_replay import FusedReplay
+    from unidle.buffers.fused_replay import FusedReplay
 
     memories = [kind(8 * n_envs, n_envs, ROW, WIDTH, DEVICE, GAMMA) for kind in (FusedReplay, Replay)]
     for memory in memories:
@@ -74,7 +74,7 @@ def test_any_number_of_lines(n_envs: int) -> None:
 @pytest.mark.parametrize("steps", [0, 2, 60], ids=["empty", "few", "full"])
 @pytest.mark.parametrize("batch_size", [40, 42], ids=["as many", "not as many"])
 def test_a_batch_of_tasks_is_the_plain_one(batch_size: int, steps: int) -> None:
-    from unidle.memory.fused_replay import FusedTaskReplay
+    from unidle.buffers.fused_replay import FusedTaskReplay
 
     memories = [kind(200, 4, 6, ROW, WIDTH, DEVICE, GAMMA) for kind in (FusedTaskReplay, TaskReplay)]
     for memory in memories:
@@ -83,7 +83,7 @@ def test_a_batch_of_tasks_is_the_plain_one(batch_size: int, steps: int) -> None:
 
 
 def test_small_memories_prove_it_and_a_wrong_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unidle.memory import fused_replay
+    from unidle.buffers import fused_replay
 
     fused_replay.prove(DEVICE)
     three = lambda self, size, stream: torch.arange(size, device=DEVICE) % 3  # noqa: E731

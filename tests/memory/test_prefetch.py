@@ -5,9 +5,9 @@ import pytest
 import torch
 from test_replay import CPU, ROW_BYTES, live, make_replay, same, seeded
 
+from unidle.buffers.prefetch import Prefetch, choose_place
+from unidle.buffers.replay import Transitions
 from unidle.errors import UsageError
-from unidle.memory.prefetch import Prefetch, choose_place
-from unidle.memory.replay import Transitions
 
 
 def test_prefetched_batches_are_the_memory_s_own_in_tensors_that_stay() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from unidle.memory.priority import Prioritised, SumTree
-from unidle.memory.replay import Replay
+from unidle.buffers.prioritised import Prioritised, SumTree
+from unidle.buffers.replay import Replay
 
 CPU = torch.device("cpu")
 SIZES = st.sampled_from([1, 2, 127, 128, 129, 300, 16_384, 16_385, 40_000])  # one, two and three levels

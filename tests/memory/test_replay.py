@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.replay import Replay, Transitions, integers_below
 from unidle.errors import UsageError
-from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Replay, Transitions, integers_below
-from unidle.memory.task_replay import TaskReplay
 from unidle.nn.encoder import leaf_tensor
 from unidle.spaces.observations import RowLayout
 

@@ -24,9 +24,9 @@ from test_replay import (
     seeded,
 )
 
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.replay import Transitions
 from unidle.errors import UsageError
-from unidle.memory.replay import Transitions
-from unidle.memory.task_replay import TaskReplay
 
 
 @dataclass

@@ -13,12 +13,12 @@ import pytest
 import unidle
 from unidle import timeline as timeline_module
 from unidle.engine.listener import OnGpu
-from unidle.journal import read_records
 from unidle.meter import account
 from unidle.meter.account import FILE, RunMeter, active_shares
 from unidle.meter.attribution import DeviceSpan, HostSpan, attribute_idle
 from unidle.meter.background import Background
 from unidle.meter.reading import Sample
+from unidle.metrics.journal import read_records
 from unidle.timeline import ENVIRONMENT, EVALUATE, LEARN, LOGGING, PHASES, STORAGE, Timeline
 
 SMALL: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unidle.nn.adam import FlatAdam
+from unidle.nn.optim.adam import FlatAdam
 
 
 def test_steps_equal_those_of_torch_adam_bit_for_bit() -> None:

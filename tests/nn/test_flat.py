@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unidle.nn.flat import FlatParameters
+from unidle.nn.optim.flat_parameters import FlatParameters
 
 
 class Net(nn.Module):

@@ -18,11 +18,11 @@ from unidle.algos.algorithm import new_policy
 from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.greedy_policy import GreedyActions, GreedyPolicy
-from unidle.nn.soft_policy import SoftPolicy, SquashedActions
+from unidle.nn.q_policy import GreedyActions, GreedyPolicy
+from unidle.nn.sac_policy import SoftPolicy, SquashedActions
 from unidle.nn.trunks import ACTIVATIONS
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distribution import Params
+from unidle.spaces.distributions import Params
 from unidle.spaces.observations import RowLayout
 
 ROWS = RowLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unidle.config import Recipe
 from unidle.errors import UsageError
-from unidle.nn.policy import Policy, n_parameters
+from unidle.nn.actor_critic import Policy, n_parameters
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 

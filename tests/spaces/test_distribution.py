@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distribution import ActionDistribution, Params
+from unidle.spaces.distributions import ActionDistribution, Params
 
 JUST_BELOW_ONE = 1 - 2.0**-24  # the largest number that torch.rand gives
 

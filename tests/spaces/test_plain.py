@@ -10,7 +10,7 @@ from space_strategies import leaf_spaces, nested
 
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
-from unidle.spaces.plain import space_from_plain, space_to_plain
+from unidle.spaces.serialise import space_from_plain, space_to_plain
 
 
 def assert_equal(one: spaces.Space, other: spaces.Space) -> None:

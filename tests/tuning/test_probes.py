@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from unidle.algos import experience
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.replay import Replay
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
 from unidle.config.resolve import lay
@@ -23,8 +25,6 @@ from unidle.engine.build import new_algorithm
 from unidle.engine.collector import Collector
 from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
-from unidle.memory.replay import Replay
-from unidle.memory.task_replay import TaskReplay
 from unidle.tuning import probes_learning, stepping
 from unidle.tuning.job import endless
 from unidle.tuning.model import iteration_seconds

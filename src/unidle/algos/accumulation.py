@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from unidle.nn.flat import FlatParameters
+from unidle.nn.optim.flat_parameters import FlatParameters
 
 FallBack = Callable[[str, Exception, str], None]  # is told what takes a slower way, why, and which
 _Result = TypeVar("_Result")

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.memory.rollout import Rollout
-from unidle.nn.flat import FlatParameters
-from unidle.nn.greedy_policy import GreedyPolicy
-from unidle.nn.policy import NetworkFactory, Policy
-from unidle.nn.soft_policy import SoftPolicy
+from unidle.nn.actor_critic import NetworkFactory, Policy
+from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.q_policy import GreedyPolicy
+from unidle.nn.sac_policy import SoftPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
 

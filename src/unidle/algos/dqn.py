@@ -19,12 +19,12 @@ from torch import Tensor
 from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.experience import Experience, Updates
+from unidle.buffers.replay import Transitions
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.memory.replay import Transitions
-from unidle.memory.rollout import Rollout
-from unidle.nn.adam import FlatAdam
-from unidle.nn.flat import FlatParameters
-from unidle.nn.greedy_policy import GreedyPolicy
+from unidle.nn.optim.adam import FlatAdam
+from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.q_policy import GreedyPolicy
 
 _METRICS = ("loss", "value", "grad_norm")
 

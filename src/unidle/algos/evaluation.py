@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from unidle.algos.accumulation import FallBack, Pieces
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
-from unidle.spaces.distribution import Params
+from unidle.nn.actor_critic import Policy
+from unidle.spaces.distributions import Params
 
 _BYTES_AT_ONCE = 1 << 29  # of activations
 

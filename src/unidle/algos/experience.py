@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from unidle.algos.capturing import Capturer
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.prefetch import Prefetch, choose_place, in_gib
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.replay import Replay
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.config.machine import free_memory
 from unidle.errors import UsageError
-from unidle.memory.prefetch import Prefetch, choose_place, in_gib
-from unidle.memory.priority import Prioritised
-from unidle.memory.replay import Replay
-from unidle.memory.rollout import Rollout
-from unidle.memory.task_replay import TaskReplay
 
 _MAY_BE_SPENT = 0.9  # of what is free; networks, their graphs and workers need some as well
 _HOST = torch.device("cpu")
@@ -214,7 +214,7 @@ def _kinds(
     """Those with kernels of their own, where these run and draw what the plain ones do."""
     if place.type == "cuda":
         try:
-            from unidle.memory.fused_replay import FusedReplay, FusedTaskReplay, prove
+            from unidle.buffers.fused_replay import FusedReplay, FusedTaskReplay, prove
 
             prove(place)
             return FusedReplay, FusedTaskReplay

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.nn.adam import BETA1, BETA2, FlatAdam
+from unidle.nn.optim.adam import BETA1, BETA2, FlatAdam
 
 _BLOCK, SQUARED = 1024, 8192  # numbers that a program takes
 

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from unidle.algos.small_network import distribution, inputs, network
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
+from unidle.buffers.rollout import Rollout
+from unidle.nn.actor_critic import Policy
 
 _ROWS = 64  # that a block takes
 

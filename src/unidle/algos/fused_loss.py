@@ -22,7 +22,7 @@ from unidle.algos.small_network import distribution
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch
-    from unidle.nn.policy import Policy
+    from unidle.nn.actor_critic import Policy
 
 _MOST_OUTPUTS, _MOST_HEADS = 128, 8
 _OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # that a program looks at

@@ -20,11 +20,11 @@ from unidle.algos.fused_adam import BETAS, FusedAdam, adam
 from unidle.algos.fused_heads import FusedHeads, task_of
 from unidle.algos.fused_network import BatchedGradient, BatchedNetwork, SideStream
 from unidle.algos.small_network import ACTIVATIONS
-from unidle.nn.soft_policy import LOG_STD_RANGE
+from unidle.nn.sac_policy import LOG_STD_RANGE
 
 if TYPE_CHECKING:
     from unidle.algos.sac import SAC
-    from unidle.memory.replay import Transitions
+    from unidle.buffers.replay import Transitions
 
 _ROWS = 32  # of a batch that a program takes
 _LOG_SQRT_2PI = tl.constexpr(0.9189385332046727)

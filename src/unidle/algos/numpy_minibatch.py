@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unidle.nn.numpy_layers import Inputs, Layer, Trunk, product
-from unidle.spaces.distribution import LOG_SQRT_2PI, LOG_ZERO
+from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_ZERO
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.flat import FlatParameters
+from unidle.nn.optim.flat_parameters import FlatParameters
 
 _SCORE, _EPSILON = 0.1, 1e-9
 _RANKED, _OF_ALL = 512, 0.99

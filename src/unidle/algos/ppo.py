@@ -23,15 +23,15 @@ from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation, sequences
 from unidle.algos.numpy_minibatch import NumpyMinibatch
+from unidle.buffers.rollout import Rollout, discounted_returns, gae
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
-from unidle.memory.rollout import Rollout, discounted_returns, gae
-from unidle.nn.adam import FlatAdam
-from unidle.nn.flat import FlatParameters
+from unidle.nn.actor_critic import Policy
 from unidle.nn.normalise import RunningNorm
 from unidle.nn.numpy_layers import is_small
-from unidle.nn.policy import Policy
-from unidle.spaces.distribution import Params
+from unidle.nn.optim.adam import FlatAdam
+from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.spaces.distributions import Params
 
 _REWARD_CLIP = 10.0
 NODES_PER_MINIBATCH = 250  # of a graph, at most; and some 60 more for each step of a recurrent sequence

@@ -15,10 +15,10 @@ from unidle.algos.fused_step import FusedStep
 from unidle.algos.ppo import PPO, Batch
 from unidle.algos.proof import compare, undone
 from unidle.algos.small_network import shape_of
-from unidle.memory.fused_gae import fused_gae
-from unidle.memory.fused_shuffle import fused_shuffle
-from unidle.memory.rollout import Rollout
-from unidle.spaces.distribution import Params
+from unidle.buffers.fused_gae import fused_gae
+from unidle.buffers.fused_shuffle import fused_shuffle
+from unidle.buffers.rollout import Rollout
+from unidle.spaces.distributions import Params
 
 _EXACTLY = 1e-3  # of a result's length, where both sides come from the same numbers and no products in TF32
 

@@ -21,15 +21,15 @@ from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.experience import Experience, Updates
 from unidle.algos.plasticity import of_ensemble, of_trunk
+from unidle.buffers.replay import Transitions
+from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.memory.replay import Transitions
-from unidle.memory.rollout import Rollout
-from unidle.nn.adam import FlatAdam
 from unidle.nn.encoder import Encoder
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.flat import FlatParameters
-from unidle.nn.soft_policy import SoftPolicy, outputs_of_task
-from unidle.streams import PLASTICITY, keyed_generator
+from unidle.nn.optim.adam import FlatAdam
+from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
+from unidle.rng import PLASTICITY, keyed_generator
 
 _OF_THE_MOST = 0.98  # entropy that categories aim at, as a part of the most they can have
 _HE_HEAD = 3e-3  # how close to 0 the critics' heads begin with initial: he

@@ -16,7 +16,7 @@ from unidle.algos.proof import compare, undone
 
 if TYPE_CHECKING:
     from unidle.algos.sac import SAC
-    from unidle.memory.replay import Transitions
+    from unidle.buffers.replay import Transitions
 
 # Of the policy's gradient: in TF32 another critic may be the lower one of a sample or two.
 _POLICY_TOLERANCE = 0.1

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 _UNITS = (16, 32, 64)  # more, and the weights do not fit beside their gradient

@@ -12,10 +12,10 @@ from unidle.config import Config
 from unidle.engine.build import choose_device, policy_from
 from unidle.engine.checkpoint import load_checkpoint, weights_that_fit
 from unidle.errors import UsageError
-from unidle.nn.policy import NetworkFactory
+from unidle.nn.actor_critic import NetworkFactory
+from unidle.rng import PREDICTION, keyed_generator
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, RowLayout
-from unidle.streams import PREDICTION, keyed_generator
 
 
 class Agent:

@@ -29,7 +29,7 @@ from unidle.envs.host import Fault
 from unidle.envs.make import EnvMaker
 from unidle.envs.process import LOOK_AROUND_SECONDS, WorkerError, WorkerProcess
 from unidle.errors import TrainingError, UsageError
-from unidle.nn.policy import NetworkFactory
+from unidle.nn.actor_critic import NetworkFactory
 
 _PLACES = 32  # evaluations asked for and not done, at most
 _WAIT_SECONDS = 0.02  # between two looks whether one is done, of somebody who waits for it

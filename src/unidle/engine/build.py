@@ -26,10 +26,10 @@ from unidle.envs.serial import SerialEnvs
 from unidle.envs.tensors import TensorEnvs
 from unidle.envs.vectorised import vectorised_envs
 from unidle.errors import UsageError
-from unidle.nn.policy import NetworkFactory
+from unidle.nn.actor_critic import NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
-from unidle.spaces.plain import space_from_plain, space_to_plain
+from unidle.spaces.serialise import space_from_plain, space_to_plain
 
 # A round trip to a worker costs about this much, so shorter work is quicker done here.
 _POOL_OVERHEAD_SECONDS = 150e-6

@@ -8,7 +8,7 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.settings import word_for_none
-from unidle.journal import read_records, reopen
+from unidle.metrics.journal import read_records, reopen
 
 FILE = "changes.jsonl"
 

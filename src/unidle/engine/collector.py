@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer, as_it_is
+from unidle.buffers.rollout import Rollout
 from unidle.engine.episodes import EpisodeLog, as_arrays, as_tensors
 from unidle.engine.evaluate import Stopped
 from unidle.engine.lane import Lane
@@ -26,7 +27,6 @@ from unidle.engine.service import PageLock, Where
 from unidle.envs.block import ENDED
 from unidle.envs.host import Fault, HostEnvs
 from unidle.errors import TrainingError
-from unidle.memory.rollout import Rollout
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
 _STALL_SECONDS = 0.002  # then those that are ready are served, be they few: nobody waits for a slow one

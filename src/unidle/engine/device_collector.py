@@ -11,13 +11,13 @@ from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
+from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
 from unidle.engine.lane import Whole
 from unidle.envs.contract import Contract
 from unidle.envs.device import DeviceEnv, MaskedDeviceEnv, State, traits_of
-from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import leaf_tensor, pack_rows
-from unidle.streams import NOISE, keyed_generator
+from unidle.rng import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
 
 NODES_PER_STEP = 80  # of a graph, about

@@ -19,7 +19,7 @@ from unidle.config import Recipe
 from unidle.engine.device_collector import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learner import all_finite
 from unidle.envs.device import DeviceEnv, traits_of
-from unidle.streams import NOISE, SHUFFLE, rekeyed
+from unidle.rng import NOISE, SHUFFLE, rekeyed
 from unidle.timeline import LEARN, DeviceClock, Timeline
 
 _MOST_NODES = 20_000  # of a whole iteration's graph, which is captured once, in seconds, and always has work to do

@@ -12,8 +12,8 @@ import torch
 from unidle.algos.algorithm import AnyPolicy
 from unidle.envs.block import SUCCEEDED
 from unidle.envs.host import Fault, HostEnvs, Storied
-from unidle.nn.soft_policy import SoftPolicy
-from unidle.streams import EVALUATION, keyed_generator
+from unidle.nn.sac_policy import SoftPolicy
+from unidle.rng import EVALUATION, keyed_generator
 
 _LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
 FIRST_EVALUATION_ENV = 1 << 20  # evaluation environments are numbered from here: their seeds are never training's

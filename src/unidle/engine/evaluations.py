@@ -20,7 +20,7 @@ from unidle.envs.contract import Contract
 from unidle.envs.host import Fault, HostEnvs
 from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
-from unidle.nn.policy import NetworkFactory
+from unidle.nn.actor_critic import NetworkFactory
 
 Record = dict[str, Any]
 

@@ -25,7 +25,7 @@ from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Share, play
 from unidle.envs.block import map_memory
 from unidle.envs.host import Fault
 from unidle.envs.serial import SerialEnvs
-from unidle.nn.flat import FlatParameters
+from unidle.nn.optim.flat_parameters import FlatParameters
 
 Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # of the tensors that a policy's state is made of
 

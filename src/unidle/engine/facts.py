@@ -9,7 +9,7 @@ import torch
 from unidle.config import Config
 from unidle.config.settings import whole_steps
 from unidle.engine.parts import Parts
-from unidle.nn.policy import n_parameters
+from unidle.nn.actor_critic import n_parameters
 
 
 def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:

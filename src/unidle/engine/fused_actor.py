@@ -21,9 +21,9 @@ from triton.language.extra import libdevice
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.small_network import ACTIVATIONS
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
-from unidle.nn.soft_policy import LOG_STD_RANGE, SoftPolicy
+from unidle.buffers.rollout import Rollout
+from unidle.nn.actor_critic import Policy
+from unidle.nn.sac_policy import LOG_STD_RANGE, SoftPolicy
 
 _MOST_ENVS = 1024
 _MOST_BLOCKS = 128

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.small_network import activated, layer, layer_bias, layer_weights, normalised, shape_of
+from unidle.buffers.rollout import Rollout
 from unidle.envs.classic import Classic
 from unidle.envs.classic_kernels import advance, begin, episode_word, observation
 from unidle.envs.device import scrambled
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import Policy
+from unidle.nn.actor_critic import Policy
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from unidle.engine.listener import Callback, Listener, Moment
 from unidle.engine.saving import Progress, Saver
 from unidle.engine.story import write_story
 from unidle.envs.host import Fault
-from unidle.journal import Journal, how_good, read_records
+from unidle.metrics.journal import Journal, how_good, read_records
 from unidle.timeline import CHECKPOINT, EVALUATE, OTHER, Timeline
 
 _WAIT_SECONDS = 0.2  # for an evaluation, before looking whether the user wants to stop

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
+from unidle.buffers.rollout import Rollout
 from unidle.engine.service import Service
 from unidle.envs.block import SUCCEEDED, Block, parts_of
-from unidle.memory.rollout import Rollout
-from unidle.nn.flat import FlatParameters
-from unidle.streams import NOISE, keyed_generator
+from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.rng import NOISE, keyed_generator
 
 
 class Notes:

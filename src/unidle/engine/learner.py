@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from unidle.algos.algorithm import Algorithm
+from unidle.buffers.rollout import Rollout
 from unidle.engine.lane import Lane, Whole
-from unidle.memory.rollout import Rollout
 from unidle.nn.encoder import Encoder
 from unidle.timeline import LEARN, DeviceClock, Timeline
 

@@ -6,11 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
+from unidle.buffers.rollout import Rollout
 from unidle.envs.block import Block
-from unidle.memory.rollout import Rollout
+from unidle.nn.actor_critic import Policy
 from unidle.nn.numpy_layers import Inputs, Layer, Trunk, is_small
-from unidle.nn.policy import Policy
-from unidle.spaces.distribution import LOG_ZERO
+from unidle.spaces.distributions import LOG_ZERO
 
 
 class NumpyActor:

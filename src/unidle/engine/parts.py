@@ -12,6 +12,7 @@ import torch
 from unidle.algos.algorithm import Algorithm, new_policy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.ppo import PPO
+from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.settings import whole_steps
 from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, new_algorithm, set_numerics
@@ -22,8 +23,7 @@ from unidle.engine.device_loop import DeviceLoop, fits
 from unidle.envs.contract import Contract, probe
 from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
-from unidle.memory.rollout import Rollout
-from unidle.nn.policy import NetworkFactory
+from unidle.nn.actor_critic import NetworkFactory
 from unidle.timeline import Timeline
 
 

@@ -22,7 +22,7 @@ from unidle.engine.collector import Collector
 from unidle.engine.device_collector import DeviceCollector
 from unidle.envs.contract import Contract
 from unidle.errors import UsageError
-from unidle.journal import how_good
+from unidle.metrics.journal import how_good
 
 
 @dataclass

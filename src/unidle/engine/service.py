@@ -16,9 +16,9 @@ from torch import Tensor
 
 from unidle.algos.algorithm import AnyPolicy
 from unidle.algos.capturing import Capturer
+from unidle.buffers.rollout import Rollout
 from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.block import Block
-from unidle.memory.rollout import Rollout
 
 _ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _TIMED = 16  # one service in so many is timed on the GPU

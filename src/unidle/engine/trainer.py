@@ -32,9 +32,9 @@ from unidle.engine.saving import Progress, Saver
 from unidle.envs.host import Fault
 from unidle.envs.make import EnvMaker
 from unidle.errors import TrainingError, UsageError, WriteError
-from unidle.journal import Journal
-from unidle.nn.policy import NetworkFactory
-from unidle.streams import SHUFFLE, keyed_generator
+from unidle.metrics.journal import Journal
+from unidle.nn.actor_critic import NetworkFactory
+from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, SYNC, Timeline
 
 _FAILURES = TrainingError, UsageError  # of environments, in whatever words

@@ -21,13 +21,13 @@ from typing import Any
 
 from unidle.engine.listener import OnGpu
 from unidle.errors import UsageError
-from unidle.journal import reopen
 from unidle.meter.attribution import Account, Attribution, DeviceSpan, attribute_idle, host_spans
 from unidle.meter.background import Background
 from unidle.meter.figures import percent
 from unidle.meter.host import Tree
 from unidle.meter.inside.unidle_windows import Window, computed, torch_in_use, try_window
 from unidle.meter.trace import Tracer
+from unidle.metrics.journal import reopen
 from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"

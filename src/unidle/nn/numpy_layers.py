@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from unidle.nn.actor_critic import Policy
 from unidle.nn.encoder import CLIP
-from unidle.nn.flat import FlatParameters
-from unidle.nn.policy import Policy
+from unidle.nn.optim.flat_parameters import FlatParameters
 
 _MOST_NUMBERS = 1 << 18  # that come out of a layer; with more, several threads of torch may be quicker
 _MOST_HEADS = 8  # each is a few operations of its own here, and all are one with torch

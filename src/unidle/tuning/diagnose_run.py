@@ -17,10 +17,10 @@ from unidle.config import Config
 from unidle.config.machine import available_memory, free_memory
 from unidle.engine.listener import Accountant, Moment, OnGpu
 from unidle.errors import TrainingError
-from unidle.journal import read_records
 from unidle.meter.account import FILE, RunMeter
 from unidle.meter.host import Host, Tree
 from unidle.meter.nvml import Driver, Gpu
+from unidle.metrics.journal import read_records
 from unidle.timeline import PHASES, Timeline
 from unidle.tuning.facts import Readings, Table
 from unidle.tuning.training import new_trainer, train

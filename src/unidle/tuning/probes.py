@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unidle.buffers.rollout import Rollout
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
 from unidle.engine.build import choose_slices, make_envs, resolve_network
@@ -20,7 +21,6 @@ from unidle.engine.lane import Lane
 from unidle.engine.parts import Parts, build_parts
 from unidle.envs.host import HostEnvs
 from unidle.envs.make import EnvMaker
-from unidle.memory.rollout import Rollout
 from unidle.timeline import Timeline
 from unidle.tuning.job import endless
 from unidle.tuning.probed import Probed

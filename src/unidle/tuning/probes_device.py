@@ -16,7 +16,7 @@ from unidle.engine.device_loop import DeviceLoop
 from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
 from unidle.errors import UsageError
-from unidle.streams import SHUFFLE, keyed_generator
+from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.job import ENDLESS
 from unidle.tuning.timing import seconds_of, usual

@@ -16,7 +16,7 @@ from unidle.engine.capture import Capture
 from unidle.engine.lane import Lane
 from unidle.engine.learner import Learner
 from unidle.engine.parts import Parts
-from unidle.streams import SHUFFLE, keyed_generator
+from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.probes_device import if_it_fits, steps_with_room
 from unidle.tuning.timing import typical

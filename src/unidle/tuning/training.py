@@ -7,13 +7,13 @@ from pathlib import Path
 
 from unidle.algos.algorithm import Algorithm
 from unidle.algos.experience import Experience
+from unidle.buffers.prefetch import Prefetch
 from unidle.config import Config
 from unidle.engine.build import resolve_network
 from unidle.engine.checkpoint import RunFolder
 from unidle.engine.listener import Accountant, Callback, Silent
 from unidle.engine.trainer import Trainer
 from unidle.envs.make import EnvMaker, env_maker
-from unidle.memory.prefetch import Prefetch
 
 
 def job_maker(config: Config) -> EnvMaker:

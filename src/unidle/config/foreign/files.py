@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from unidle.config import sb3_words
+from unidle.config.foreign import sb3
 from unidle.config.settings import coerce, flatten_sections, read_yaml, section_of, unknown_key
 from unidle.errors import UsageError
 
@@ -32,13 +32,13 @@ _ELEGANTRL_RENAMED = {
     "break_step": "timesteps",
     "random_seed": "seed",
 }
-_RENAMED = {**sb3_words.RENAMED, **_ELEGANTRL_RENAMED}
+_RENAMED = {**sb3.RENAMED, **_ELEGANTRL_RENAMED}
 
 # Words that only such a file holds. `num_envs` is too common to tell anything.
 _ELEGANTRL_MARKS = {*_ELEGANTRL_RENAMED, "target_step"} - {"num_envs"}
 _SB3_MARKS = {
-    *sb3_words.RENAMED,
-    *(word for word in sb3_words.READERS if not section_of(word)),
+    *sb3.RENAMED,
+    *(word for word in sb3.READERS if not section_of(word)),
     "n_minibatches",
     "use_sde",
 }
@@ -103,7 +103,7 @@ def _choose_entry(tree: dict[str, Any], env: str | None, source: str) -> str:
 def _style(tree: dict[str, Any]) -> Style:
     if any(name in _SECTIONS for name in tree):
         return "unidle"
-    if _SB3_MARKS & tree.keys() or any(map(sb3_words.is_linear, tree.values())):
+    if _SB3_MARKS & tree.keys() or any(map(sb3.is_linear, tree.values())):
         return "sb3"
     return "elegantrl" if _ELEGANTRL_MARKS & tree.keys() else "unidle"
 
@@ -125,8 +125,8 @@ class _Draft:
         """Translate one word of the file."""
         if word == "target_step" or (word == "n_minibatches" and self.style == "sb3"):
             self.per_iteration[word] = self._count(word, value)
-        elif self.style == "sb3" and word in sb3_words.READERS:
-            for name, plain in sb3_words.READERS[word](value, self.source, self.notes).items():
+        elif self.style == "sb3" and word in sb3.READERS:
+            for name, plain in sb3.READERS[word](value, self.source, self.notes).items():
                 self._set(name, word, plain)
         elif section_of(word):
             self._set(word, word, value)
@@ -135,7 +135,7 @@ class _Draft:
         elif self.style == "unidle":
             raise UsageError(unknown_key(word, self.source))
         else:
-            sb3_words.leave_out(word, value, self.notes)
+            sb3.leave_out(word, value, self.notes)
 
     def finish(self, n_envs: int | None) -> Translated:
         """The translation, once every word was taken."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unidle.memory.replay import Replay, Transitions, restore
+from unidle.buffers.replay import Replay, Transitions, restore
 
 _WIDTH = 128  # children of a node
 

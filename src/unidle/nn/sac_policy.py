@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from unidle.config import Recipe
 from unidle.errors import UsageError
+from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
 from unidle.nn.encoder import Encoder
-from unidle.nn.policy import NetworkFactory, encoder_of, mask_of
 from unidle.nn.trunks import mlp
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distribution import LOG_SQRT_2PI, ActionDistribution, Params
+from unidle.spaces.distributions import LOG_SQRT_2PI, ActionDistribution, Params
 from unidle.spaces.observations import RowLayout
 
 LOG_STD_RANGE = (-20.0, 2.0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unidle.buffers.replay import Transitions, integers_below, restore, rows_at
 from unidle.errors import UsageError
-from unidle.memory.replay import Transitions, integers_below, restore, rows_at
 
 
 class TaskReplay:

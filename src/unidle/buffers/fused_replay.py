@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.memory.replay import Replay, Transitions
-from unidle.memory.task_replay import TaskReplay
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.replay import Replay, Transitions
 
 _SAMPLES, _WORDS = 32, 64  # of a batch, and of its rows, that a program takes
 _MOST_LINES = 4096

@@ -14,7 +14,7 @@ from unidle.config import Recipe
 from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.trunks import RecurrentCore, mlp, orthogonal
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distribution import ActionDistribution, Params
+from unidle.spaces.distributions import ActionDistribution, Params
 from unidle.spaces.observations import RowLayout
 
 NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]

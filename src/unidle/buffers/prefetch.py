@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from unidle.buffers.replay import Transitions
 from unidle.errors import UsageError
-from unidle.memory.replay import Transitions
 
 
 class Sampler(Protocol):

@@ -1,0 +1,1 @@
+"""Experience: rollouts, advantages and replay buffers, as static tensors on one device."""

@@ -1,1 +1,0 @@
-"""What was experienced: static tensors on one device."""

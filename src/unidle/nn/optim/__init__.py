@@ -1,0 +1,1 @@
+"""The optimiser: all parameters as one flat tensor, and Adam on it."""
