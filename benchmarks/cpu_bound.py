@@ -203,7 +203,7 @@ def _overlap(left: Spans, right: Spans) -> int:
 def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dict[str, float]:
     """One training run, broken off when enough was seen."""
     import unidle
-    from unidle.engine.collector import Collector
+    from unidle.engine.collect.host import Collector
     from unidle.engine.trainer import Trainer
 
     for owner, method, phase in ((Collector, "finish", "rollout"), (Trainer, "_learn", "learning")):

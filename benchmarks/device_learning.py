@@ -80,7 +80,7 @@ def train(task: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def draw(result: dict[str, Any]) -> str:
     """One chart: the share of the way from the first evaluation to the goal."""
-    from unidle.report.svg import Reference, Series, line_chart, standalone
+    from unidle.report.page.svg import Reference, Series, line_chart, standalone
 
     series = []
     for name, row in result["tasks"].items():

@@ -94,11 +94,11 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     from unidle.algos.ppo import PPO
     from unidle.buffers.rollout import Rollout
     from unidle.config import Recipe
-    from unidle.engine.capture import Capture
-    from unidle.engine.device_collector import DeviceCollector
-    from unidle.engine.device_loop import DeviceLoop
-    from unidle.envs.contract import probe
+    from unidle.engine.collect.device import DeviceCollector
+    from unidle.engine.cuda_graphs import Capture
+    from unidle.engine.learn.device_loop import DeviceLoop
     from unidle.envs.make import env_maker
+    from unidle.envs.spec import probe
     from unidle.nn.actor_critic import Policy
     from unidle.timeline import Timeline
 

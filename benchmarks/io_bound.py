@@ -66,7 +66,7 @@ def served(latency: float) -> Iterator[tuple[str, int]]:
 async def _look_at_all(url: str) -> None:
     import aiohttp
 
-    from unidle.sites.generate import Layout, Site
+    from unidle.tasks.web.site.generate import Layout, Site
 
     places = asyncio.Semaphore(64)
     async with aiohttp.ClientSession() as session:
@@ -164,8 +164,8 @@ def measure_unidle(
 def _pool(url: str, episodes: int, loops: int, keep_pages: bool) -> Any:
     from unidle.config import Engine
     from unidle.engine.build import make_envs
-    from unidle.envs.contract import probe
     from unidle.envs.make import env_maker
+    from unidle.envs.spec import probe
 
     task = {"site": url, "topic": TOPIC, "keep_pages": keep_pages, "connections": max(512, episodes)}
     maker = env_maker("unidle/SiteExplore-v0", task)
@@ -178,7 +178,7 @@ class RequestsFetcher:
     def __init__(self) -> None:
         import requests
 
-        from unidle.envs.manners import Manners
+        from unidle.tasks.web.manners import Manners
 
         self.manners = Manners()
         self._session = requests.Session()
@@ -187,7 +187,7 @@ class RequestsFetcher:
         self.rules = object()
 
     async def fetch(self, url: str) -> Any:
-        from unidle.envs.manners import Page
+        from unidle.tasks.web.manners import Page
 
         answer = self._session.get(url, timeout=10)
         kind, _, rest = answer.headers.get("Content-Type", "").partition(";")
@@ -199,7 +199,7 @@ class RequestsFetcher:
         return [self._may(urlsplit(url)) for url in urls]
 
     def _may(self, url: Any) -> bool:
-        from unidle.envs.robots import Robots
+        from unidle.tasks.web.robots import Robots
 
         if url.hostname != "127.0.0.1":
             return False
@@ -210,11 +210,11 @@ class RequestsFetcher:
 
 
 async def read_with_soup(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Any:
-    """`unidle.envs.page.read`, by BeautifulSoup."""
+    """`unidle.tasks.web.page.read`, by BeautifulSoup."""
     from bs4 import BeautifulSoup
 
-    from unidle.envs.links import LinkBase
-    from unidle.envs.page import Content, Link
+    from unidle.tasks.web.links import LinkBase
+    from unidle.tasks.web.page import Content, Link
 
     if content_type != "text/html":
         return Content()
@@ -235,8 +235,8 @@ class PeerEnv(gymnasium.Env):
     """`SiteExplore` as one would write it for 32 processes."""
 
     def __init__(self, url: str) -> None:
-        from unidle.envs import page
-        from unidle.envs.site_explore import SiteExplore
+        from unidle.tasks.web import page
+        from unidle.tasks.web.site_explore import SiteExplore
 
         page.read = read_with_soup  # in this process only
         self._explorer = SiteExplore(url, TOPIC, keep_pages=False, fetcher=RequestsFetcher())  # type: ignore[arg-type]
@@ -286,10 +286,11 @@ def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[s
 
 def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) -> dict[str, float]:
     """CPU milliseconds of a step by what they are spent on; what is not named is the network's and the loop's."""
-    from unidle.envs import page, reading, site_explore
-    from unidle.envs.page_graph import PageGraph
-    from unidle.envs.site_explore import SiteExplore
-    from unidle.envs.slots import Slots
+    from unidle.envs.pool.slots import Slots
+    from unidle.tasks.web import features as reading
+    from unidle.tasks.web import page, site_explore
+    from unidle.tasks.web.page_graph import PageGraph
+    from unidle.tasks.web.site_explore import SiteExplore
 
     spent: dict[str, float] = defaultdict(float)
     for owner, method, name in (

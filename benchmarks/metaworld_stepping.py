@@ -29,7 +29,7 @@ _STEPS = 500
 
 def play(benchmark: str, accelerated: bool, episodes: int) -> dict[str, Any]:
     """Microseconds of CPU per step and task, what a reset takes in milliseconds, the sum of rewards, and memory."""
-    from unidle.envs.metaworld_env import MetaWorldTask, task_names
+    from unidle.tasks.metaworld.env import MetaWorldTask, task_names
 
     actions = np.random.default_rng(0).uniform(-1, 1, (_STEPS, 4)).astype(np.float32)
     step_us, reset_ms, rewards = {}, [], 0.0

@@ -26,7 +26,7 @@ import numpy as np
 from cpu_bound import GpuWatch, gpu_shares
 from machine import RESULTS, WARM_UP_S, provenance, save
 
-from unidle.report.svg import Reference, Series, line_chart, standalone
+from unidle.report.page.svg import Reference, Series, line_chart, standalone
 
 PRESETS = ("mt10-paper-400", "mt10-paper-1024", "mt10-2m", "mt10-20m")
 # Actor 400, critic 1024: inter-quartile mean of success by steps.

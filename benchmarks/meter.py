@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from machine import RESULTS, WARM_UP_S, provenance, save
 
-from unidle.engine.listener import Moment
-from unidle.meter.background import Background
+from unidle.engine.callbacks import Moment
+from unidle.meter.sensors.background import Background
 
 JOBS: dict[str, dict[str, Any]] = {
     "beast 1024x32 strict": {
@@ -69,8 +69,8 @@ def train(settings: dict[str, Any], after_iteration: Any) -> None:
 def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Pairs of busy shares, the meter's and the profiler's."""
     import unidle.api
-    from unidle.meter import account
-    from unidle.meter.inside.unidle_windows import Window, torch_in_use
+    from unidle.meter.attribution import run_meter as account
+    from unidle.meter.watch.inside.unidle_windows import Window, torch_in_use
     from unidle.metrics.journal import read_records
 
     pairs: list[tuple[float, float]] = []
@@ -107,9 +107,9 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     """Steps per second with and without, in stretches that take turns, after the meter's look; then its own time."""
-    from unidle.meter.account import RunMeter
+    from unidle.meter.attribution.run_meter import RunMeter
     from unidle.timeline import DeviceClock, Timeline
-    from unidle.tuning.tune_interval import ratio
+    from unidle.tuning.search.interval import ratio
 
     def forget_stretch(meter: RunMeter, *about: Any, **more: Any) -> None:
         if meter._stretch is not None and meter._stretch.window is not None:

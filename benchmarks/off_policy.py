@@ -32,7 +32,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
 
     from unidle.algos.sac import SAC
     from unidle.config import Recipe
-    from unidle.engine.capture import Capture
+    from unidle.engine.cuda_graphs import Capture
     from unidle.nn.sac_policy import SoftPolicy
     from unidle.spaces.actions import ActionLayout
     from unidle.spaces.observations import RowLayout

@@ -24,8 +24,8 @@ from planted_causes import UNIDLE, output
 
 from unidle.cli.job import JobFlags, job_of
 from unidle.errors import UsageError
-from unidle.tuning.trials import Trial, TrialError
-from unidle.tuning.trials_compare import compare
+from unidle.tuning.search.compare import compare
+from unidle.tuning.search.trial import Trial, TrialError
 
 _STRETCH, _PATIENCE, _ENOUGH = 0.6, 90.0, 4.0  # seconds
 _ORDINARY = {

@@ -21,7 +21,7 @@ import numpy as np
 from cpu_bound import ENV, sb3_model
 from machine import RESULTS, provenance, save
 
-from unidle.report.svg import Series, line_chart, standalone
+from unidle.report.page.svg import Series, line_chart, standalone
 
 SIDES = {"sb3": "Stable-Baselines3", "off": "unidle", "strict": "unidle, --overlap strict"}
 Curve = list[tuple[float, int, float]]  # [seconds since training began, steps, return]

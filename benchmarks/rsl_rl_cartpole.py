@@ -17,7 +17,7 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from unidle.envs.classic import TASKS, Classic
+from unidle.tasks.classic_control import TASKS, Classic
 
 STEPS, WARM_UP, AT_LEAST = 24, 5, 5
 

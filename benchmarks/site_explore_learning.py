@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from machine import provenance, save
 
-from unidle.envs.site_explore import SiteExplore
-from unidle.sites.serve import Serving, in_background
-from unidle.sites.topics import TOPICS
+from unidle.tasks.web.site.serve import Serving, in_background
+from unidle.tasks.web.site.topics import TOPICS
+from unidle.tasks.web.site_explore import SiteExplore
 
 TOPIC = TOPICS["astronomy"][:6]  # what is looked for is not all that a page may say about it
 SITES, BUDGET, OFFERED = 24, 40, 16

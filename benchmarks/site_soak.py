@@ -23,10 +23,10 @@ import psutil
 from io_bound import random_links
 from machine import provenance, save
 
-from unidle.envs.async_pool import AsyncEnvs
-from unidle.envs.contract import probe
+from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.make import env_maker
-from unidle.sites.serve import Serving, in_background
+from unidle.envs.spec import probe
+from unidle.tasks.web.site.serve import Serving, in_background
 
 SERVED = Serving(sites=2, pages=60, links=10, page_bytes=2000, error_rate=0.02, slow_rate=0.02, slow_seconds=0.01)
 GROWTH_MIB = 10.0  # that is no leak: caches of the server and of the interpreter fill up for a while

@@ -22,7 +22,7 @@ import numpy as np
 from machine import provenance, save
 
 from unidle.metrics.journal import read_records
-from unidle.report.svg import Reference, Series, line_chart, standalone
+from unidle.report.page.svg import Reference, Series, line_chart, standalone
 
 EVERY, EPISODES, SCORE, LIMIT = 4096, 20, 475.0, 500_000
 

@@ -22,12 +22,12 @@ from unidle.config import Config, Engine
 from unidle.config.machine import gpu_name
 from unidle.config.resolve import lay
 from unidle.config.validate import validated
-from unidle.tuning.trials import Trial
-from unidle.tuning.trials_compare import compare
-from unidle.tuning.tune import tune
-from unidle.tuning.tune_changes import Change
-from unidle.tuning.tune_interval import Interval
-from unidle.tuning.tune_outcomes import Outcome, Tuned
+from unidle.tuning.search.changes import Change
+from unidle.tuning.search.compare import compare
+from unidle.tuning.search.interval import Interval
+from unidle.tuning.search.outcomes import Outcome, Tuned
+from unidle.tuning.search.trial import Trial
+from unidle.tuning.search.tune import tune
 
 _STRETCH, _PATIENCE = 0.6, 60.0
 

@@ -64,8 +64,8 @@ def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
 
     from unidle.config import Engine
     from unidle.engine.build import choose_slices, make_envs
-    from unidle.envs.contract import probe
     from unidle.envs.make import env_maker
+    from unidle.envs.spec import probe
 
     maker = env_maker(env)
     contract = probe(maker, None, 0)

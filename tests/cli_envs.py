@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from unidle.envs.slot import episode_seed
+from unidle.envs.pool.slot import episode_seed
 
 FAULTS = {
     "dtype": "observation from step() has dtype float64, but its space has float32; return .astype(float32).",

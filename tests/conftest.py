@@ -1,7 +1,10 @@
 """Lets every test import what stands beside this file, and keeps two workers off each other's cores."""
 
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
 sys.path.insert(0, str(Path(__file__).parent))
+
+FAKE_DRIVER = Path(__file__).with_name("fake_nvml.c")
 
 # The same examples every time, so that a red test is the code's doing; HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile("repeatable", max_examples=60, deadline=None, derandomize=True)
@@ -24,3 +29,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """What makes the environment in which a new process finds that driver, whole and sound or otherwise."""
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("nvml")
+
+    def environment(mode: str = "", *, old: bool = False) -> dict[str, str]:
+        place = folder / ("old" if old else "new")
+        if not place.exists():
+            place.mkdir()
+            library = place / "libnvidia-ml.so.1"
+            flags = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", *(["-DOLD"] if old else [])]
+            subprocess.run([compiler, *flags, "-o", str(library), str(FAKE_DRIVER)], check=True)
+        return {**os.environ, "LD_LIBRARY_PATH": str(place), "FAKE_NVML": mode}
+
+    return environment

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from unidle.config import Config
-from unidle.meter.attribution import CAUSES
+from unidle.meter.attribution.idle_time import CAUSES
 from unidle.report.dashboard.app import dashboard_app
 from unidle.report.dashboard.files import Runs
 

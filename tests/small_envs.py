@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from unidle.envs.slot import episode_seed
+from unidle.envs.pool.slot import episode_seed
 
 
 class Counting(gymnasium.Env):

@@ -14,12 +14,12 @@ from torch import Tensor
 from unidle.algos.ppo import PPO
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.engine.collector import Collector
-from unidle.envs.contract import probe
-from unidle.envs.host import HostEnvs
+from unidle.engine.collect.host import Collector
 from unidle.envs.make import EnvMaker, env_maker
-from unidle.envs.pool import ProcessPool
-from unidle.envs.serial import SerialEnvs
+from unidle.envs.pool.process_pool import ProcessPool
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.protocol import HostEnvs
+from unidle.envs.spec import probe
 from unidle.nn.actor_critic import Policy
 from unidle.rng import keyed_generator
 from unidle.spaces.distributions import Params

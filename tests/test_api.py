@@ -20,10 +20,10 @@ from own_networks import wide
 import unidle
 from unidle.api import fitted
 from unidle.config import Config
-from unidle.engine.checkpoint import load_checkpoint, save_checkpoint
-from unidle.engine.evaluate import FIRST_EVALUATION_ENV
+from unidle.engine.checkpoint.run_folder import load_checkpoint, save_checkpoint
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV
 from unidle.envs.make import env_maker
-from unidle.envs.slot import episode_seed
+from unidle.envs.pool.slot import episode_seed
 from unidle.report.dashboard.view import state_of
 from unidle.report.history import read_history
 from unidle.timeline import PHASES

@@ -51,11 +51,11 @@ def unreachable(*_: object) -> None:
 
 
 def _in_worker() -> bool:
-    return _program() == "unidle.envs.worker"
+    return _program() == "unidle.envs.pool.worker"
 
 
 def _in_trial() -> bool:
-    return _program() == "unidle.tuning.trials_main"
+    return _program() == "unidle.tuning.search.trial_main"
 
 
 def _program() -> str | None:

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from unidle.api import load as load
     from unidle.api import resume as resume
     from unidle.api import train as train
-    from unidle.engine.evaluate import Evaluation as Evaluation
-    from unidle.engine.listener import Moment as Moment
-    from unidle.envs.facade import ProcessVectorEnv as ProcessVectorEnv
+    from unidle.engine.callbacks import Moment as Moment
+    from unidle.engine.evaluate.play import Evaluation as Evaluation
+    from unidle.envs.vector.process_vector_env import ProcessVectorEnv as ProcessVectorEnv
     from unidle.errors import TrainingError as TrainingError
     from unidle.errors import UsageError as UsageError
-    from unidle.meter.phases import PhaseMeter as PhaseMeter
-    from unidle.meter.phases import phase as phase
+    from unidle.meter.attribution.phases import PhaseMeter as PhaseMeter
+    from unidle.meter.attribution.phases import phase as phase
 
 __version__ = "0.1.0"
 
@@ -24,11 +24,11 @@ _WHERE = {
     "resume": "unidle.api",
     "load": "unidle.api",
     "TrainedRun": "unidle.api",
-    "Evaluation": "unidle.engine.evaluate",
-    "Moment": "unidle.engine.listener",
-    "ProcessVectorEnv": "unidle.envs.facade",
-    "PhaseMeter": "unidle.meter.phases",
-    "phase": "unidle.meter.phases",
+    "Evaluation": "unidle.engine.evaluate.play",
+    "Moment": "unidle.engine.callbacks",
+    "ProcessVectorEnv": "unidle.envs.vector.process_vector_env",
+    "PhaseMeter": "unidle.meter.attribution.phases",
+    "phase": "unidle.meter.attribution.phases",
     "UsageError": "unidle.errors",
     "TrainingError": "unidle.errors",
 }

@@ -21,21 +21,21 @@ from unidle.config.settings import refuse_second_run
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
 from unidle.engine.build import choose_device, choose_workers, make_envs, resolve_network
-from unidle.engine.checkpoint import RunFolder
-from unidle.engine.evaluate import FIRST_EVALUATION_ENV, Evaluation, play
-from unidle.engine.listener import Callback, Silent
+from unidle.engine.callbacks import Callback, Silent
+from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, play
 from unidle.engine.trainer import Trainer
-from unidle.envs.contract import probe
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
-from unidle.envs.vectorised import vector_size
+from unidle.envs.spec import probe
+from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
-from unidle.meter.account import RunMeter
+from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.journal import read_records
 from unidle.nn.actor_critic import NetworkFactory
-from unidle.report.display import Display
 from unidle.report.history import read_history
-from unidle.report.html import write_report
-from unidle.report.messages import Messages
+from unidle.report.page.report import write_report
+from unidle.report.terminal.messages import Messages
+from unidle.report.terminal.progress import Display
 
 _OVERLAP_PAYS_FROM = 48  # environments on a GPU, as measured: docs/overlap.md
 # What may differ between a run and its continuation: how long, how fast, what is looked at; not what is learned.

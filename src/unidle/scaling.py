@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unidle.algos.dormancy import DORMANT
 from unidle.api import TrainedRun
 from unidle.report.history import number, read_history
-from unidle.report.svg import Series, line_chart, standalone
+from unidle.report.page.svg import Series, line_chart, standalone
 
 _SIZE = (640, 380)
 

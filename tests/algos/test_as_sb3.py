@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import test_dqn
-import test_sac
 import torch
+from off_policy_runs import filled_dqn, filled_sac
+from plain_networks import plain as plain_network
 from small_envs import Drift
 from small_runs import SmallRun, floats
 from torch import Tensor, nn
@@ -82,9 +82,7 @@ def assert_equal_weights(ours: list[nn.Linear], theirs: list[nn.Linear]) -> None
 
 @pytest.mark.parametrize("most", [10.0, 0.05], ids=["free", "clipped"])
 def test_dqn_learns_what_stable_baselines3_learns(most: float) -> None:
-    run = test_dqn.filled(
-        "CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double=False, max_grad_norm=most
-    )
+    run = filled_dqn("CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double=False, max_grad_norm=most)
     algo = run.algo
     peer, memory = peer_of(run, sb3.DQN, max_grad_norm=most)
     ours, targets = (linears(policy.trunk, policy.head) for policy in (run.policy, algo.target))
@@ -119,7 +117,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
 
 @pytest.mark.parametrize("temperature", ["auto", 0.2])
 def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[Tensor]) -> None:
-    run = test_sac.filled(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, temperature=temperature)
+    run = filled_sac(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, temperature=temperature)
     algo, reals = run.algo, run.policy.distribution.reals
     peer, memory = peer_of(run, sb3.SAC, ent_coef=temperature, tau=algo.recipe.tau)
     peer.actor.action_dist.epsilon = 0.0  # in the logarithm of 1 − a², which we don't need
@@ -135,7 +133,7 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
         networks = [(algo.critics, peer.critic), (algo.targets, peer.critic_target)]
         for ours, others in networks:
             for member, other in enumerate(others.q_networks):
-                copy_weights(linears(test_sac.plain(ours.ensemble, member, nn.ReLU).float()), linears(other))
+                copy_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
     first = algo.parameters.flat.detach().clone()
     for number in range(UPDATES):
         batch, generator = drawn(run, number)
@@ -150,7 +148,7 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
             assert_close(mine, torch.cat(other), atol=2e-6, rtol=1e-5)
         for ours, others in networks:
             for member, network in enumerate(others.q_networks):
-                plain = linears(test_sac.plain(ours.ensemble, member, nn.ReLU).float())
+                plain = linears(plain_network(ours.ensemble, member, nn.ReLU).float())
                 assert_equal_weights(plain, linears(network))
         if temperature == "auto":
             assert_close(algo.log_temperature, peer.log_ent_coef, atol=2e-6, rtol=1e-5)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from off_policy_runs import filled_dqn, learned, off_policy_run
 from small_envs import Choosy
 from small_runs import SmallRun, floats
-from test_experience import learned, off_policy_run
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -119,24 +119,6 @@ class SlowDQN:
         return torch.stack(errors)
 
 
-def filled(env: Any, **recipe: Any) -> SmallRun:
-    """A run that remembers two fragments and has learned nothing yet."""
-    run = off_policy_run(
-        env,
-        "dqn",
-        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": 10.0, "learning_rate": 1e-3, "tau": 0.3, **recipe},
-        learning_starts=10_000,
-    )
-    for _ in range(2):
-        run.collect()
-        learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
-    with torch.no_grad():  # a target that is another network from the start
-        flat = run.algo._target_parameters.flat
-        flat.add_(0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)))
-    return run
-
-
 def assert_same(run: SmallRun, slow: SlowDQN) -> None:
     for policy, network in ((run.policy, slow.values), (run.algo.target, slow.target)):
         for mine, others in zip(Values(policy).parameters(), network.parameters(), strict=True):
@@ -163,7 +145,7 @@ def assert_updates_agree(run: SmallRun, updates: int = 5) -> None:
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
 @pytest.mark.parametrize("duelling", [False, True], ids=["plain", "duelling"])
 def test_five_updates_are_those_of_the_papers(space: str, double: bool, duelling: bool) -> None:
-    assert_updates_agree(filled(ENVS[space], double=double, duelling=duelling))
+    assert_updates_agree(filled_dqn(ENVS[space], double=double, duelling=duelling))
 
 
 @pytest.mark.parametrize("space", ENVS)
@@ -183,7 +165,7 @@ def test_five_updates_are_those_of_the_papers(space: str, double: bool, duelling
     ids=str,
 )
 def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
-    run = filled(ENVS[space], **recipe)
+    run = filled_dqn(ENVS[space], **recipe)
     if recipe.get("prioritised"):  # other than all alike
         memory = run.algo.experience.memory
         acted = memory.replay.acted.nonzero()[:, 0]
@@ -194,7 +176,7 @@ def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, reci
 
 def test_errors_far_from_0_pull_no_harder_than_1() -> None:
     """Huber's loss, at values all of 0: the gradient of a value is its error, cut off at 1, over the batch."""
-    run = filled(Levers, gamma=0.0, max_grad_norm=math.inf, network_arch=(), batch_size=64)
+    run = filled_dqn(Levers, gamma=0.0, max_grad_norm=math.inf, network_arch=(), batch_size=64)
     with torch.no_grad():
         run.policy.head.weight.zero_()
         run.policy.head.bias.zero_()
@@ -209,7 +191,7 @@ def test_errors_far_from_0_pull_no_harder_than_1() -> None:
 
 
 def test_the_target_moves_every_so_many_updates_and_only_then() -> None:
-    run = filled("CartPole-v1", target_every=4, tau=1.0)
+    run = filled_dqn("CartPole-v1", target_every=4, tau=1.0)
     target = run.algo._target_parameters.flat
     for update in range(1, 13):
         before = target.detach().clone()
@@ -221,7 +203,7 @@ def test_the_target_moves_every_so_many_updates_and_only_then() -> None:
 
 
 def test_what_comes_after_termination_is_worth_nothing_whatever_it_is() -> None:
-    run = filled("CartPole-v1")
+    run = filled_dqn("CartPole-v1")
     replay = run.algo.experience.memory
     ended = replay.terminated.nonzero()[:, 0]
     assert len(ended)
@@ -258,7 +240,7 @@ def test_exploration_is_all_there_is_until_learning_starts_and_may_be_left_out_a
 
 
 def test_a_linear_schedule_ends_at_a_learning_rate_of_0() -> None:
-    run = filled("CartPole-v1", lr_schedule="linear")
+    run = filled_dqn("CartPole-v1", lr_schedule="linear")
     run.algo.set_progress(0.25)
     assert run.algo.learning_rate.item() == pytest.approx(0.75e-3)
     run.algo.set_progress(1.0)

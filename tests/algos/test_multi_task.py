@@ -9,43 +9,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from multitask_sac import TASKS, algo_of, some_rows
 
-from unidle.algos.sac import SAC
-from unidle.buffers.multitask import TaskReplay
 from unidle.config import Config, Recipe
 from unidle.config.validate import validated
 from unidle.engine.build import make_envs
-from unidle.envs.contract import probe
 from unidle.envs.make import EnvMaker
+from unidle.envs.spec import probe
 from unidle.errors import UsageError
 from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout
-
-TASKS, SEEN = 3, 5
-
-
-def algo_of(**changes: Any) -> SAC:
-    """Whose memory holds as much of each task, all of it random."""
-    torch.manual_seed(0)
-    given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
-    recipe = Recipe(**{**given, "network_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
-    policy = SoftPolicy(RowLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe)
-    algo = SAC(policy, recipe)
-    memory, none = algo.experience.memory, torch.zeros(6, dtype=torch.bool)
-    assert isinstance(memory, TaskReplay)
-    memory.start(some_rows())
-    for _ in range(20):
-        rows = some_rows()
-        memory.add(torch.rand(6, 2) * 2 - 1, torch.randn(6), none, none, rows, rows, torch.arange(6) % TASKS)
-    return algo
-
-
-def some_rows() -> torch.Tensor:
-    numbers = torch.zeros(6, 6)  # a row is padded to 8 bytes
-    numbers[:, : SEEN - TASKS] = torch.randn(6, SEEN - TASKS)
-    numbers[torch.arange(6), SEEN - TASKS + torch.arange(6) % TASKS] = 1.0
-    return numbers.view(torch.uint8)
 
 
 def test_outputs_are_those_of_the_task_that_the_last_features_tell() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_multi_task import algo_of
+from multitask_sac import algo_of
 from torch import nn
 
 from unidle.algos.dormancy import TOO_DORMANT, remedy

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from off_policy_runs import filled_sac, learned, off_policy_run
+from plain_networks import plain
 from small_envs import Drift
 from small_runs import SmallRun, floats
-from test_experience import learned, off_policy_run
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.distributions.transforms import TanhTransform
@@ -23,17 +24,6 @@ from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Transitions
 
 ENVS: dict[str, Any] = {"Box": Drift, "Discrete": "CartPole-v1"}
-
-
-def plain(ensemble: Any, member: int, activation: type[nn.Module]) -> nn.Sequential:
-    """One member of an ensemble as a network of its own."""
-    layers: list[nn.Module] = []
-    for weight, bias in zip(ensemble.weights, ensemble.biases):
-        linear = nn.Linear(*weight.shape[1:], dtype=torch.float64)
-        linear.weight.data.copy_(weight[member].T)
-        linear.bias.data.copy_(bias[member, 0])
-        layers += [linear, activation()]
-    return nn.Sequential(*layers[:-1])
 
 
 class SlowSAC:
@@ -140,21 +130,6 @@ def _twin(layer: nn.Module) -> nn.Module:
     return twin
 
 
-def filled(env: Any, **recipe: Any) -> SmallRun:
-    """A run that remembers two fragments and has learned nothing yet."""
-    run = off_policy_run(
-        env,
-        "sac",
-        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": math.inf, "learning_rate": 1e-3, "tau": 0.05, **recipe},
-        learning_starts=10_000,
-    )
-    for _ in range(2):
-        run.collect()
-        learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
-    return run
-
-
 def begin_learning(run: SmallRun) -> None:
     """From the next fragment on."""
     run.algo.experience._since = run.algo.experience.steps
@@ -195,7 +170,7 @@ def assert_updates_agree(run: SmallRun, updates: int) -> SlowSAC:
 @pytest.mark.parametrize("n_critics", [1, 2, 5])
 @pytest.mark.parametrize("temperature", ["auto", 0.2])
 def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temperature: Any) -> None:
-    run = filled(ENVS[space], n_critics=n_critics, temperature=temperature)
+    run = filled_sac(ENVS[space], n_critics=n_critics, temperature=temperature)
     slow = assert_updates_agree(run, 5)
     moved = slow.log_temperature.item() != (0.0 if temperature == "auto" else math.log(0.2))
     assert moved == (temperature == "auto")
@@ -220,7 +195,7 @@ def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temper
     ids=str,
 )
 def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
-    run = filled(ENVS[space], **recipe)
+    run = filled_sac(ENVS[space], **recipe)
     if recipe.get("prioritised"):  # other than all alike
         memory = run.algo.experience.memory
         acted = memory.replay.acted.nonzero()[:, 0]
@@ -230,7 +205,7 @@ def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, reci
 
 
 def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
-    whole, clipped = filled(Drift), filled(Drift, max_grad_norm=0.01)
+    whole, clipped = filled_sac(Drift), filled_sac(Drift, max_grad_norm=0.01)
     for run in (whole, clipped):
         run.algo.update(torch.Generator().manual_seed(0))
     norms = [torch.linalg.vector_norm(run.algo.critic_parameters.grad).item() for run in (whole, clipped)]
@@ -240,7 +215,7 @@ def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
 
 @pytest.mark.parametrize("space", ENVS)
 def test_learning_reports_the_means_of_what_its_updates_saw(space: str) -> None:
-    run = filled(ENVS[space], updates_per_step=0.1)
+    run = filled_sac(ENVS[space], updates_per_step=0.1)
     slow, memory = SlowSAC(run), run.algo.experience.memory
     run.collect()
     begin_learning(run)
@@ -259,7 +234,7 @@ def test_learning_reports_the_means_of_what_its_updates_saw(space: str) -> None:
 
 def test_the_temperature_rises_where_entropy_is_short_and_falls_where_there_is_plenty() -> None:
     for target, sign in ((50.0, 1), (-50.0, -1)):
-        run = filled(Drift, target_entropy=target)
+        run = filled_sac(Drift, target_entropy=target)
         for number in range(3):
             run.algo.update(torch.Generator().manual_seed(number))
         # Adam's first steps are as long as the learning rate.
@@ -268,7 +243,7 @@ def test_the_temperature_rises_where_entropy_is_short_and_falls_where_there_is_p
 
 @pytest.mark.parametrize("space", ENVS)
 def test_the_learning_rate_falls_to_0_by_a_linear_schedule(space: str) -> None:
-    run = filled(ENVS[space], lr_schedule="linear")
+    run = filled_sac(ENVS[space], lr_schedule="linear")
     run.algo.set_progress(0.25)
     assert run.algo.learning_rate.item() == pytest.approx(0.75e-3)
     run.algo.set_progress(1.0)
@@ -291,7 +266,7 @@ def test_what_a_mask_forbids_is_never_likely_and_breaks_no_update() -> None:
 
 
 def test_learning_is_the_updates_one_after_another_from_one_stream() -> None:
-    one, other = (filled(Drift, updates_per_step=0.25) for _ in range(2))
+    one, other = (filled_sac(Drift, updates_per_step=0.25) for _ in range(2))
     for run in (one, other):
         run.collect()
         begin_learning(run)

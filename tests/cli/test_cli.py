@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 import yaml
 from cli_envs import FAULTS
+from paths import TESTS
 
 from unidle.cli import commands
 from unidle.cli.main import run as run_here
 from unidle.config import Config
-from unidle.envs.slot import episode_seed
+from unidle.envs.pool.slot import episode_seed
 
-TESTS = Path(__file__).parents[1]
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --network-arch 8 --eval-episodes 2")
 Here = Callable[..., "subprocess.CompletedProcess[str]"]

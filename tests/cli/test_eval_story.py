@@ -11,7 +11,7 @@ import pytest
 
 import unidle
 from unidle.cli.main import run as command
-from unidle.sites.serve import Serving, in_background
+from unidle.tasks.web.site.serve import Serving, in_background
 
 
 @pytest.fixture(scope="module")

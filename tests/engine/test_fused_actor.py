@@ -8,12 +8,12 @@ import torch
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.engine.capture import Capture
-from unidle.engine.lane import Lane
-from unidle.engine.service import PageLock, Service
+from unidle.engine.collect.inference import PageLock, Service
+from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.cuda_graphs import Capture
 from unidle.envs.block import Block
-from unidle.envs.contract import probe
 from unidle.envs.make import env_maker
+from unidle.envs.spec import probe
 from unidle.nn.actor_critic import Policy
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.sac_policy import SoftPolicy

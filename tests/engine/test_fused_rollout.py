@@ -11,12 +11,12 @@ import torch
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.engine.device_collector import DeviceCollector
-from unidle.envs.classic import TASKS, Classic
-from unidle.envs.contract import probe
+from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.make import env_maker
+from unidle.envs.spec import probe
 from unidle.nn.actor_critic import Policy
 from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.tasks.classic_control import TASKS, Classic
 from unidle.timeline import Timeline
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

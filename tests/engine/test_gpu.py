@@ -11,7 +11,7 @@ from gymnasium import spaces
 from identity_envs import NameTheObservation, OnlyAllowed, RememberTheCue, SayTheAction
 
 import unidle
-from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from ppo_minibatches import ACTIONS
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.engine.lane import Lane
+from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.block import Block
 from unidle.nn.actor_critic import Policy

@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
+from resumed_runs import StopAfter, assert_same, final_state
 from small_envs import Choosy, Fickle
-from test_resume import StopAfter, assert_same, final_state
 
 import unidle
-from unidle.engine.checkpoint import load_checkpoint
+from unidle.engine.checkpoint.run_folder import load_checkpoint
 from unidle.engine.export import export_onnx
 from unidle.errors import UsageError
 

@@ -19,8 +19,8 @@ from small_runs import SmallRun, small_run
 import unidle
 from unidle.algos.ppo import clipped_policy_loss
 from unidle.buffers.rollout import gae
-from unidle.engine.checkpoint import RunFolder, load_checkpoint
-from unidle.envs.slot import episode_seed
+from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.envs.pool.slot import episode_seed
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import unidle
-from unidle.engine.lane import Lane
-from unidle.engine.service import Service
+from unidle.engine.collect.inference import Service
+from unidle.engine.collect.rollout_slot import Lane
 
 pytestmark = pytest.mark.gpu
 

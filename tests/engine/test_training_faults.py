@@ -18,20 +18,20 @@ import numpy as np
 import pytest
 import torch
 from fault_envs import IN_RESET, LONGEST, Broken, Echo, Once, Trial
+from resumed_runs import StopAfter, assert_same, final_state
 from small_envs import counting_length
 from small_runs import SmallRun, small_run
-from test_resume import StopAfter, assert_same, final_state
 from toy_envs import Masked
 
 import unidle
-from unidle.engine.checkpoint import RunFolder
-from unidle.engine.evaluate import FIRST_EVALUATION_ENV, play
-from unidle.envs import process
-from unidle.envs.host import Fault, HostEnvs
-from unidle.envs.pool import ProcessPool
-from unidle.envs.serial import SerialEnvs
-from unidle.envs.slot import episode_seed
-from unidle.envs.worker import DONE
+from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, play
+from unidle.envs.pool.process_pool import ProcessPool
+from unidle.envs.pool.process_pool import worker_process as process
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.pool.slot import episode_seed
+from unidle.envs.pool.worker import DONE
+from unidle.envs.protocol import Fault, HostEnvs
 from unidle.errors import TrainingError, UsageError, WriteError
 from unidle.timeline import Timeline
 

@@ -9,9 +9,9 @@ from toy_envs import Scripted
 
 from unidle.envs.block import Block
 from unidle.envs.check import check_observation
-from unidle.envs.contract import Contract, probe
 from unidle.envs.make import env_maker
-from unidle.envs.slot import EnvSlot
+from unidle.envs.pool.slot import EnvSlot
+from unidle.envs.spec import Contract, probe
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import RowLayout

@@ -14,7 +14,7 @@ from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torch.testing import assert_close
 
-from unidle.algos.algorithm import new_policy
+from unidle.algos.registry import new_policy
 from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.ensemble import Ensemble

@@ -1,10 +1,7 @@
-"""Lets the tests here import the slow jobs of the benchmarks, and use the meter's make-believe NVIDIA driver."""
+"""Lets the tests here import the slow jobs of the benchmarks."""
 
 import sys
-from pathlib import Path
 
-from meter.conftest import fake_driver
+from paths import BENCHMARKS
 
-__all__ = ["fake_driver"]
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(BENCHMARKS))

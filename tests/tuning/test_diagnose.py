@@ -14,25 +14,26 @@ from typing import Any
 
 import pytest
 from hand_made import facts, profile
+from paths import BENCHMARKS
 
 from unidle.config import Config, Recipe, Run
 from unidle.config.resolve import lay
 from unidle.config.validate import validated
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
-from unidle.meter.account import RunMeter
-from unidle.report.diagnosis import lines, recipe_remark, result
+from unidle.meter.attribution.run_meter import RunMeter
+from unidle.report.terminal.diagnose import lines, recipe_remark, result
 from unidle.timeline import PHASES
-from unidle.tuning import diagnose_run, training
-from unidle.tuning.advice_verdict import judge
+from unidle.tuning import diagnose_run
+from unidle.tuning.advice.facts import Table
+from unidle.tuning.advice.verdict import judge
 from unidle.tuning.diagnose import Diagnosis, _facts, shortened
 from unidle.tuning.diagnose_run import RealRun, gpu_table, run_for, thread_table
-from unidle.tuning.facts import Table
 from unidle.tuning.job import endless
-from unidle.tuning.probed import Probed
-from unidle.tuning.profile import Pace
+from unidle.tuning.probes import training
+from unidle.tuning.probes.profile import Pace
+from unidle.tuning.probes.results import Probed
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = "--preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --network-arch 16,16 --seconds 1"
 
 
@@ -168,8 +169,8 @@ def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_ta
 
 WATCHED = """
 import dataclasses, json, pathlib, sys
-from unidle.engine.listener import OnGpu
-from unidle.meter.account import RunMeter
+from unidle.engine.callbacks import OnGpu
+from unidle.meter.attribution.run_meter import RunMeter
 from unidle.timeline import Timeline
 from unidle.tuning.diagnose_run import _Watcher
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 import torch
 from diagnosed_jobs import ROOM_ON_GPU, diagnosed_jobs
+from paths import BENCHMARKS
 
 from unidle.cli.diagnose import _DiagnoseFlags
 from unidle.cli.job import job_of
-from unidle.tuning.advice_verdict import NOTHING_TO_GAIN
+from unidle.tuning.advice.verdict import NOTHING_TO_GAIN
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PATIENT = "print('ready', flush=True); import sys; sys.stdin.read()"
 STUBBORN = "print('ready', flush=True); import time; time.sleep(60)"
 

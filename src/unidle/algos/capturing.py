@@ -12,7 +12,7 @@ NODES_PER_GRAPH = 5000  # of a part of an iteration: a larger one takes long to 
 
 
 class Capturer(Protocol):
-    """Makes a function on static tensors faster without changing what it does (see engine/capture.py)."""
+    """Makes a function on static tensors faster without changing what it does (see engine/cuda_graphs.py)."""
 
     def __call__(
         self,

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import Capturer, as_it_is
-from unidle.algos.experience import Experience, Updates
+from unidle.algos.micro_batches import FallBack, Loss, Pieces
+from unidle.algos.off_policy import Experience, Updates
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unidle.algos.accumulation import FallBack, Pieces
+from unidle.algos.micro_batches import FallBack, Pieces
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.nn.actor_critic import Policy

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.accumulation import Loss
 from unidle.algos.fused_step import FIGURES
+from unidle.algos.micro_batches import Loss
 from unidle.algos.small_network import distribution
 
 if TYPE_CHECKING:

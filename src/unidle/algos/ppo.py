@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from unidle.algos.accumulation import FallBack, Loss, Pieces
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation, sequences
+from unidle.algos.micro_batches import FallBack, Loss, Pieces
 from unidle.algos.numpy_minibatch import NumpyMinibatch
 from unidle.buffers.rollout import Rollout, discounted_returns, gae
 from unidle.config import Recipe

@@ -88,7 +88,7 @@ def _close(trained: TrainedRun, flags: _TrainFlags) -> Result:
     if not flags.quiet:
         from rich.console import Console
 
-        from unidle.report.terminal import print_summary
+        from unidle.report.terminal.summary import print_summary
 
         checkpoint = trained.folder.for_use()
         print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
@@ -125,8 +125,8 @@ def eval_command(argv: list[str]) -> Result:
         _keep_story(flags.run, run.agent.step, result.story)
     film = None
     if flags.video:
-        from unidle.engine.evaluate import FIRST_EVALUATION_ENV
-        from unidle.envs.slot import episode_seed
+        from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV
+        from unidle.envs.pool.slot import episode_seed
         from unidle.report.video import film_episode
 
         seed = run.config.run.seed + 1 if flags.seed is None else flags.seed  # as `evaluate` takes it
@@ -155,9 +155,9 @@ def eval_command(argv: list[str]) -> Result:
 
 def _keep_story(folder: Path, step: int, story: dict[str, Any]) -> None:
     """Let the report draw what the first episode did; an evaluation is as good without, so it never fails by this."""
-    from unidle.engine.story import write_story
+    from unidle.engine.evaluate.story import write_story
     from unidle.report.dashboard.files import is_training
-    from unidle.report.html import write_report
+    from unidle.report.page.report import write_report
 
     if is_training(folder.resolve()):
         return  # the report is that process's: it tells of evaluations of its own
@@ -209,7 +209,7 @@ def presets_command(argv: list[str]) -> Result:
         return {"cores": cores, "memory_gb": round(memory / 2**30, 1), "presets": rows}
     from rich.console import Console
 
-    from unidle.report.presets import print_presets
+    from unidle.report.terminal.presets import print_presets
 
     # In a pipe, rich takes 80 columns for granted and would cut off the one that tells what fits.
     console = Console()
@@ -233,7 +233,7 @@ def check_env_command(argv: list[str]) -> Result:
     """`unidle check-env`"""
     flags = parse(_CheckFlags, argv, "check-env")
 
-    from unidle.envs.examine import examine
+    from unidle.envs.check_env import examine
     from unidle.envs.make import env_maker
 
     found = examine(env_maker(flags.env, flags.env_kwargs).on_host())
@@ -302,7 +302,7 @@ def report_command(argv: list[str]) -> Result:
     flags = parse(_ReportFlags, [_IN_THE_RUN if is_bare else word for word, is_bare in zip(argv, bare)], "report")
     try:
         if flags.html is None:
-            from unidle.report.html import write_report
+            from unidle.report.page.report import write_report
 
             path = write_report(flags.run)
         else:
@@ -347,7 +347,7 @@ def monitor_command(argv: list[str]) -> Result:
 
     from rich.console import Console
 
-    from unidle.report.monitor import ONCE_S, WINDOW_S, Monitor, look_once, watch
+    from unidle.report.terminal.monitor import ONCE_S, WINDOW_S, Monitor, look_once, watch
 
     is_once = flags.once or flags.json
     monitor = Monitor(flags.pid, flags.csv, ONCE_S if is_once else WINDOW_S)
@@ -392,8 +392,8 @@ def watch_command(argv: list[str]) -> Result:
         raise UsageError("Say what to watch, after two dashes: unidle watch -- python train.py.")
     flags = parse(_WatchFlags, argv[:place], "watch")
 
-    from unidle.meter.watching import end_as, watch
-    from unidle.report.watch import concluded, lines, write
+    from unidle.meter.watch.command import end_as, watch
+    from unidle.report.terminal.watch import concluded, lines, write
 
     if flags.out:  # now, and not when hours of training are over
         _make_folder(flags.out)

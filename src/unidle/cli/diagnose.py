@@ -35,12 +35,12 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     if not 1 <= seconds <= 3600:
         raise UsageError(f"--seconds {seconds:g} is not between 1 and 3600; 20 tells most of what there is to tell.")
 
-    from unidle.meter.host import psutil
+    from unidle.meter.sensors.host import psutil
 
     psutil()  # says so at once where it is missing
 
-    from unidle.report.diagnosis import lines, result
-    from unidle.report.messages import Messages
+    from unidle.report.terminal.diagnose import lines, result
+    from unidle.report.terminal.messages import Messages
     from unidle.tuning.diagnose import diagnose
 
     messages = Messages(lambda text, style: print(text, file=sys.stderr, flush=True))

@@ -18,7 +18,7 @@ from unidle.errors import TrainingError, UsageError
 from unidle.tuning.job import is_sound
 
 if TYPE_CHECKING:
-    from unidle.tuning.tune_outcomes import Tuned
+    from unidle.tuning.search.outcomes import Tuned
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _LEAST_BUDGET = 30
@@ -61,8 +61,8 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
 
     from rich.console import Console
 
-    from unidle.report.tuning import TuningDisplay, conclusion
-    from unidle.tuning.tune import tune
+    from unidle.report.terminal.tune import TuningDisplay, conclusion
+    from unidle.tuning.search.tune import tune
 
     console = Console(highlight=False, markup=False, stderr=job.flags.json)
     for note in job.notes:

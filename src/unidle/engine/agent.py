@@ -10,7 +10,7 @@ import torch
 
 from unidle.config import Config
 from unidle.engine.build import choose_device, policy_from
-from unidle.engine.checkpoint import load_checkpoint, weights_that_fit
+from unidle.engine.checkpoint.run_folder import load_checkpoint, weights_that_fit
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import PREDICTION, keyed_generator

@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from unidle.algos.algorithm import Algorithm, AnyPolicy, new_policy
 from unidle.algos.capturing import Capturer
 from unidle.algos.dqn import DQN
 from unidle.algos.ppo import PPO
+from unidle.algos.registry import Algorithm, AnyPolicy, new_policy
 from unidle.algos.sac import SAC
 from unidle.config import Config, Engine, Recipe
 from unidle.config.machine import available_cores
-from unidle.engine.collector import QUICK_SECONDS
-from unidle.envs.async_pool import AsyncEnvs
-from unidle.envs.contract import Contract
-from unidle.envs.host import HostEnvs
+from unidle.engine.collect.host import QUICK_SECONDS
+from unidle.envs.aio.pool import AsyncEnvs
+from unidle.envs.device.host_view import TensorEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
-from unidle.envs.pool import ProcessPool
-from unidle.envs.serial import SerialEnvs
-from unidle.envs.tensors import TensorEnvs
-from unidle.envs.vectorised import vectorised_envs
+from unidle.envs.pool.process_pool import ProcessPool
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.protocol import HostEnvs
+from unidle.envs.spec import Contract
+from unidle.envs.vector.host_envs import vectorised_envs
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.spaces.actions import ActionLayout

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unidle.algos.algorithm import AnyPolicy
+from unidle.algos.registry import AnyPolicy
 from unidle.engine.agent import Agent
 from unidle.errors import UsageError
 from unidle.spaces.tree import Path as LeafPath

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra import libdevice
 
-from unidle.algos.algorithm import AnyPolicy
+from unidle.algos.registry import AnyPolicy
 from unidle.algos.small_network import ACTIVATIONS
 from unidle.buffers.rollout import Rollout
 from unidle.nn.actor_critic import Policy

@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.algorithm import AnyPolicy
+from unidle.algos.registry import AnyPolicy
 from unidle.algos.small_network import activated, layer, layer_bias, layer_weights, normalised, shape_of
 from unidle.buffers.rollout import Rollout
-from unidle.envs.classic import Classic
-from unidle.envs.classic_kernels import advance, begin, episode_word, observation
-from unidle.envs.device import scrambled
+from unidle.envs.device.device_env import scrambled
 from unidle.nn.actor_critic import Policy
+from unidle.tasks.classic_control import Classic
+from unidle.tasks.classic_kernels import advance, begin, episode_word, observation
 
 
 @triton.jit

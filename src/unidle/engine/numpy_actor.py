@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from unidle.algos.algorithm import AnyPolicy
+from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.envs.block import Block
 from unidle.nn.actor_critic import Policy

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unidle.algos.algorithm import Algorithm, new_policy
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.ppo import PPO
+from unidle.algos.registry import Algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.settings import whole_steps
 from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, new_algorithm, set_numerics
-from unidle.engine.capture import Capture
-from unidle.engine.collector import Collector
-from unidle.engine.device_collector import DeviceCollector
-from unidle.engine.device_loop import DeviceLoop, fits
-from unidle.envs.contract import Contract, probe
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import Collector
+from unidle.engine.cuda_graphs import Capture
+from unidle.engine.learn.device_loop import DeviceLoop, fits
 from unidle.envs.make import EnvMaker
+from unidle.envs.spec import Contract, probe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.timeline import Timeline

@@ -14,23 +14,23 @@ import torch
 from unidle.config import Config
 from unidle.config.settings import whole_steps
 from unidle.engine.build import too_many_workers
-from unidle.engine.changes import note_changes
-from unidle.engine.checkpoint import RunFolder, load_checkpoint
+from unidle.engine.callbacks import Accountant, Callback, Listener, Moment
+from unidle.engine.checkpoint.changes import note_changes
+from unidle.engine.checkpoint.kernel_versions import kernels_on
+from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.saver import Progress, Saver
 from unidle.engine.clock import RunClock
-from unidle.engine.collector import Collector
-from unidle.engine.device_loop import DeviceLoop, Flaw
-from unidle.engine.evaluate import Stopped
-from unidle.engine.evaluations import Evaluations, choose_processes
-from unidle.engine.facts import facts_of
+from unidle.engine.collect.host import Collector
+from unidle.engine.evaluate.best_policy import Judge, owed_by
+from unidle.engine.evaluate.evaluations import Evaluations, choose_processes
+from unidle.engine.evaluate.play import Stopped
 from unidle.engine.interrupts import Interrupts
-from unidle.engine.judge import Judge, owed_by
-from unidle.engine.kernels import kernels_on
-from unidle.engine.learner import Learner
-from unidle.engine.listener import Accountant, Callback, Listener, Moment
+from unidle.engine.learn.device_loop import DeviceLoop, Flaw
+from unidle.engine.learn.learner import Learner
 from unidle.engine.parts import build_parts
-from unidle.engine.saving import Progress, Saver
-from unidle.envs.host import Fault
+from unidle.engine.run_facts import facts_of
 from unidle.envs.make import EnvMaker
+from unidle.envs.protocol import Fault
 from unidle.errors import TrainingError, UsageError, WriteError
 from unidle.metrics.journal import Journal
 from unidle.nn.actor_critic import NetworkFactory

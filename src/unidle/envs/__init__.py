@@ -2,6 +2,6 @@
 
 import gymnasium
 
-gymnasium.register("unidle/Mission-v0", entry_point="unidle.envs.mission_twin:MissionEnv")
-gymnasium.register("unidle/SiteExplore-v0", entry_point="unidle.envs.site_explore_twin:SiteExploreEnv")
-gymnasium.register("unidle/Trading-v0", entry_point="unidle.envs.trading_twin:TradingEnv")
+gymnasium.register("unidle/Mission-v0", entry_point="unidle.tasks.mission.gym_env:MissionEnv")
+gymnasium.register("unidle/SiteExplore-v0", entry_point="unidle.tasks.web.gym_env:SiteExploreEnv")
+gymnasium.register("unidle/Trading-v0", entry_point="unidle.tasks.trading.gym_env:TradingEnv")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.contract import Contract
-from unidle.envs.manners import OUTCOMES
+from unidle.envs.request_outcomes import OUTCOMES
+from unidle.envs.spec import Contract
 
 FAILED, SUCCEEDED = 1, 2  # in `episode_success`; 0 where the environment does not tell
 

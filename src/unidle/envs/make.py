@@ -15,22 +15,12 @@ from typing import Any, Literal
 
 import gymnasium
 
-from unidle.envs.async_env import AsyncEnv, Awaited
+from unidle.envs.aio.async_env import AsyncEnv, Awaited
 from unidle.errors import UsageError
 
 # Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or one of Isaac Lab's kind; or it is
 # the class of an AsyncEnv.
 EnvFactory = Callable[..., Any]
-
-# What EnvPool is told by unidle itself.
-_ENVPOOL_DECIDED = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}
-_DEVICE_DECIDED = {"n_envs", "seed", "device"}
-# Environments of unidle's own: (module, class) on the device or on an event loop, and of its twin for Gymnasium.
-_OWN: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
-    "unidle/Mission-v0": (("mission", "Mission"), ("mission_twin", "MissionEnv")),
-    "unidle/SiteExplore-v0": (("site_explore", "SiteExplore"), ("site_explore_twin", "SiteExploreEnv")),
-    "unidle/Trading-v0": (("trading", "Trading"), ("trading_twin", "TradingEnv")),
-}
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,7 @@ class EnvMaker:
     def on_device(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
         """Make a DeviceEnv of environments `first_index`, …; of a user's simulator, as many as it has."""
         if self.makes == "either":
-            from unidle.envs.simulators import as_device_env  # loads torch, which worker processes do without
+            from unidle.envs.device.simulators import as_device_env  # loads torch, which worker processes do without
 
             env = self.spare.pop() if self.spare else self.any()
             return as_device_env(env, self.name, seed, device, first_index)
@@ -139,6 +129,31 @@ class EnvMaker:
             if self.name.startswith("unidle/") and "required positional" in str(error):
                 raise UsageError(f"{self.name} needs more env_kwargs: {_one_line(error)}.") from None
             raise
+
+
+Backend = Callable[[str, dict[str, Any]], EnvMaker]  # a name and env_kwargs → what makes it, or a UsageError
+
+# Prefix of a name → its backend; as "module:function", so that one which is not used is never imported.
+_BACKENDS: dict[str, Backend | str] = {
+    "unidle/": "unidle.tasks.backend:own_task",
+    "metaworld:": "unidle.tasks.backend:metaworld",
+    "gymnax:": "unidle.envs.device.gymnax_env:backend",
+    "brax:": "unidle.envs.device.brax_env:backend",
+    "envpool:": "unidle.envs.vector.envpool:backend",
+}
+
+
+def register_backend(prefix: str, backend: Backend | str) -> None:
+    """Let `backend` make every environment whose name starts with `prefix` (`mysim:`); it may be `module:function`."""
+    _BACKENDS[prefix] = backend
+
+
+def _loaded(backend: Backend | str) -> Backend:
+    if not isinstance(backend, str):
+        return backend
+    module, _, function = backend.partition(":")
+    loaded: Backend = getattr(importlib.import_module(module), function)
+    return loaded
 
 
 def on_device_kind(env: Any) -> Literal["isaac", "tensors"] | None:
@@ -183,18 +198,10 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
         return _from_callable(callable_name(env), env, kwargs)
     if not is_reproducible(env):
         raise UsageError(f"This run's environment was the Python object {env}; pass it again, as env=…")
+    for prefix, backend in _BACKENDS.items():
+        if env.startswith(prefix) and env != prefix:
+            return _loaded(backend)(env, kwargs)
     module, _, attribute = env.partition(":")
-    if env.startswith("unidle/"):
-        return _from_unidle(env, kwargs)
-    if module in ("gymnax", "brax") and attribute:
-        return EnvMaker(env, _from_jax(module, attribute), kwargs, makes="device")
-    if module == "metaworld" and attribute:
-        from unidle.envs.metaworld_env import MultiTaskEnv, task_names
-
-        task_names(attribute)  # says so if there is none of that name, or no package
-        return EnvMaker(env, partial(MultiTaskEnv, attribute), kwargs, makes="one")
-    if module == "envpool" and attribute:
-        return EnvMaker(env, _from_envpool(attribute, kwargs), kwargs, makes="many")
     if attribute:
         found = getattr(import_module(module), attribute, None)
         if callable(found):
@@ -203,7 +210,7 @@ def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> En
             near = difflib.get_close_matches(attribute, dir(sys.modules[module]), n=1)
             hint = f"did you mean `{near[0]}`?" if near else "check the name after the colon."
             raise UsageError(f"Module `{module}` has no callable `{attribute}`; {hint}")
-    return EnvMaker(env, _from_registry(env), kwargs, makes="one")
+    return EnvMaker(env, gymnasium_factory(env), kwargs, makes="one")
 
 
 def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
@@ -218,53 +225,8 @@ def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> En
     return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
 
 
-def _from_unidle(name: str, kwargs: dict[str, Any]) -> EnvMaker:
-    from unidle.envs.classic import TASKS, Classic  # loads torch, which worker processes do without
-
-    for decided in kwargs.keys() & _DEVICE_DECIDED:
-        raise UsageError(f"`{decided}` of {name} is a setting of its own, --{decided.replace('_', '-')}; leave it out.")
-    if name in TASKS:
-        twin = _from_registry(name.removeprefix("unidle/"))
-        return EnvMaker(name, partial(Classic, TASKS[name]), kwargs, makes="device", twin=twin)
-    if name not in _OWN:
-        known = [*TASKS, *_OWN]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
-        raise UsageError(f"unidle has no environment `{name}`; {hint}")
-    own, twin = (getattr(importlib.import_module(f"unidle.envs.{module}"), kind) for module, kind in _OWN[name])
-    is_async = inspect.iscoroutinefunction(own.step)
-    return EnvMaker(name, own, kwargs, makes="async" if is_async else "device", twin=twin)
-
-
-def _from_jax(library: str, task: str) -> EnvFactory:
-    if library == "gymnax":
-        from unidle.envs.gymnax_env import gymnax_env
-
-        return partial(gymnax_env, task)
-    from unidle.envs.brax_env import brax_env
-
-    return partial(brax_env, task)
-
-
-def _from_envpool(task: str, kwargs: dict[str, Any]) -> EnvFactory:
-    try:
-        envpool = importlib.import_module("envpool")
-    except ImportError:
-        raise UsageError(f"`envpool:{task}` needs the package envpool; run: pip install envpool.") from None
-    if task not in envpool.list_all_envs():
-        near = difflib.get_close_matches(task, envpool.list_all_envs(), n=1)
-        hint = f"did you mean `{near[0]}`?" if near else "envpool.list_all_envs() lists them all."
-        raise UsageError(f"EnvPool has no environment `{task}`; {hint}")
-    for name in kwargs.keys() & _ENVPOOL_DECIDED.keys():
-        raise UsageError(f"`{name}` of EnvPool is decided by the setting {_ENVPOOL_DECIDED[name]}; leave it out.")
-
-    def make(**given: Any) -> Any:
-        return envpool.make(task, env_type="gymnasium", **given)
-
-    return make
-
-
-def _from_registry(env_id: str) -> EnvFactory:
+def gymnasium_factory(env_id: str) -> EnvFactory:
+    """What makes the environment registered under `env_id`; UsageError if there is none."""
     try:
         spec = gymnasium.spec(env_id.partition(":")[2] or env_id)  # a module before the id was imported by now
     except gymnasium.error.Error as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unidle.errors import UsageError
-from unidle.meter.phases import Phase, PhaseMeter, PhaseRow, table
+from unidle.meter.attribution.phases import Phase, PhaseMeter, PhaseRow, table
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback

@@ -10,7 +10,7 @@ from typing import Any
 
 from unidle.config.settings import read_yaml, run_config_file, whole_steps
 from unidle.metrics.journal import how_good, read_records
-from unidle.report.wording import outcome, percent, short_number
+from unidle.report.formatting import outcome, percent, short_number
 from unidle.timeline import PHASES
 
 Record = dict[str, Any]

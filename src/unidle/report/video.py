@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 
 from unidle.engine.agent import Agent
-from unidle.envs.contract import mask_from
 from unidle.envs.make import EnvMaker
+from unidle.envs.spec import mask_from
 from unidle.errors import UsageError
 
 _MOST_FRAMES = 5000

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from unidle.config import Config
 from unidle.timeline import LEARN, PHASES
-from unidle.tuning.advice_verdict import Verdict, judge
+from unidle.tuning.advice.facts import ON_DEVICE, Facts, Table
+from unidle.tuning.advice.verdict import Verdict, judge
 from unidle.tuning.diagnose_run import RealRun, run_for
-from unidle.tuning.facts import ON_DEVICE, Facts, Table
 from unidle.tuning.job import endless
-from unidle.tuning.model import iteration_seconds
-from unidle.tuning.probed import Probed
-from unidle.tuning.probes import probe_job
-from unidle.tuning.profile import Profile
+from unidle.tuning.pipeline_model import iteration_seconds
+from unidle.tuning.probes.job_probes import probe_job
+from unidle.tuning.probes.profile import Profile
+from unidle.tuning.probes.results import Probed
 
 
 @dataclass(frozen=True)

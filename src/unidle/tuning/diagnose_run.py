@@ -15,15 +15,15 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.machine import available_memory, free_memory
-from unidle.engine.listener import Accountant, Moment, OnGpu
+from unidle.engine.callbacks import Accountant, Moment, OnGpu
 from unidle.errors import TrainingError
-from unidle.meter.account import FILE, RunMeter
-from unidle.meter.host import Host, Tree
-from unidle.meter.nvml import Driver, Gpu
+from unidle.meter.attribution.run_meter import FILE, RunMeter
+from unidle.meter.sensors.host import Host, Tree
+from unidle.meter.sensors.nvml import Driver, Gpu
 from unidle.metrics.journal import read_records
 from unidle.timeline import PHASES, Timeline
-from unidle.tuning.facts import Readings, Table
-from unidle.tuning.training import new_trainer, train
+from unidle.tuning.advice.facts import Readings, Table
+from unidle.tuning.probes.training import new_trainer, train
 
 _LOOK_SECONDS = 0.2
 _LEAST_ITERATIONS = 3  # the first one, which also sets up, does not count

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unidle.report.dashboard.stretches import Stretch
+from unidle.report.formatting import duration, percent, score, short_number
 from unidle.report.history import History, Record, evaluation_in_words, number
-from unidle.report.wording import duration, percent, score, short_number
 
 UNKNOWN = "–"
 _UNITS = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))

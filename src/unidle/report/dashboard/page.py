@@ -11,9 +11,9 @@ from pathlib import Path
 
 from unidle.errors import UsageError
 from unidle.report.dashboard.runs import as_json, whole_view
-from unidle.report.looks import PHASE_LOOKS, UNKNOWN_LOOK
-from unidle.report.style import PAGE_LOOK, PALETTE
-from unidle.report.writing import write_whole
+from unidle.report.page.phase_colours import PHASE_LOOKS, UNKNOWN_LOOK
+from unidle.report.page.style import PAGE_LOOK, PALETTE
+from unidle.report.page.write_file import write_whole
 
 NEEDED = "needs the packages starlette, uvicorn and plotly; run: pip install 'unidle[dashboard]'."
 _PARTS = {"run": ("shared.js", "looks", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}

@@ -15,8 +15,8 @@ from unidle.report.dashboard.figures import UNKNOWN, worded
 from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_plain, record_at
 from unidle.report.dashboard.stretches import Stretch, stretch_of, together
 from unidle.report.dashboard.view import TRAINING, Seen, View, state_of, view_of
+from unidle.report.formatting import percent, score, short_number
 from unidle.report.history import Record, history_of, number
-from unidle.report.wording import percent, score, short_number
 
 _ROW_BYTES = 1 << 18  # of the end of each file, for a row: tens of records
 _KEPT_SPANS = 40  # stretches whose spans a page of its own holds; each costs some 10 KB

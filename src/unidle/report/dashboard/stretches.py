@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unidle.meter.attribution import CAUSES, PARTS
+from unidle.meter.attribution.idle_time import CAUSES, PARTS
 from unidle.report.history import Record, number, time_shares_over
 from unidle.timeline import PHASES
 

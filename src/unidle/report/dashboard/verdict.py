@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unidle.report.dashboard.stretches import Stretch
-from unidle.report.wording import percent
+from unidle.report.formatting import percent
 
 NOT_METERED = "Nothing has been measured yet."
 _BUSY = 0.9  # from here on there is little to gain

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unidle.report.axis import running_mean, thin
 from unidle.report.dashboard.figures import key_figures, worded
 from unidle.report.dashboard.stretches import Stretch, joules_so_far, stretches_of_metrics, thinned, together
 from unidle.report.dashboard.verdict import parts_in_words, verdict
+from unidle.report.formatting import duration, percent
 from unidle.report.history import History, Record, number
-from unidle.report.wording import duration, percent
+from unidle.report.page.axis import running_mean, thin
 
 View = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""The run folder, what a checkpoint holds, and going on from one."""

@@ -1,0 +1,1 @@
+"""Filling rollouts: host environments, device environments, inference, staging."""

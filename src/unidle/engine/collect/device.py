@@ -1,0 +1,345 @@
+"""Fills rollouts from environments on the device: policy, sampling, step and storage are captured together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
+from unidle.algos.registry import AnyPolicy
+from unidle.buffers.rollout import Rollout
+from unidle.config.validate import largest_divisor
+from unidle.engine.collect.rollout_slot import Whole
+from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv, State, traits_of
+from unidle.envs.spec import Contract
+from unidle.nn.encoder import leaf_tensor, pack_rows
+from unidle.rng import NOISE, keyed_generator
+from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
+
+NODES_PER_STEP = 80  # of a graph, about
+_MAY_DIFFER = 0.02  # of the environments may be elsewhere than they should after the first step by a kernel
+_INEXACT = (
+    "The environment does not show the last observation of an episode that it cuts off: "
+    "what would have followed is estimated from the one before it."
+)
+
+
+def _agree(ours: Tensor, theirs: Tensor) -> Tensor:
+    """[N] whether two results [N, ..] are the same, but for rounding."""
+    close = torch.isclose(ours.float(), theirs.float(), rtol=0.02, atol=0.02)
+    return close.view(len(close), -1).all(1)
+
+
+class DeviceCollector:
+    """Acts in the environments and keeps what happened, rollout after rollout; the host only says when."""
+
+    ahead = 1  # rollouts that may be open at once: there is nobody to collect the next one meanwhile
+
+    def __init__(
+        self,
+        env: DeviceEnv,
+        contract: Contract,
+        policy: AnyPolicy,
+        rollout: Rollout,
+        seed: int,
+        timeline: Timeline,
+        capture: Capturer = as_it_is,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._env, self._rows_layout, self.policy, self._rollout = env, contract.rows, policy, rollout
+        self._seed, self._timeline, self._tell = seed, timeline, tell
+        self._captured = traits_of(env).capture_safe
+        self._clock = DeviceClock(timeline) if rollout.rows.is_cuda else None
+        device, (steps, n_envs) = rollout.rows.device, rollout.shape
+        self.n_envs = n_envs
+        self.until: float = float("inf")
+        self.number = 0
+        self.episodes = 0
+        self.faults: Counter[str] = Counter()
+        self._whole = Whole(rollout, None)
+        # Where the environments stand. These tensors stay where they are: a graph knows them.
+        self._state, observation = env.begin()
+        self._rows = torch.zeros(n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
+        self._pack(observation, self._state, self._rows)
+        self._begins = torch.ones(n_envs, dtype=torch.bool, device=device)
+        self._recurrent = torch.zeros(n_envs, policy.state_size, device=device)
+        self._returns = torch.zeros(n_envs, device=device)  # of the open episodes
+        self._lengths = torch.zeros(n_envs, dtype=torch.long, device=device)
+        self._ended = torch.zeros(3, dtype=torch.float64, device=device)  # episodes, their returns and lengths, summed
+        self._told = torch.zeros(3, dtype=torch.float64)
+        if device.type == "cuda":
+            self._told = self._told.pin_memory()
+        self._last = (0.0, 0.0)
+        self._noise = torch.zeros_like(rollout.actions)
+        self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
+        # An environment is truncated at most so often in a rollout; what is not used points past the end.
+        limit = env.episode_limit
+        self._cuts = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
+        self._cut = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
+        rollout.final_rows = torch.zeros(self._cuts * n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
+        rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
+        # Who is not captured may cut off an episode at any step: all last observations are kept, and sorted at the end.
+        self._lasts = torch.zeros_like(rollout.rows[1:]) if not self._captured else None
+        self._lines = torch.arange(n_envs, device=device)
+        most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
+        per_call = largest_divisor(steps, most)
+        self._calls = steps // per_call
+        self._step: Callable[[], None] = self._take_step
+        self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one go
+        self._kernel_untried = device.type == "cuda" and self._captured
+        capture = capture if self._captured else as_it_is
+        self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
+
+    def moving(self) -> list[Tensor]:
+        """All tensors that a step changes and the next one reads."""
+        own = (
+            self._rows,
+            self._begins,
+            self._recurrent,
+            self._returns,
+            self._lengths,
+            self._ended,
+            self._at,
+            self._cut,
+        )
+        return [*self._state.values(), *own]
+
+    def close(self) -> None:
+        """End the environments, where there is something to end."""
+        if hasattr(self._env, "close"):
+            self._env.close()
+
+    def start(self) -> None:
+        """Open the first rollout; the environments stand at the start of episode 0 already."""
+        self.open()
+
+    def open(self) -> None:
+        """Make ready for the next rollout."""
+        self._draw(keyed_generator(self._noise.device, self._seed, NOISE, self.number))
+
+    def _draw(self, generator: torch.Generator) -> None:
+        self._noise.copy_(self.policy.distribution.noise(self._rollout.shape, generator))
+
+    def turn(self, seconds: float = 0.0) -> bool:
+        """There is nothing to do between rollouts."""
+        return False
+
+    def finish(self) -> Whole:
+        """Fill the rollout."""
+        self._timeline.enter(INFERENCE)
+        self.forget_episodes()
+        self._clock.launch(INFERENCE, self._fill) if self._clock else self._fill()
+        self.tell_episodes(1)
+        self._timeline.enter(OTHER)
+        return self._whole
+
+    def collect(self, generator: torch.Generator) -> Rollout:
+        """Fill the rollout with noise drawn anew, for a captured iteration: `finish`, but nothing for the host."""
+        self._draw(generator)
+        self._fill()
+        return self._rollout
+
+    def _fill(self) -> None:
+        rollout, steps = self._rollout, self._rollout.shape[0]
+        for counter in (self._at, self._cut):
+            counter.zero_()
+        if self._kernel_untried:
+            self._kernel_untried = False
+            self._kernel = self._proven_kernel()
+        rollout.final_at.fill_(rollout.rewards.numel())
+        if self._kernel is not None:
+            self._ended.add_(self._kernel())
+            self._rows.copy_(rollout.rows[steps])
+            return
+        with torch.no_grad():
+            for _ in range(self._calls):
+                self._take()
+        if self._lasts is not None:
+            rollout.final_at = rollout.truncated.flatten().nonzero().squeeze(1)
+            rollout.final_rows = self._lasts.flatten(0, 1)[rollout.final_at]
+        rollout.rows[steps].copy_(self._rows)
+        rollout.starts[steps].copy_(self._begins)
+        rollout.states[steps].copy_(self._recurrent)
+
+    def forget_episodes(self) -> None:
+        """Count the episodes that end from here on."""
+        self._ended.zero_()
+
+    def tell_episodes(self, rollouts: int) -> None:
+        """So many rollouts are filled: have the host hear of the episodes that ended in them."""
+        self._told.copy_(self._ended, non_blocking=True)
+        self.number += rollouts
+
+    def compile_steps(self) -> None:
+        """Have torch make a few kernels of a step's many; should it fail, they stay as they are."""
+        if not self._captured:
+            return  # torch sees nothing of such a step, and one that failed halfway could not be taken again
+        compiled, plain = torch.compile(self._take_step, dynamic=False), self._take_step
+
+        def try_it() -> None:
+            kept = [tensor.clone() for tensor in self.moving()]
+            try:
+                compiled()
+                self._step = compiled
+            except Exception as error:
+                self._put_back(kept)  # it may have come half way
+                reason = str(error).strip().partition("\n")[0]
+                self._tell(f"The environment's steps could not be compiled and run as they are, slower: {reason}")
+                self._step = plain
+                plain()
+
+        self._step = try_it
+
+    def _proven_kernel(self) -> Callable[[], Tensor] | None:
+        """A kernel that fills the rollout, if there is one for this environment and its first step is as it should."""
+        try:
+            from unidle.engine.fused_rollout import FusedRollout
+        except ImportError:  # torch comes without Triton on some platforms
+            return None
+        rollout = self._rollout
+        kernel = FusedRollout.of(
+            self._env, self.policy, rollout, self._noise, self._state, self._begins, self._returns, self._lengths
+        )
+        if kernel is None:
+            return None
+        kept = [tensor.clone() for tensor in self.moving()]
+        with torch.no_grad():
+            self._take_step()
+        leaf = self._rows_layout.leaves[0]
+        expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._begins.clone()]
+        expected.append(leaf_tensor(self._rows.clone(), leaf))
+        try:
+            self._put_back(kept)
+            kernel()
+            found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.rows[1], leaf)]
+            agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
+            # Products in TF32 differ a little, and now and then that decides between two actions.
+            if int((~agree).sum()) > max(1, _MAY_DIFFER * self.n_envs):
+                raise RuntimeError("its first step is not the one that the environment takes")
+        except Exception as error:
+            self._tell(f"Rollouts do without a kernel of their own, which is slower: {str(error).splitlines()[0]}")
+            return None
+        finally:
+            self._put_back(kept)
+        return kernel
+
+    def _put_back(self, kept: list[Tensor]) -> None:
+        for tensor, before in zip(self.moving(), kept):
+            tensor.copy_(before)
+
+    def _take_steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def _take_step(self) -> None:
+        rollout, policy, at, rows = self._rollout, self.policy, self._at, self._rows
+        state = None
+        if policy.state_size:
+            rollout.states.index_copy_(0, at, self._recurrent.unsqueeze(0))
+            state = self._recurrent * ~self._begins.unsqueeze(-1)
+        rollout.rows.index_copy_(0, at, rows.unsqueeze(0))
+        rollout.starts.index_copy_(0, at, self._begins.unsqueeze(0))
+        params, after = policy.act(rows, state)
+        action = policy.distribution.sample(params, self._noise.index_select(0, at).squeeze(0))
+        rollout.actions.index_copy_(0, at, action.unsqueeze(0))
+        moved, step = self._env.step(self._state, policy.distribution.to_env(action))
+        for name, value in self._state.items():
+            value.copy_(moved[name])
+        for field, value in (
+            (rollout.rewards, step.reward),
+            (rollout.terminated, step.terminated),
+            (rollout.truncated, step.truncated),
+        ):
+            field.index_copy_(0, at, value.unsqueeze(0))
+        self._keep_final(step.final_observation, step.truncated)
+        self._account(step.reward, step.terminated | step.truncated)
+        self._pack(step.observation, moved, rows)
+        if after is not None:
+            self._recurrent.copy_(after)
+        at.add_(1)
+
+    def _pack(self, observation: Tensor, state: State, rows: Tensor) -> None:
+        mask = self._env.mask(state) if isinstance(self._env, MaskedDeviceEnv) else None
+        pack_rows(observation, mask, self._rows_layout, rows)
+
+    def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
+        """The true last observation of the episodes that were cut off."""
+        rollout, n_envs = self._rollout, len(self._lines)
+        if self._lasts is not None:
+            last = torch.zeros_like(self._rows)
+            pack_rows(observation, None, self._rows_layout, last)
+            self._lasts.index_copy_(0, self._at, last.unsqueeze(0))
+            return
+        where = self._at * n_envs + self._lines
+        for number in range(self._cuts):
+            lines = slice(number * n_envs, (number + 1) * n_envs)
+            now = truncated & (self._cut == number)
+            kept = rollout.final_rows[lines]
+            fresh = torch.zeros_like(kept)
+            pack_rows(observation, None, self._rows_layout, fresh)  # nobody acts on it: no mask
+            kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
+            rollout.final_at[lines] = torch.where(now, where, rollout.final_at[lines])
+        self._cut.add_(truncated)
+
+    def _account(self, reward: Tensor, ended: Tensor) -> None:
+        self._returns.add_(reward)
+        self._lengths.add_(1)
+        finished = torch.stack((ended.double(), ended * self._returns.double(), ended * self._lengths.double()))
+        self._ended.add_(finished.sum(1))
+        self._returns.mul_(~ended)
+        self._lengths.mul_(~ended)
+        self._begins.copy_(ended)
+
+    # -- what is told ------------------------------------------------------------------------------------------------
+
+    def request_counts(self) -> dict[str, int]:
+        """None: nothing on a device asks anybody."""
+        return {}
+
+    def settle(self) -> None:
+        """Take in what the finished rollout says of its episodes, once the device is done with it."""
+        count, returns, lengths = self._told.tolist()
+        if self._clock is not None:
+            self._clock.read()
+        self.episodes += int(count)
+        if count:
+            self._last = returns / count, lengths / count
+        if len(self._rollout.final_at) and not traits_of(self._env).exact_final_observation:
+            self._tell(_INEXACT)
+            self._tell = lambda text: None
+
+    @property
+    def recent_returns(self) -> list[float]:
+        """Mean return of the episodes that ended in the latest rollout in which any did."""
+        return [self._last[0]] if self.episodes else []
+
+    @property
+    def recent_lengths(self) -> list[float]:
+        """Their mean length."""
+        return [self._last[1]] if self.episodes else []
+
+    # -- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where everything stands."""
+        return {
+            "number": self.number,
+            "moving": [tensor.cpu() for tensor in self.moving()],
+            "episodes": self.episodes,
+            "last": list(self._last),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Put everything back; returns the environments whose open episode is lost: all, if they hold it themselves."""
+        resumable = traits_of(self._env).resumable
+        if resumable:
+            for tensor, value in zip(self.moving(), state["moving"], strict=True):
+                tensor.copy_(value)
+        self.number, self.episodes = state["number"], state["episodes"]
+        self._last = (state["last"][0], state["last"][1])
+        self.open()
+        return [] if resumable else self._lines.tolist()

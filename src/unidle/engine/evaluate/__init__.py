@@ -1,0 +1,1 @@
+"""Evaluation: playing episodes, in the trainer or in processes of their own."""

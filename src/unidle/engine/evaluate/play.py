@@ -1,0 +1,212 @@
+"""Playing whole episodes with a fixed policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from unidle.algos.registry import AnyPolicy
+from unidle.envs.block import SUCCEEDED
+from unidle.envs.protocol import Fault, HostEnvs, Storied
+from unidle.nn.sac_policy import SoftPolicy
+from unidle.rng import EVALUATION, keyed_generator
+
+_LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
+FIRST_EVALUATION_ENV = 1 << 20  # evaluation environments are numbered from here: their seeds are never training's
+_FEW_ENVS, _MANY_ENVS = 10, 50
+
+
+def n_evaluation_envs(episodes: int) -> int:
+    """Environments that share an evaluation out: always the same number, as it decides which seeds are played."""
+    return min(episodes, max(_FEW_ENVS, min(_MANY_ENVS, episodes // 10)))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out of some episodes."""
+
+    returns: list[float]
+    lengths: list[int]
+    successes: list[bool] = field(default_factory=list)  # of each episode, where the environment tells
+    tasks: list[int] = field(default_factory=list)  # of each episode, where there are several
+    story: dict[str, Any] | None = None  # of the first environment's first episode, where it tells one
+
+    @staticmethod
+    def together(parts: Iterable[Evaluation]) -> Evaluation:
+        """All episodes of some evaluations, one after the other; success is told if all of them tell it."""
+        parts = list(parts)
+
+        def all_of(name: str) -> list[Any]:
+            return [value for part in parts for value in getattr(part, name)]
+
+        whole = Evaluation(all_of("returns"), all_of("lengths"), all_of("successes"), all_of("tasks"))
+        return whole if len(whole.successes) == whole.episodes else replace(whole, successes=[])
+
+    @property
+    def episodes(self) -> int:
+        """How many were played."""
+        return len(self.returns)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the returns."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of steps."""
+        return float(np.mean(self.lengths))
+
+    @property
+    def success(self) -> float | None:
+        """Share of the episodes that succeeded, at whichever step; None where the environment does not tell."""
+        return float(np.mean(self.successes)) if self.successes else None
+
+    def metrics(self, names: Sequence[str] = ()) -> dict[str, float]:
+        """All of it as a metrics record names it; `names` are those of the tasks."""
+        record: dict[str, float] = {
+            "eval/return_mean": self.mean_return,
+            "eval/return_std": self.std_return,
+            "eval/length_mean": self.mean_length,
+            "eval/episodes": self.episodes,
+        }
+        if self.successes:
+            record["eval/success"] = float(np.mean(self.successes))
+        tasks = np.array(self.tasks)
+        for task in np.unique(tasks):
+            name = names[task] if task < len(names) else str(task)
+            record[f"eval/return/{name}"] = float(np.mean(np.array(self.returns)[tasks == task]))
+            if self.successes:
+                record[f"eval/success/{name}"] = float(np.mean(np.array(self.successes)[tasks == task]))
+        return record
+
+
+class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
+    """An evaluation, or a rollout, was broken off."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of an evaluation's environments are played here: so many from `first` on, of `n_envs` in all.
+
+    The policy is asked for all of them, here as elsewhere, so that its answers are the same to the last bit.
+    """
+
+    first: int
+    n_envs: int
+
+
+class _Episode(NamedTuple):
+    total: float
+    length: int
+    success: int  # as the block tells it
+    task: int
+
+
+@torch.inference_mode()
+def play(
+    policy: AnyPolicy,
+    envs: HostEnvs,
+    episodes: int,
+    *,
+    deterministic: bool = True,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+    on_fault: Callable[[Fault], None] = lambda fault: None,
+    share: Share | None = None,
+) -> Evaluation:
+    """Play `episodes` episodes, shared out among `envs`: environment i plays its episodes 0, 1, … from their seeds.
+
+    Every environment gets its own number of episodes beforehand: taking whichever end first would favour short ones.
+    Where environments take turns at tasks, this also gives each task as many episodes as any other, or one less.
+    With a `share`, those of the `episodes` are played that are its environments'. Raises Stopped if `stop` says so
+    before they are over.
+    """
+    learning = policy.training
+    _take_story(envs)  # so that it keeps the next one
+    policy.eval()
+    try:
+        chosen = share or Share(0, envs.n_envs)
+        results = _play(policy, envs, episodes, deterministic, seed, stop, on_fault, chosen)
+    finally:
+        policy.train(learning)
+    return Evaluation(
+        [episode.total for episode in results],
+        [episode.length for episode in results],
+        [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
+        [episode.task for episode in results] if isinstance(policy, SoftPolicy) and policy.n_tasks > 1 else [],
+        _take_story(envs),
+    )
+
+
+def _take_story(envs: HostEnvs) -> dict[str, Any] | None:
+    return envs.take_story() if isinstance(envs, Storied) else None
+
+
+def _play(
+    policy: AnyPolicy,
+    envs: HostEnvs,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    stop: Callable[[], bool],
+    on_fault: Callable[[Fault], None],
+    share: Share,
+) -> list[_Episode]:
+    block, device, n_envs = envs.block, next(policy.parameters()).device, share.n_envs
+    slices, mine = range(len(envs.bounds)), slice(share.first, share.first + envs.n_envs)
+    quota = np.full(n_envs, episodes // n_envs)
+    quota[: episodes % n_envs] += 1
+    quota = quota[mine]
+    results: list[list[_Episode]] = [[] for _ in range(envs.n_envs)]
+    envs.start(np.zeros(envs.n_envs, np.int64))
+    rows = torch.zeros(n_envs, block.rows.shape[1], dtype=torch.uint8, device=device)
+    state = torch.zeros(n_envs, policy.state_size, device=device)
+    going_on = torch.zeros(n_envs, 1, dtype=torch.bool, device=device)
+    generator = keyed_generator(device, seed, EVALUATION)
+    distribution = policy.distribution
+    returns, lengths = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)  # of the open episodes
+    tasks = np.zeros(envs.n_envs, np.int64)
+    while any(len(done) < n for done, n in zip(results, quota)):
+        if stop():
+            raise Stopped
+        rows[mine].copy_(torch.from_numpy(block.rows))
+        if isinstance(policy, SoftPolicy) and policy.n_tasks > 1 and not lengths.all():  # some begin now
+            tasks = policy.tasks(rows[mine]).cpu().numpy()
+        params, after = policy.act(rows, state)
+        if deterministic:
+            action = distribution.mode(params)
+        else:
+            action = distribution.sample(params, distribution.noise((n_envs,), generator))
+        torch.from_numpy(block.actions).copy_(distribution.to_env(action)[mine])
+        envs.send(slices)
+        envs.recv(len(slices))
+        # Those are in a new episode: the step failed, or the worker died after it. The broken episode is no result.
+        failed = block.redo | (block.truncated & (block.episode_length < 0))
+        for fault in envs.faults:
+            on_fault(fault)
+        envs.faults.clear()
+        ended = (block.terminated | block.truncated) & ~failed
+        returns += block.reward
+        lengths += 1
+        returns[failed], lengths[failed] = 0.0, 0
+        for env in np.flatnonzero(ended | (lengths >= _LONGEST_EPISODE)):
+            if len(results[env]) < quota[env]:
+                # The environment's own sum where it has one: it is in double precision.
+                total = block.episode_return[env] if ended[env] else returns[env]
+                success = int(block.episode_success[env]) if ended[env] else 0
+                results[env].append(_Episode(float(total), int(lengths[env]), success, int(tasks[env])))
+            returns[env], lengths[env] = 0.0, 0
+        if after is not None:
+            going_on[mine] = torch.from_numpy(~(ended | failed)).to(device).unsqueeze(-1)
+            state = after * going_on
+    return [episode for done in results for episode in done]

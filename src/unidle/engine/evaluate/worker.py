@@ -1,0 +1,133 @@
+"""What a process does that evaluates copies of a policy, on the CPU, while the trainer goes on.
+
+The trainer puts a policy's weights on a shelf in shared memory and tells the place; the answer is what came out of the
+episodes. Only numbers pass through the shelf, and only the trainer holds the other end of the pipe: when it is gone, so
+is this process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import Tensor
+
+from unidle.algos.registry import new_policy
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Share, play
+from unidle.envs.block import map_memory
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.protocol import Fault
+from unidle.nn.optim.flat_parameters import FlatParameters
+
+Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # of the tensors that a policy's state is made of
+
+_ALIGN = 64
+
+
+class Shelf:
+    """Shared memory for the weights of several copies of a policy, and a sign of life of each process."""
+
+    def __init__(self, memory: Any, shapes: Shapes, places: int, processes: int) -> None:
+        self.places = [self._views(memory, shapes, place * _state_bytes(shapes)) for place in range(places)]
+        self.beats = np.ndarray((processes,), np.int64, memory, places * _state_bytes(shapes))
+
+    @staticmethod
+    def nbytes(shapes: Shapes, places: int, processes: int) -> int:
+        """Bytes it takes."""
+        return places * _state_bytes(shapes) + 8 * processes
+
+    @staticmethod
+    def _views(memory: Any, shapes: Shapes, start: int) -> dict[str, Tensor]:
+        views = {}
+        for name, shape, dtype in shapes:
+            count = math.prod(shape)
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start) if count else torch.empty(0)
+            views[name] = flat.to(dtype).view(shape)
+            start += _rounded(count * dtype.itemsize)
+        return views
+
+
+def shapes_of(state: dict[str, Tensor]) -> Shapes:
+    """What a shelf must know of a policy's state."""
+    return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
+
+
+def _state_bytes(shapes: Shapes) -> int:
+    return sum(_rounded(math.prod(shape) * dtype.itemsize) for _, shape, dtype in shapes)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+@dataclass
+class EvaluationJob:
+    """What the process is told at its start."""
+
+    trainer: int  # its process
+    path: list[str]  # and its sys.path
+    cargo: bytes  # (EnvMaker, Contract, Config, network factory), pickled: unpickled once the path is set
+    memory: int  # descriptor of the shelf's memory
+    shapes: Shapes
+    places: int
+    process: int
+    processes: int
+    n_envs: int  # of the whole evaluation
+    lines: range  # those of this process
+    episodes: int  # of the whole evaluation
+    first_index: int = FIRST_EVALUATION_ENV
+
+
+class Evaluator:
+    """Some environments of an evaluation, and a policy to play in them."""
+
+    def __init__(self, job: EvaluationJob) -> None:
+        self._job = job
+        maker, contract, config, network = cloudpickle.loads(job.cargo)
+        torch.set_num_threads(config.engine.threads)  # sums are split by it: as in the trainer
+        self._policy = new_policy(contract.rows, contract.actions, config.recipe, network)
+        FlatParameters(self._policy)  # one piece of memory, as the trainer's are
+        self._shelf = Shelf(map_memory(job.memory), job.shapes, job.places, job.processes)
+        self._envs = SerialEnvs(
+            maker.with_slots(job.n_envs),
+            contract,
+            len(job.lines),
+            config.run.seed,
+            job.first_index + job.lines.start,
+            max_env_restarts=config.engine.max_env_restarts,
+        )
+
+    def serve(self, pipe: Connection) -> None:
+        """Play with the weights of each place that is told, until the trainer hangs up."""
+        while True:
+            place: int = cloudpickle.loads(pipe.recv_bytes())
+            self._policy.load_state_dict(self._shelf.places[place])
+            faults: list[Fault] = []
+            share = Share(self._job.lines.start, self._job.n_envs)
+            result = play(
+                self._policy, self._envs, self._job.episodes, stop=self._beat, on_fault=faults.append, share=share
+            )
+            pipe.send_bytes(cloudpickle.dumps(("ok", result, faults)))
+
+    def _beat(self) -> bool:
+        """A sign of life at every step; whether there is no trainer any more to show it to."""
+        self._shelf.beats[self._job.process] += 1
+        return os.getppid() != self._job.trainer
+
+    def close(self) -> None:
+        """Close every environment."""
+        self._envs.close()
+
+
+def shares(n_envs: int, processes: int) -> Iterable[range]:
+    """The environments of each process, as equal in number as can be."""
+    cuts = [round(n_envs * part / processes) for part in range(processes + 1)]
+    return (range(first, end) for first, end in itertools.pairwise(cuts))

@@ -1,0 +1,1 @@
+"""Environments that wait for I/O: hundreds of episodes in flight on an event loop."""

@@ -1,0 +1,1 @@
+"""Environments that live on the GPU: torch, JAX, Brax, gymnax, Isaac Lab and mjlab."""

@@ -1,0 +1,1 @@
+"""Environments in this process or in worker processes, stepped in slices."""

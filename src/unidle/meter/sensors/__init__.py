@@ -1,0 +1,1 @@
+"""Readings of the GPU and the host."""

@@ -1,0 +1,1 @@
+"""`unidle watch`: the same for any command, from outside."""

@@ -1,0 +1,51 @@
+"""The report's section on plasticity: how much of the networks could still learn, at each evaluation."""
+
+from __future__ import annotations
+
+from unidle.algos.dormancy import DORMANT, TOO_DORMANT, remedy
+from unidle.report.history import History, number
+from unidle.report.page.cards import SMALL, section, series
+from unidle.report.page.svg import Reference, line_chart
+
+_NETWORKS = ("critic", "actor")
+_NORMS = {"weight_norm": "Length of weights", "grad_norm": "Length of gradients"}
+
+
+def plasticity_section(history: History) -> str:
+    """Charts of all that was measured; empty where nothing was."""
+    records = [r for r in history.evaluations if number(r, DORMANT) is not None]
+    if not records:
+        return ""
+
+    def chart(title: str, keys: dict[str, str], meaning: str, limit: float | None = None) -> str:
+        """Lines by name; those of one chart go into it together."""
+        lines = [series(name, records, key) for name, key in keys.items()]
+        reference = None if limit is None else Reference(limit, "too many")
+        return line_chart(
+            title,
+            lines,
+            "environment steps",
+            meaning,
+            size=SMALL,
+            from_zero=True,
+            as_percent=limit is not None,
+            reference=reference,
+        )
+
+    def of_both(measure: str) -> dict[str, str]:
+        return {network: f"plasticity/{network}/{measure}" for network in _NETWORKS}
+
+    charts = [
+        chart("Dormant neurons", of_both("dormant"), "share of the hidden layers", TOO_DORMANT),
+        chart("Feature rank", of_both("rank"), "directions that make up 0.99"),
+    ]
+    for norm, title in _NORMS.items():
+        for network in _NETWORKS:
+            prefix = f"plasticity/{network}/{norm}/"
+            layers = sorted(key.removeprefix(prefix) for key in records[-1] if key.startswith(prefix))
+            keys = {f"layer {layer}": prefix + layer for layer in layers}
+            if keys:
+                charts.append(chart(f"{title}, {network}", keys, "Euclidean norm"))
+    last = number(records[-1], DORMANT) or 0.0
+    note = remedy(last) if last > TOO_DORMANT else ""
+    return section("Plasticity", "of actor and first critic, at evaluations", "three", charts, note)

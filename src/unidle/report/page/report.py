@@ -1,0 +1,261 @@
+"""The report page of a run: one file, no scripts, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unidle.config.settings import word_for_none
+from unidle.report.formatting import duration, faults, percent, score, short_number
+from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
+from unidle.report.page.cards import SMALL, section, series
+from unidle.report.page.phase_colours import phase_look
+from unidle.report.page.plasticity import plasticity_section
+from unidle.report.page.site_graph import site_graph_section
+from unidle.report.page.style import CSS, HATCHES
+from unidle.report.page.success import success_section
+from unidle.report.page.svg import Reference, Series, line_chart, stacked_bar
+from unidle.report.page.write_file import write_whole
+
+_TIME_UNITS = (
+    (2 * 3600.0, 3600.0, "h"),
+    (120.0, 60.0, "min"),
+    (0.0, 1.0, "s"),
+)  # from, seconds, name
+_LEARNING = {  # metric → title, meaning
+    "train/policy_loss": ("Policy loss", "clipped surrogate"),
+    "train/value_loss": ("Value loss", "squared error of the returns"),
+    "train/entropy": ("Entropy", "nats per action"),
+    "train/approx_kl": ("Approximate KL", "nats from where the update began"),
+    "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
+    "train/effective_share": ("Effective share", "share of samples, by weight"),
+    "train/explained_variance": ("Explained variance", "of the returns, by the values; 1 is best"),
+}
+_MEANING = {
+    "recipe": "what changes learning",
+    "engine": "what changes only speed",
+    "run": "what, how long, where",
+}
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder, from its `config.yaml`, `metrics.jsonl` and `page_graph.json`."""
+    page = _page(read_history(folder))
+    return write_whole(folder / "report.html", page)
+
+
+def _page(history: History) -> str:
+    sections = [_heading(history), _figures(history), _faults(history)]
+    if history.iterations or history.evaluations:
+        sections += [_returns(history), success_section(history), plasticity_section(history)]
+        sections.append(site_graph_section(history.folder))
+        sections += [_speed(history), _learning(history)]
+    else:
+        sections.append('<p class="note">No iteration has been recorded yet.</p>')
+    sections.append(_config(history))
+    source = escape(str(history.folder.resolve()))
+    body = "\n".join(filter(None, sections))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(history.name)} · unidle</title>
+<style>{CSS}</style>
+</head>
+<body>
+<svg width="0" height="0" style="position: absolute" aria-hidden="true">{HATCHES}</svg>
+<main>
+{body}
+<footer>Drawn from config.yaml and metrics.jsonl in {source}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _heading(history: History) -> str:
+    facts = {
+        "environment": history.setting("run", "env"),
+        "algorithm": history.setting("recipe", "algo"),
+        "preset": history.setting("run", "preset"),
+        "seed": history.setting("run", "seed"),
+        "overlap": history.overlap,
+        "device": history.setting("engine", "device"),
+    }
+    shown = "".join(
+        f"<span>{name} <b>{escape(str(value))}</b></span>" for name, value in facts.items() if value is not None
+    )
+    return (
+        f'<header><div class="brand">unidle run report</div><h1>{escape(history.name)}</h1>'
+        f'<p class="facts">{shown}</p></header>'
+    )
+
+
+def _figures(history: History) -> str:
+    final, best = history.final_evaluation, history.best_evaluation
+    speed, training = history.steps_per_second, history.training_return
+    figures = [
+        ("Steps", f"{history.steps:,}", history.progress),
+        ("Wall time", duration(history.wall), ""),
+        (
+            "Steps per second",
+            "–" if speed is None else short_number(speed),
+            "mean up to the last iteration",
+        ),
+        ("Best evaluation", *_evaluation_figure(best)),
+        ("Final evaluation", *_evaluation_figure(final)),
+        ("Training return", "–" if training is None else score(training), "last 100 episodes"),
+    ]
+    if history.success is not None:
+        best_success = max(number(r, "eval/success") or 0.0 for r in history.evaluations)
+        figures.insert(5, ("Success", percent(history.success), f"final evaluation; best {percent(best_success)}"))
+    cells = "".join(
+        f'<div><dt>{name}</dt><dd class="value">{escape(value)}</dd><dd class="detail">{escape(detail)}</dd></div>'
+        for name, value, detail in figures
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _evaluation_figure(record: Record | None) -> tuple[str, str]:
+    if record is None:
+        return "–", "none yet"
+    std = number(record, "eval/return_std")
+    spread = "" if std is None else f"± {score(std)} "
+    success = number(record, "eval/success")
+    told = "" if success is None else f", success {percent(success)}"
+    return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}{told}"
+
+
+def _faults(history: History) -> str:
+    counts = history.fault_counts
+    if not counts:
+        return ""
+    where = "metrics.jsonl tells what failed, in its lines of kind fault."
+    return f'<p class="note">Faults of environments: {escape(faults(counts))}; {where}</p>'
+
+
+def _returns(history: History) -> str:
+    target = history.setting("run", "target_return")
+    reference = Reference(float(target), "target") if isinstance(target, (int, float)) else None
+    seconds, unit = _time_unit(history.wall)
+    charts = [
+        line_chart(
+            title,
+            _return_series(history, key, scale),
+            label,
+            "return per episode",
+            reference=reference,
+        )
+        for title, key, scale, label in (
+            ("Return against steps", "step", 1.0, "environment steps"),
+            ("Return against wall time", "wall", seconds, f"wall time ({unit})"),
+        )
+    ]
+    return section("Return", "evaluations are shaded by one standard deviation", "two", charts)
+
+
+def _return_series(history: History, key: str, scale: float) -> list[Series]:
+    evaluations = [r for r in history.evaluations if number(r, key) is not None]
+    means = [number(r, "eval/return_mean") or 0.0 for r in evaluations]
+    spreads = [number(r, "eval/return_std") or 0.0 for r in evaluations]
+    return [
+        series("training, last 100 episodes", history.iterations, "rollout/return_mean", key, scale),
+        Series(
+            "evaluation",
+            [r[key] / scale for r in evaluations],
+            means,
+            low=[mean - std for mean, std in zip(means, spreads)],
+            high=[mean + std for mean, std in zip(means, spreads)],
+        ),
+    ]
+
+
+def _speed(history: History) -> str:
+    windows = time_shares_over(history.iterations)
+    parts = list(dict.fromkeys(part for _, shares in windows for part in shares))
+    # A window reaches back to the one before it, and so the first to the start of the run.
+    steps = [0.0, *(float(record["step"]) for record, _ in windows)]
+    spans = [shares for _, shares in (*windows[:1], *windows)]
+    layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans], look=phase_look(part)) for part in parts]
+    rate = series("steps per second", history.iterations, "rollout/steps_per_second")
+    charts = [
+        line_chart(
+            "Steps per second",
+            [rate],
+            "environment steps",
+            "steps/s",
+            size=SMALL,
+            from_zero=True,
+            smooth=True,
+        ),
+        stacked_bar("Where the time went", history.time_shares, size=SMALL),
+        line_chart(
+            "Where it went over time",
+            layers,
+            "environment steps",
+            "share of wall time",
+            size=SMALL,
+            stacked=True,
+            as_percent=True,
+        ),
+    ]
+    return section("Speed", "faint: each iteration; bold: their running mean", "three", charts)
+
+
+def _learning(history: History) -> str:
+    limit = history.setting("recipe", "target_kl")
+    references = {"train/approx_kl": Reference(float(limit), "target_kl")} if isinstance(limit, (int, float)) else {}
+    charts = [
+        line_chart(
+            title,
+            [series(title, history.iterations, key)],
+            "environment steps",
+            meaning,
+            size=SMALL,
+            reference=references.get(key),
+            smooth=True,
+        )
+        for key, (title, meaning) in _LEARNING.items()
+        if any(key in record for record in history.iterations)
+    ]
+    return section("Learning", "faint: each iteration; bold: their running mean", "three", charts) if charts else ""
+
+
+def _config(history: History) -> str:
+    recipe, engine, run = (_settings(section, history.config[section]) for section in SECTIONS)
+    return (
+        '<section><h2>Config<small>config.yaml of this run</small></h2><div class="grid config">'
+        f'{recipe}<div class="grid">{engine}{run}</div></div></section>'
+    )
+
+
+def _settings(section: str, settings: dict[str, Any]) -> str:
+    """A card of settings. The recipe is long and wide, so its table comes in two halves."""
+    rows = [
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_setting(str(name), value))}</td></tr>'
+        for name, value in settings.items()
+    ]
+    half = (len(rows) + 1) // 2 if section == "recipe" else len(rows)
+    tables = "".join(f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]) if part)
+    layout = "halves" if section == "recipe" else ""
+    heading = f"<h3>{section}<small>{_MEANING[section]}</small></h3>"
+    return f'<div class="card">{heading}<div class="{layout}">{tables}</div></div>'
+
+
+def _setting(name: str, value: Any) -> str:
+    """A value as a user writes it: YAML on one line, and a word for what is left to unidle or switched off."""
+    if value is None:
+        return word_for_none(name)
+    if isinstance(value, str):
+        return value  # without the quotes that YAML needs around off
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    """Seconds and name of the unit in which a time axis up to `longest` seconds reads best."""
+    return next((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start)

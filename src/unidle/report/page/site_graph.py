@@ -1,0 +1,204 @@
+"""The report's drawing of an episode on a website: the pages it went to, in which order, and what they were worth.
+
+It is drawn from a small file that an evaluation leaves in the run folder. What stands in there comes from a website:
+nothing of it is believed, and all of it is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unidle.engine.evaluate.story import STORY
+from unidle.report.formatting import short_number
+from unidle.report.page.cards import section
+from unidle.report.page.graph_layout import halo, placed, spread
+
+SIZE = (1100, 620)
+_MOST_PAGES, _MOST_LINKS, _MOST_LETTERS = 120, 4000, 300  # of a file that did not come from here
+_TOP, _BOTTOM, _MARGIN = 76.0, 566.0, 8.0  # where the graph lies; below it the walk
+_KINDS = {  # class → what the legend says
+    "found": "about the topic",
+    "other": "not about it",
+    "failed": "failed",
+    "twice": "seen before",
+    "heard": "heard of, not visited",
+}
+_STATES = {"fetched": "other", "failed": "failed", "duplicate": "twice"}
+_LOOK = """
+.pages .tree { fill: none; stroke: var(--axis); stroke-width: 1.5; }
+.pages .link { stroke: var(--axis); stroke-width: .6; stroke-opacity: .45; }
+.pages .walk { fill: none; stroke: var(--accent); stroke-width: 1.1; stroke-opacity: .38; stroke-dasharray: 3 3; }
+.pages .found { --c: var(--c2); } .pages .other { --c: var(--c5); } .pages .failed { --c: var(--c1); }
+.pages .twice { --c: var(--c4); } .pages .heard { --c: var(--axis); }
+.pages .page { fill: var(--c); stroke: var(--card); stroke-width: 1.5; }
+.pages .start { fill: none; stroke: var(--ink); stroke-width: 1.5; }
+.pages text.visit { fill: var(--card); font-weight: 650; text-anchor: middle; }
+.pages .spot:hover .page { stroke: var(--ink); }
+"""
+
+
+@dataclass(frozen=True)
+class _Page:
+    """One that was visited."""
+
+    url: str
+    kind: str  # of `_KINDS`
+    relevance: float
+    parent: int  # the visit that first named it; -1: none
+    others: int  # pages that it was first to name and that were never visited
+
+
+@dataclass(frozen=True)
+class _Story:
+    """An episode."""
+
+    step: int
+    pages: list[_Page]  # in the order of the walk
+    links: list[tuple[int, int]]  # between them
+    known: int
+    visited: int  # of which `pages` are the first
+
+
+def site_graph_section(folder: Path) -> str:
+    """The last episode that an evaluation told of; empty where there is none."""
+    story = _read(folder / STORY)
+    if story is None:
+        return ""
+    where = f"the first episode of the evaluation at step {short_number(story.step)}: {story.pages[0].url}"
+    return section("Pages", where, "one", [site_graph(story)])
+
+
+def site_graph(story: _Story) -> str:
+    """An `<svg>` of the pages, those that one links to around it, and the walk below them."""
+    halos = np.array([halo(page.others) for page in story.pages])
+    parents = np.array([page.parent for page in story.pages])
+    places, scale = placed(spread(parents, halos, story.links), halos, (_MARGIN, _TOP, SIZE[0] - _MARGIN, _BOTTOM))
+    body = [f"<style>{_LOOK}</style>", _head(story)]
+    body += [_lines(story, places), _walked(places)]
+    body += [_heard(page, place, scale) for page, place in zip(story.pages, places)]
+    body += [_visit(number, page, place, scale) for number, (page, place) in enumerate(zip(story.pages, places))]
+    body.append(_strip(story))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart pages" viewBox="0 0 {SIZE[0]} {SIZE[1]}" '
+        f'role="img" aria-label="Pages of an episode">{"".join(body)}</svg>'
+    )
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+def _head(story: _Story) -> str:
+    found = sum(page.kind == "found" for page in story.pages)
+    more = f" (the first {len(story.pages)} are shown)" if story.visited > len(story.pages) else ""
+    title = f"{found} of {len(story.pages)} pages visited are about the topic; {story.known:,} were heard of{more}"
+    parts, x = [f'<text class="chart-title" x="2" y="17">{escape(title)}</text>'], 8.0
+    for kind, name in _KINDS.items():
+        radius = 2.4 if kind == "heard" else 5.5
+        parts.append(f'<g class="{kind}"><circle class="page" cx="{x:.1f}" cy="39" r="{radius}"/></g>')
+        parts.append(f'<text class="chart-name" x="{x + 12:.1f}" y="43">{name}</text>')
+        x += 12 + 6.4 * len(name) + 22
+    for kind, name in (("tree", "first named there"), ("walk", "the way that was taken")):
+        parts.append(f'<path class="{kind}" d="M{x:.1f} 39h24"/>')
+        parts.append(f'<text class="chart-name" x="{x + 31:.1f}" y="43">{name}</text>')
+        x += 31 + 6.4 * len(name) + 22
+    return "".join(parts)
+
+
+def _lines(story: _Story, places: np.ndarray) -> str:
+    tree = {(page.parent, number) for number, page in enumerate(story.pages)}
+    thin = [(a, b) for a, b in story.links if a < b and (a, b) not in tree]
+    parts = []
+    for a, b in thin:
+        (x1, y1), (x2, y2) = places[a], places[b]
+        parts.append(f'<line class="link" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+    for number, page in enumerate(story.pages):
+        if page.parent >= 0:
+            (x1, y1), (x2, y2) = places[page.parent], places[number]
+            parts.append(f'<path class="tree" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
+    return "".join(parts)
+
+
+def _walked(places: np.ndarray) -> str:
+    """From each page to the next one, bent a little, so that it is told from the links."""
+    parts = []
+    for (x1, y1), (x2, y2) in pairwise(places):
+        bend = 0.14
+        x, y = (x1 + x2) / 2 - bend * (y2 - y1), (y1 + y2) / 2 + bend * (x2 - x1)
+        parts.append(f'<path class="walk" d="M{x1:.1f} {y1:.1f}Q{x:.1f} {y:.1f} {x2:.1f} {y2:.1f}"/>')
+    return "".join(parts)
+
+
+def _heard(page: _Page, place: np.ndarray, scale: float) -> str:
+    """A dot for each page that this one was first to name: as the seeds of a sunflower lie."""
+    dots = []
+    for number in range(page.others):
+        distance, angle = scale * halo(number + 1, middle=True), number * math.pi * (3 - math.sqrt(5))
+        x, y = place[0] + distance * math.cos(angle), place[1] + distance * math.sin(angle)
+        dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{1.7 * scale:.2f}"/>')
+    return f'<g class="heard fill">{"".join(dots)}</g>' if dots else ""
+
+
+def _visit(number: int, page: _Page, place: np.ndarray, scale: float) -> str:
+    x, y = place
+    said = f"{number or 'start'}: {page.url}\n{_KINDS[page.kind]}, relevance {page.relevance:.2f}"
+    ring = f'<circle class="start" cx="{x:.1f}" cy="{y:.1f}" r="{16 * scale:.1f}"/>' if number == 0 else ""
+    size = scale * (10.5 if 0 < number < 100 else 8.5)
+    text = f'x="{x:.1f}" y="{y + 0.36 * size:.1f}" font-size="{size:.1f}"'
+    return (
+        f'<g class="spot {page.kind}"><title>{escape(said)}</title>{ring}'
+        f'<circle class="page" cx="{x:.1f}" cy="{y:.1f}" r="{scale * (10 if number else 13):.1f}"/>'
+        f'<text class="visit" {text}>{number or "start"}</text></g>'
+    )
+
+
+def _strip(story: _Story) -> str:
+    """The walk in its order, a box for each page."""
+    top, height, count = SIZE[1] - 40, 18, len(story.pages)
+    width = min(26.0, (SIZE[0] - 4) / count)
+    every = 5 * math.ceil(26 / (5 * width))  # of the numbers below them
+    parts, found = [], 0
+    for number, page in enumerate(story.pages):
+        found += page.kind == "found"
+        said = f"{number or 'start'}: {page.url}\n{_KINDS[page.kind]}; {found} found so far"
+        place = f'x="{2 + number * width:.1f}" y="{top}" width="{width - 1.5:.1f}" height="{height}"'
+        parts.append(
+            f'<g class="spot {page.kind}"><title>{escape(said)}</title><rect class="fill" {place} rx="2"/></g>'
+        )
+        x = 2 + (number + 0.5) * width
+        if number % every == 0 and x > 70:
+            parts.append(f'<text x="{x:.1f}" y="{top + height + 15}" text-anchor="middle">{number}</text>')
+    parts.append(f'<text x="2" y="{top + height + 15}">requests</text>')
+    return "".join(parts)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> _Story | None:
+    """What the file tells; None if there is none, or it is not such as it should be."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        pages = [_page(number, page) for number, page in enumerate(told["pages"][:_MOST_PAGES])]
+        count = len(pages)
+        links = [(int(a), int(b)) for a, b in told["links"][:_MOST_LINKS] if 0 <= a < count and 0 <= b < count]
+        story = _Story(int(told["step"]), pages, links, int(told["known"]), int(told["visited"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return story if pages else None
+
+
+def _page(number: int, told: dict[str, Any]) -> _Page:
+    parent, relevance = int(told["parent"]), float(told["relevance"])
+    if not -1 <= parent < number and number:
+        raise ValueError("a page is named by one that was visited before it")
+    kind = "found" if told["relevant"] else _STATES[told["state"]]
+    url = str(told["url"])[:_MOST_LETTERS]
+    return _Page(url, kind, relevance, parent if number else -1, min(max(0, int(told["others"])), 120))

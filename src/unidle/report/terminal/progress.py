@@ -1,0 +1,239 @@
+"""Progress while a run goes on: a live panel on a terminal, plain lines in a pipe or a CI log.
+
+All of it goes to stderr; stdout belongs to `--json`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from unidle.report.formatting import duration, faults, percent, score, short_number
+from unidle.report.history import Record, evaluation_in_words, fault_counts, number, task_success, time_shares
+from unidle.report.terminal.messages import Messages
+from unidle.report.terminal.summary import print_facts
+
+_PANEL_EVERY = 0.25  # seconds between two drawings of the panel, which take about a millisecond each
+_LINE_EVERY = 10.0  # seconds between two plain lines …
+_LINE_PROGRESS = 0.05  # … unless so much of the run was done sooner
+_RATE_WINDOW = 30.0  # seconds over which the speed is measured: steady, yet soon over the warm-up
+_BAR_CELLS = 16
+_PARTS = {"environment": "blue", "inference": "magenta", "learn": "green"}
+
+
+class Display:
+    """Shows the progress of one run; as a context manager it leaves the terminal in order.
+
+    No thread is behind it: it draws when told of an iteration, and at most a few times a second.
+    """
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        # FORCE_COLOR, often set in CI, makes rich believe in a terminal; so ask the file itself.
+        self._is_live = self._console.is_interactive and self._console.file.isatty()
+        self._clock = clock
+        self._messages = Messages(lambda text, style: self._print(Text(text, style)), clock)
+        self._live: Live | None = None
+        self._is_over = False
+        self._next_draw = 0.0
+        self._total = 1
+        self._drawn_step = 0
+        self._samples: deque[tuple[float, int]] = deque()  # (time, step) of late, oldest first
+        self._record: Record = {}
+        self._evaluation: Record | None = None
+        self._best: Record | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.on_end()
+
+    def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: Record | None = None) -> None:
+        """Print `facts` and begin at `step`; a resumed run passes the `best` evaluation so far."""
+        print_facts(self._console, facts)
+        self._total, self._best = max(1, total_steps), best
+        self._record, self._drawn_step = {"step": step}, step
+        now = self._clock()
+        self._samples.append((now, step))
+        self._next_draw = now + self._interval
+        if self._is_live:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                redirect_stdout=sys.stdout.isatty(),  # a pipe must get what is printed to it
+                vertical_overflow="crop",
+            )
+            self._live.start()
+            self._console.show_cursor(True)  # so that not even a SIGKILL leaves the terminal without one
+            self._draw(now)
+
+    def on_iteration(self, record: Record) -> None:
+        """Take note of an iteration; draw only if it is time to."""
+        self._record = record
+        now = self._clock()
+        soon = not self._is_live and record["step"] - self._drawn_step >= _LINE_PROGRESS * self._total
+        if now >= self._next_draw or soon:
+            self._draw(now)
+
+    def on_evaluation(self, record: Record) -> None:
+        """Show an evaluation."""
+        mean = number(record, "eval/return_mean")
+        if mean is None:
+            return
+        self._evaluation = record
+        is_best = bool(record.get("eval/best"))
+        if is_best:
+            self._best = record
+        if self._is_live:
+            self._draw(self._clock())
+        else:
+            episodes = f" over {record['eval/episodes']} episodes" if "eval/episodes" in record else ""
+            mark = ", the best so far" if is_best else ""
+            tasks = f" ({text})" if (text := _tasks(record)) else ""
+            self._print(Text(f"evaluation {_at(record)}{episodes}{mark}{tasks}"))
+
+    def on_message(self, text: str) -> None:
+        """Print a line that stays, above the panel; see `Messages` for those that come again and again."""
+        self._messages.tell(text)
+
+    def on_end(self) -> None:
+        """Show the last state and give the terminal back; a second call does nothing."""
+        self._is_over = True
+        self._messages.close()
+        if self._live is not None:
+            try:
+                self._draw(self._clock())
+            finally:
+                self._live.stop()
+                self._live = None
+        elif self._samples and self._record["step"] > self._drawn_step:
+            self._draw(self._clock())
+        self._samples.clear()
+
+    @property
+    def _interval(self) -> float:
+        return _PANEL_EVERY if self._is_live else _LINE_EVERY
+
+    def _draw(self, now: float) -> None:
+        self._next_draw = now + self._interval
+        self._drawn_step = self._record["step"]
+        self._samples.append((now, self._drawn_step))
+        # Of the samples beyond the window, the latest stays: the speed is measured from there.
+        while len(self._samples) > 2 and self._samples[1][0] <= now - _RATE_WINDOW:
+            self._samples.popleft()
+        if self._live is not None:
+            self._live.update(self._panel(), refresh=True)
+        else:
+            self._print(self._line())
+
+    @property
+    def _rate(self) -> float | None:
+        """Steps per second of late; what was done before this process started is not its merit."""
+        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (end - start) if end > start and last > first else None
+
+    @property
+    def _progress(self) -> str:
+        """Whole percents, rounded down: 100 % means done."""
+        return f"{min(100, 100 * self._record['step'] // self._total)} %"
+
+    @property
+    def _left(self) -> str | None:
+        rate, step = self._rate, self._record["step"]
+        if rate is None or step >= self._total or self._is_over:
+            return None
+        seconds = (self._total - step) / rate
+        # Tenths of a second would feign a precision that a forecast does not have.
+        return f"{math.ceil(seconds)} s left" if seconds < 59 else f"{duration(seconds)} left"
+
+    def _line(self) -> Text:
+        step, rate = self._record["step"], self._rate
+        parts = [
+            f"{self._progress:>5}",
+            f"step {short_number(step, 4)} of {short_number(self._total)}",
+            f"return {score(value)}" if (value := number(self._record, "rollout/return_mean")) is not None else None,
+            f"best evaluation {evaluation_in_words(self._best, spread=False)}" if self._best else None,
+            f"{short_number(rate)} steps/s" if rate else None,
+            f"faults {count}" if (count := sum(fault_counts(self._record).values())) else None,
+            " ".join(f"{part} {percent(share)}" for part, share in self._shares.items()) or None,
+            self._left,
+        ]
+        return Text("  ".join(part for part in parts if part))
+
+    @property
+    def _shares(self) -> dict[str, float]:
+        shares = time_shares(self._record)
+        return {part: shares[part] for part in _PARTS if part in shares}
+
+    def _panel(self) -> Padding:
+        step, rate = self._record["step"], self._rate
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True, min_width=len("evaluation"))
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(self._total, min(step, self._total), width=min(60, self._console.width - 14)),
+            Text(self._progress, "bold"),
+        )
+        speed = [f"{short_number(rate)} steps/s" if rate else None, self._left]
+        steps = f"{short_number(step, 4)} of {short_number(self._total)}"
+        table.add_row("steps", Text("   ".join([steps, *filter(None, speed)])))
+        mean = number(self._record, "rollout/return_mean")
+        episodes = ("   last 100 episodes", "dim")
+        table.add_row("return", Text.assemble((score(mean), "bold"), episodes) if mean is not None else "–")
+        table.add_row("evaluation", self._evaluations())
+        if self._evaluation and (tasks := _tasks(self._evaluation)):
+            table.add_row("tasks", Text(tasks))
+        table.add_row("time", self._time())
+        if counts := fault_counts(self._record):
+            table.add_row("faults", Text(faults(counts), "yellow"))
+        return Padding(Group(bar, table), (1, 0, 0, 0))
+
+    def _evaluations(self) -> Text:
+        parts = []
+        if self._evaluation:
+            parts.append(Text(_at(self._evaluation)))
+        if self._best:
+            parts.append(Text.assemble(("best ", "dim"), (_at(self._best), "bold")))
+        return Text("   ").join(parts) if parts else Text("–")
+
+    def _time(self) -> Text:
+        """A bar of coloured cells and its legend."""
+        cells, legend = Text(), Text()
+        for part, share in self._shares.items():
+            cells.append("█" * round(_BAR_CELLS * share), _PARTS[part])
+            legend.append(f"  {part} ", _PARTS[part]).append(percent(share))
+        cells.append("░" * max(0, _BAR_CELLS - len(cells)), "dim")
+        return cells + legend if legend else Text("–")
+
+    def _print(self, text: Text) -> None:
+        # Lines are never folded: a log is read by grep, and a terminal folds them itself.
+        self._console.print(text, soft_wrap=True)
+
+
+def _at(record: Record) -> str:
+    """An evaluation in words: 234.09 ± 27.65, success 71 % at 800k."""
+    return f"{evaluation_in_words(record)} at {short_number(record['step'])}"
+
+
+def _tasks(record: Record) -> str:
+    """How often each task succeeded in an evaluation: reach-v3 100 %, push-v3 40 %."""
+    return ", ".join(f"{task} {percent(share)}" for task, share in task_success(record).items())

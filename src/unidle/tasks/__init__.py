@@ -1,0 +1,1 @@
+"""Environments that unidle ships to train on."""

@@ -1,0 +1,1 @@
+"""Meta-World: one task, or a whole benchmark such as MT10."""

@@ -1,0 +1,1 @@
+"""unidle/Mission-v0: search and rescue with many units."""

@@ -1,0 +1,260 @@
+"""Search and rescue on tensors, batched: the rules are in `mission_rules`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unidle.envs.device.device_env import State, Step, uniform
+from unidle.tasks.mission.rules import (
+    ACT,
+    BROUGHT_HOME,
+    CARRIER,
+    FOUND,
+    MOVES,
+    NEAR,
+    NORTH,
+    ORDERS,
+    PER_STEP,
+    PICKED_UP,
+    RELAY,
+    ROCK,
+    ROCK_BELOW,
+    ROUGH,
+    ROUGH_FROM,
+    SEEN,
+    level_at,
+)
+
+# What is in the state besides `episode` and `length`, of N environments with C cells, U units and V survivors:
+#   ground [N, C] uint8, known [N, C] bool, place [N, V] the cell on which each survivor was left waiting,
+#   cell [N, U] where each unit is, battery [N, U], holds [N, U, V] bool who carries whom, home [N, V] bool
+
+
+class Mission:
+    """N missions of one level."""
+
+    def __init__(
+        self, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0, *, level: int = 1
+    ) -> None:
+        self._level = rules = level_at(level)
+        self._seed, self.n_envs = seed, n_envs
+        self.observation_space, self.action_space = rules.observation_space, rules.action_space
+        self.episode_limit = rules.limit
+        self._env = torch.arange(first_index, first_index + n_envs, device=device)
+
+        def constant(values: np.ndarray) -> Tensor:
+            return torch.as_tensor(values, device=device)
+
+        maps = _Geography(rules.size)
+        self._base = maps.base
+        self._road, self._far = constant(maps.road), constant(maps.distance[maps.base] > NEAR)
+        self._legs = [constant(leg) for leg in maps.legs]
+        self._distance, self._beyond = constant(maps.distance), constant(maps.beyond)
+        self._rows_columns = constant(maps.rows_columns)
+        sight = np.array([kind.sight for kind in rules.kinds])
+        self._views = constant(maps.distance <= sight[:, None, None])  # [U, C, C] from a cell, of a cell
+        self._unit = torch.arange(len(rules.kinds), device=device)
+        self._weight = constant(np.array([kind.weight for kind in rules.kinds]))
+        self._carries = constant(np.array([kind is CARRIER for kind in rules.kinds]))
+        self._relays = constant(np.array([kind is RELAY for kind in rules.kinds]))
+        self._survivor = torch.arange(rules.survivors, device=device)
+        self._cell = torch.arange(rules.cells, device=device)
+
+    # -- an episode begins ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> tuple[State, Tensor]:
+        """The state in which every environment begins its episode 0, and what it then sees."""
+        state = self._fresh(torch.zeros_like(self._env))
+        return state, self._observe(state)
+
+    def _fresh(self, episode: Tensor) -> State:
+        rules, n_envs, units = self._level, self.n_envs, len(self._unit)
+        for_ground, for_survivors = uniform(self._seed, self._env, episode, rules.draws).chunk(2, -1)
+        rock = (for_ground < ROCK_BELOW) & ~self._road
+        rough = for_ground >= ROUGH_FROM
+        cell = torch.full((n_envs, units), self._base, device=episode.device)
+        known = torch.ones_like(rock)
+        if rules.fog:
+            known = self._seen_from(cell)
+        return {
+            "ground": (rock * ROCK + rough * ROUGH).to(torch.uint8),
+            "known": known,
+            "place": self._places(rock, for_survivors),
+            "cell": cell,
+            "battery": torch.full_like(cell, rules.battery),
+            "holds": torch.zeros(n_envs, units, rules.survivors, dtype=torch.bool, device=episode.device),
+            "home": torch.zeros(n_envs, rules.survivors, dtype=torch.bool, device=episode.device),
+            "episode": episode,
+            "length": torch.zeros_like(episode),
+        }
+
+    def _places(self, rock: Tensor, numbers: Tensor) -> Tensor:
+        """[N, V] the cells of the survivors."""
+        in_the_way = [rock.float() @ leg for leg in self._legs]
+        may_lie = ((in_the_way[0] == 0) | (in_the_way[1] == 0)) & self._far
+        # Whole numbers, no two of them equal: which of two equal ones comes first would be up to the device.
+        rank = (numbers * 2.0**24).long() * self._level.cells + self._cell
+        return torch.where(may_lie, rank, -1).topk(self._level.survivors, -1).indices
+
+    # -- and goes on ---------------------------------------------------------------------------------------------------
+
+    def step(self, state: State, action: Tensor) -> tuple[State, Step]:
+        """One step on flat actions [N, U]."""
+        state, reward = self._advance(state, action.long())
+        terminated = state["home"].all(-1)
+        truncated = (state["length"] >= self._level.limit) & ~terminated
+        ended = terminated | truncated
+        final = self._observe(state)
+        fresh = self._fresh(state["episode"] + ended)
+        state = {name: torch.where(_as(ended, value), fresh[name], value) for name, value in state.items()}
+        return state, Step(self._observe(state), final, reward, terminated, truncated)
+
+    def _advance(self, state: State, order: Tensor) -> tuple[State, Tensor]:
+        allowed = self.mask(state).view(*order.shape, ORDERS)
+        order = order * allowed.gather(-1, order.unsqueeze(-1)).squeeze(-1)  # STAY is 0
+        cell = self._beyond[state["cell"], order]
+        moves = cell != state["cell"]
+        battery = state["battery"] - moves * self._weight * (1 + state["ground"].gather(1, cell).long())
+
+        # What is masked was left out above, so whoever acts has something to do here.
+        acts, holds = order == ACT, state["holds"]
+        at_base, carrying = cell == self._base, holds.any(-1)
+        battery = torch.where(acts & at_base & ~carrying, self._level.battery, battery)
+        puts_down = holds & acts.unsqueeze(-1)
+        reaches = self._within_reach(state) & (acts & self._carries & ~carrying).unsqueeze(-1)
+        picks_up = reaches & (reaches.cumsum(1) == 1)
+        brought = puts_down.any(1)
+
+        known = state["known"] | self._seen_from(cell)
+        found = known.gather(1, state["place"]) & ~state["known"].gather(1, state["place"])
+        reward = (
+            SEEN * (known & ~state["known"]).sum(-1)
+            + FOUND * found.sum(-1)
+            + PICKED_UP * picks_up.sum((1, 2))
+            + BROUGHT_HOME * brought.sum(-1)
+            + PER_STEP
+        )
+        moved = {
+            "ground": state["ground"],
+            "known": known,
+            "place": state["place"],
+            "cell": cell,
+            "battery": battery,
+            "holds": (holds & ~puts_down) | picks_up,
+            "home": state["home"] | brought,
+            "episode": state["episode"],
+            "length": state["length"] + 1,
+        }
+        return moved, reward.float()
+
+    def mask(self, state: State) -> Tensor:
+        """[N, U · orders] uint8: 1 where a unit may be given an order."""
+        cell, battery, carrying = state["cell"], state["battery"], state["holds"].any(-1)
+        there, free = self._around(state)
+        affordable = self._weight.unsqueeze(-1) * (1 + there) <= battery.unsqueeze(-1)
+        acts = (cell == self._base) & (carrying | (battery < self._level.battery))
+        acts = acts | (self._within_reach(state).any(-1) & self._carries & ~carrying)
+        told = torch.cat((free & affordable, acts.unsqueeze(-1)), -1) & self._linked(cell).unsqueeze(-1)
+        return torch.cat((torch.ones_like(told[..., :1]), told), -1).flatten(1).to(torch.uint8)
+
+    def _around(self, state: State) -> tuple[Tensor, Tensor]:
+        """[N, U, 4] the ground north, south, west and east of each unit, and whether it is neither rock nor edge."""
+        around = self._beyond[state["cell"]][..., NORTH:ACT]
+        there = state["ground"].gather(1, around.flatten(1)).view(around.shape).long()
+        return there, (around != state["cell"].unsqueeze(-1)) & (there != ROCK)
+
+    def _within_reach(self, state: State) -> Tensor:
+        """[N, U, V] whether a survivor waits where the unit is."""
+        here = state["cell"].unsqueeze(-1) == state["place"].unsqueeze(1)
+        return here & _waiting(state).unsqueeze(1)
+
+    def _linked(self, cell: Tensor) -> Tensor:
+        """[N, U] whether a unit gets orders."""
+        linked = self._distance[self._base][cell] <= self._level.comms
+        hears = self._distance[cell.unsqueeze(2), cell.unsqueeze(1)] <= self._level.comms  # [N, U, by U]
+        for _ in range(self._level.relays):  # no chain is longer than that
+            linked = linked | (hears & (linked & self._relays).unsqueeze(1)).any(-1)
+        return linked
+
+    def _seen_from(self, cell: Tensor) -> Tensor:
+        """[N, C] what units on these cells [N, U] see together."""
+        return self._views[self._unit, cell].any(1)
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def _observe(self, state: State) -> Tensor:
+        known, cell, place, size = state["known"], state["cell"], state["place"], self._level.size
+        found = known.gather(1, place)
+        open_calls = found & _waiting(state)
+        survivors = torch.zeros_like(known).scatter(1, place, open_calls)
+        maps = torch.cat((~known, known & (state["ground"] == ROUGH), known & (state["ground"] == ROCK), survivors), -1)
+
+        where = self._rows_columns[cell]  # [N, U, 2]
+        count = len(self._survivor)
+        rank = self._distance[cell.unsqueeze(2), place.unsqueeze(1)] * count + self._survivor  # [N, U, V] all different
+        rank = torch.where(open_calls.unsqueeze(1), rank, 4 * size * count)
+        nearest = self._rows_columns[place.gather(1, rank.amin(-1) % count)]
+        called = open_calls.any(-1, keepdim=True).expand(cell.shape).unsqueeze(-1)
+        to_base, to_survivor = self._rows_columns[self._base] - where, (nearest - where) * called
+        _, free = self._around(state)
+        units = torch.cat(
+            (
+                (state["battery"] / self._level.battery).unsqueeze(-1),
+                ~self._linked(cell).unsqueeze(-1),
+                state["holds"].any(-1, keepdim=True),
+                called,
+                ~free,
+                to_base / size,
+                _bearing(to_base),
+                to_survivor / size,
+                _bearing(to_survivor),
+            ),
+            -1,
+        )
+        mission = torch.stack(
+            (found.float().mean(-1), state["home"].float().mean(-1), 1 - state["length"] / self._level.limit), -1
+        )
+        return torch.cat((maps, units.flatten(1), mission), -1)
+
+
+def _waiting(state: State) -> Tensor:
+    """[N, V] whether a survivor is still where it was."""
+    return ~(state["home"] | state["holds"].any(1))
+
+
+def _bearing(offset: Tensor) -> Tensor:
+    """[.., 4] whether it leads north, south, west, east, for rows and columns [.., 2]."""
+    return torch.stack((offset < 0, offset > 0), -1).flatten(-2)
+
+
+def _as(flags: Tensor, value: Tensor) -> Tensor:
+    """Flags [N] with as many dimensions as a value [N, ..]."""
+    return flags.view(-1, *[1] * (value.dim() - 1))
+
+
+class _Geography:
+    """What is the same on every map of a size, as arrays over cells."""
+
+    def __init__(self, size: int) -> None:
+        rows, columns = np.divmod(np.arange(size**2), size)
+        middle = size // 2
+        self.base = middle * size + middle
+        self.rows_columns = np.stack((rows, columns), -1)
+        self.road = (rows == middle) | (columns == middle)
+        self.distance = np.abs(rows[:, None] - rows) + np.abs(columns[:, None] - columns)  # [C, C]
+        # [C, C] whether the first cell is on the straight way from a road to the second, along its row or its column.
+        self.legs = [
+            ((fixed[:, None] == fixed) & _between(along[:, None], middle, along)).astype(np.float32)
+            for fixed, along in ((rows, columns), (columns, rows))
+        ]
+        self.beyond = np.tile(np.arange(size**2)[:, None], ORDERS)  # [C, orders] the cell that an order leads to
+        for order, (down, right) in MOVES.items():
+            row, column = rows + down, columns + right
+            inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
+            self.beyond[inside, order] = (row * size + column)[inside]
+
+
+def _between(value: np.ndarray, one: int, other: np.ndarray) -> np.ndarray:
+    return (np.minimum(one, other) <= value) & (value <= np.maximum(one, other))

@@ -1,0 +1,1 @@
+"""unidle/Trading-v0: a portfolio over many instruments."""

@@ -1,0 +1,112 @@
+"""Trading on tensors: many portfolios in one market, each at its own place in time. `trading_rules` has the rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.envs.device.device_env import State, Step, uniform
+from unidle.tasks.trading.market import BOUND
+from unidle.tasks.trading.rules import BUY, SELL, Rules
+
+
+class Trading:
+    """N portfolios. Money and units are float64: a million is exact to far below a cent."""
+
+    def __init__(
+        self, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0, **rules: Any
+    ) -> None:
+        """`rules` are those of `Rules`."""
+        self._rules, self._seed, self.n_envs = Rules(**rules), seed, n_envs
+        self.observation_space, self.action_space = self._rules.observation_space, self._rules.action_space
+        self.episode_limit = self._rules.episode_days
+        self._trade = self._order if self._rules.actions == "discrete" else self._rebalance
+        self._env = torch.arange(first_index, first_index + n_envs, device=device)
+        market = self._rules.market
+        self._prices = torch.tensor(market.prices, device=device)  # [T, K]
+        self._indicators = torch.tensor(market.indicators, device=device).flatten(1)  # [T, K · INDICATORS]
+        # Each round leaves at most `cost` of the error, which begins below 2 · cost of the worth.
+        cost = self._rules.cost
+        self._rounds = math.ceil(math.log(0.5e-16) / math.log(cost)) - 1 if cost else 0
+
+    def begin(self) -> tuple[State, Tensor]:
+        """The state in which every environment begins its episode 0, and what it then sees."""
+        none = torch.zeros_like(self._env)
+        state = self._fresh(none)
+        return state, self._observe(state)
+
+    def _fresh(self, episode: Tensor) -> State:
+        starts = self._rules.starts
+        # A product in float32 can round up to the number of starts.
+        place = (uniform(self._seed, self._env, episode, 1)[:, 0] * len(starts)).long().clamp(max=len(starts) - 1)
+        cash = torch.full((self.n_envs,), self._rules.cash, dtype=torch.float64, device=self._env.device)
+        return {
+            "cash": cash,
+            "holdings": torch.zeros_like(cash).unsqueeze(-1).repeat(1, self._prices.shape[1]),  # units
+            "day": starts.start + place,
+            "episode": episode,
+            "length": torch.zeros_like(episode),
+        }
+
+    def step(self, state: State, action: Tensor) -> tuple[State, Step]:
+        """One step on flat actions [N, K]."""
+        rules, worth = self._rules, self._worth(state)
+        cash, holdings = self._trade(state, action)
+        length = state["length"] + 1
+        moved = {**state, "cash": cash, "holdings": holdings, "day": state["day"] + 1, "length": length}
+        after = self._worth(moved)
+        reward = (rules.reward_scale * torch.log(after / worth)).float()
+        terminated = after < rules.ruin * rules.cash
+        truncated = (length >= rules.episode_days) & ~terminated
+        ended = terminated | truncated
+        final = self._observe(moved)
+        moved["episode"] = state["episode"] + ended
+        fresh = self._fresh(moved["episode"])
+        moved = {name: torch.where(_alongside(ended, value), fresh[name], value) for name, value in moved.items()}
+        observation = torch.where(ended.unsqueeze(-1), self._observe(moved), final)
+        return moved, Step(observation, final, reward, terminated, truncated)
+
+    def _worth(self, state: State) -> Tensor:
+        return state["cash"] + (state["holdings"] * self._prices[state["day"]]).sum(-1)
+
+    def _observe(self, state: State) -> Tensor:
+        held = state["holdings"] * self._prices[state["day"]]
+        worth = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
+        gain = torch.log(worth / self._rules.cash).clamp(-BOUND, BOUND)
+        portfolio = torch.cat((state["cash"].unsqueeze(-1) / worth, held / worth, gain), -1)
+        return torch.cat((portfolio.float(), self._indicators[state["day"]]), -1)
+
+    def _rebalance(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Cash and holdings [N, K] at target weights."""
+        prices, cost = self._prices[state["day"]], self._rules.cost
+        wished = action.double().clamp(0.0, 1.0)
+        weights = wished / wished.sum(-1, keepdim=True).clamp(min=1.0)
+        held = state["holdings"] * prices
+        left = worth = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
+        for _ in range(self._rounds):
+            left = worth - cost * (weights * left - held).abs().sum(-1, keepdim=True)
+        bought = weights * left - held
+        paid = bought.sum(-1) + cost * bought.abs().sum(-1)
+        # Rounding must not leave a debt.
+        return (state["cash"] - paid).clamp(min=0.0), weights * left / prices
+
+    def _order(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Cash and holdings [N, K] after sales and purchases."""
+        prices, cost = self._prices[state["day"]], self._rules.cost
+        portion = self._rules.trade_fraction * self._worth(state).unsqueeze(-1) / prices  # units
+        sold = torch.minimum(portion, state["holdings"]) * (action < SELL + 0.5)
+        cash = state["cash"] + (1 - cost) * (sold * prices).sum(-1)
+        wished = portion * (action > BUY - 0.5)
+        price = (1 + cost) * (wished * prices).sum(-1)
+        paid = torch.minimum(price, cash)
+        # Where nothing is wished, nothing is paid: whatever it is divided by.
+        bought = wished * (paid / torch.where(price > 0, price, 1.0)).unsqueeze(-1)
+        return cash - paid, state["holdings"] - sold + bought
+
+
+def _alongside(ended: Tensor, value: Tensor) -> Tensor:
+    """[N] as [N, 1, ..], to choose between rows of `value`."""
+    return ended.view(-1, *(1,) * (value.dim() - 1))

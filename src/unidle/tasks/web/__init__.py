@@ -1,0 +1,1 @@
+"""unidle/SiteExplore-v0: focused crawling of a website over HTTP."""

@@ -1,0 +1,141 @@
+"""A page as an explorer sees it: numbers, for one topic; and a store of them, so that no bytes are read twice.
+
+Episodes on one site meet the same pages again and again. What a page says depends on nothing but its bytes, its address
+and the topic, so that is what a reading is kept under: a page that has changed is read anew. What is kept is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from unidle.tasks.web import page as pages
+from unidle.tasks.web.manners import Page
+from unidle.tasks.web.page_graph import LINK_WORDS, Mentions
+from unidle.tasks.web.words import BUCKETS, Hashed, Topic, WordSet, bag, hash_words
+
+PAGE_WORDS, LINK_BUCKETS = 64, 64  # widths of the hashed bags of a page and of a link
+_KEPT_BYTES = 32_000_000  # about: some 2,700 pages of 60 links
+_PAGE_BYTES, _LINK_BYTES = 2200, 100  # what each takes beside its words and the letters of its address
+_SAY_NOTHING = WordSet(b"html htm php asp aspx jsp index www the and for".split())
+_Key = tuple[str, int, int, str, str]
+
+
+@dataclass(slots=True)
+class Reading:
+    """What there is on a page."""
+
+    relevance: float  # to the topic, 0 to 1
+    n_words: int
+    buckets: np.ndarray  # [different words] uint16, their hashes
+    bag: np.ndarray  # [PAGE_WORDS] float32
+    links: Mentions
+    is_html: bool
+    _followed: tuple[object, Mentions] | None = field(default=None, repr=False)
+
+    def followable(self, rules: object, may_follow: Callable[[Iterable[str]], list[bool]]) -> Mentions:
+        """The links that may be followed; asked once, as long as the `rules` are the same object."""
+        followed = self._followed  # the event loop of another thread may put its own there at any time
+        if followed is None or followed[0] is not rules:
+            self._followed = followed = rules, self.links.only(may_follow(self.links.urls))
+        return followed[1]
+
+
+class Readings:
+    """Reads pages for all episodes of a process that look for one topic."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._kept: dict[_Key, Reading] = {}  # the oldest first
+        self._bytes = 0
+        self._lock = threading.Lock()  # event loops are threads
+
+    @staticmethod
+    def shared(topic: Topic) -> Readings:
+        """The one of this process."""
+        return _shared(topic.words)
+
+    async def of(self, page: Page) -> Reading | None:
+        """What is on a page, read only if it never was; None if that takes too long."""
+        # Two bodies of one hash are as good as impossible: 64 bits, keyed by chance, and the address goes with them.
+        key = page.url, hash(page.body), len(page.body), page.content_type, page.charset
+        found = self._kept.get(key)
+        if found is None:
+            found = await read(page, self._topic)
+            if found is not None:
+                self._keep(key, found)
+        return found
+
+    def _keep(self, key: _Key, reading: Reading) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self._bytes += _size(reading)
+                self._kept[key] = reading
+            while self._bytes > _KEPT_BYTES:
+                oldest = next(iter(self._kept))
+                self._bytes -= _size(self._kept.pop(oldest))
+
+
+@lru_cache(4)
+def _shared(words: frozenset[bytes]) -> Readings:
+    return Readings(Topic([word.decode() for word in words]))
+
+
+async def read(page: Page, topic: Topic) -> Reading | None:
+    """What is on a page; None if it takes too long."""
+    content = await pages.read(page.body, page.url, page.content_type, page.charset)
+    if content is None:
+        return None
+    words = first_words(content.text)
+    often = np.bincount(words.buckets, minlength=BUCKETS)
+    buckets = np.flatnonzero(often).astype(np.uint16)
+    return Reading(
+        topic.relevance(words),
+        len(words),
+        buckets,
+        bag(buckets, often[buckets], PAGE_WORDS),
+        mentions_of(content.links, topic),
+        content.is_html,
+    )
+
+
+def first_words(text: str) -> Hashed:
+    """The first MAX_WORDS words; of most texts, the first quarter has them."""
+    words = hash_words([text[: 10 * pages.MAX_WORDS]])
+    if len(words) <= pages.MAX_WORDS and len(text) > 10 * pages.MAX_WORDS:
+        words = hash_words([text])
+    return words.only(slice(pages.MAX_WORDS))
+
+
+def mentions_of(links: Sequence[pages.Link], topic: Topic) -> Mentions:
+    """What links say, by their address and their text: all of a page at once."""
+    count = len(links)
+    said = hash_words([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
+    said = said.only(~((said.last - said.before < 3) | said.is_number | _SAY_NOTHING.has(said)))
+    link = said.texts  # [words] whose it is
+    starts = np.searchsorted(link, np.arange(count))
+    place = np.arange(len(link)) - starts[link]  # [words] its place among those of its link
+    words = np.zeros((count, LINK_WORDS), np.uint8)
+    first = place < LINK_WORDS
+    words[link[first], place[first]] = said.buckets[first] % LINK_BUCKETS + 1
+    about = np.flatnonzero(topic.has(said))
+    different = set(zip(link[about].tolist(), said.hashes[about].tolist()))
+    match = np.zeros(count, np.float32)
+    for number, _ in different:
+        match[number] += 0.5
+    return Mentions(
+        [link.url for link in links],
+        np.minimum(match, 1.0),
+        np.array([link.nofollow for link in links], np.bool_),
+        words,
+    )
+
+
+def _size(reading: Reading) -> int:
+    """Bytes, about, with its key, and with the links that may be followed as a copy."""
+    urls = reading.links.urls
+    return _PAGE_BYTES + reading.buckets.nbytes + _LINK_BYTES * len(urls) + sum(map(len, urls))

@@ -1,0 +1,387 @@
+"""Pages from the web, with good manners and within limits; what goes wrong is a `Page` too, and not an exception.
+
+The address that was checked is the one that is connected to: aiohttp asks `_resolve` where a name is at the moment it
+connects, and connects to one of its answers. There is no second look-up in between that could answer otherwise, and
+`_gate` lets no socket be made for an address that was not checked. Redirects are followed here, each as if it were a
+new request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from unidle.envs.aio.rate_limit import Turns
+from unidle.errors import UsageError
+from unidle.tasks.web import robots
+from unidle.tasks.web.addresses import AllowList, RefusedError, literal, unmapped
+from unidle.tasks.web.body import read_body
+from unidle.tasks.web.manners import FailedError, Manners, Page
+from unidle.tasks.web.robots import Robots
+
+if TYPE_CHECKING:
+    import aiohttp
+    from yarl import URL
+
+Lookup = Callable[[str, int], Awaitable[list[str]]]  # (name, port) → addresses
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_TRANSIENT = (429, 502, 503, 504)
+_LONGEST_PAUSE = 10.0  # seconds that Crawl-delay or Retry-After may ask for; what asks for more is not asked again
+_ROBOTS_SECONDS = 3600.0  # that a robots.txt is believed
+_NO_ROBOTS_SECONDS = 30.0  # until one that could not be had is asked for again
+_STRANGERS_RATE, _STRANGERS_CONNECTIONS = 2.0, 4
+_LOOPBACK_CONNECTIONS = 512
+_ADMITTED = 1024  # origins that are remembered; of a list with *.example.org there may be any number
+
+
+@dataclass
+class _Trip:
+    """One attempt on its way."""
+
+    method: str
+    url: URL
+    left: float  # seconds
+    limit: int  # bytes
+    attempt: int  # from 1
+    began: float  # by time.monotonic, the first attempt
+    for_robots: bool  # it fetches robots.txt: asks nobody first, and takes what fits of one that is too large
+    seen: set[URL] = field(default_factory=set)
+
+    def page(self, **told: Any) -> Page:
+        """What came of it."""
+        redirects, seconds = max(0, len(self.seen) - 1), time.monotonic() - self.began
+        return Page(str(self.url), redirects=redirects, attempts=self.attempt, seconds=seconds, **told)
+
+
+class Fetcher:
+    """Fetches pages for all episodes of one event loop, so that they share limits and connections."""
+
+    def __init__(self, manners: Manners | None = None, lookup: Lookup | None = None) -> None:
+        """`lookup` answers in place of DNS."""
+        _aiohttp()  # if it is missing, this is the time to say so
+        self.manners = manners or Manners()
+        self.allowed = AllowList.of(self.manners.hosts)
+        self.outcomes: Counter[str] = Counter()  # failures by kind, and "ok", "retry", "bytes"
+        self.rules: object = object()  # another one as soon as `may_follow` may answer differently
+        self._lookup = lookup or _by_dns
+        self._admitted: set[str] = set()  # origins that the list allows: a name is looked up and checked all the same
+        self._cleared: set[str] = set()  # addresses that a socket may be made for
+        self._session: aiohttp.ClientSession | None = None
+        self._turns: dict[str, Turns] = {}
+        self._robots: dict[str, tuple[float, asyncio.Task[Robots | Page]]] = {}  # by origin: believed until, answer
+        self._agent = self.manners.user_agent.split("/")[0].split()[0]
+        self._users = 0
+        self._is_closed = False
+
+    @staticmethod
+    def shared(manners: Manners) -> Fetcher:
+        """The one Fetcher with these manners of the running event loop; `leave` it when done."""
+        fetchers = _shared.setdefault(asyncio.get_running_loop(), {})
+        if manners not in fetchers:
+            fetchers[manners] = Fetcher(manners)
+        fetchers[manners]._users += 1
+        return fetchers[manners]
+
+    async def leave(self) -> None:
+        """No longer use it; the last one closes it."""
+        self._users -= 1
+        if self._users == 0:
+            _shared.get(asyncio.get_running_loop(), {}).pop(self.manners, None)
+            await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; a second time does nothing."""
+        self._is_closed = True
+        asking = [task for _, task in self._robots.values() if not task.done()]
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        self._robots.clear()
+        if self._session is not None:
+            await self._session.close()
+
+    async def fetch(self, url: str, method: str = "GET") -> Page:
+        """Ask for a page, and again where that may help."""
+        if method not in ("GET", "HEAD"):
+            raise UsageError(f"Only GET and HEAD are ever sent, not {method}.")
+        if self._is_closed:
+            raise RuntimeError("This Fetcher was closed.")
+        page = await self._persist(method, url, self.manners.max_bytes)
+        self.outcomes[page.failure or "ok"] += 1
+        self.outcomes["bytes"] += len(page.body)
+        return page
+
+    def may_follow(self, urls: Iterable[str]) -> list[bool]:
+        """Which canonical URLs would not be refused, as far as is known without asking; quick, for all of a page."""
+        rules: dict[str, Robots | None] = {}  # by origin; None: not listed
+        may = []
+        for url in urls:
+            origin = url[: url.find("/", 8)]
+            if origin not in rules:
+                rules[origin] = self._known_rules(origin) if self._is_listed(url) else None
+            own = rules[origin]
+            may.append(own is not None and own.allows(url[len(origin) :]))
+        return may
+
+    def _known_rules(self, origin: str) -> Robots:
+        _, task = self._robots.get(origin, (0.0, None))
+        found = task.result() if task is not None and task.done() and not task.cancelled() else None
+        return found if isinstance(found, Robots) else robots.EVERYTHING
+
+    def _is_listed(self, url: str) -> bool:
+        try:
+            self._check(_parsed(url))
+        except FailedError:
+            return False
+        return True
+
+    # -- a request, and what it leads to -------------------------------------------------------------------------------
+
+    async def _persist(self, method: str, url: str, limit: int, for_robots: bool = False) -> Page:
+        """Up to `retries` further attempts, as long as what went wrong may pass."""
+        manners, began, attempt = self.manners, time.monotonic(), 0
+        while True:
+            attempt += 1
+            trip = None
+            try:
+                trip = _Trip(method, _parsed(url), manners.seconds, limit, attempt, began, for_robots)
+                return await self._follow(trip)
+            except FailedError as failed:
+                if not failed.transient or attempt > manners.retries or failed.pause > _LONGEST_PAUSE:
+                    if trip is None:
+                        return Page(url, failed.status, failed.kind, failed.why)
+                    return trip.page(status=failed.status, failure=failed.kind, why=failed.why)
+                self.outcomes["retry"] += 1
+                backoff = manners.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(max(backoff, failed.pause))
+
+    async def _follow(self, trip: _Trip) -> Page:
+        """Ask, and go where redirects lead."""
+        while True:
+            self._check(trip.url)
+            if self.manners.obey_robots and not trip.for_robots:
+                await self._check_robots(trip.url)
+            trip.seen.add(trip.url)
+            answer, body = await self._exchange(trip)
+            headers = answer.headers
+            if answer.status in _REDIRECTS and "Location" in headers:
+                self._redirect(trip, headers["Location"])
+                continue
+            if not 200 <= answer.status < 300:
+                transient = answer.status in _TRANSIENT
+                pause = _retry_after(headers.get("Retry-After", "")) if transient else 0.0
+                if pause:
+                    self._turns_of(trip.url).pause(min(pause, _LONGEST_PAUSE))
+                raise FailedError("status", f"{answer.status} {answer.reason}", answer.status, transient, pause)
+            kind, _, parameters = headers.get("Content-Type", "").lower().partition(";")
+            return trip.page(status=answer.status, body=body, content_type=kind.strip(), charset=_charset(parameters))
+
+    def _redirect(self, trip: _Trip, location: str) -> None:
+        from yarl import URL
+
+        try:
+            trip.url = trip.url.join(URL(location)).with_fragment(None)
+        except ValueError:
+            raise FailedError("redirects", f"redirected to {location[:100]!r}, which is no URL") from None
+        if trip.url in trip.seen:
+            raise FailedError("redirects", "redirected in a circle")
+        if len(trip.seen) > self.manners.max_redirects:
+            raise FailedError("redirects", f"more than {self.manners.max_redirects} redirects")
+
+    async def _exchange(self, trip: _Trip) -> tuple[aiohttp.ClientResponse, bytes]:
+        """One request, and the body of its answer."""
+        aiohttp = _aiohttp()
+        async with self._turns_of(trip.url):
+            began = time.monotonic()
+            try:
+                async with (
+                    asyncio.timeout(trip.left),
+                    self._open().request(trip.method, trip.url, allow_redirects=False) as response,
+                ):
+                    if trip.method == "HEAD" or not 200 <= response.status < 300:
+                        return response, b""
+                    return response, await read_body(response, trip.limit, trip.for_robots)
+            except TimeoutError:
+                raise FailedError("timeout", f"not finished after {self.manners.seconds:g} s") from None
+            except aiohttp.ClientConnectorCertificateError as error:
+                raise FailedError("connect", str(error)) from None
+            except aiohttp.ClientConnectorError as error:
+                if isinstance(error.os_error, RefusedError):
+                    raise FailedError("refused", str(error.os_error)) from None
+                if isinstance(error, aiohttp.ClientConnectorDNSError):
+                    raise FailedError("dns", f"the name {trip.url.host} is not known", transient=True) from None
+                raise FailedError("connect", str(error), transient=True) from None
+            except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
+                raise FailedError("broken", str(error) or type(error).__name__, transient=True) from None
+            except (aiohttp.ClientError, zlib.error, ValueError) as error:
+                raise FailedError("broken", str(error) or type(error).__name__) from None
+            finally:
+                trip.left -= time.monotonic() - began
+
+    # -- what may be asked ---------------------------------------------------------------------------------------------
+
+    def _check(self, target: URL) -> None:
+        """Refuse what is not http or not listed."""
+        host = target.raw_host
+        if target.scheme not in ("http", "https") or not host or target.user or target.password:
+            raise FailedError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// address")
+        if _origin(target) in self._admitted:
+            return
+        try:
+            self.allowed.check_host(host, target.port or 0)
+        except RefusedError as refused:
+            raise FailedError("refused", str(refused)) from None
+        if literal(host) is not None:
+            self._cleared.add(host)
+        if len(self._admitted) < _ADMITTED:
+            self._admitted.add(_origin(target))
+
+    async def _resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        """Where a name is. One address that is refused refuses them all: such a name is not honest."""
+        self.allowed.check_host(host, port)
+        found = await self._lookup(host, port)
+        if not found:
+            raise OSError(f"{host} has no address")
+        for address in found:
+            self.allowed.check_answer(host, port, address)
+        self._cleared.update(found)
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in found]
+        return [
+            {"hostname": host, "host": address, "port": port, "family": own, "proto": 0, "flags": flags}
+            for address, own in zip(found, families)
+        ]
+
+    def _gate(self, info: tuple[Any, ...]) -> socket.socket:
+        """Make a socket for an address that was checked, and for no other."""
+        family, kind, protocol, _, address = info
+        if address[0] not in self._cleared:
+            raise RefusedError(f"{address[0]} was not checked")
+        return socket.socket(family, kind, protocol)
+
+    async def _check_robots(self, target: URL) -> None:
+        origin, now = _origin(target), time.monotonic()
+        until, task = self._robots.get(origin, (0.0, None))
+        if task is None or now >= until:
+            # One asks for all, and is nobody's own: whoever is cancelled does not take the answer from the others.
+            task = asyncio.create_task(self._ask_robots(target, origin))
+            self._robots[origin] = now + _ROBOTS_SECONDS, task
+        found = task.result() if task.done() else await asyncio.shield(task)
+        if isinstance(found, Page):
+            assert found.failure is not None
+            raise FailedError(found.failure, f"robots.txt could not be had: {found.why}", found.status)
+        if not found.allows(target.raw_path_qs):
+            raise FailedError("robots", f"robots.txt asks not to fetch {target.raw_path_qs[:100]}")
+
+    async def _ask_robots(self, target: URL, origin: str) -> Robots | Page:
+        """What robots.txt says, or why that is not known: then nothing may be fetched, as RFC 9309 has it."""
+        limit = min(robots.MAX_BYTES, self.manners.max_bytes)
+        page = await self._persist("GET", f"{origin}/robots.txt", limit, for_robots=True)
+        self.rules = object()
+        if page.failure is None:
+            found = Robots.parse(page.body.decode("utf-8", "replace"), self._agent)
+            self._turns_of(target).keep_apart(min(found.delay, _LONGEST_PAUSE))
+            return found
+        if page.failure == "status" and 400 <= page.status < 500 and page.status != 429:
+            return robots.EVERYTHING
+        _, task = self._robots[origin]
+        self._robots[origin] = time.monotonic() + _NO_ROBOTS_SECONDS, task
+        return page
+
+    def _turns_of(self, target: URL) -> Turns:
+        host = target.raw_host or ""
+        if host not in self._turns:
+            address = literal(host)
+            at_home = host == "localhost" or (address is not None and unmapped(address).is_loopback)
+            rate = self.manners.rate or (None if at_home else _STRANGERS_RATE)
+            connections = self.manners.connections or (_LOOPBACK_CONNECTIONS if at_home else _STRANGERS_CONNECTIONS)
+            self._turns[host] = Turns(host, rate, connections)
+        return self._turns[host]
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            aiohttp = _aiohttp()
+            connector = aiohttp.TCPConnector(
+                resolver=SimpleNamespace(resolve=self._resolve, close=_nothing),
+                socket_factory=self._gate,
+                use_dns_cache=False,  # every connection is to an address that was just checked
+                limit=0,  # `Turns` see to it
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `_exchange` sees to it
+                headers={
+                    "User-Agent": self.manners.user_agent,
+                    "Accept": "text/html,application/xhtml+xml,text/plain;q=0.5,*/*;q=0.1",
+                    "Accept-Encoding": "gzip, deflate",
+                },
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,  # `read_body` unpacks, and stops in time
+                trust_env=False,  # a proxy would look names up by itself
+            )
+        assert self._session is not None
+        return self._session
+
+
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Manners, Fetcher]] = weakref.WeakKeyDictionary()
+
+
+async def _by_dns(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+async def _nothing() -> None:
+    pass
+
+
+@lru_cache(4096)
+def _parsed(url: str) -> URL:
+    from yarl import URL
+
+    try:
+        target = URL(url).with_fragment(None)
+        if not target.raw_host:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise FailedError("refused", f"{url[:100]!r} is not a URL") from None
+    return target
+
+
+def _origin(target: URL) -> str:
+    return str(target.origin())
+
+
+def _charset(parameters: str) -> str:
+    _, found, value = parameters.partition("charset=")
+    return value.partition(";")[0].strip(" \"'") if found else ""
+
+
+def _retry_after(text: str) -> float:
+    """Seconds that a Retry-After asks for; 0 if it says nothing that can be read."""
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def _aiohttp() -> Any:
+    try:
+        import aiohttp
+    except ImportError:
+        raise UsageError("Environments on the web need two packages; run: pip install 'unidle[web]'.") from None
+    return aiohttp

@@ -1,0 +1,1 @@
+"""Generated websites, served on this machine: to train on, to test and to measure."""

@@ -1,0 +1,16 @@
+"""`python -m unidle.sites --port 8000 --latency 0.05`."""
+
+import asyncio
+import contextlib
+
+import tyro
+
+from unidle.errors import UsageError
+from unidle.tasks.web.site.serve import Serving, serve_forever
+
+if __name__ == "__main__":
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(serve_forever(tyro.cli(Serving, prog="python -m unidle.sites")))
+    except UsageError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,200 @@
+"""Generated sites over HTTP, on loopback and nowhere else, as slow and as unreliable as is asked for.
+
+Site n of a server is at `/n/`; its seed is that of the server plus n.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from unidle.errors import UsageError
+from unidle.tasks.web.site.generate import Layout, Site
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+HOST = "127.0.0.1"
+_KEPT_SITES, _KEPT_PAGES = 64, 2048
+_ROBOTS = "User-agent: *\nDisallow: /*/private/\n"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served, and how well."""
+
+    port: int = 0
+    """0: any that is free."""
+    seed: int = 0
+    """Site n is made from seed + n."""
+    sites: int = 1
+    """How many sites there are, at /0/, /1/, …"""
+    pages: int = 1000
+    """Of each site."""
+    links: int = 50
+    """Of each page to others, about."""
+    page_bytes: int = 30_000
+    """Of each page, about."""
+    latency: float = 0.0
+    """Seconds before each answer."""
+    jitter: float = 0.0
+    """Up to so many seconds more, drawn anew for each answer."""
+    error_rate: float = 0.0
+    """Share of requests that are answered with 503."""
+    slow_rate: float = 0.0
+    """Share of pages, always the same ones, that are slow."""
+    slow_seconds: float = 2.0
+    """Before the answer of a slow page."""
+
+    def __post_init__(self) -> None:
+        for name in ("latency", "jitter", "slow_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"{name} must be a number of seconds, not {getattr(self, name)}.")
+        for name in ("error_rate", "slow_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}.")
+        if self.sites < 1 or not 0 <= self.port <= 65535:
+            raise UsageError("Serve at least one site, on a port from 0 (any) to 65535.")
+        Layout(self.pages, self.links, self.page_bytes)
+
+
+class SiteServer:
+    """Answers for some sites."""
+
+    def __init__(self, serving: Serving) -> None:
+        _aiohttp_web()  # if it is missing, this is the time to say so
+        self.serving = serving
+        self.url = ""  # once it is started
+        self.answers: Counter[int] = Counter()  # by status
+        self.site = lru_cache(_KEPT_SITES)(self._site)
+        self._html = lru_cache(_KEPT_PAGES)(self._render)
+        self._runner: Any = None
+
+    @property
+    def urls(self) -> list[str]:
+        """Where each site begins."""
+        return [f"{self.url}{number}/" for number in range(self.serving.sites)]
+
+    async def start(self) -> None:
+        """Serve, in this event loop, until `stop`."""
+        web = _aiohttp_web()
+        self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0.1)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, HOST, self.serving.port, backlog=4096).start()
+        except OSError as error:
+            await self.stop()
+            raise UsageError(f"Port {self.serving.port} cannot be served ({error.strerror}); give another.") from None
+        self.url = f"http://{HOST}:{self._runner.addresses[0][1]}/"
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        serving, path = self.serving, request.path
+        seconds = serving.latency + serving.jitter * random.random()
+        # By its path, not by chance, so that a slow page is slow each time.
+        if serving.slow_rate and zlib.crc32(path.encode()) / 2**32 < serving.slow_rate:
+            seconds += serving.slow_seconds
+        if seconds:
+            await asyncio.sleep(seconds)
+        response = self._response(request.method, path)
+        self.answers[response.status] += 1
+        return response
+
+    def _response(self, method: str, path: str) -> web.Response:
+        web = _aiohttp_web()
+        answer = web.Response
+        if method not in ("GET", "HEAD"):
+            return answer(status=405, headers={"Allow": "GET, HEAD"})
+        if path == "/robots.txt":
+            return answer(text=_ROBOTS)
+        if self.serving.error_rate and random.random() < self.serving.error_rate:
+            return answer(status=503, text="Not now.")
+        number, slash, rest = path[1:].partition("/")
+        if not number:
+            links = "".join(f'<p><a href="{n}/">site {n}</a></p>' for n in range(self.serving.sites))
+            return answer(body=f"<title>Sites</title>{links}".encode(), content_type="text/html", charset="utf-8")
+        if not (slash and number.isdecimal() and len(number) < 10 and int(number) < self.serving.sites):
+            return answer(status=404, text="There is no such site.")
+        if rest.startswith("go/") and rest[3:].isdecimal() and len(rest) < 12:
+            site = self.site(int(number))
+            target = site.paths[int(rest[3:]) % len(site.paths)]
+            return answer(status=302, headers={"Location": f"/{number}/{target}"})
+        if rest.startswith("files/"):
+            return answer(body=b"%PDF-1.4 \x00\xff" * 100, content_type="application/pdf")
+        body = self._html(int(number), rest)
+        if body is None:
+            return answer(status=404, text="There is no such page.")
+        return answer(body=body, content_type="text/html", charset="utf-8")
+
+    def _site(self, number: int) -> Site:
+        what = self.serving
+        return Site.of(what.seed + number, Layout(what.pages, what.links, what.page_bytes))
+
+    def _render(self, number: int, path: str) -> bytes | None:
+        return self.site(number).html(path, f"/{number}/")
+
+
+@contextlib.asynccontextmanager
+async def serving(what: Serving) -> AsyncIterator[SiteServer]:
+    """A server in this event loop, for as long as the block lasts."""
+    server = SiteServer(what)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@contextlib.contextmanager
+def in_background(what: Serving) -> Iterator[SiteServer]:
+    """A server in a thread of its own, for as long as the block lasts."""
+    server, loop = SiteServer(what), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="sites", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+        try:
+            yield server
+        finally:
+            asyncio.run_coroutine_threadsafe(_wind_up(server), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _wind_up(server: SiteServer) -> None:
+    """Stop, and wait for no answer that is still to come."""
+    await server.stop()
+    unanswered = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in unanswered:
+        task.cancel()
+    await asyncio.gather(*unanswered, return_exceptions=True)
+
+
+async def serve_forever(what: Serving) -> None:
+    """Say where, and serve until cancelled."""
+    async with serving(what) as server:
+        print(
+            f"Serving {what.sites} generated {'site' if what.sites == 1 else 'sites'} at {server.urls[0]}", flush=True
+        )
+        await asyncio.Event().wait()
+
+
+def _aiohttp_web() -> Any:
+    try:
+        from aiohttp import web
+    except ImportError:
+        raise UsageError("To serve a site takes a package more; run: pip install 'unidle[web]'.") from None
+    return web

@@ -1,0 +1,284 @@
+"""Focused crawling: within a budget of requests, find the pages of a website that are about a topic.
+
+An action follows one of the links that look best, or stops. What is seen, all of it from 0 to 1:
+
+    page   the page just fetched: a hashed bag of its words, and how the request went
+    links  [links, ..] the links on offer: the hashed words of each, and what is known of where it leads
+    graph  how the episode stands
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from unidle.envs.request_outcomes import OUTCOMES
+from unidle.errors import UsageError
+from unidle.tasks.web.addresses import AllowList, RefusedError
+from unidle.tasks.web.features import LINK_BUCKETS, PAGE_WORDS, Reading, Readings, read
+from unidle.tasks.web.fetch import Fetcher
+from unidle.tasks.web.links import LinkBase
+from unidle.tasks.web.manners import Manners, Page
+from unidle.tasks.web.page import MAX_LINKS, MAX_WORDS
+from unidle.tasks.web.page_graph import DUPLICATE, FAILED, FETCHED, PageGraph, import_networkx
+from unidle.tasks.web.words import BUCKETS, Topic
+
+PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
+_RECENT = 8  # requests
+_NUMBER = {kind: number for number, kind in enumerate(OUTCOMES)}
+_reached: set[str] = set()  # first pages that this process has fetched: if one fails later, its address is right
+
+Observation = dict[str, np.ndarray]
+
+
+class SiteExplore:
+    """An `AsyncEnv`; all of one event loop share limits and connections."""
+
+    def __init__(
+        self,
+        site: str | Sequence[str],
+        topic: str | Sequence[str] = "comet orbit telescope galaxy nebula planet",
+        *,
+        budget: int = 40,
+        links: int = 16,
+        relevant_at: float = 0.5,
+        cost: float = 0.05,
+        novelty: float = 0.1,
+        keep_pages: bool = True,
+        export_graph: bool = False,
+        fetcher: Fetcher | None = None,
+        **manners: Any,
+    ) -> None:
+        """Explore `site` (of several, one by the episode's seed), looking for `topic`, in `budget` requests.
+
+        A page counts if its relevance, 0 to 1, is at least `relevant_at`. The reward of a request is 1 for a page that
+        counts and was not found before, plus up to `novelty` for words that no page had before, less `cost`. Pages are
+        always fetched; with `keep_pages`, one whose bytes were read before in any episode is not read again. With
+        `export_graph`, `info["graph"]` of an episode's last step is its pages and links as a `networkx.DiGraph`.
+        `manners` are those of `Manners`; without `hosts`, nothing but the site itself is talked to, and that must be on
+        loopback.
+        """
+        self.sites = [_start(url) for url in ([site] if isinstance(site, str) else site)]
+        if not self.sites or budget < 1 or links < 1:
+            raise UsageError(
+                "SiteExplore needs at least one site, a budget of one request and one link to choose from."
+            )
+        self.topic = Topic(topic)
+        self.manners = fetcher.manners if fetcher else _manners(self.sites, manners)
+        self.budget, self.links, self.relevant_at = budget, links, relevant_at
+        self.cost, self.novelty = cost, novelty
+        self._readings = Readings.shared(self.topic) if keep_pages else None
+        if export_graph:
+            import_networkx()  # if it is missing, this is the time to say so
+        self._exports_graph = export_graph
+        self.wants_story = False  # keep the story of the next episode that ends
+        self.story: dict[str, Any] | None = None
+        self.action_space = spaces.Discrete(links + 1)  # the last one stops
+        shapes = {
+            "page": (PAGE_WORDS + PAGE_FACTS,),
+            "links": (links, LINK_FACTS + LINK_BUCKETS),
+            "graph": (GRAPH_FACTS,),
+        }
+        self.observation_space = spaces.Dict({key: spaces.Box(0.0, 1.0, shape) for key, shape in shapes.items()})
+        self._fetcher, self._owns_fetcher = fetcher, fetcher is None
+        self._has_fetched = False
+        self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by what came of them; whoever counts them empties it
+        self._begin(self.sites[0])
+
+    def _begin(self, start: str) -> None:
+        self.graph = PageGraph(start)
+        self.requests = self.found = self.failed = 0
+        self.offered = np.zeros(0, np.int64)  # the links on offer, as pages of the graph
+        self._seen = np.zeros(BUCKETS, np.bool_)  # words
+        self._bodies: set[int] = set()
+        self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a page that counts was found
+        self._page = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
+        self._relevance, self._freshness, self._has_failed = 0.0, 0.0, False
+
+    async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        """Fetch the first page, which costs nothing."""
+        if self._fetcher is None:
+            self._fetcher = Fetcher.shared(self.manners)
+        start = self.sites[seed % len(self.sites)]
+        self._begin(start)
+        page = await self._visit(0)
+        if page.failure is None:
+            self._has_fetched = True
+            _reached.add(start)
+        elif not self._has_fetched and start not in _reached:
+            raise UsageError(
+                f"{start} could not be fetched ({page.failure}: {page.why}); check the address, or serve a generated "
+                "site with: python -m unidle.sites"
+            )
+        return self._observe(), self._info()
+
+    async def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Follow a link; one that is not on offer is a request wasted."""
+        choice = int(action)
+        if choice == self.links:
+            return self._observe(), 0.0, True, False, self._info(has_ended=True)
+        self.requests += 1
+        found, reward = self.found, -self.cost
+        self._freshness, self._has_failed = 0.0, False
+        if 0 <= choice < len(self.offered):
+            await self._visit(int(self.offered[choice]))
+            reward += (self.found - found) + self.novelty * self._freshness
+        self._recent.append(self.found > found)
+        observation = self._observe()
+        # The budget is seen, so running out of it is an end like any other, and nothing comes after it.
+        terminated = self.requests >= self.budget or not len(self.offered)
+        return observation, reward, terminated, False, self._info(has_ended=terminated)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None and self._owns_fetcher:
+            await fetcher.leave()
+
+    # -- a page --------------------------------------------------------------------------------------------------------
+
+    async def _visit(self, number: int) -> Page:
+        """Fetch a page and add it to what is known."""
+        assert self._fetcher is not None
+        page = await self._fetcher.fetch(self.graph.urls[number])
+        seen = None
+        if page.failure is None:
+            seen = await (self._readings.of(page) if self._readings else read(page, self.topic))
+        outcome = page.failure or ("ok" if seen is not None else "unread")
+        self.requests_made[_NUMBER[outcome]] += 1
+        self.requests_made[_NUMBER["retry"]] += page.attempts - 1
+        if seen is None:
+            self.failed += 1
+            self._has_failed = True
+            self.graph.mark(number, FAILED)
+            self._look(None, page, is_duplicate=False, new_links=0)
+            return page
+        is_duplicate = self.graph.is_elsewhere(number, page.url) or hash(page.body) in self._bodies
+        self._bodies.add(hash(page.body))
+        self._relevance = seen.relevance
+        counts = seen.relevance >= self.relevant_at and not is_duplicate
+        self.found += counts
+        self.graph.mark(number, DUPLICATE if is_duplicate else FETCHED, seen.relevance, counts)
+        links = seen.followable(self._fetcher.rules, self._fetcher.may_follow)
+        new_links = self.graph.add_links(number, links, seen.relevance, self.requests)
+        self._look(seen, page, is_duplicate, new_links)
+        return page
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def _look(self, read: Reading | None, page: Page, is_duplicate: bool, new_links: int) -> None:
+        """Turn the page just fetched into numbers."""
+        self._page = seen = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
+        if read is None:
+            seen[PAGE_WORDS:] = (0, 0, 0, 0, 0, 1, 0, page.status >= 400)
+            return
+        if len(read.buckets):
+            known = np.count_nonzero(self._seen[read.buckets])
+            self._freshness = (1.0 - known / len(read.buckets)) * (not is_duplicate)
+            self._seen[read.buckets] = True
+            seen[:PAGE_WORDS] = read.bag
+        n_links = len(read.links.urls)
+        seen[PAGE_WORDS:] = (
+            read.relevance,
+            self._freshness,
+            _squeezed(read.n_words, MAX_WORDS),
+            _squeezed(n_links, MAX_LINKS),
+            new_links / max(1, n_links),
+            0,
+            is_duplicate,
+            not read.is_html,
+        )
+
+    def _observe(self) -> Observation:
+        graph, nodes = self.graph, self.graph.columns
+        self.offered = offered = graph.frontier(self.links)
+        parents, linked = nodes["parent"][offered], nodes["linked"][offered]
+        match, best = nodes["match"][offered], nodes["best"][offered]
+        count = len(offered)
+        links = np.zeros((self.links, LINK_FACTS + LINK_BUCKETS), np.float32)
+        # Words count from 1; no word is written to the last of the facts, before those are.
+        links[np.arange(count)[:, None], LINK_FACTS - 1 + nodes["words"][offered]] = 1.0
+        facts = links[:count, :LINK_FACTS]
+        facts[:, 0] = 1.0
+        facts[:, 1] = match
+        facts[:, 2] = best
+        facts[:, 3] = nodes["total"][offered] / np.maximum(linked, 1)
+        facts[:, 4] = np.minimum(np.log1p(linked, dtype=np.float32) / math.log(1 + self.budget), 1.0)
+        facts[:, 5] = np.minimum(nodes["depth"][offered] / 10.0, 1.0)
+        facts[:, 6] = (self.requests - nodes["seen_at"][offered].astype(np.float32)) / self.budget
+        facts[:, 7] = nodes["nofollow"][offered]
+        facts[:, 8] = (nodes["hits"][parents] + 0.5) / (
+            nodes["tried"][parents] + 1.0
+        )  # how good that page's links were
+        done = self.requests or 1
+        summary = (
+            1.0 - self.requests / self.budget,
+            min(self.found / self.budget, 1.0),
+            min(self.found / done, 1.0),
+            sum(self._recent) / _RECENT,
+            len(self._recent) / _RECENT,
+            min(self.failed / done, 1.0),
+            _squeezed(len(graph), 10_000),
+            count / self.links,
+            float(match.sum()) / max(1, count),
+            float(best.sum()) / max(1, count),
+        )
+        return {
+            "page": self._page.copy(),
+            "links": links,
+            "graph": np.array(summary, np.float32),
+        }
+
+    def _info(self, has_ended: bool = False) -> dict[str, Any]:
+        if has_ended and self.wants_story:
+            self.story, self.wants_story = {"found": self.found, "requests": self.requests, **self.graph.story()}, False
+        graph = {"graph": self.graph.to_networkx()} if has_ended and self._exports_graph else {}
+        mask = np.zeros(self.links + 1, np.uint8)
+        mask[: len(self.offered)] = mask[self.links] = 1
+        return {
+            "action_mask": mask,
+            "requests": self.requests,
+            "found": self.found,
+            "relevance": self._relevance,
+            "failed": self._has_failed,
+            **graph,
+        }
+
+
+def _squeezed(count: float, full: float) -> float:
+    """A number that may be large, from 0 to 1."""
+    return min(math.log1p(count) / math.log1p(full), 1.0)
+
+
+def _start(url: str) -> str:
+    bare = LinkBase("http://invalid/").spelled_out(url) if "://" in url else None
+    if bare is None:
+        raise UsageError(f"`{url}` is not the address of a site; write it like http://127.0.0.1:8000/.")
+    return bare
+
+
+def _manners(sites: Sequence[str], given: dict[str, Any]) -> Manners:
+    from yarl import URL
+
+    manners = Manners(**given)
+    allowed = AllowList.of(manners.hosts)
+    for site in sites:
+        url = URL(site)
+        try:
+            allowed.check_host(url.raw_host or "", url.port or 0)
+        except RefusedError:
+            raise UsageError(
+                f"{site} is not among the hosts that may be talked to; if you may crawl it, add hosts=['{url.host}'] "
+                "to env_kwargs."
+            ) from None
+    if manners.hosts:
+        return manners
+    # Other services on this machine are none of its business.
+    own = [(url.raw_host or "", url.port) for url in map(URL, sites)]
+    listed = tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in dict.fromkeys(own))
+    return Manners(**{**given, "hosts": listed})

@@ -1,0 +1,1 @@
+"""From measurements to causes and advice."""

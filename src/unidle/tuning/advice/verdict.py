@@ -1,0 +1,72 @@
+"""All checks together, and the verdict: one sentence, and what to change first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from unidle.meter.formatting import percent
+from unidle.tuning.advice import collecting, device, learning
+from unidle.tuning.advice.facts import Facts
+from unidle.tuning.advice.finding import BY_PROBES, WORTH, Advice, Finding, as_taken, ranked
+
+NOTHING_TO_GAIN = "nothing to gain"
+CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
+    learning.use_the_cpu,
+    collecting.too_many_threads,
+    collecting.environment_waits,
+    collecting.slow_target,
+    collecting.environment_computes,
+    collecting.too_few_envs,
+    collecting.inference_bound,
+    collecting.no_overlap,
+    learning.torch_threads,
+    learning.small_pieces,
+    device.graphs_off,
+    device.slower_ways,
+    device.copies_and_syncs,
+    device.tf32_off,
+    device.buffer_on_the_host,
+    device.memory,
+    device.throttled,
+    learning.learner_bound,
+    learning.device_bound,
+    learning.upkeep,
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found."""
+
+    cause: str
+    sentence: str
+    basis: str
+    """Of that sentence: by probes, or in training."""
+    findings: Sequence[Finding]
+    """All causes, the largest first."""
+    engine: Sequence[Advice]
+    """What leaves learning as it is, the most promising first."""
+    recipe: Sequence[Advice]
+    """What changes it."""
+
+
+def judge(facts: Facts) -> Verdict:
+    """The largest cause; nothing to gain where that is learning, and no engine setting is predicted to help."""
+    found = [_as_taken(finding, facts) for check in CHECKS if (finding := check(facts)) is not None]
+    found.sort(key=lambda finding: -finding.weight)
+    engine, recipe = ranked(found, "engine"), ranked(found, "recipe")
+    top = found[0] if found else None
+    helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= WORTH for a in engine)
+    if top is None or (top.cause == learning.LEARNER_BOUND and not helps):
+        share = percent(facts.learning)
+        what = f"learning computes for {share} of the time, and no engine setting makes it shorter"
+        if facts.profile.is_one_piece:
+            what = f"iterations on the device are {share} of the time, and no engine setting makes them shorter"
+        return Verdict(NOTHING_TO_GAIN, f"Nothing to gain: {what}.", BY_PROBES, found, engine, recipe)
+    return Verdict(top.cause, top.sentence, top.basis, found, engine, recipe)
+
+
+def _as_taken(finding: Finding, facts: Facts) -> Finding:
+    taken = (as_taken(advice, facts.config) for advice in finding.advice)
+    return replace(finding, advice=tuple(advice for advice in taken if advice is not None))

@@ -1,0 +1,1 @@
+"""Short measurements of each part of a training job."""

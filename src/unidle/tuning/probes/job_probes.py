@@ -1,0 +1,279 @@
+"""The ceilings of a training job: each part by itself, with the job's own environments, networks and settings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from unidle.buffers.rollout import Rollout
+from unidle.config import Config, Recipe
+from unidle.config.machine import available_cores
+from unidle.engine.build import choose_slices, make_envs, resolve_network
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import Collector
+from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.parts import Parts, build_parts
+from unidle.envs.make import EnvMaker
+from unidle.envs.protocol import HostEnvs
+from unidle.timeline import Timeline
+from unidle.tuning.job import endless
+from unidle.tuning.probes.device import copy_rates, give_memory_back, if_it_fits, time_on_device
+from unidle.tuning.probes.learning import LearningProbes, quiet_capture, silent, updates_of
+from unidle.tuning.probes.profile import Pace, Profile, Stepping
+from unidle.tuning.probes.results import Probed
+from unidle.tuning.probes.stepping import QUICK_STEP, Bare, Steps, step_alone, step_bare
+from unidle.tuning.probes.timing import seconds_of, usual
+from unidle.tuning.probes.training import job_maker, memory_is_apart
+
+
+def measure_profile(config: Config, seconds: float = 8.0) -> Profile:
+    """Measure each part of the job by itself, in about so many seconds and the time that its environments need."""
+    return probe_job(config, seconds).profile
+
+
+def probe_job(config: Config, seconds: float = 8.0) -> Probed:
+    """`measure_profile`, and what it saw besides; `config` must be validated."""
+    config = endless(config)
+    threads = torch.get_num_threads()
+    try:
+        return _Probes(config, job_maker(config), seconds / 8).all()
+    finally:
+        torch.set_num_threads(threads)
+        give_memory_back()
+
+
+class _Probes:
+    """All probes of one job; each has about `share` seconds."""
+
+    def __init__(self, config: Config, maker: EnvMaker, share: float) -> None:
+        self._config, self._maker, self._share = config, maker, share
+        self._messages: list[str] = []
+
+    def all(self) -> Probed:
+        with self._built(self._config, self._messages.append) as parts:
+            if isinstance(parts.collector, DeviceCollector):
+                return self._on_device(parts, parts.collector)
+            return self._on_host(parts, parts.collector.envs)
+
+    @contextlib.contextmanager
+    def _built(self, config: Config, say: Callable[[str], None]) -> Iterator[Parts]:
+        network = resolve_network(config.recipe.network)[0]
+        parts = build_parts(config, self._maker, network, Timeline(), say, lambda *fault: None)
+        try:
+            yield parts
+        finally:
+            parts.collector.close()
+
+    # -- environments on the host --------------------------------------------------------------------------------------
+
+    def _on_host(self, parts: Parts, envs: HostEnvs) -> Probed:
+        recipe, engine = self._config.recipe, self._config.engine
+        on_gpu = parts.algo.parameters.flat.is_cuda
+        fixed = parts.contract.vectorised or (self._maker.makes == "async" and not parts.workers)
+        lane = self._lane(parts, envs)
+        probes = LearningProbes(self._config, self._share, parts, lane)
+        envs.start(np.zeros(envs.n_envs, np.int64))
+        inference = self._inference(lane, envs)
+        bare = step_bare(envs, self._share)
+        stepping = [_stepping(parts.workers, envs, bare, recipe)]
+        _spread(lane, envs)
+        learning = probes.seconds()
+        by_threads = [] if on_gpu else probes.by_threads(learning)
+        overhead = probes.update_overhead()
+        collecting, rest = self._collecting(self._config, parts, envs)
+        requests = bool(envs.block.request_counts())
+        step_seconds = parts.contract.step_seconds
+        steps: Steps | None = bare.steps
+        if not fixed:  # what is quick waits for nobody, and what it takes is known well enough
+            alone = step_seconds >= QUICK_STEP
+            steps = step_alone(self._maker, parts.contract, engine, self._share) if alone else None
+        if not fixed:
+            stepping += [self._stepping(parts, workers) for workers in self._other_workers(parts)]
+        tried = probes.recipe_with()
+        profile = Profile(
+            n_envs=recipe.n_envs,
+            n_steps=recipe.n_steps,
+            overlap="strict" if recipe.overlap == "strict" else "off",
+            cores=available_cores(),
+            on_gpu=on_gpu,
+            on_device=False,
+            fixed_workers=fixed,
+            step_seconds=step_seconds,
+            on_core=0.0 if self._maker.makes == "async" else steps.on_core if steps else 1.0,
+            stepping=tuple(stepping),
+            pace=Pace(inference, learning),
+            collecting=collecting,
+            rest=rest,
+            threads=engine.threads,
+            learning_by_threads=tuple(by_threads),
+            graphs=engine.graphs,
+            graphed=self._graphed(parts, tried) if on_gpu and not engine.graphs else None,
+            elsewhere=self._pace_with(tried, device="cpu" if on_gpu else "cuda") if torch.cuda.is_available() else None,
+            updates=updates_of(recipe),
+            update_overhead=overhead,
+        )
+        probed = self._probed(profile, parts, steps, requests)
+        if on_gpu:
+            self._learn_otherwise(probed, probes)
+        return probed
+
+    def _lane(self, parts: Parts, envs: HostEnvs) -> Lane:
+        """A rollout of the job's size, to act into and to learn from."""
+        recipe, policy = self._config.recipe, parts.algo.policy
+        rollout = _rollout(parts, recipe.n_steps, recipe.n_envs)
+        state = torch.zeros(recipe.n_envs, policy.state_size, device=rollout.rows.device)
+        lane = Lane(policy, rollout, envs.block, state, parts.capture, own_weights=recipe.overlap == "strict")
+        lane.open(len(envs.bounds), self._config.run.seed, 0)
+        return lane
+
+    def _inference(self, lane: Lane, envs: HostEnvs) -> float:
+        """Seconds of one service."""
+        everywhere = 0, slice(0, envs.n_envs)
+        starts = np.zeros(envs.n_envs, np.bool_)
+        return seconds_of(lambda: lane.service.serve(everywhere, starts), self._share)
+
+    def _collecting(self, config: Config, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
+        """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
+        recipe, contract = config.recipe, parts.contract
+        likely = max(1e-6, contract.step_seconds * recipe.n_envs / max(1, parts.workers))
+        steps = max(4, min(recipe.n_steps, int(self._share / likely)))  # what takes long is not waited for to its end
+        lanes = 2 if recipe.overlap == "strict" else 1
+        rollouts = [_rollout(parts, steps, recipe.n_envs) for _ in range(lanes)]
+        capture = quiet_capture(config, parts)
+        collector = Collector(envs, parts.algo.policy, rollouts, config.run.seed, Timeline(), capture)
+        collector.start()
+        collector.finish()
+        collected: list[float] = []
+        opened: list[float] = []
+        until = perf_counter() + 2 * self._share
+        while not collected or perf_counter() < until:
+            began = perf_counter()
+            collector.settle()
+            collector.open()
+            middle = perf_counter()
+            collector.finish()
+            collected.append(perf_counter() - middle)
+            opened.append(middle - began)
+        return usual(collected) * recipe.n_steps / steps, usual(opened)
+
+    def _other_workers(self, parts: Parts) -> list[int]:
+        """Numbers of workers to try: all cores, and none where steps are quick."""
+        n_envs, cores = self._config.recipe.n_envs, available_cores()
+        found = {min(n_envs, cores)}
+        if parts.contract.step_seconds * n_envs < 0.01 * self._share:
+            found.add(0)
+        return sorted(found - {parts.workers})
+
+    def _stepping(self, parts: Parts, workers: int) -> Stepping:
+        """Bare stepping by another number of workers."""
+        recipe, engine, contract = self._config.recipe, self._config.engine, parts.contract
+        device = parts.algo.parameters.flat.device
+        slices = choose_slices(engine, recipe.n_envs, workers, contract.step_seconds, device)
+        engine = dataclasses.replace(engine, workers=workers or None, subproc=bool(workers))
+        envs = make_envs(
+            self._maker.on_host(), contract, recipe.n_envs, self._config.run.seed, workers, engine, slices=slices
+        )
+        try:
+            envs.start(np.zeros(envs.n_envs, np.int64))
+            return _stepping(workers, envs, step_bare(envs, self._share), recipe)
+        finally:
+            envs.close()
+
+    def _graphed(self, parts: Parts, recipe: Recipe) -> Pace | None:
+        """The pace with graphs; None where that would be out of another memory than the job's, and faster by that."""
+        return None if memory_is_apart(parts.algo) else self._pace_with(recipe, graphs=True)
+
+    def _learn_otherwise(self, probed: Probed, probes: LearningProbes) -> None:
+        """Learn out of a memory on the GPU, and in TF32, where the job does without."""
+        if probed.replay_on_host:
+            probed.learning_with_memory_on_gpu = probes.seconds_with()
+            if probed.learning_with_memory_on_gpu is None:  # then there is nothing to compare TF32 with
+                return
+        if self._config.recipe.precision == "fp32":
+            probed.learning_in_tf32 = probes.seconds_with(precision="tf32")
+
+    @if_it_fits
+    def _pace_with(self, recipe: Recipe, **settings: Any) -> Pace | None:
+        """Inference and learning under other engine settings, by a recipe that may be tried beside the job's.
+
+        None where what is remembered has no room on their device: batches from the host would be measured.
+        """
+        engine = dataclasses.replace(self._config.engine, **settings)
+        config = dataclasses.replace(self._config, recipe=recipe, engine=engine)
+        with self._built(config, silent) as parts:
+            assert not isinstance(parts.collector, DeviceCollector)
+            if memory_is_apart(parts.algo):
+                return None
+            envs = parts.collector.envs
+            envs.start(np.zeros(envs.n_envs, np.int64))
+            lane = self._lane(parts, envs)
+            inference = self._inference(lane, envs)
+            _spread(lane, envs)
+            learning = LearningProbes(config, self._share, parts, lane).seconds_or_a_guess()
+            # Elsewhere the environments may be shared out in another way, which is for the model to say.
+            is_here = engine.device == self._config.engine.device
+            return Pace(inference, learning, self._collecting(config, parts, envs)[0] if is_here else None)
+
+    # -- environments on the device ------------------------------------------------------------------------------------
+
+    def _on_device(self, parts: Parts, collector: DeviceCollector) -> Probed:
+        """Rollout and learning are of one piece, or nearly: what can be told apart is told."""
+        recipe, engine = self._config.recipe, self._config.engine
+        collecting, learning = time_on_device(parts, collector, recipe.total_batch, self._config.run.seed, self._share)
+        profile = Profile(
+            n_envs=recipe.n_envs,
+            n_steps=recipe.n_steps,
+            overlap="strict" if recipe.overlap == "strict" else "off",
+            cores=available_cores(),
+            on_gpu=parts.algo.parameters.flat.is_cuda,
+            on_device=True,
+            fixed_workers=True,
+            step_seconds=0.0,
+            on_core=1.0,
+            stepping=(),
+            pace=Pace(0.0, learning),
+            collecting=collecting,
+            rest=0.0,
+            threads=engine.threads,
+            updates=updates_of(recipe),
+        )
+        return self._probed(profile, parts, None, False)
+
+    def _probed(self, profile: Profile, parts: Parts, steps: Steps | None, requests: bool) -> Probed:
+        to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)
+        sent = 0 if profile.on_device else profile.n_envs * parts.contract.rows.row_bytes
+        return Probed(
+            profile,
+            steps,
+            requests,
+            to_device,
+            from_device,
+            memory_is_apart(parts.algo),
+            sent,
+            messages=list(dict.fromkeys(self._messages)),
+        )
+
+
+def _stepping(workers: int, envs: HostEnvs, bare: Bare, recipe: Recipe) -> Stepping:
+    steps = recipe.n_steps
+    return Stepping(workers, len(envs.bounds), steps * bare.round_seconds, steps * bare.in_step)
+
+
+def _rollout(parts: Parts, n_steps: int, n_envs: int) -> Rollout:
+    sizes = parts.contract.rows.row_bytes, parts.contract.actions.width, parts.algo.policy.state_size
+    return Rollout(n_steps, n_envs, *sizes, parts.algo.parameters.flat.device)
+
+
+def _spread(lane: Lane, envs: HostEnvs) -> None:
+    """Fill a rollout with the observations in the block, at every step, and actions that suit them."""
+    rollout = lane.rollout
+    lane.service.serve((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
+    rollout.rows.copy_(torch.from_numpy(envs.block.rows).to(rollout.rows.device).expand_as(rollout.rows))
+    rollout.actions_and_trash.copy_(rollout.actions[:1].expand_as(rollout.actions_and_trash))
+    torch.nn.init.normal_(rollout.rewards)

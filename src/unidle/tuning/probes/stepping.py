@@ -1,0 +1,227 @@
+"""Bare stepping: the environments alone, with no inference and no learning, and what their steps spend time on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from unidle.config import Engine
+from unidle.engine.build import make_envs
+from unidle.envs.make import EnvMaker
+from unidle.envs.protocol import HostEnvs
+from unidle.envs.spec import Contract, random_row
+from unidle.meter.sensors.host import psutil
+from unidle.tuning.probes.timing import usual
+
+_DRAWN = 32  # sets of random actions that are used in turn
+_STRETCHES = 20  # in which stepping is timed, one by one
+_ROUNDS = 8  # of a stretch, at least: up to one of them may have been done before it began
+_TICKS_S = 0.1  # of CPU time, which is counted in hundredths of a second: less says nothing about its parts
+_ALONE_S = 0.4  # that one environment is looked at, at least
+QUICK_STEP = 2e-4  # seconds; the way to a worker and back takes as long, so that such a step is not looked at alone
+_WORTH_WAITING = 1e-3  # a quicker step waits for nobody
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Single steps of one environment."""
+
+    median: float
+    """Seconds."""
+    p95: float
+    on_core: float
+    """Share of a step's time on a core; time in which it only queued for one is left out."""
+    native: float
+    """Share of the CPU time that is not the main thread's: of OpenMP's threads and their like."""
+    threads: int
+    """Of its process."""
+
+
+@dataclass(frozen=True)
+class Bare:
+    """All environments of a job, stepped as fast as they go."""
+
+    round_seconds: float
+    """For one step of each, none waiting for another."""
+    in_step: float
+    """For one step of each, all waiting for each other."""
+    steps: Steps
+    """Of a slice."""
+
+
+def step_bare(envs: HostEnvs, seconds: float) -> Bare:
+    """Step `envs`, started already, with random actions for about so many seconds.
+
+    First all of them together. Then slices get actions drawn beforehand as soon as they come back; not with action
+    masks, for actions must suit what is seen.
+    """
+    rng = np.random.default_rng(0)
+    one_round(envs, _draw(envs, rng))  # the first is slower than the others
+    before, began = _Use.now(), perf_counter()
+    in_step, latencies = _in_step(envs, rng, seconds / 2)
+    round_seconds = in_step
+    if len(envs.bounds) > 1 and not envs.contract.rows.mask_width:
+        round_seconds, latencies = _freely(envs, rng, seconds / 2)
+    use = _Use.now().since(before)
+    wall = perf_counter() - began
+    envs.faults.clear()
+    envs.renewed.clear()
+    return Bare(
+        round_seconds,
+        in_step,
+        Steps(
+            float(np.median(latencies)),
+            float(np.quantile(latencies, 0.95)),
+            min(1.0, use.on_core / max(1e-9, wall * max(1, envs.workers) - use.queued)),
+            use.native,
+            use.threads,
+        ),
+    )
+
+
+def step_alone(maker: EnvMaker, contract: Contract, engine: Engine, seconds: float) -> Steps:
+    """One environment by itself, in a process of its own, so that nobody else's time is taken for its own."""
+    others = _Use.children()
+    envs = make_envs(maker.on_host(), contract, 1, 0, 1, engine)
+    rng = np.random.default_rng(0)
+    try:
+        envs.start(np.zeros(1, np.int64))
+        latencies, own = list[float](), list[float]()  # the second without what the worker waited for a core
+        worker = [process for process in _Use.children() if process not in others]
+        before, began, queued = _Use.of(worker), perf_counter(), _queued(worker)
+        while len(latencies) < 5 or perf_counter() - began < max(seconds / 2, _ALONE_S):
+            latencies += one_round(envs, _draw(envs, rng))
+            until_now, queued = queued, _queued(worker)
+            own.append(latencies[-1] - (queued - until_now))
+        use = _Use.of(worker).since(before)
+    finally:
+        envs.close()
+    # Step by step, for one long wait for a core must not be taken off all the short ones.
+    on_core = max(use.main, use.on_core) / len(own) / max(1e-9, float(np.median(own)))
+    return Steps(
+        float(np.median(latencies)),
+        float(np.quantile(latencies, 0.95)),
+        1.0 if contract.step_seconds < _WORTH_WAITING else min(1.0, on_core),
+        use.native,
+        use.threads,
+    )
+
+
+def _draw(envs: HostEnvs, rng: np.random.Generator) -> np.ndarray:
+    """Random actions [N, width] that what is seen now allows."""
+    rows, actions = envs.contract.rows, envs.contract.actions
+    masks = rows.mask_view(envs.block.rows) if rows.mask_width else [None] * envs.n_envs
+    return np.stack([random_row(actions, rng, mask) for mask in masks])
+
+
+def one_round(envs: HostEnvs, actions: np.ndarray) -> list[float]:
+    """One step of each environment; seconds until each slice was back, the last one last."""
+    every = list(range(len(envs.bounds)))
+    envs.block.actions[:] = actions
+    sent, back = perf_counter(), list[float]()
+    envs.send(every)
+    while len(back) < len(every):
+        stepped = len(envs.recv(1))
+        back += [perf_counter() - sent] * stepped
+    return back
+
+
+def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
+    """Seconds of a round, and those of each slice's step."""
+    drawn = [_draw(envs, rng) for _ in range(_DRAWN)]
+    slices = len(envs.bounds)
+    lines = [slice(*bounds) for bounds in envs.bounds]
+    envs.block.actions[:] = drawn[0]
+    sent = [perf_counter()] * slices
+    envs.send(list(range(slices)))
+    number, latencies = 0, list[float]()
+    began = since = perf_counter()
+    stepped, rounds = 0, list[float]()  # slices since then, and what a round took in each stretch
+    while True:
+        back = envs.recv(1)
+        now = perf_counter()
+        latencies += [now - sent[slot] for slot in back]
+        stepped += len(back)
+        if now - since >= seconds / _STRETCHES and stepped >= _ROUNDS * slices:
+            rounds.append((now - since) / stepped * slices)
+            since, stepped = now, 0
+        if len(latencies) >= slices and now - began > seconds:
+            break
+        number = (number + 1) % len(drawn)
+        for slot in back:
+            envs.block.actions[lines[slot]] = drawn[number][lines[slot]]
+            sent[slot] = now
+        envs.send(back)
+    left = slices - len(back)
+    while left:
+        left -= len(envs.recv(left))
+    if len(rounds) < _STRETCHES // 2:  # slow ones: all of it counts, for all of it was sent after it began
+        return (now - began) / len(latencies) * slices, latencies
+    return usual(rounds), latencies
+
+
+def _in_step(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
+    """The same, with all waiting for each other."""
+    rounds: list[list[float]] = []
+    began = perf_counter()
+    while len(rounds) < 2 or perf_counter() - began < seconds:
+        rounds.append(one_round(envs, _draw(envs, rng)))
+    return usual(back[-1] for back in rounds), [latency for back in rounds for latency in back]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """CPU time of some processes so far."""
+
+    on_core: float
+    main: float  # the part of their main threads
+    queued: float  # seconds in which these waited for a core
+    threads: int  # the most that one has
+
+    @property
+    def native(self) -> float:
+        return max(0.0, 1 - self.main / self.on_core) if self.on_core > _TICKS_S else 0.0
+
+    @staticmethod
+    def children() -> list[Any]:
+        return list(psutil().Process().children(recursive=True))
+
+    @staticmethod
+    def now() -> _Use:
+        """Of all processes that this one started; of itself if there are none."""
+        return _Use.of(_Use.children() or [psutil().Process()])
+
+    @staticmethod
+    def of(processes: Iterable[Any]) -> _Use:
+        on_core, main, queued, threads = 0.0, 0.0, 0.0, 0
+        for process in processes:
+            with suppress(psutil().Error):
+                own = sum(process.cpu_times()[:2])
+                told = _scheduled(process.pid)
+                on_core += own
+                main += own if told is None else told[0]
+                queued += 0.0 if told is None else told[1]
+                threads = max(threads, process.num_threads())
+        return _Use(on_core, main, queued, threads)
+
+    def since(self, before: _Use) -> _Use:
+        return _Use(self.on_core - before.on_core, self.main - before.main, self.queued - before.queued, self.threads)
+
+
+def _queued(processes: Iterable[Any]) -> float:
+    """Seconds in which the main threads of processes waited for a core."""
+    return sum(told[1] for process in processes if (told := _scheduled(process.pid)) is not None)
+
+
+def _scheduled(pid: int) -> tuple[float, float] | None:
+    """Seconds that a process's main thread was on a core, and that it waited for one; None if the system is silent."""
+    with suppress(OSError, ValueError):
+        on_core, queued = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+        return int(on_core) * 1e-9, int(queued) * 1e-9
+    return None

@@ -1,0 +1,61 @@
+"""A job's real training for those who measure it: nothing is shown, and what must be said goes to one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from unidle.algos.off_policy import Experience
+from unidle.algos.registry import Algorithm
+from unidle.buffers.prefetch import Prefetch
+from unidle.config import Config
+from unidle.engine.build import resolve_network
+from unidle.engine.callbacks import Accountant, Callback, Silent
+from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.engine.trainer import Trainer
+from unidle.envs.make import EnvMaker, env_maker
+
+
+def job_maker(config: Config) -> EnvMaker:
+    """Makes the job's environments, where its training would have them."""
+    maker = env_maker(config.run.env, config.run.env_kwargs)
+    return maker.on_host() if config.engine.subproc or config.engine.workers else maker
+
+
+def new_trainer(
+    config: Config, callback: Callback, say: Callable[[str], None], accountant: Accountant | None = None
+) -> Trainer:
+    """The job's trainer; `callback` hears of every iteration."""
+    network = resolve_network(config.recipe.network)[0]
+    listener = _Saying(say)
+    return Trainer(
+        config, job_maker(config), listener, network=network, after_iteration=[callback], accountant=accountant
+    )
+
+
+def train(trainer: Trainer) -> Path:
+    """Train in a new run folder, which is returned, and close the trainer."""
+    folder = Path(trainer.config.run.runs_dir) / "run"
+    try:
+        trainer.train(RunFolder.create(folder, trainer.config))
+    finally:
+        trainer.close()
+    return folder
+
+
+def experience_of(algo: Algorithm) -> Experience | None:
+    """What it remembers, and how; None if that is nothing."""
+    return getattr(algo, "experience", None)
+
+
+def memory_is_apart(algo: Algorithm) -> bool:
+    """Whether what is remembered lies on the host though the networks are on a GPU."""
+    experience = experience_of(algo)
+    return experience is not None and isinstance(experience.memory, Prefetch)
+
+
+class _Saying(Silent):
+    """Passes on what must be said."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.on_message = say

@@ -1,0 +1,1 @@
+"""`unidle tune`: engine settings tried one at a time."""

@@ -1,0 +1,133 @@
+"""What a tuner may try: one change at a time, from where the job stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unidle.config import Config, Engine
+from unidle.config.settings import section_of
+from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_sound
+from unidle.tuning.search.trial import Situation
+
+# Settings of the engine that a tuner decides; the others are about faults and evaluations.
+TUNED = ("device", "subproc", "workers", "slices", "pin_cores", "compile", "graphs", "threads")
+_DOUBLED = ("n_envs", "n_steps", "batch_size", "n_epochs")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings to take, with the word for it."""
+
+    values: tuple[tuple[str, Any], ...]
+    text: str
+
+    def applied(self, config: Config) -> Config:
+        """`config` with it."""
+        return config.with_values(dict(self.values), "tune")
+
+    def undone(self, config: Config) -> tuple[tuple[str, Any], ...]:
+        """The values that `config` has instead."""
+        now = config.flat()
+        return tuple((name, now[name]) for name, _ in self.values)
+
+    @property
+    def starts_slowly(self) -> bool:
+        """Whether it may take much longer to start than what is: kernels are loaded, compiled or captured first."""
+        return any(name in ("device", "compile", "graphs") for name, _ in self.values)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it leads back to the engine's defaults."""
+        usual = vars(Engine())
+        return all(name in usual and usual[name] == value for name, value in self.values)
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether it changes what is learned."""
+        return any(section_of(name) == "recipe" for name, _ in self.values)
+
+
+def engine_changes(config: Config, seen: Situation) -> list[Change]:
+    """Engine settings that may be faster than those of `config`, which is in that situation."""
+    engine = config.engine
+    found: list[Change] = []
+    if seen.on_gpu and not engine.graphs:
+        found += _each(engine, "graphs", [True])
+    if seen.on_device:
+        found += _each(engine, "compile", [not engine.compile])
+    elif seen.vectorised:
+        found += _each(engine, "slices", [1, 2])
+    else:
+        found += _stepping(config, seen)
+    if seen.gpu:
+        found += _each(engine, "device", ["cpu" if seen.on_gpu else "cuda"])
+    if not seen.on_gpu:
+        found += _each(engine, "threads", [count for count in (1, 2, seen.cores) if count <= seen.cores])
+    return [change for change in found if is_sound(change.applied(config))]
+
+
+def _stepping(config: Config, seen: Situation) -> list[Change]:
+    """How environments of the host may be stepped: in this process, or by so many others."""
+    engine, n_envs = config.engine, config.recipe.n_envs
+    if not seen.workers:
+        return [Change((("subproc", True),), f"subproc {_word(engine.subproc)} → on")]
+    here = Change((("subproc", False), ("workers", None)), f"{_now(engine, seen)} → in the trainer's process")
+    most = min(n_envs, MOST_WORKERS_PER_CORE * seen.cores)
+    wanted = [None, seen.cores, seen.cores - 1, 2 * seen.workers, seen.workers // 2]
+    counts = [count for count in wanted if count is None or 0 < count <= most]
+    return [
+        *_each(engine, "workers", [count for count in counts if count != seen.workers]),
+        *_each(
+            engine, "slices", [count for count in (1, 2, 4) if count != seen.slices and count * seen.workers <= n_envs]
+        ),
+        *_each(engine, "pin_cores", [not _is_pinned(engine, seen)]),
+        here,
+    ]
+
+
+def _is_pinned(engine: Engine, seen: Situation) -> bool:
+    """As `make_envs` decides."""
+    return seen.workers >= seen.cores - 1 if engine.pin_cores is None else engine.pin_cores
+
+
+def _now(engine: Engine, seen: Situation) -> str:
+    return f"workers {engine.workers or f'auto ({seen.workers})'}"
+
+
+def _each(engine: Engine, name: str, values: list[Any]) -> list[Change]:
+    """A change for each value that is not the present one, none twice."""
+    now = getattr(engine, name)
+    return [
+        Change(((name, value),), f"{name} {_word(now)} → {_word(value)}")
+        for value in dict.fromkeys(values)
+        if value != now
+    ]
+
+
+def recipe_changes(config: Config, seen: Situation) -> list[Change]:
+    """Changes of the recipe: what makes the work larger, and overlap; each is another way to learn."""
+    recipe = config.recipe
+    found = []
+    if recipe.overlap == "off" and not seen.on_device:
+        found.append(Change((("overlap", "strict"),), "overlap off → strict"))
+    for name in _DOUBLED:
+        value = getattr(recipe, name)
+        if name != "n_epochs" or recipe.algo == "ppo":
+            found.append(Change(((name, 2 * value),), f"{name} {value} → {2 * value}"))
+    return [change for change in found if is_sound(change.applied(config))]
+
+
+def halved(change: Change, config: Config, seen: Situation) -> Change | None:
+    """Half of what was too much; None if that is no more than there is."""
+    for name, value in change.values:
+        now = seen.workers if name == "workers" else getattr(config.engine, name, None) or 1
+        much = seen.cores if name == "workers" and value is None else value
+        if name in ("workers", "slices", "threads") and much // 2 > now:
+            return _each(config.engine, name, [much // 2])[0]
+    return None
+
+
+def _word(value: Any) -> str:
+    words = {None: "auto", True: "on", False: "off"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,140 @@
+"""A trial's process: trains as any run does, but stops after each stretch until it is told to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from unidle.config.machine import limit_threads
+from unidle.subprocesses import end_with_trainer
+
+if TYPE_CHECKING:
+    from unidle.config import Config
+    from unidle.engine.callbacks import Moment
+    from unidle.engine.trainer import Trainer
+
+_WARM_UP_SECONDS = 0.5  # at least; caches fill, clocks rise
+_OUT_OF_MEMORY = re.compile(r"\b(OutOfMemoryError|MemoryError|out of memory|Cannot allocate memory)\b")
+
+
+def main() -> None:
+    """Serve one tuner until it hangs up."""
+    end_with_trainer()
+    limit_threads()
+    what, pipe = sys.argv[1], Connection(int(sys.argv[2]))
+    try:
+        tuner, path, config = pipe.recv()
+        seconds = pipe.recv() if what == "profile" else 0.0
+    except (EOFError, OSError):
+        return  # the tuner is gone
+    if os.getppid() != tuner:
+        return  # it was gone before this process was tied to it
+    sys.path[:] = path
+    try:
+        if what == "train":
+            _train(config, pipe)
+            return
+        from unidle.tuning.probes.job_probes import measure_profile
+
+        answer: tuple[str, Any] = "answer", measure_profile(config, seconds)
+    except Exception as error:  # those of the job; whoever hears of it knows the pipe's
+        answer = _kind(error), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'none'}"
+    with contextlib.suppress(OSError):
+        pipe.send(answer)
+
+
+def _kind(error: Exception) -> str:
+    """An environment's or a worker's error comes with its traceback in the text."""
+    is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    return "memory" if is_memory or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}") else "crash"
+
+
+def _train(config: Config, pipe: Connection) -> None:
+    from unidle.tuning.probes.training import new_trainer, train
+
+    pace = _Pace(pipe)
+    pace.trainer = new_trainer(config, pace, lambda text: print(text, flush=True))  # into the trial's log
+    pace.begin()
+    train(pace.trainer)
+
+
+class _Pace:
+    """Called after each iteration: keeps the run waiting until the tuner says how long it may go on."""
+
+    trainer: Trainer
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._iterations, self._is_warm = 0, False
+        self._trained, self._steps, self._until = 0.0, 0, _WARM_UP_SECONDS
+        self._first_return: float | None = None
+
+    def begin(self) -> None:
+        """All is made, and training begins."""
+        self._began = perf_counter()
+
+    def __call__(self, moment: Moment) -> None:
+        passed = perf_counter() - self._began
+        self._iterations += 1
+        mean_return = moment.record.get("rollout/return_mean")
+        self._first_return = mean_return if self._first_return is None else self._first_return
+        if passed < self._until or self._iterations < _warm_ups(self.trainer):
+            return
+        self._trained += passed
+        step = moment.record["step"]
+        if self._is_warm:
+            answer: dict[str, Any] = {
+                "steps": step - self._steps,
+                "seconds": passed,
+                "trained": self._trained,
+                "mean_return": mean_return,
+                "first_return": self._first_return,
+            }
+        else:
+            answer, self._is_warm = situation(self.trainer), True
+        try:
+            self._pipe.send(("answer", answer))
+            told = self._pipe.recv()
+        except (EOFError, OSError):
+            told = None
+        if told is None:
+            moment.stop()
+            return
+        self._steps, self._until, self._began = step, told, perf_counter()
+
+
+def _warm_ups(trainer: Trainer) -> int:
+    """Iterations that do not count: on a GPU, the first with each rollout captures a graph."""
+    rollouts = 2 if trainer.config.recipe.overlap == "strict" else 1
+    return 1 + rollouts if trainer.algo.parameters.flat.is_cuda else rollouts
+
+
+def situation(trainer: Trainer) -> dict[str, Any]:
+    """What `trials.Situation` holds."""
+    from unidle.config.machine import available_cores, gpu_name
+    from unidle.engine.collect.host import Collector
+    from unidle.tuning.probes.training import memory_is_apart
+
+    collector, contract = trainer.collector, trainer.contract
+    workers = collector.envs.workers if isinstance(collector, Collector) else 0
+    parts = len(collector.envs.bounds) if isinstance(collector, Collector) else 1
+    return {
+        "cores": available_cores(),
+        "gpu": gpu_name(),
+        "on_gpu": trainer.algo.parameters.flat.is_cuda,
+        "on_device": contract.on_device,
+        "vectorised": contract.vectorised,
+        "workers": workers,
+        "slices": parts // max(1, workers),
+        "memory_apart": memory_is_apart(trainer.algo),
+    }
+
+
+if __name__ == "__main__":
+    main()

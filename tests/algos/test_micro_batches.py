@@ -1,0 +1,177 @@
+"""Out of memory while learning: minibatches in pieces, the same recipe, and the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import small_run
+from torch.testing import assert_close
+
+import unidle
+from unidle.algos.micro_batches import Pieces
+from unidle.algos.sac import Critics
+from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.nn.actor_critic import Policy
+from unidle.nn.q_policy import GreedyPolicy
+
+SMALL: dict[str, Any] = {
+    "n_envs": 4,
+    "n_steps": 32,
+    "batch_size": 64,
+    "network_arch": (16, 16),
+    "timesteps": 512,
+    "eval_every": 0,
+    "tensorboard": False,
+    "device": "cpu",
+}
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, rows: int) -> None:
+    """From now on, `kind` has memory for so many rows at a time, with all that gradients need."""
+    plain: Callable[..., Any] = getattr(kind, method)
+
+    def stingy(self: Any, inputs: torch.Tensor, *more: Any) -> Any:
+        if torch.is_grad_enabled() and len(inputs) > rows:
+            raise torch.OutOfMemoryError(f"out of memory. Tried to allocate {len(inputs)} rows.")
+        return plain(self, inputs, *more)
+
+    monkeypatch.setattr(kind, method, stingy)
+
+
+def final_weights(run: unidle.TrainedRun) -> dict[str, torch.Tensor]:
+    latest = RunFolder.open(run.path).latest()
+    assert latest is not None
+    policy: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+    return policy
+
+
+def pieces_of(run: unidle.TrainedRun) -> list[float]:
+    return [record["train/pieces"] for record in run.records if record["kind"] == "iteration"]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {},
+        {"normalize_advantage": False, "ent_coef": 0.01, "clip_range_vf": 0.1},
+        {"recurrent": "gru", "n_steps": 8, "batch_size": 16},
+        {"overlap": "strict"},
+    ],
+    ids=["plain", "clipped values, entropy", "gru", "strict overlap"],
+)
+def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe: dict[str, Any]) -> None:
+    run = small_run("Pendulum-v1", n_envs=4, **recipe)
+    try:
+        rollout = run.collect()
+        batch = run.algo.prepare(rollout, run.policy if "overlap" in recipe else None)
+        order = torch.randperm(len(batch.rows))[:7]
+        logged = run.algo.gradient(batch, order)
+        whole = run.algo.parameters.grad.clone()
+        assert whole.abs().max() > 0
+        run.algo.pieces.count = min(3, len(order))  # which does not divide 7: shares differ
+        logged_in_pieces = run.algo.gradient(batch, order)
+        assert_close(run.algo.parameters.grad, whole, rtol=1e-4, atol=1e-6)
+        assert_close(logged_in_pieces, logged, rtol=1e-4, atol=1e-6)
+    finally:
+        run.envs.close()
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "kind", "method"),
+    [
+        ("ppo", "Pendulum-v1", Policy, "forward"),
+        ("sac", "Pendulum-v1", Critics, "forward"),
+        ("sac", "CartPole-v1", Critics, "forward"),
+        ("dqn", "CartPole-v1", GreedyPolicy, "values"),
+    ],
+    ids=["ppo", "sac", "sac of choices", "dqn"],
+)
+def test_training_goes_on_in_pieces_says_so_once_and_learns_the_same(
+    algo: str,
+    env: str,
+    kind: type,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {**SMALL, "algo": algo, "runs_dir": str(tmp_path), "preset": "classic" if algo == "ppo" else algo}
+    if algo != "ppo":
+        settings |= {"learning_starts": 64, "buffer_size": 2000, "updates_per_step": 0.1}
+    else:
+        settings |= {"activation": "elu"}  # one that is left to torch
+    plain = unidle.train(env, **settings, quiet=True)
+    assert set(pieces_of(plain)) == {1.0}
+    capsys.readouterr()
+    limited(monkeypatch, kind, method, 20)
+    stingy = unidle.train(env, **settings, quiet=True)
+    told = capsys.readouterr().err
+    assert told.count("A minibatch does not fit in memory and is done in pieces") == 1
+    assert "out of memory. Tried to allocate 64 rows." in told
+    assert pieces_of(stingy)[-1] == 4.0  # of 64 rows: 16 fit, 32 do not
+    before, after = final_weights(plain), final_weights(stingy)
+    assert_close(after, before, rtol=5e-3, atol=5e-4)
+
+
+def test_the_whole_rollout_is_evaluated_in_pieces_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run("Pendulum-v1")
+    try:
+        rollout = run.collect()
+        values = run.algo.prepare(rollout).values
+        plain = Policy.forward
+
+        def stingy(self: Policy, rows: torch.Tensor, *more: Any) -> Any:
+            if len(rows) > 8:
+                raise torch.OutOfMemoryError("out of memory")
+            return plain(self, rows, *more)
+
+        monkeypatch.setattr(Policy, "forward", stingy)
+        assert_close(run.algo.prepare(rollout).values, values)
+        assert run.algo.pieces.count == 1  # learning may still have room
+    finally:
+        run.envs.close()
+
+
+def test_a_single_row_that_does_not_fit_is_the_end() -> None:
+    told: list[str] = []
+    pieces = Pieces("Work", lambda what, error, to: told.append(what))
+    tried: list[int] = []
+
+    def work(count: int) -> None:
+        tried.append(count)
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        pieces(3, work)
+    assert tried == [1, 2, 3]
+
+
+@pytest.mark.gpu
+def test_a_gpu_with_little_memory_learns_the_same_recipe_in_pieces(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        **SMALL,
+        "preset": "classic",
+        "device": "cuda",
+        "n_envs": 16,
+        "n_steps": 4096,
+        "batch_size": 65536,
+        "n_epochs": 1,
+        "network_arch": (1024, 1024),
+        "timesteps": 2 * 65536,
+        "runs_dir": str(tmp_path),
+        "quiet": True,
+    }
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((held + 900 * 2**20) / total)  # the whole minibatch needs more
+        run = unidle.train("Pendulum-v1", **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert pieces_of(run)[-1] > 1
+    assert run.records[-1]["step"] == 2 * 65536

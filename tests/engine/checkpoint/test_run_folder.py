@@ -1,0 +1,281 @@
+"""Checkpoints: whole or not at all, nothing in them is run, and one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paths import SOURCE
+
+from unidle.config import Config
+from unidle.engine.checkpoint.run_folder import (
+    RunFolder,
+    load_checkpoint,
+    random_state,
+    restore_random_state,
+    save_checkpoint,
+    write_atomically,
+)
+from unidle.errors import TrainingError, UsageError
+
+
+class Bomb:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._folder),)
+
+
+class Unwritable:
+    """Pickling it fails, as a full disk would, in the middle of the file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def new_folder(path: Path) -> RunFolder:
+    return RunFolder.create(path / "run", Config())
+
+
+# -- whole or not at all ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    state = {"weights": torch.randn(5), "step": 3, "list": [1, 2.5, "x", None], "nested": {"flag": torch.tensor(True)}}
+    save_checkpoint(tmp_path / "a.pt", state)
+    loaded = load_checkpoint(tmp_path / "a.pt")
+    assert torch.equal(loaded["weights"], state["weights"])
+    assert loaded["list"] == state["list"]
+    assert (loaded["step"], bool(loaded["nested"]["flag"])) == (3, True)
+
+
+def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    old = folder.save({"step": 1, "weights": torch.ones(1000)}, 1, keep=2)
+    for step in (1, 2):
+        with pytest.raises(TrainingError, match=r"cannot be written \(No space left on device\); go on from the"):
+            folder.save({"weights": torch.zeros(1000), "bad": Unwritable()}, step, keep=2)
+    assert list(folder.checkpoints.iterdir()) == [old]
+    assert torch.equal(load_checkpoint(old)["weights"], torch.ones(1000))
+
+
+def test_a_file_that_may_not_grow_so_large_is_told_of_and_not_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000000001.pt"
+    program = f"""
+import pathlib, resource, signal, torch
+from unidle.engine.checkpoint.run_folder import save_checkpoint
+from unidle.errors import TrainingError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    save_checkpoint(pathlib.Path({str(path)!r}), {{"weights": torch.zeros(100_000)}})
+except TrainingError as error:
+    print(error)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, check=True, capture_output=True, text=True)
+    assert "cannot be written (" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000000001.pt"
+    save_checkpoint(path, {"step": 1})
+    program = f"""
+import os, pathlib, torch
+from unidle.engine.checkpoint.run_folder import save_checkpoint
+class Kill:
+    def __reduce__(self):
+        os.kill(os.getpid(), 9)
+save_checkpoint(pathlib.Path({str(path)!r}), {{"step": 2, "weights": torch.zeros(100_000), "end": Kill()}})
+"""
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=False)
+    assert done.returncode == -9
+    assert load_checkpoint(path)["step"] == 1
+
+
+def test_a_leftover_of_a_failed_write_is_no_checkpoint_and_is_written_over(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    (folder.checkpoints / "step-000000000005.tmp").write_bytes(b"half")
+    assert folder.saved() == []
+    assert folder.latest() is None
+    folder.save({"step": 5}, 5, keep=1)
+    assert load_checkpoint(folder.checkpoints / "step-000000000005.pt")["step"] == 5
+    assert [path.suffix for path in folder.checkpoints.iterdir()] == [".pt"]
+
+
+def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write_atomically(path, b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# -- which are kept --------------------------------------------------------------------------------------------------
+
+
+def test_the_latest_few_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    for step in (0, 9, 10, 100, 2000):
+        folder.save({"step": step}, step, keep=2)
+        if step == 9:
+            folder.save_best({"step": step})
+    assert [load_checkpoint(path)["step"] for path in folder.saved()] == [100, 2000]
+    latest = folder.latest()
+    assert latest is not None
+    assert load_checkpoint(latest)["step"] == 2000
+    assert load_checkpoint(folder.for_use())["step"] == 9
+    folder.save_best({"step": 2000})
+    assert load_checkpoint(folder.best)["step"] == 2000
+    assert len(list(folder.checkpoints.iterdir())) == 3
+
+
+def test_without_a_best_the_latest_is_used_and_without_any_the_sentence_says_so(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    with pytest.raises(UsageError, match="holds no checkpoint yet; train it with"):
+        folder.for_use()
+    path = folder.save({"step": 1}, 1, keep=1)
+    assert folder.for_use() == path
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, 2))])
+def test_a_file_that_holds_code_is_refused_and_the_code_is_not_run(tmp_path: Path, write: Any) -> None:
+    path, marker = tmp_path / "evil.pt", tmp_path / "it-ran"
+    write({"format": 1, "weights": Bomb(marker)}, path)
+    with pytest.raises(UsageError) as refusal:
+        load_checkpoint(path)
+    assert not marker.exists()
+    sentence = str(refusal.value)
+    assert str(path) in sentence
+    assert "nothing in it was run" in sentence
+    assert "weights_only" not in sentence, "a refusal must not say how to run the code after all"
+    pickle.loads(pickle.dumps(Bomb(marker)))
+    assert marker.exists(), "the file was harmless: the test shows nothing"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage" * 50, b"PK\x03\x04" + bytes(200), pickle.dumps([1, 2], 2), bytes(99)]
+)
+def test_garbage_is_refused_with_a_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"x\.pt is not a checkpoint") as refusal:
+        load_checkpoint(path)
+    assert "weights_only" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused_with_a_sentence(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "x.pt"
+    save_checkpoint(path, {"weights": torch.randn(2000)})
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UsageError, match=r"x\.pt is not a checkpoint") as refusal:
+        load_checkpoint(path)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_checkpoint_of_another_format_or_nowhere_is_refused(tmp_path: Path) -> None:
+    torch.save({"format": 0}, tmp_path / "old.pt")
+    with pytest.raises(UsageError, match="use the version that wrote it"):
+        load_checkpoint(tmp_path / "old.pt")
+    with pytest.raises(UsageError, match="There is no checkpoint"):
+        load_checkpoint(tmp_path / "none.pt")
+    with pytest.raises(UsageError, match="is not a checkpoint"):
+        load_checkpoint(tmp_path)
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_remembers_its_config_and_is_created_only_once(tmp_path: Path) -> None:
+    config = Config().with_values({"env": "CartPole-v1", "n_envs": 3, "network_arch": (7,)}, "test")
+    RunFolder.create(tmp_path / "run", config).unlock()
+    assert RunFolder.open(tmp_path / "run").config() == config
+    with pytest.raises(UsageError, match="--resume"):
+        RunFolder.create(tmp_path / "run", config)
+    with pytest.raises(UsageError, match="is not a run folder"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_second_process_is_kept_out_until_the_first_one_ends_however_it_ends(tmp_path: Path) -> None:
+    new_folder(tmp_path).unlock()
+    program = f"""
+import pathlib, sys
+from unidle.engine.checkpoint.run_folder import RunFolder
+folder = RunFolder.open(pathlib.Path({str(tmp_path / "run")!r}))
+folder.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        folder = RunFolder.open(tmp_path / "run")
+        with pytest.raises(UsageError, match="Another process is training in"):
+            folder.lock()
+        other.kill()
+        other.wait()
+    folder.lock()
+    with pytest.raises(UsageError, match="Another process is training in"):
+        RunFolder.open(tmp_path / "run").lock()
+    folder.unlock()
+    RunFolder.open(tmp_path / "run").lock()
+
+
+# -- random streams --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    folder.unlock()
+    (folder.path / ".lock").unlink()
+    (folder.path / ".lock").mkdir()
+    with pytest.raises(UsageError, match="cannot be written to"):
+        folder.lock()
+
+
+def test_the_global_random_streams_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    def draws() -> list[float]:
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            np.random.random(),  # noqa: NPY002
+            np.random.standard_normal(),  # noqa: NPY002
+            torch.rand(()).item(),
+            torch.randn(()).item(),
+        ]
+
+    draws()  # one Gaussian of each kind is now kept back, and must come first after the restore too
+    save_checkpoint(tmp_path / "a.pt", {"random": random_state()})
+    expected = [draws() for _ in range(3)]
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    assert draws() != expected[0]
+    restore_random_state(load_checkpoint(tmp_path / "a.pt")["random"])
+    assert [draws() for _ in range(3)] == expected
+
+
+def test_a_place_where_no_folder_can_be_made_is_a_mistake_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"No run folder can be made at .*; choose another --runs-dir"):
+        RunFolder.create(tmp_path / "file" / "run", Config())

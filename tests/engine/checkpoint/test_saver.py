@@ -1,0 +1,62 @@
+"""Which evaluation is the best so far, as a run and its checkpoints keep it; and how often there is a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unidle
+from unidle.engine import trainer
+from unidle.engine.checkpoint.saver import Progress, Saver
+from unidle.metrics.journal import how_good
+
+
+def evaluation(step: int, mean: float, success: float | None) -> dict[str, Any]:
+    told = {} if success is None else {"eval/success": success}
+    return {"step": step, "eval/return_mean": mean, **told}
+
+
+@pytest.mark.parametrize("success", [None, 0.5])
+def test_a_return_that_is_no_number_is_the_worst_and_keeps_no_other_from_being_the_best(success: float | None) -> None:
+    """Infinite rewards of both signs have no mean."""
+    records = [evaluation(step, mean, success) for step, mean in ((1, math.nan), (2, -7.0), (3, math.nan), (4, -6.0))]
+    progress = Progress()
+    is_best = [progress.take_note(record) for record in records]
+    assert is_best == [success is not None, True, False, True]  # without success, NaN says nothing at all
+    assert (progress.best_step, progress.best_return, progress.highest_return) == (4, -6.0, -6.0)
+    assert max(records, key=how_good)["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("takes_long", "every", "saved"),
+    [(True, None, [0, 2048]), (True, 512, [0, 512, 1024, 1536, 2048]), (False, None, list(range(0, 2049, 256)))],
+)
+def test_a_checkpoint_that_takes_long_is_left_out_unless_the_user_says_how_often(
+    takes_long: bool, every: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "_NOTICED_SECONDS", 0.0 if takes_long else 1e9)
+    monkeypatch.setattr(trainer, "_SAVING_SHARE", 0.0)
+    steps, save = [], Saver.save
+
+    def noting(self: Saver, *parts: Any) -> None:
+        steps.append(self.progress.step)
+        save(self, *parts)
+
+    monkeypatch.setattr(Saver, "save", noting)
+    unidle.train(
+        "CartPole-v1",
+        n_envs=4,
+        n_steps=64,
+        n_epochs=1,
+        timesteps=2048,
+        eval_every=0,
+        checkpoint_every=every,
+        device="cpu",
+        runs_dir=str(tmp_path),
+        tensorboard=False,
+        quiet=True,
+    )
+    assert sorted(set(steps)) == saved

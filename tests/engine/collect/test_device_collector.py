@@ -1,0 +1,156 @@
+"""Environments on the device: the rollouts that the host would have collected, from one function of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resumed_runs import StopAfter, assert_same, final_state
+
+import unidle
+from unidle.buffers.rollout import Rollout
+from unidle.config import Recipe
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import Collector
+from unidle.envs.device.host_view import TensorEnvs
+from unidle.envs.spec import Contract
+from unidle.errors import UsageError
+from unidle.nn.actor_critic import Policy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+from unidle.tasks.classic_control import TASKS, Classic
+from unidle.timeline import Timeline
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize(
+    ("name", "limit", "steps"),
+    [("unidle/CartPole-v1", 7, 16), ("unidle/Pendulum-v1", 3, 10), ("unidle/Acrobot-v1", 50, 8)],
+)
+def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recurrent: str) -> None:
+    n_envs, seed = 5, 3
+    task = dataclasses.replace(TASKS[name], limit=limit)
+    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    torch.manual_seed(0)
+    policy = Policy(contract.rows, contract.actions, Recipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
+
+    def rollout() -> Rollout:
+        return Rollout(steps, n_envs, contract.rows.row_bytes, contract.actions.width, policy.state_size, CPU)
+
+    here = DeviceCollector(Classic(task, n_envs, seed), contract, policy, rollout(), seed, Timeline())
+    there = Collector(TensorEnvs(Classic(task, n_envs, seed), contract), policy, [rollout()], seed, Timeline())
+    there._lanes[0].service._numpy_actor = None  # both by torch: NumPy rounds otherwise
+    here.start()
+    there.start()
+    cut = 0
+    for _ in range(4):
+        mine, theirs = here.finish().rollout, there.finish().rollout
+        here.settle()
+        for field in ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states"):
+            assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
+        used = mine.final_at < steps * n_envs
+        order = mine.final_at[used].argsort()
+        assert torch.equal(mine.final_at[used][order], theirs.final_at)
+        assert torch.equal(mine.final_rows[used][order], theirs.final_rows)
+        cut += len(theirs.final_at)
+        assert here.episodes == there.episodes
+        here.open()
+        there.open()
+    assert cut > 0 or "Acrobot" in name
+
+
+def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
+    task = dataclasses.replace(TASKS["unidle/CartPole-v1"], limit=4)
+    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    policy = Policy(contract.rows, contract.actions, Recipe())
+    rollout = Rollout(9, 3, contract.rows.row_bytes, 1, 0, CPU)
+    collector = DeviceCollector(Classic(task, 3, 0), contract, policy, rollout, 0, Timeline())
+    collector.start()
+    assert collector.recent_returns == []
+    collector.finish()
+    collector.settle()
+    assert collector.episodes == 6  # each of the three twice, after 4 steps and after 8
+    assert collector.recent_returns == [4.0]
+    assert collector.recent_lengths == [4.0]
+
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "n_envs": 16,
+    "n_steps": 16,
+    "batch_size": 64,
+    "n_epochs": 2,
+    "network_arch": (16,),
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "eval_episodes": 4,
+    "tensorboard": False,
+    "quiet": True,
+}
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+def test_a_run_stopped_and_resumed_equals_one_that_was_not(recurrent: str, tmp_path: Path) -> None:
+    settings = {**SMALL, "recurrent": recurrent, "recurrent_size": 8, "timesteps": 2560, "runs_dir": str(tmp_path)}
+    whole = unidle.train("unidle/CartPole-v1", run_name="whole", **settings)
+    unidle.train("unidle/CartPole-v1", run_name="parts", after_iteration=[StopAfter(4)], **settings)
+    parts = unidle.resume(tmp_path / "parts", quiet=True)
+    assert_same(final_state(parts.path), final_state(whole.path))
+    other = unidle.train("unidle/CartPole-v1", run_name="other", seed=1, **settings)
+    weights = [final_state(run.path)["algo"]["policy"]["actor_head.weight"] for run in (whole, other)]
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.learning
+def test_cartpole_on_tensors_is_solved(tmp_path: Path) -> None:
+    settings = {**SMALL, "n_envs": 256, "n_steps": 32, "batch_size": 1024, "n_epochs": 4, "network_arch": (64, 64)}
+    run = unidle.train(
+        "unidle/CartPole-v1",
+        timesteps=600_000,
+        target_return=490,
+        learning_rate=1e-3,
+        runs_dir=str(tmp_path),
+        **{**settings, "eval_episodes": 20, "eval_every": 50_000, "normalize_reward": False},
+    )
+    assert run.evaluate(episodes=100).mean_return >= 475
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_run_goes_on_where_its_environments_are(workers: int | None, tmp_path: Path) -> None:
+    """On the device or in worker processes: the twin is another environment."""
+    settings = {**SMALL, "workers": workers, "runs_dir": str(tmp_path), "timesteps": 512}
+    unidle.train("unidle/CartPole-v1", run_name="r", **settings)
+    before = (tmp_path / "r/config.yaml").read_text()
+    for _ in range(2):  # the second time, the folder must not be locked by the first
+        with pytest.raises(UsageError, match="leave out --workers" if workers is None else "go on there"):
+            unidle.resume(tmp_path / "r", workers=None if workers else 1, timesteps=1024, quiet=True)
+    assert (tmp_path / "r/config.yaml").read_text() == before
+    assert unidle.resume(tmp_path / "r", timesteps=1024, quiet=True).summary()["step"] == 1024
+
+
+def test_a_few_large_iterations_are_told_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unidle.train("unidle/CartPole-v1", runs_dir=str(tmp_path), timesteps=512, **SMALL)
+    assert "512 steps are 2 iterations of 256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "sentence"),
+    [
+        ("unidle/CartPol-v1", {}, "did you mean `unidle/CartPole-v1`"),
+        ("unidle/CartPole-v1", {"overlap": "strict"}, "nothing to overlap"),
+        ("unidle/Pendulum-v1", {"discretize": 5}, "--discretize does not apply"),
+        ("unidle/CartPole-v1", {"env_kwargs": {"gravity": 1}}, "gravity"),
+        ("unidle/CartPole-v1", {"env_kwargs": {"n_envs": 1}}, "`n_envs` of unidle/CartPole-v1 is a setting of its own"),
+        ("unidle/Trading-v0", {"env_kwargs": {"seed": 1}}, "--seed; leave it out"),
+    ],
+)
+def test_what_does_not_go_together_is_said_in_a_sentence(
+    env: str, settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        unidle.train(env, timesteps=256, runs_dir=str(tmp_path), **{**SMALL, **settings})

@@ -1,0 +1,185 @@
+"""Playing whole episodes, against one environment stepped by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from small_envs import Counting, Drift, Luck, counting_steps, short_cartpole
+from small_runs import SmallRun, small_run
+
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Share, Stopped, play
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.pool.slot import episode_seed
+
+
+def evaluation_envs(run: SmallRun, n_envs: int) -> SerialEnvs:
+    return SerialEnvs(run.maker, run.envs.contract, n_envs, run.seed, FIRST_EVALUATION_ENV)
+
+
+def by_hand(run: SmallRun, index: int, episode: int) -> tuple[float, int]:
+    """Return and length of one episode with the mode action, stepped one by one."""
+    contract, policy = run.envs.contract, run.policy
+    env = run.maker()
+    observation, _ = env.reset(seed=episode_seed(run.seed, FIRST_EVALUATION_ENV + index, episode))
+    state = torch.zeros(1, policy.state_size)
+    total, length, ended = 0.0, 0, False
+    while not ended:
+        row = torch.from_numpy(contract.rows.pack(observation)).unsqueeze(0)
+        with torch.no_grad():
+            params, after = policy.act(row, state)
+            action = policy.distribution.to_env(policy.distribution.mode(params))
+        state = state if after is None else after
+        observation, reward, terminated, truncated, _ = env.step(contract.actions.decode(action[0].numpy()))
+        total, length, ended = total + float(reward), length + 1, terminated or truncated
+    env.close()
+    return total, length
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("env", [short_cartpole, Drift, Luck])
+def test_episodes_are_those_one_would_play_by_hand(env: Any, recurrent: str) -> None:
+    run = small_run(env, recurrent=recurrent, normalize_obs=True)
+    run.collect()
+    run.learn()
+    result = play(run.policy, evaluation_envs(run, 3), 7)
+    # 7 episodes among 3 environments: 3, 2 and 2.
+    expected = [by_hand(run, index, episode) for index, quota in enumerate((3, 2, 2)) for episode in range(quota)]
+    assert result.lengths == [length for _, length in expected]
+    assert result.returns == pytest.approx([total for total, _ in expected], rel=1e-5)
+    assert result.episodes == 7
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_shares_played_apart_are_the_whole_bit_for_bit(recurrent: str) -> None:
+    run = small_run(Drift, recurrent=recurrent)
+    run.collect()
+    run.learn()
+    whole = play(run.policy, evaluation_envs(run, 5), 13)
+    contract, parts = run.envs.contract, []
+    for first, count in ((0, 2), (2, 1), (3, 2)):
+        envs = SerialEnvs(run.maker, contract, count, run.seed, FIRST_EVALUATION_ENV + first)
+        parts.append(play(run.policy, envs, 13, share=Share(first, 5)))
+    assert Evaluation.together(parts) == whole
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_success_is_told_of_all_episodes_or_of_none(silent: int) -> None:
+    parts = [Evaluation([1.0, 2.0], [5, 5], [True, False], [0, 1]), Evaluation([3.0], [5], [True], [2])]
+    assert Evaluation.together(parts).success == pytest.approx(2 / 3)
+    parts[silent] = replace(parts[silent], successes=[])  # an episode of it was cut off before anything was told
+    whole = Evaluation.together(parts)
+    assert (whole.returns, whole.tasks, whole.successes) == ([1.0, 2.0, 3.0], [0, 1, 2], [])
+    assert not any("success" in name for name in whole.metrics())
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    # Lengths are uniform on 2 to 41. Taking the first 40 episodes to end, whichever, would find the short ones.
+    run = small_run(Luck)
+    n_envs, episodes = 20, 40
+    result = play(run.policy, evaluation_envs(run, n_envs), episodes)
+    seeds = [episode_seed(run.seed, FIRST_EVALUATION_ENV + index, e) for index in range(n_envs) for e in range(2)]
+    lengths = [int(np.random.default_rng(seed).integers(2, 42)) for seed in seeds]
+    assert result.lengths == lengths
+    assert result.returns == lengths
+    assert result.mean_length == pytest.approx(np.mean(lengths))
+    assert max(lengths) > 10 * min(lengths)
+
+
+@pytest.mark.parametrize(("episodes", "n_envs"), [(1, 4), (4, 4), (5, 4), (9, 1)])
+def test_exactly_as_many_episodes_as_asked_for_are_played(episodes: int, n_envs: int) -> None:
+    run = small_run(Counting)
+    result = play(run.policy, evaluation_envs(run, n_envs), episodes)
+    expected: list[tuple[float, int]] = []
+    for index in range(n_envs):
+        quota = episodes // n_envs + (index < episodes % n_envs)
+        total = 0.0
+        for record in counting_steps(run.seed, FIRST_EVALUATION_ENV + index, 100):
+            total += record["reward"]
+            if quota and (record["terminated"] or record["truncated"]):
+                expected.append((total, record["next"][1]))
+                quota, total = quota - 1, 0.0
+    assert list(zip(result.returns, result.lengths)) == expected
+    assert result.episodes == episodes
+
+
+def test_mean_and_deviation_are_those_of_the_episodes() -> None:
+    result = Evaluation([1.0, 2.0, 6.0], [10, 20, 60])
+    assert result.mean_return == 3.0
+    assert result.std_return == pytest.approx((14 / 3) ** 0.5)  # ((−2)² + (−1)² + 3²) / 3
+    assert result.mean_length == 30.0
+
+
+def test_playing_twice_gives_the_same_and_sampled_play_depends_on_its_seed() -> None:
+    run = small_run("Pendulum-v1")
+    envs = evaluation_envs(run, 2)
+    assert play(run.policy, envs, 2) == play(run.policy, envs, 2)
+    sampled = [play(run.policy, envs, 2, deterministic=False, seed=seed).returns for seed in (0, 0, 1)]
+    assert sampled[0] == sampled[1]
+    assert sampled[0] != sampled[2]
+    assert sampled[0] != play(run.policy, envs, 2).returns
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+def test_evaluation_changes_nothing_of_training(recurrent: str) -> None:
+    runs = [small_run(short_cartpole, recurrent=recurrent, normalize_obs=True, normalize_reward=True) for _ in range(2)]
+    for run in runs:
+        for _ in range(3):
+            run.collect()
+            run.learn()
+            if run is runs[1]:
+                before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+                play(run.policy, evaluation_envs(run, 3), 5, deterministic=run.iteration == 2)
+                assert torch.equal(torch.get_rng_state(), before[0])
+                assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    left, right = (run.policy.state_dict() for run in runs)
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+    assert torch.equal(runs[0].rollout.rows, runs[1].rollout.rows)
+    assert torch.equal(runs[0].rollout.states, runs[1].rollout.states)
+
+
+def test_evaluation_episodes_are_never_those_of_training() -> None:
+    training = {episode_seed(0, env, episode) for env in range(64) for episode in range(64)}
+    evaluation = {episode_seed(0, FIRST_EVALUATION_ENV + env, episode) for env in range(64) for episode in range(64)}
+    assert not training & evaluation
+
+
+class Endless(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return np.zeros(1, np.float32), 0.5, False, False, {}
+
+
+def test_an_episode_that_never_ends_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.engine.evaluate.play._LONGEST_EPISODE", 40)
+    run = small_run(Endless)
+    result = play(run.policy, run.envs, 3)
+    assert result.lengths == [40] * 3
+    assert result.returns == [20.0] * 3
+
+
+def test_an_evaluation_can_be_broken_off() -> None:
+    run = small_run(Endless)
+    with pytest.raises(Stopped):
+        play(run.policy, run.envs, 3, stop=lambda: True)
+
+
+def test_dropout_is_off_while_a_policy_is_evaluated_and_on_again_after() -> None:
+    run = small_run("CartPole-v1")
+    modes = []
+    run.policy.encoder.register_forward_hook(lambda module, *_: modes.append(module.training))
+    run.policy.train()
+    play(run.policy, run.envs, 1)
+    assert modes
+    assert not any(modes)
+    assert run.policy.training

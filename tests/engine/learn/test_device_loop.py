@@ -1,0 +1,215 @@
+"""Iterations that are one function on the device: the same as in parts, in bursts of any size, and their errors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resumed_runs import assert_same, final_state
+from torch import Tensor
+
+import unidle
+from unidle.buffers.rollout import Rollout
+from unidle.config import Recipe
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.learn import device_loop
+from unidle.engine.learn.device_loop import DeviceLoop
+from unidle.envs.device.device_env import State, Step
+from unidle.envs.make import EnvMaker
+from unidle.envs.spec import Contract
+from unidle.errors import TrainingError
+from unidle.nn.actor_critic import Policy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import RowLayout
+from unidle.tasks.classic_control import TASKS, Classic
+from unidle.timeline import Timeline
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "n_envs": 8,
+    "n_steps": 16,
+    "batch_size": 64,
+    "n_epochs": 2,
+    "network_arch": (16, 16),
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "lr_schedule": "linear",
+    "timesteps": 2048,
+    "eval_every": 0,
+    "checkpoint_every": 1024,
+    "tensorboard": False,
+    "quiet": True,
+}
+ENV = "unidle/CartPole-v1"
+
+
+def burst_of(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
+    """Have the loop do so many iterations at once, where they are not measured."""
+    init = DeviceLoop.__init__
+
+    def with_burst(self: DeviceLoop, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._at_once = iterations
+
+    monkeypatch.setattr(DeviceLoop, "__init__", with_burst)
+
+
+@pytest.mark.parametrize("env", [ENV, "unidle/Pendulum-v1"])
+@pytest.mark.parametrize("burst", [1, 3])
+def test_whole_iterations_are_those_of_rollout_and_learning_in_turn(
+    env: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("unidle.engine.parts.fits", lambda env, recipe: False)
+        apart = unidle.train(env, run_name="apart", runs_dir=str(tmp_path), **SMALL)
+    burst_of(monkeypatch, burst)
+    whole = unidle.train(env, run_name="whole", runs_dir=str(tmp_path), **SMALL)
+    ours, theirs = final_state(whole.path), final_state(apart.path)
+    for state in (ours, theirs):
+        # What is told of episodes is of the latest rollout, or of the latest burst.
+        state["collector"].pop("last")
+        state["collector"]["moving"] = [t for t in state["collector"]["moving"] if t.dtype != torch.float64]
+    assert_same(ours, theirs)
+    assert len(whole.records) < len(apart.records) or burst == 1
+
+
+def test_a_burst_ends_where_something_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    burst_of(monkeypatch, 1000)
+    settings = {**SMALL, "timesteps": 2000, "eval_every": 700, "eval_episodes": 2}
+    run = unidle.train(ENV, runs_dir=str(tmp_path), **settings)
+    # 128 steps to an iteration: the first multiples of it past 700, 1024, 1400, 2000, and where the next begins.
+    assert [r["step"] for r in run.records if r["kind"] == "iteration"] == [768, 1024, 1408, 2048]
+    assert [r["step"] for r in run.records if r["kind"] == "evaluation"] == [768, 1408, 2048]
+
+
+def test_episodes_of_a_whole_burst_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for burst in (1, 8):
+        with monkeypatch.context() as patch:
+            burst_of(patch, burst)
+            run = unidle.train(ENV, run_name=str(burst), runs_dir=str(tmp_path), **SMALL)
+        counts.append(run.records[-1]["rollout/episodes"])
+    assert counts[0] == counts[1] > 20
+
+
+class Breaking(Classic):
+    """Environment 5 shows a NaN, or gives an infinite reward, at the third step of its second episode."""
+
+    def __init__(self, broken: str, **arguments: Any) -> None:
+        super().__init__(TASKS[ENV], **arguments)
+        self._broken = broken
+
+    def step(self, state: State, action: Tensor) -> tuple[State, Step]:
+        now = (self.indices == 5) & (state["episode"] == 1) & (state["length"] == 2)
+        state, step = super().step(state, action)
+        if self._broken == "reward":
+            return state, step._replace(reward=torch.where(now, torch.inf, step.reward))
+        return state, step._replace(observation=torch.where(now.unsqueeze(-1), torch.nan, step.observation))
+
+
+@pytest.mark.parametrize("broken", ["reward", "observation"])
+@pytest.mark.parametrize("burst", [1, 6])
+def test_what_is_not_finite_is_named_by_environment_and_step(
+    broken: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    burst_of(monkeypatch, burst)
+    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Breaking, {"broken": broken}, makes="device"))
+    with pytest.raises(TrainingError, match=f"Environment 5 returned a NaN or infinite {broken} near step") as raised:
+        unidle.train(ENV, runs_dir=str(tmp_path), **SMALL)
+    near = int(str(raised.value).split("near step ")[1].split(";")[0])
+    run = unidle.load(next(tmp_path.iterdir()))
+    done = [r for r in run.records if r["kind"] == "iteration"]
+    assert near % 8 == 0
+    assert near >= 8 * 2
+    assert not done or near >= done[-1]["step"]  # it was told with the burst it happened in
+
+
+def test_what_does_not_fit_one_graph_is_done_in_parts() -> None:
+    env = Classic(TASKS[ENV], 4, 0)
+    recipe = Recipe(n_envs=4, n_steps=16, batch_size=64)
+    assert device_loop.fits(env, recipe)
+    assert not device_loop.fits(env, Recipe(n_envs=4, n_steps=1024, batch_size=64))
+    assert not device_loop.fits(env, Recipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
+
+
+class Asking(Classic):
+    """Asks the host for a value in each step."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(TASKS[ENV], **arguments)
+
+    def step(self, state: State, action: Tensor) -> tuple[State, Step]:
+        if state["length"].sum().item() < 0:
+            raise AssertionError
+        return super().step(state, action)
+
+
+@pytest.mark.gpu
+def test_an_environment_that_asks_the_host_runs_eagerly_and_the_operation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Asking, makes="device"))
+    unidle.train(ENV, runs_dir=str(tmp_path), **SMALL, device="cuda")
+    assert 'state["length"].sum().item()' in capfd.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env", [ENV, "unidle/Pendulum-v1"])
+def test_ten_captured_iterations_equal_ten_eager_ones_bit_for_bit(
+    env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "n_envs": 64, "timesteps": 10 * 64 * 16, "device": "cuda", "runs_dir": str(tmp_path)}
+    captured = unidle.train(env, run_name="captured", **settings)
+    monkeypatch.setattr("unidle.engine.cuda_graphs.Capture.__call__", lambda self, name, function, *_, **__: function)
+    eager = unidle.train(env, run_name="eager", **settings)
+    assert_same(final_state(captured.path)["algo"], final_state(eager.path)["algo"])
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_steps_are_those_that_were_compiled() -> None:
+    """Rewards and ends are the same, numbers almost: a compiler may round in another place."""
+    task, n_envs, steps = TASKS["unidle/Pendulum-v1"], 6, 5
+    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    torch.manual_seed(0)
+    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(8,)))
+    rollouts = []
+    for compiles in (False, True):
+        rollout = Rollout(steps, n_envs, contract.rows.row_bytes, contract.actions.width, 0, torch.device("cpu"))
+        told: list[str] = []
+        collector = DeviceCollector(
+            Classic(task, n_envs, 1), contract, policy, rollout, 1, Timeline(), tell=told.append
+        )
+        if compiles:
+            collector.compile_steps()
+        collector.start()
+        rollouts.append(collector.finish().rollout)
+        assert told == []
+    plain, compiled = rollouts
+    for field in ("rewards", "actions"):
+        torch.testing.assert_close(getattr(compiled, field), getattr(plain, field), rtol=1e-5, atol=1e-5)
+    assert torch.equal(compiled.starts, plain.starts)
+    assert plain.rewards.std() > 0.1
+
+
+def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        def fail() -> None:
+            raise RuntimeError("no compiler here\nand more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    task = TASKS["unidle/Pendulum-v1"]
+    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(8,)))
+    rollout, told = Rollout(4, 2, contract.rows.row_bytes, 1, 0, torch.device("cpu")), []
+    collector = DeviceCollector(Classic(task, 2, 1), contract, policy, rollout, 1, Timeline(), tell=told.append)
+    collector.compile_steps()
+    collector.start()
+    rewards = collector.finish().rollout.rewards
+    assert (rewards != 0).all()
+    assert len(told) == 1
+    assert told[0].endswith("slower: no compiler here")

@@ -1,0 +1,459 @@
+from __future__ import annotations
+
+import gc
+import math
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import SOURCE, TESTS
+from processes import is_running, wait_until
+from small_envs import Fickle
+from toy_envs import Masked, Pictures, SavedWalk, Senses, Walk, WhereAmI
+
+from unidle.envs.make import env_maker
+from unidle.envs.pool.process_pool import ProcessPool, share_out
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.pool.worker import Switchboard, Worker
+from unidle.envs.spec import Contract, probe
+from unidle.errors import TrainingError, UsageError
+
+EnvFactory = Callable[[], gymnasium.Env]
+WALK = probe(env_maker(Walk))
+
+
+def pool_of(
+    env: Any, n_envs: int = 3, workers: int = 2, contract: Contract | None = None, **kwargs: Any
+) -> ProcessPool:
+    maker = env_maker(env)
+    return ProcessPool(maker, contract or probe(maker), n_envs, kwargs.pop("seed", 5), workers, **kwargs)
+
+
+def random_actions(contract: Contract, n_envs: int, rng: np.random.Generator) -> np.ndarray:
+    layout = contract.actions
+    heads = [rng.integers(n, size=(n_envs, 1)) for n in layout.nvec]
+    return np.concatenate([*heads, rng.uniform(layout.low, layout.high, (n_envs, layout.reals))], 1)
+
+
+def contents(envs: ProcessPool | SerialEnvs) -> dict[str, bytes]:
+    """Every array of the block that is not about the processes."""
+    arrays = {name: value for name, value in vars(envs.block).items() if isinstance(value, np.ndarray)}
+    return {name: value.tobytes() for name, value in arrays.items() if name != "beats"}
+
+
+def worker_pids(pool: ProcessPool) -> list[int]:
+    """What the environments (`WhereAmI`) say they live in."""
+    pool.start(np.zeros(pool.n_envs, np.int64))
+    return [int(pool.contract.rows.unpack(row)["pid"][0]) for row in pool.block.rows]
+
+
+# -- the same as in one process ----------------------------------------------------------------------------------------
+
+TASKS: dict[str, EnvFactory] = {
+    "vector": lambda: gymnasium.make("CartPole-v1", max_episode_steps=30),
+    "dict": Senses,
+    "picture": Pictures,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_pool_leaves_the_same_bytes_in_its_block_as_environments_in_one_process(task: str) -> None:
+    maker = env_maker(TASKS[task])
+    contract = probe(maker)
+    n_envs, steps, rng = 5, 300, np.random.default_rng(0)
+    with (
+        closing(ProcessPool(maker, contract, n_envs, 5, workers=2, first_index=10)) as pool,
+        closing(SerialEnvs(maker, contract, n_envs, 5, first_index=10)) as serial,
+    ):
+        ended = 0
+        for envs in (pool, serial):
+            envs.start(np.arange(n_envs))
+        assert contents(pool) == contents(serial)
+        for _ in range(steps):
+            actions = random_actions(contract, n_envs, rng)
+            for envs in (pool, serial):
+                envs.block.actions[:] = actions
+                envs.send(range(len(envs.bounds)))
+                envs.recv(len(envs.bounds))
+            assert contents(pool) == contents(serial)
+            ended += int((pool.block.terminated | pool.block.truncated).sum())
+        assert ended > 20  # the ends of episodes were part of it
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    seen = []
+    for workers in (1, 3):
+        with closing(pool_of(Senses, n_envs=3, workers=workers)) as pool:
+            assert pool.workers == workers
+            pool.start(np.zeros(3, np.int64))
+            rng = np.random.default_rng(1)
+            for _ in range(20):
+                pool.block.actions[:] = random_actions(pool.contract, 3, rng)
+                pool.send(range(len(pool.bounds)))
+                pool.recv(len(pool.bounds))
+            seen.append(contents(pool))
+    assert seen[0] == seen[1]
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 4))
+def test_environments_are_shared_out_evenly_among_workers_and_then_among_their_slices(
+    n_envs: int, workers: int, slices: int
+) -> None:
+    workers = min(workers, n_envs)
+    shares = share_out(n_envs, workers, slices)
+    bounds = [bounds for share in shares for bounds in share]
+    assert [first for first, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+    assert bounds[-1][1] == n_envs
+    sizes = [[end - first for first, end in share] for share in shares]
+    assert [len(share) for share in sizes] == [min(slices, sum(share)) for share in sizes]
+    for parts in ([sum(share) for share in sizes], *sizes):
+        assert 0 < min(parts) <= max(parts) <= min(parts) + 1
+
+
+def test_masks_come_through_the_block() -> None:
+    with closing(pool_of(Masked)) as pool:
+        pool.start(np.zeros(3, np.int64))
+        for step in range(6):
+            masks = pool.contract.rows.mask_view(pool.block.rows)
+            assert masks.tolist() == [[int(i == step % 4) for i in range(4)]] * 3
+            pool.block.actions[:] = step % 4
+            pool.send(range(len(pool.bounds)))
+            pool.recv(len(pool.bounds))
+
+
+def test_states_and_replay_resume_episodes_in_new_workers() -> None:
+    actions = np.ones((4, 3, 1), np.float32)
+
+    def play(envs: ProcessPool, steps: np.ndarray) -> None:
+        for action in steps:
+            envs.block.actions[:] = action
+            envs.send(range(len(envs.bounds)))
+            envs.recv(len(envs.bounds))
+
+    for env, by_state, same in ((SavedWalk, True, True), (Walk, False, True), (Fickle, False, False)):
+        contract = probe(env_maker(env))
+        with closing(pool_of(env, contract=contract)) as first, closing(pool_of(env, contract=contract)) as second:
+            first.start(np.zeros(3, np.int64))
+            play(first, actions)
+            states = first.states()
+            assert [state is not None for state in states] == [by_state] * 3
+            rows = first.block.rows.copy()
+            points = [(0, actions[:, i], rows[i], states[i]) for i in range(3)]
+            assert second.resume(points) == [same] * 3
+            if same:
+                assert np.array_equal(second.block.rows, rows)
+                play(first, actions[:1])
+                play(second, actions[:1])
+                assert np.array_equal(second.block.rows, first.block.rows)
+                assert np.array_equal(second.block.reward, first.block.reward)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def step(pool: ProcessPool, times: int) -> None:
+    for _ in range(times):
+        pool.block.actions[:] = 1
+        pool.send(range(len(pool.bounds)))
+        pool.recv(len(pool.bounds))
+
+
+def test_a_mistake_of_the_user_arrives_as_a_usage_error() -> None:
+    contract = probe(env_maker(Masked))
+    sentence = r"^action_mask allows no action at all for head 0"
+    with (
+        closing(pool_of(lambda: Masked(allow=0), contract=contract)) as pool,
+        pytest.raises(UsageError, match=sentence),
+    ):
+        pool.start(np.zeros(3, np.int64))
+
+
+def test_a_factory_that_fails_in_the_worker_is_told_and_leaves_no_worker_behind() -> None:
+    def broken() -> gymnasium.Env:
+        raise OSError("no such robot")
+
+    before = children()
+    with pytest.raises(TrainingError, match=r"^Environment 0 failed in episode 0 .*OSError: no such robot"):
+        pool_of(broken, contract=WALK)
+    assert children() == before
+
+
+def test_a_factory_that_cannot_travel_is_said_with_what_to_do() -> None:
+    lock = threading.Lock()
+
+    def holding() -> gymnasium.Env:
+        with lock:
+            return Walk()
+
+    with pytest.raises(UsageError, match=r"^The environment factory cannot be sent .* or use --no-subproc\."):
+        pool_of(holding, contract=WALK)
+
+
+# -- the life of workers -----------------------------------------------------------------------------------------------
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that have not ended."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in found if is_running(int(pid))}
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[tuple[ProcessPool, list[int]]]:
+    """A pool of three environments in two workers, and the process of each environment."""
+    import torch  # noqa: F401  the trainer has it
+
+    with closing(pool_of(WhereAmI)) as pool:
+        yield pool, worker_pids(pool)
+
+
+def test_environments_are_shared_out_in_runs_among_workers(here: tuple[ProcessPool, list[int]]) -> None:
+    _, pids = here
+    assert pids[0] == pids[1] != pids[2]
+    assert os.getpid() not in pids
+
+
+def test_workers_import_no_torch(here: tuple[ProcessPool, list[int]]) -> None:
+    pool, _ = here
+    assert "torch" in sys.modules
+    assert [pool.contract.rows.unpack(row)["has_torch"] for row in pool.block.rows] == [0, 0, 0]
+
+
+def test_there_are_never_more_workers_than_environments() -> None:
+    with closing(pool_of(WhereAmI, n_envs=2, workers=9)) as pool:
+        assert pool.workers == len(set(worker_pids(pool))) == 2
+
+
+def test_after_close_workers_are_gone_and_their_environments_closed(tmp_path: Path) -> None:
+    note = str(tmp_path)
+    pool = pool_of(lambda: WhereAmI(note))
+    (tmp_path / str(os.getpid())).unlink()  # the probe's
+    pids = worker_pids(pool)
+    pool.close()
+    assert not any(is_running(pid) for pid in pids)
+    assert {file.name for file in tmp_path.iterdir()} == {str(pid) for pid in pids}
+    pool.close()  # once more does no harm
+
+
+def test_a_pool_leaves_no_descriptor_open() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    pool = pool_of(WhereAmI)
+    pool.close()
+    del pool
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_ctrl_c_for_the_whole_group_does_not_end_workers(here: tuple[ProcessPool, list[int]]) -> None:
+    pool, pids = here
+    for pid in set(pids):
+        os.kill(pid, signal.SIGINT)
+    pool.send(range(len(pool.bounds)))
+    pool.recv(len(pool.bounds))
+    assert all(is_running(pid) for pid in pids)
+
+
+def run_script(tmp_path: Path, code: str, **kwargs: Any) -> subprocess.Popen[str]:
+    script = tmp_path / "train_here.py"
+    script.write_text(textwrap.dedent(code))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)])}
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment, **kwargs)
+
+
+def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
+    code = """
+        import time
+        import numpy as np
+        from toy_envs import WhereAmI
+        from unidle.envs.spec import probe
+        from unidle.envs.make import env_maker
+        from unidle.envs.pool.process_pool import ProcessPool
+
+        maker = env_maker(WhereAmI)
+        pool = ProcessPool(maker, probe(maker), 3, 0, 2)
+        pool.start(np.zeros(3, np.int64))
+        print(*[int(pool.contract.rows.unpack(row)["pid"][0]) for row in pool.block.rows], flush=True)
+        time.sleep(600)
+    """
+    with run_script(tmp_path, code) as trainer:
+        try:
+            pids = [int(pid) for pid in trainer.stdout.readline().split()]
+            assert len(set(pids)) == 2
+            assert all(is_running(pid) for pid in pids)
+        finally:
+            trainer.kill()
+    assert wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_own(tmp_path: Path) -> None:
+    code = """
+        import gymnasium, numpy as np
+        from unidle.envs.spec import probe
+        from unidle.envs.make import env_maker
+        from unidle.envs.pool.process_pool import ProcessPool
+
+        open("times_run", "a").write("once ")
+        OFFSET = 30
+
+        class Own(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(0, 99, (1,), np.float32)
+            action_space = gymnasium.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None):
+                return np.array([OFFSET], np.float32), {}
+            def step(self, action):
+                return np.array([OFFSET + 1], np.float32), 2.0, False, False, {}
+
+        maker = env_maker(lambda: Own())
+        pool = ProcessPool(maker, probe(maker), 2, 0, 2)
+        pool.start(np.zeros(2, np.int64))
+        pool.send(range(len(pool.bounds))); pool.recv(len(pool.bounds))
+        print(pool.block.rows.view(np.float32)[:, 0].tolist(), pool.block.reward.tolist())
+        pool.close()
+    """
+    with run_script(tmp_path, code, cwd=tmp_path) as script:
+        printed, _ = script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert printed == "[31.0, 31.0] [2.0, 2.0]\n"
+    assert (tmp_path / "times_run").read_text() == "once "
+
+
+def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "signal.py").write_text("raise SystemExit('this is not the signal you are looking for')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with closing(pool_of(Pictures, n_envs=1, workers=1)) as pool:
+        pool.start(np.zeros(1, np.int64))
+        assert pool.block.rows.any()
+
+
+def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "unidle.envs.pool.worker_process.LOOK_AROUND_SECONDS", 100.0
+    )  # a lost one would now hang the test
+    maker = env_maker("CartPole-v1")
+    contract = probe(maker)
+    rng = np.random.default_rng(0)
+    with closing(ProcessPool(maker, contract, 12, seed=1, workers=3, slices=4)) as pool:
+        pool.start(np.zeros(12, np.int64))
+        assert [end - first for first, end in pool.bounds] == [1] * 12
+        waiting, in_flight, steps = list(range(12)), 0, np.zeros(12, int)
+        for _ in range(3000):
+            pool.send(waiting)
+            in_flight += len(waiting)
+            ready = pool.recv(int(rng.integers(1, in_flight + 1)))
+            in_flight -= len(ready)
+            steps[ready] += 1
+            waiting = ready
+        while in_flight:
+            in_flight -= len(pool.recv(in_flight))
+        assert steps.min() > 0
+
+
+class StartsAChild(Walk):
+    """Starts a process of its own, which must end when it is told to."""
+
+    def step(self, action: Any) -> Any:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        child.terminate()
+        child.wait(10)
+        return super().step(action)
+
+
+def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() -> None:
+    with closing(pool_of(StartsAChild, contract=WALK)) as pool:
+        pool.start(np.zeros(pool.n_envs, np.int64))
+        step(pool, times=1)
+
+
+@pytest.mark.parametrize(("cores", "gives_way"), [(2, True), (3, False)])
+def test_who_waits_gives_way_to_others_unless_trainer_and_workers_have_a_core_each(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gives_way: bool
+) -> None:
+    monkeypatch.setattr("unidle.envs.pool.process_pool.available_cores", lambda: cores)
+    maker = env_maker("CartPole-v1")
+    with closing(ProcessPool(maker, probe(maker, None), 4, 0, workers=2)) as pool:
+        assert all(told == gives_way for told in (pool.gives_way, *(job.gives_way for job in pool._jobs())))
+        pool.start(np.zeros(4, np.int64))
+        step(pool, times=3)  # either way it steps
+
+
+def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unidle.envs.pool.process_pool._DEAL_SECONDS", math.inf)
+    cores = sorted(os.sched_getaffinity(0))
+    maker = env_maker("CartPole-v1")
+    with closing(ProcessPool(maker, probe(maker, None), 3, 0, workers=3, pin_cores=True)) as pool:
+        pool.start(np.zeros(3, np.int64))
+        seen: dict[int, set[int]] = {number: set() for number in range(3)}
+        for _ in range(6):
+            pool._next_deal = 0.0
+            step(pool, times=1)
+            now = [os.sched_getaffinity(worker._process.pid) for worker in pool._processes if worker._process]
+            assert all(len(own) == 1 for own in now)
+            assert len(set.union(*now)) == min(3, len(cores))
+            for number, own in enumerate(now):
+                seen[number] |= own
+        assert all(len(own) == min(3, len(cores)) for own in seen.values())
+
+
+class LookingAround(Worker):
+    """Is told of a command just after it has looked for one."""
+
+    def __init__(self, pipe: Connection, trainers: Connection, board: Switchboard) -> None:
+        self._pipe, self._trainers, self._board, self._number, self._gives_way = pipe, trainers, board, 0, False
+        self._envs, self._own_flags, self._is_told, self._spin_seconds = self, board.flags, False, 0.0
+
+    def _step_one(self) -> bool:
+        if not self._is_told:
+            self._is_told = True
+            self._board.commands[0] = 1
+            self._board.go[0].ring()
+            self._trainers.send_bytes(cloudpickle.dumps(("states", ())))
+        return False
+
+    def states(self) -> list[Any]:
+        return ["here"]
+
+    def take_faults(self) -> list[Any]:
+        return []
+
+
+def test_a_command_that_comes_while_a_worker_looks_around_is_obeyed() -> None:
+    trainers, workers = Pipe()
+    memory = mmap.mmap(-1, Switchboard.nbytes(0, 1))
+    board = Switchboard.over(memory, 0, 0, 1, initialise=True)
+    ended: list[type[BaseException]] = []
+
+    def serve() -> None:
+        try:
+            LookingAround(workers, trainers, board).serve()
+        except EOFError:
+            ended.append(EOFError)
+
+    worker = threading.Thread(target=serve, daemon=True)
+    worker.start()
+    assert trainers.poll(10)
+    assert cloudpickle.loads(trainers.recv_bytes()) == ("ok", ["here"], [])
+    trainers.close()
+    worker.join(10)
+    assert ended == [EOFError]

@@ -1,0 +1,541 @@
+"""Vector environments show in the block, step for step, what the same environments show one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from hypothesis import given
+from hypothesis import strategies as st
+from space_strategies import leaf_spaces, nested
+from toy_envs import Failing, Masked, Pictures, Senses, Walk
+
+import unidle
+from unidle.envs.check_env import examine
+from unidle.envs.make import EnvMaker, env_maker
+from unidle.envs.pool.slot import episode_seed
+from unidle.envs.spec import Contract, mask_from, probe, random_row
+from unidle.envs.vector.host_envs import VectorisedEnvs, decode_all, put_random_actions, vector_size, vectorised_envs
+from unidle.errors import TrainingError, UsageError
+from unidle.report.video import film_episode
+from unidle.spaces.actions import ActionLayout
+
+RUN_SEED, N = 5, 4
+
+
+class Moody(Walk):
+    """A walk that ends in a way and at a length drawn anew for every episode, and says what it allows next."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        observation, _ = super().reset(seed=seed)
+        self._last = int(self.np_random.integers(1, 9))
+        self._ending = str(self.np_random.choice(["termination", "truncation", "both"]))
+        return observation, self._info()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self._mask[action + 1], "it was not allowed"
+        return *super().step(action)[:4], self._info()
+
+    def _info(self) -> dict[str, np.ndarray]:
+        self._mask = self.np_random.integers(0, 2, 3).astype(np.int8)
+        self._mask[self.np_random.integers(3)] = 1
+        return {"action_mask": self._mask.copy()}
+
+
+class Gauges(gymnasium.Env):
+    """A flat Dict observation, as Stable-Baselines3 takes it; truncated or terminated at random."""
+
+    observation_space = spaces.Dict(
+        {"picture": spaces.Box(0, 255, (9, 8, 1), np.uint8), "speed": spaces.Box(-np.inf, np.inf, (2,), np.float32)}
+    )
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self._effect = np.zeros(2, np.float32)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        self._effect += action
+        ending = self.np_random.random()
+        return self._observation(), float(self._effect.sum()), bool(ending < 0.1), bool(ending > 0.8), {}
+
+    def _observation(self) -> dict[str, Any]:
+        return {"picture": self.np_random.integers(0, 256, (9, 8, 1), np.uint8), "speed": self._effect.copy()}
+
+
+def gymnasium_way(kind: type, mode: AutoresetMode, wrap: Any = lambda env: env, **kwargs: Any) -> Any:
+    return lambda env: wrap(kind([env] * N, autoreset_mode=mode, **kwargs))
+
+
+def sb3_way(kind: str, **kwargs: Any) -> Any:
+    def make(env: Callable[[], gymnasium.Env]) -> Any:
+        from stable_baselines3.common import vec_env
+
+        return getattr(vec_env, kind)([env] * N, **kwargs)
+
+    return make
+
+
+SAME, NEXT, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED
+WAYS: dict[str, Callable[[Callable[[], gymnasium.Env]], Any]] = {
+    "sync, same step": gymnasium_way(SyncVectorEnv, SAME),
+    "sync, next step": gymnasium_way(SyncVectorEnv, NEXT),
+    "sync, disabled": gymnasium_way(SyncVectorEnv, DISABLED),
+    "sync, next step, one memory": gymnasium_way(SyncVectorEnv, NEXT, copy=False),
+    "sync, next step, wrapped": gymnasium_way(SyncVectorEnv, NEXT, RecordEpisodeStatistics),
+    "async, same step": gymnasium_way(AsyncVectorEnv, SAME),
+    "async, next step": gymnasium_way(AsyncVectorEnv, NEXT),
+    "async, disabled, through pipes": gymnasium_way(AsyncVectorEnv, DISABLED, shared_memory=False),
+    "sb3, one process": sb3_way("DummyVecEnv"),
+    "sb3, processes": sb3_way("SubprocVecEnv", start_method="fork"),  # others import torch N times
+}
+TASKS: dict[str, Callable[[], gymnasium.Env]] = {
+    "Discrete action, mask": Moody,
+    "mask in the observation": lambda: gymnasium.wrappers.TimeLimit(Masked(in_observation=True), 5),
+    "picture, Box action": Pictures,
+    "Dict": Gauges,
+    "nested Dict, Dict action": Senses,
+}
+
+PAIRS = [(way, task) for way in WAYS for task in TASKS]
+PAIRS.remove(("sb3, one process", "nested Dict, Dict action"))  # it has no such observations
+PAIRS.remove(("sb3, processes", "nested Dict, Dict action"))
+
+
+def open_envs(way: str, task: str, seed: int = RUN_SEED, first_index: int = 0) -> VectorisedEnvs:
+    maker = env_maker(lambda: WAYS[way](TASKS[task]))
+    return vectorised_envs(maker, probe(maker), N, seed, first_index)
+
+
+def step(envs: VectorisedEnvs) -> None:
+    envs.send(range(len(envs.bounds)))
+    assert envs.recv(len(envs.bounds)) == list(range(len(envs.bounds)))
+
+
+def alone(env: gymnasium.Env, seed: int, contract: Contract) -> Iterator[dict[str, Any]]:
+    """What the block must hold of one environment: first after its reset, then after each action (a row) sent in."""
+
+    def row(observation: Any, info: dict[str, Any]) -> bytes:
+        packed = contract.rows.pack(observation)
+        if contract.rows.mask_width:
+            mask = mask_from(observation, info, contract.rows.space)
+            contract.rows.mask_view(packed[None])[0] = contract.actions.flatten_mask(mask)
+        return packed.tobytes()
+
+    shown = {"row": row(*env.reset(seed=seed))}
+    total, length, episode = 0.0, 0, 0
+    while True:
+        action = yield shown
+        observation, reward, terminated, truncated, info = env.step(contract.actions.decode(action))
+        total, length = total + reward, length + 1
+        shown = {"reward": np.float32(reward), "terminated": terminated, "truncated": truncated and not terminated}
+        if terminated or truncated:
+            if not terminated:
+                shown["final"] = contract.rows.pack(observation).tobytes()
+            shown |= {"return": total, "length": length}
+            total, length, episode = 0.0, 0, episode + 1
+            observation, info = env.reset()
+        shown |= {"row": row(observation, info), "episode": episode}
+
+
+def in_block(envs: VectorisedEnvs, line: int) -> dict[str, Any]:
+    block = envs.block
+    shown = {name: getattr(block, name)[line] for name in ("reward", "terminated", "truncated", "episode")}
+    shown["row"] = block.rows[line].tobytes()
+    if shown["truncated"]:
+        shown["final"] = block.final_rows[line].tobytes()
+    if shown["truncated"] or shown["terminated"]:
+        rounded = pytest.approx(block.episode_return[line], rel=1e-5, abs=1e-5)  # SB3 keeps rewards as float32
+        shown |= {"return": rounded, "length": block.episode_length[line]}
+    return shown
+
+
+@pytest.mark.parametrize(("way", "task"), PAIRS)
+def test_the_block_holds_what_the_environments_show_one_by_one(way: str, task: str) -> None:
+    rng = np.random.default_rng(0)
+    with closing(open_envs(way, task, first_index=40)) as envs:
+        contract = envs.contract
+        assert contract.vectorised
+        seed = episode_seed(RUN_SEED, 40, 0)
+        each = [alone(TASKS[task](), seed + line, contract) for line in range(N)]
+        envs.start(np.zeros(N, np.int64))
+        assert [next(one)["row"] for one in each] == [row.tobytes() for row in envs.block.rows]
+        ends = {"terminated": 0, "truncated": 0}
+        for _ in range(80):
+            put_random_actions(envs, rng)
+            step(envs)
+            for line, one in enumerate(each):
+                assert one.send(envs.block.actions[line].copy()) == in_block(envs, line)
+            for name in ends:
+                ends[name] += int(getattr(envs.block, name).sum())
+        assert ends["truncated"] > 10  # the ends of episodes were part of it
+        assert envs.faults == envs.renewed == []
+        assert not envs.block.redo.any()
+
+
+@given(nested(leaf_spaces()), st.integers(0, 2**31 - 1), st.sampled_from([None, 3]))
+def test_all_actions_are_decoded_as_each_would_be(space: spaces.Space, seed: int, discretize: int | None) -> None:
+    with contextlib.suppress(UsageError):  # no bins between infinite bounds
+        layout = ActionLayout.of(space, discretize)
+        rng = np.random.default_rng(seed)
+        rows = np.stack([random_row(layout, rng) for _ in range(3)])
+        together = gymnasium.vector.utils.batch_space(space, 3)
+        for index, single in enumerate(gymnasium.vector.utils.iterate(together, decode_all(layout, rows))):
+            assert layout.encode(single).tolist() == layout.encode(layout.decode(rows[index])).tolist()
+            assert space.contains(single)
+
+
+# -- starting, leaving, coming back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["sync, same step", "sync, next step", "sb3, one process"])
+def test_a_new_start_plays_the_same_episodes_and_other_seeds_other_ones(way: str) -> None:
+    with closing(open_envs(way, "Dict")) as envs, closing(open_envs(way, "Dict", first_index=7)) as others:
+        seen = []
+        for _ in range(2):
+            envs.start(np.zeros(N, np.int64))
+            for _ in range(20):
+                envs.block.actions[:] = 1
+                step(envs)
+            seen.append(envs.block.rows.copy())
+        assert np.array_equal(*seen)
+        others.start(np.zeros(N, np.int64))
+        envs.start(np.zeros(N, np.int64))
+        assert not np.array_equal(others.block.rows, envs.block.rows)
+
+
+def test_open_episodes_cannot_be_brought_back_and_begin_anew() -> None:
+    with closing(open_envs("sync, same step", "Dict")) as envs:
+        envs.start(np.zeros(N, np.int64))
+        first = envs.block.rows.copy()
+        assert envs.states() == [None] * N
+        points = [(3 + line, np.zeros((2, 2), np.float32), first[line], None) for line in range(N)]
+        assert envs.resume(points) == [False] * N
+        assert envs.block.episode.tolist() == [4, 5, 6, 7]
+        assert not np.array_equal(envs.block.rows, first)
+
+
+def test_nothing_is_received_that_was_not_sent() -> None:
+    with closing(open_envs("sync, same step", "Dict")) as envs:
+        envs.start(np.zeros(N, np.int64))
+        assert envs.recv(1) == envs.recv(1, 0.0) == []
+
+
+# -- what cannot work, and what to do ----------------------------------------------------------------------------------
+
+
+def refusal(factory: Callable[[], Any]) -> str:
+    with pytest.raises(UsageError) as refused:
+        probe(EnvMaker("mine:make", factory))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_an_extra_step_to_begin_an_episode_is_refused_where_no_reset_can_stand_for_it() -> None:
+    sentence = (
+        r"mine:make begins new episodes by an extra step (CartPoleVectorEnv with autoreset_mode NEXT_STEP); "
+        r"make it with autoreset_mode=SAME_STEP, or by gymnasium.make_vec(…, vectorization_mode='sync')."
+    )
+    assert refusal(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2)) == sentence
+    through_pipes = gymnasium_way(AsyncVectorEnv, NEXT, shared_memory=False)
+    assert refusal(lambda: through_pipes(Walk)).startswith("mine:make begins new episodes by an extra step (AsyncV")
+
+
+class Own(VectorEnv):
+    """Two environments of one number each, all of whose episodes are cut off after 3 steps; wrong as it is told."""
+
+    num_envs = 2
+    single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, mode: AutoresetMode | None, wrong: str = "") -> None:
+        self.metadata = {"autoreset_mode": mode} if mode else {}
+        self._mode, self._wrong = mode, wrong
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        if self._wrong == "mask" or not options:
+            self._at = np.array([[0.0], [1.0]], np.float32)
+        else:
+            self._at[options["reset_mask"]] = 0.0
+        return self._at.copy(), {}
+
+    def step(self, actions: Any) -> Any:
+        self._at += 1
+        ended = self._at[:, 0] >= 3
+        infos: dict[str, Any] = {}
+        if self._mode is SAME and ended.any():
+            if self._wrong != "final_obs":
+                infos["final_obs"] = np.array([list(at) if end else None for at, end in zip(self._at, ended)], object)
+            self._at[ended] = 0
+        if self._wrong == "sudden mask":
+            infos["action_mask"] = np.ones((2, 2), np.int8)
+        rewards = np.ones((2, 1) if self._wrong == "rewards" else 2)
+        return self._at.copy(), rewards, np.zeros(2, int if self._wrong == "flags" else bool), ended, infos
+
+
+@pytest.mark.parametrize(
+    ("mode", "wrong", "sentence"),
+    [
+        (None, "", "mine:make does not say when it begins new episodes; set its metadata['autoreset_mode']"),
+        (DISABLED, "mask", "The vector environment's autoreset_mode is DISABLED, but reset(options={'reset_mask'"),
+        (SAME, "rewards", "step() of the vector environment must return rewards as one number for each of its 2"),
+        (SAME, "flags", "step() of the vector environment must return terminated as one bool for each of its 2"),
+        (SAME, "final_obs", "The vector environment cut off an episode of environment 1 and began the next one, but"),
+        (SAME, "sudden mask", "info['action_mask'] is there after step() but not after reset(); give it from both."),
+    ],
+)
+def test_a_vector_environment_that_breaks_its_word_is_told_so(
+    mode: AutoresetMode | None, wrong: str, sentence: str
+) -> None:
+    assert refusal(lambda: Own(mode, wrong)).startswith(sentence)
+
+
+def test_sound_vector_environments_of_ones_own_are_taken() -> None:
+    for mode in (SAME, DISABLED):
+        maker = env_maker(lambda mode=mode: Own(mode))
+        with closing(vectorised_envs(maker, probe(maker), 2, 0)) as envs:
+            envs.start(np.zeros(2, np.int64))
+            seen = []
+            for _ in range(4):
+                step(envs)
+                seen.append([*envs.block.rows.view(np.float32)[:, 0].tolist(), *envs.block.truncated.tolist()])
+            assert seen == [[1, 2, 0, 0], [2, 0, 0, 1], [0, 1, 1, 0], [1, 2, 0, 0]]
+            assert envs.block.final_rows.view(np.float32)[:, 0].tolist() == [3, 3]
+
+
+def start_and_step(envs: VectorisedEnvs) -> None:
+    envs.start(np.zeros(envs.n_envs, np.int64))
+    for _ in range(5):
+        step(envs)
+
+
+def test_an_environment_that_fails_ends_training_with_its_traceback() -> None:
+    maker = env_maker(lambda: WAYS["sync, same step"](Failing))
+    contract = probe(env_maker(lambda: WAYS["sync, same step"](Walk)))
+    with closing(vectorised_envs(maker, contract, N, 0)) as envs, pytest.raises(TrainingError) as failure:
+        start_and_step(envs)
+    first, *rest = str(failure.value).splitlines()
+    assert first == "The vector environment failed in its step 2: ZeroDivisionError: the robot fell over"
+    assert any("toy_envs.py" in line for line in rest)
+
+
+def test_what_needs_a_single_environment_says_so(tmp_path: Path) -> None:
+    maker = EnvMaker("mine:make", lambda: WAYS["sync, same step"](Walk))
+    sentence = r"^mine:make makes many environments at once; give a factory of one gymnasium.Env for this\.$"
+    with pytest.raises(UsageError, match=sentence):
+        film_episode(None, maker, tmp_path / "film.mp4", 0)  # type: ignore[arg-type]
+
+
+def test_only_a_factory_that_could_make_many_is_called_to_see_how_many() -> None:
+    calls = []
+
+    def make(many: bool) -> Any:
+        calls.append(many)
+        return WAYS["sync, same step"](Walk) if many else Walk()
+
+    assert vector_size(env_maker(make, {"many": True})) == N
+    assert vector_size(env_maker(make, {"many": False})) is None
+    assert calls == [True, False]
+    for single in (Walk, "CartPole-v1"):
+        assert env_maker(single).makes == "one"
+        assert vector_size(env_maker(single)) is None
+
+
+def test_check_env_checks_every_step_of_every_environment() -> None:
+    found = examine(EnvMaker("mine:make", lambda: WAYS["sync, next step"](Moody)), steps=30)
+    assert found.steps == 32  # N at a time
+    assert found.episodes > 3
+    assert found.facts["action mask"] == "yes"
+    assert not any("same seed" in remark for remark in found.remarks)
+
+    class Late(Walk):
+        def step(self, action: Any) -> Any:
+            observation, *rest = super().step(action)
+            return observation.astype(np.float32) * (np.nan if self._steps > 40 else 1), *rest
+
+    late = lambda: SyncVectorEnv([lambda: Late(length=99)] * 2, autoreset_mode=SAME)  # noqa: E731
+    probe(env_maker(late))
+    with pytest.raises(UsageError, match=r"^observation from step\(\) holds nan at index \(0,\)"):
+        examine(env_maker(late), steps=100)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "preset": "classic",
+    "n_steps": 16,
+    "batch_size": 32,
+    "n_epochs": 2,
+    "network_arch": (8,),
+    "timesteps": 256,
+    "eval_every": 128,
+    "eval_episodes": 3,
+    "tensorboard": False,
+    "device": "cpu",
+    "quiet": True,
+    "runs_dir": "runs",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def learning(run: unidle.TrainedRun) -> list[dict[str, Any]]:
+    """Every figure of learning."""
+    return [{k: v for k, v in record.items() if k.startswith("train/")} for record in run.records]
+
+
+def cartpoles(way: str) -> Callable[[], Any]:
+    return lambda: WAYS[way](lambda: gymnasium.make("CartPole-v1", max_episode_steps=20))
+
+
+@pytest.mark.parametrize("way", ["sync, next step", "async, same step", "sb3, one process"])
+def test_vector_environments_lead_through_the_whole_life_of_a_run(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    env = cartpoles(way)
+    run = unidle.train(env, run_name="first", **SMALL)
+    assert "<lambda> makes at once" in capsys.readouterr().err
+    assert (run.config.recipe.n_envs, run.config.recipe.batch_size) == (4, 32)
+    returns = [record["eval/return_mean"] for record in run.records if record["kind"] == "evaluation"]
+    assert len(returns) == 2
+    assert all(8 <= value <= 20 for value in returns)
+    again = unidle.train(env, run_name="again", **SMALL)
+    assert learning(run) == learning(again)
+    capsys.readouterr()
+    more = unidle.resume(run.path, env=env, timesteps=320, quiet=True)
+    assert "this run will differ from one that was never stopped" in capsys.readouterr().err
+    assert more.summary()["step"] == 320
+    assert more.evaluate(5).episodes == 5
+    assert more.evaluate(5).returns == more.evaluate(5).returns
+
+
+def test_the_factory_decides_how_many_there_are() -> None:
+    env = cartpoles("sync, same step")
+    sentence = r"<lambda> makes 4 environments at once, not 3; leave out --n-envs, or say 4\.$"
+    with pytest.raises(UsageError, match=sentence):
+        unidle.train(env, **SMALL, n_envs=3)
+    run = unidle.train(env, **SMALL, n_envs=4)
+    fewer = lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=SAME)  # noqa: E731
+    with pytest.raises(UsageError, match=r"<lambda> makes 2 environments now, and the run has 4"):
+        unidle.resume(run.path, env=fewer, timesteps=512)
+
+
+def test_a_batch_size_that_was_the_presets_is_fitted_to_the_number() -> None:
+    env = lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=SAME)  # noqa: E731
+    settings = {**SMALL, "n_steps": 10, "timesteps": 30, "eval_every": 0}
+    del settings["batch_size"]
+    assert unidle.train(env, **settings).config.recipe.batch_size == 30  # the largest divisor not above 64
+
+
+def test_gymnasiums_make_vec_is_a_factory() -> None:
+    kwargs = {"num_envs": 4, "vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": SAME}}
+    run = unidle.train(lambda: gymnasium.make_vec("Acrobot-v1", **kwargs), **{**SMALL, "eval_every": 0})
+    assert run.config.recipe.n_envs == 4
+
+
+# -- EnvPool -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def envpool() -> Any:
+    return pytest.importorskip("envpool")
+
+
+def pool_alone(envpool: Any, seed: int, kwargs: dict[str, Any]) -> Iterator[tuple[np.ndarray, Any]]:
+    """One environment with EnvPool's own way to begin episodes, whose extra steps are left out."""
+    pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=1, seed=[seed], **kwargs)
+    observation, _ = pool.reset()
+    action = yield observation[0], None
+    while True:
+        last, reward, terminated, truncated, _ = pool.step(action.astype(np.int32))
+        ended = bool(terminated[0] or truncated[0])
+        observation = pool.step(action.astype(np.int32))[0] if ended else last
+        outcome = (float(reward[0]), bool(terminated[0]), bool(truncated[0]), last[0] if truncated[0] else None)
+        action = yield observation[0], outcome
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_envpool_shows_what_its_environments_show_one_by_one(envpool: Any, slices: int) -> None:
+    kwargs = {"max_episode_steps": 12}
+    maker = env_maker("envpool:CartPole-v1", kwargs)
+    rng = np.random.default_rng(0)
+    with closing(vectorised_envs(maker, probe(maker), 5, RUN_SEED, 40, slices)) as envs:
+        assert len(envs.bounds) == slices
+        for _ in range(2):  # from the start again: the same episodes
+            each = [pool_alone(envpool, episode_seed(RUN_SEED, 40 + line, 0), kwargs) for line in range(5)]
+            envs.start(np.zeros(5, np.int64))
+            rows = envs.block.rows.view(np.float32)
+            assert [next(one)[0].tolist() for one in each] == rows.tolist()
+            truncations = 0
+            for _ in range(60):
+                put_random_actions(envs, rng)
+                step(envs)
+                for line, one in enumerate(each):
+                    observation, (reward, terminated, truncated, final) = one.send(envs.block.actions[line])
+                    assert rows[line].tolist() == observation.tolist()
+                    assert envs.block.reward[line] == reward
+                    assert (envs.block.terminated[line], envs.block.truncated[line]) == (terminated, truncated)
+                    if truncated:
+                        truncations += 1
+                        assert envs.block.final_rows[line].view(np.float32).tolist() == final.tolist()
+            assert truncations > 5
+
+
+def test_slices_of_envpool_are_received_in_the_order_they_were_sent(envpool: Any) -> None:
+    maker = env_maker("envpool:CartPole-v1")
+    with closing(vectorised_envs(maker, probe(maker), 6, 0, slices=3)) as envs:
+        envs.start(np.zeros(6, np.int64))
+        envs.send([2])
+        envs.send([0, 1])
+        assert [envs.recv(1), envs.recv(1, 0.0), envs.recv(1), envs.recv(1)] == [[2], [0], [1], []]
+
+
+def test_a_run_on_envpool_has_as_many_environments_as_it_is_told_and_repeats(envpool: Any) -> None:
+    run, again = (
+        unidle.train("envpool:CartPole-v1", **SMALL, n_envs=6, slices=slices, run_name=str(slices)) for slices in (1, 3)
+    )
+    assert learning(run) == learning(again)
+    assert unidle.load(run.path).evaluate(5).episodes == 5
+
+
+def test_envpool_learns_continuous_actions(envpool: Any) -> None:
+    run = unidle.train("envpool:Pendulum-v1", **{**SMALL, "eval_every": 0}, n_envs=4)
+    assert run.agent.actions.reals == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "sentence"),
+    [
+        ("envpool:CartPool-v1", {}, r"^EnvPool has no environment `CartPool-v1`; did you mean `CartPole-v1`\?$"),
+        ("envpool:CartPole-v1", {"num_envs": 4}, r"^`num_envs` of EnvPool is decided by the setting n_envs; leave"),
+        ("envpool:CartPole-v1", {"gravity": 4}, r"^envpool:CartPole-v1 does not take these env_kwargs: .*gravity"),
+    ],
+)
+def test_mistakes_with_envpool_are_said_in_one_sentence(
+    envpool: Any, name: str, kwargs: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        probe(env_maker(name, kwargs))
+
+
+def test_an_envpool_of_ones_own_making_is_refused(envpool: Any) -> None:
+    sentence = r"^An EnvPool is made by unidle itself; name it as --env envpool:CartPole-v1, with --env-kwargs\.$"
+    with pytest.raises(UsageError, match=sentence):
+        probe(env_maker(lambda: envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2)))
+
+
+def test_without_envpool_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "envpool", None)
+    with pytest.raises(UsageError, match=r"^`envpool:CartPole-v1` needs the package envpool; run: pip install"):
+        env_maker("envpool:CartPole-v1")

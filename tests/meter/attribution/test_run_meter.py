@@ -1,0 +1,362 @@
+"""A run's own account: real runs on the CPU, the figures of make-believe ones, and, on a GPU, against the profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unidle
+from unidle import timeline as timeline_module
+from unidle.engine.callbacks import OnGpu
+from unidle.meter.attribution.idle_time import DeviceSpan, HostSpan, attribute_idle
+from unidle.meter.attribution.idle_time import run_meter as account
+from unidle.meter.attribution.run_meter import FILE, RunMeter, active_shares
+from unidle.meter.sensors.background import Background
+from unidle.meter.sensors.reading import Sample
+from unidle.metrics.journal import read_records
+from unidle.timeline import ENVIRONMENT, EVALUATE, LEARN, LOGGING, PHASES, STORAGE, Timeline
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "n_envs": 4,
+    "n_steps": 16,
+    "batch_size": 64,
+    "n_epochs": 1,
+    "eval_every": 0,
+    "tensorboard": False,
+    "quiet": True,
+    "device": "cpu",
+    "subproc": False,
+}
+
+
+@pytest.fixture
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_STRETCH_NS", 20_000_000)
+    monkeypatch.setattr("unidle.api.RunMeter", partial(RunMeter, own_share=0.5))
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_a_run_without_a_gpu_tells_what_its_thread_did(tmp_path: Path) -> None:
+    run = unidle.train(**SMALL, timesteps=64 * 60, runs_dir=str(tmp_path))
+    lines = read_records(run.path / FILE)
+    assert len(lines) > 1
+    for line in lines:
+        assert line["gpu"] is None
+        assert line["parts"] == {}
+        assert sum(line["host"].values()) == pytest.approx(1.0)
+        assert set(line["host"]) == set(PHASES)
+        assert line["length"] >= 0.02
+        assert line["covered"] >= line["length"]
+        assert line["readings"]["watts"] is None
+        spans = line["spans"]
+        assert 0 < len(spans) <= 400
+        assert all(0 <= begin <= end for _, _, begin, end in spans)
+    assert sum(line["covered"] for line in lines) <= lines[-1]["seconds"] + 0.01
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert any(span[1] == "learn" for line in lines for span in line["spans"])
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
+    run = unidle.train(**SMALL, timesteps=64 * 30, runs_dir=str(tmp_path), run_name="a")
+    path = run.path / FILE
+    before = read_records(path)
+    with path.open("a") as file:
+        file.write(json.dumps({**before[-1], "step": 10**6}) + "\n")  # of a run that was killed past its checkpoint
+    unidle.resume(run.path, timesteps=64 * 60, quiet=True)
+    after = read_records(path)
+    assert after[: len(before)] == before
+    assert before[-1]["step"] < after[-1]["step"] <= 64 * 60
+
+
+def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(account, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_STRETCH_NS", 0)
+    costs, pauses = iter((7, 3, 20, 5)), list[int]()
+
+    class Costly(RunMeter):
+        def _readings(self, at: int) -> dict[str, float | None]:
+            now[0] += next(costs)
+            return super()._readings(at)
+
+    meter, timeline = Costly(print, own_share=0.1), Timeline()
+    meter.begin(tmp_path, timeline, 0, None)
+    ended = 0
+    while len(pauses) < 4:
+        now[0] += 1
+        timeline.enter(LEARN)
+        timeline.enter(LOGGING)
+        was_open = meter._stretch is not None
+        meter.iteration(now[0], now[0] * 1e-9, has_learned=True)
+        if was_open:
+            ended = now[0]
+        elif meter._stretch is not None:
+            pauses.append(now[0] - ended)
+    meter.end()
+    assert len(read_records(tmp_path / FILE)) == 3
+    assert pauses == [1, 70, 30, 200]  # it begins at once; then its cost is a tenth of the time
+
+
+def test_kernels_that_fill_a_part_of_a_span_make_it_that_busy() -> None:
+    spans = [DeviceSpan("learn", 0, 100), DeviceSpan("inference", 100, 200), DeviceSpan("learn", 200, 300)]
+    kernels = [(0, 10), (5, 20), (100, 200), (250, 260), (900, 999)]
+    assert active_shares(spans, kernels) == {"learn": pytest.approx(0.15), "inference": pytest.approx(1.0)}
+    assert active_shares([], kernels) == {}
+    assert active_shares(spans, []) == {}
+
+
+def test_means_and_totals_of_readings() -> None:
+    background = Background(("power", "energy"))
+    background._samples["power"].extend([Sample(0, 100.0), Sample(100, 200.0), Sample(200, 300.0)])
+    background._samples["energy"].extend([Sample(0, 5.0), Sample(100, 7.0), Sample(200, 11.0)])
+    assert background.mean("power", 50, 150) == pytest.approx(250.0)  # a sample is the mean since the one before
+    assert background.mean("power", 300, 400) is None
+    assert [sample.at_ns for sample in background.samples("power", 150)] == [100, 200]
+    assert background.grown("energy", 100, 250) == 4.0
+    assert Background(("energy",)).grown("energy", 0, 1) is None
+
+
+def test_what_grows_is_told_once_however_short_the_time_that_is_asked_for() -> None:
+    background = Background(("energy",))
+    told = 0.0
+    for now in range(10, 1000, 7):  # a sample each 10 ns, and 1 J with each
+        if now // 10 > (now - 7) // 10:
+            background._samples["energy"].append(Sample(10 * (now // 10), float(now // 10)))
+        told += background.grown("energy", now - 7, now) or 0.0
+    assert told == background._samples["energy"][-1].value - background._samples["energy"][0].value
+
+
+def test_a_trace_is_written_for_perfetto(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = unidle.train(**SMALL, timesteps=64 * 100, runs_dir=str(tmp_path), trace=True)
+    with gzip.open(run.path / "trace.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert any("addmm" in str(event.get("name")) for event in events)
+    said = capfd.readouterr().err
+    assert "ui.perfetto.dev" in said
+    assert "profiler_start" not in said  # which the profiler would write itself
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_account_sums_to_one_and_agrees_with_the_profiler(tmp_path: Path) -> None:
+    """The same stretch by both: calibrated spans, and every kernel as the profiler saw it."""
+    from unidle.meter.watch.inside.unidle_windows import Window, torch_in_use
+
+    pairs: list[tuple[float, float]] = []
+    window: list[Window] = []
+
+    class Compared(RunMeter):
+        def _begin_stretch(self, now: int) -> None:
+            super()._begin_stretch(now)
+            if self._stretch is not None and self._stretch.window is None:
+                window.append(Window(torch_in_use()))
+
+        def _end_stretch(self, stretch: Any, now: int, step: int, wall: float) -> None:
+            look = window.pop() if window else None
+            seen = look.close() if look else None
+            super()._end_stretch(stretch, now, step, wall)
+            if look is not None and seen is not None:
+                line = read_records(self._path)[-1]
+                pairs.append((line["gpu"]["busy"], seen.active_ns / (look.ended_ns - look.begun_ns)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unidle.api.RunMeter", partial(Compared, own_share=0.5))
+        settings = {**SMALL, "device": "cuda", "n_envs": 64, "n_steps": 64, "batch_size": 1024, "n_epochs": 10}
+        run = unidle.train(**settings, timesteps=4096 * 200, runs_dir=str(tmp_path))
+    lines = read_records(run.path / FILE)
+    for line in lines:
+        gpu = line["gpu"]
+        assert gpu["busy"] + sum(gpu["idle"].values()) + gpu["unattributed"] == pytest.approx(1.0)
+    assert len(pairs) > 2
+    assert sum(abs(ours - theirs) for ours, theirs in pairs) / len(pairs) < 0.03, pairs
+
+
+class Gpu:
+    """A make-believe one: no clock and no readings, but captures."""
+
+    def __init__(self) -> None:
+        self.captures = 1
+
+    def told(self) -> OnGpu:
+        return OnGpu("no such GPU", lambda: self.captures)
+
+
+def test_the_profiler_waits_until_the_run_learns_and_nothing_more_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before learning there is nothing to calibrate by; and a capture beside the profiler would fail."""
+    now = [0]
+    monkeypatch.setattr(account, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_SETTLED_NS", 30)
+    looks: list[str] = []
+    monkeypatch.setattr(account, "try_window", lambda torch: looks.append("look"))
+    meter, timeline, gpu = RunMeter(print), Timeline(), Gpu()
+    meter.begin(tmp_path, timeline, 0, gpu.told())
+
+    def iterate(until: int, has_learned: bool) -> None:
+        while now[0] < until:
+            now[0] += 1
+            meter.iteration(0, 0.0, has_learned)
+
+    iterate(60, has_learned=False)
+    assert not looks
+    iterate(75, has_learned=True)
+    gpu.captures += 1
+    iterate(105, has_learned=True)
+    assert not looks
+    iterate(106, has_learned=True)
+    assert looks == ["look"]
+    meter.end()
+
+
+def test_a_look_that_is_lost_is_repeated_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def close(self) -> None:
+            return None
+
+    monkeypatch.setattr(account, "_SETTLED_NS", 0)
+    monkeypatch.setattr(account, "_LOOK_NS", 0)
+    looks: list[Lost] = []
+    monkeypatch.setattr(account, "try_window", lambda torch: looks.append(Lost()) or looks[-1])
+    meter, timeline = RunMeter(print), Timeline()
+    meter.begin(tmp_path, timeline, 0, Gpu().told())
+    for _ in range(20):
+        meter.iteration(0, 0.0, has_learned=True)
+    meter.end()
+    assert len(looks) == account._MOST_LOOKS
+
+
+def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(account, "_STRETCH_NS", 0)
+    meter, timeline = RunMeter(said.append), Timeline()
+    meter.begin(tmp_path, timeline, 0, None)
+    meter._file.close()  # as if the disk were full
+    for step in range(4):
+        timeline.enter(LEARN)
+        timeline.enter(LOGGING)
+        meter.iteration(step, 0.0, has_learned=True)
+    meter.end()
+    assert len(said) == 1
+    assert said[0].startswith("The run's time is not accounted for any more")
+
+
+def test_a_long_stretch_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_ENOUGH", 50)
+    meter, timeline = RunMeter(print), Timeline(capacity=50)
+    meter.begin(tmp_path, timeline, 0, None)
+    meter.iteration(0, 0.0, has_learned=True)
+    for _ in range(500):
+        timeline.enter(LEARN)
+        timeline.enter(LOGGING)
+    meter.iteration(1, 0.0, has_learned=True)
+    meter.end()
+    (line,) = read_records(tmp_path / FILE)
+    assert len(line["spans"]) == 50
+    assert line["length"] < 0.5 * line["covered"]
+    assert Timeline().intervals.maxlen == 1 << 14, "a tenth of a second to account for"
+
+
+def test_a_trace_of_too_short_a_run_is_missed_in_words(tmp_path: Path) -> None:
+    said: list[str] = []
+    meter = RunMeter(said.append, trace=True)
+    meter.begin(tmp_path, Timeline(), 0, Gpu().told())
+    meter.iteration(1, 0.0, has_learned=True)
+    meter.end()
+    assert said == ["There is no trace: the run was over before one could be recorded; give it more --timesteps."]
+
+
+def test_the_account_of_the_whole_is_one_sentence() -> None:
+    host = [HostSpan("environment", 0, 60), HostSpan("inference", 60, 70), HostSpan("learn", 70, 100)]
+    device = [DeviceSpan("inference", 60, 70, 1), DeviceSpan("learn", 70, 100, 3)]
+    power = [Sample(0, 0.0), Sample(70, 100.0), Sample(100, 200.0)]
+    whole = account._Sum()
+    found = attribute_idle(0, 100, device, host, {"inference": 1.0, "learn": 0.5}, power)
+    for _ in range(2):
+        whole.add(found, covered=5.0, clocked=1.0)
+    assert whole.sentence() == (
+        "GPU busy 25 % (14 % at 100 W in rollouts, 50 % at 200 W in learning); "
+        "it waited for: environment 60 %, learn (launch) 15 %, unattributed 0 %."
+    )
+    whole.add(found, covered=10.0, clocked=0.6)  # the rest went to evaluations
+    assert whole.sentence() == (
+        "GPU busy 20 % (14 % at 100 W in rollouts, 50 % at 200 W in learning); "
+        "it waited for: environment 48 %, learn (launch) 12 %, unattributed 20 %."
+    )
+
+
+@pytest.mark.parametrize("enough", [1, 17, 1000])
+def test_a_stretch_is_of_whole_iterations_however_many_intervals_are_enough(
+    enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of each iteration is learning, at its end: a stretch that began within one would tell of more."""
+    now = [0]
+    for module in (account, timeline_module):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_ENOUGH", enough)
+    monkeypatch.setattr(account, "_MOST_LINES", 10**12)
+    meter, timeline = RunMeter(lambda said: None), Timeline()
+    meter.begin(tmp_path, timeline, 0, Gpu().told())
+    meter._active_share = {"learn": 1.0}
+    for step in range(1, 301):
+        for phase in (ENVIRONMENT, STORAGE) * 6:
+            timeline.enter(phase)
+            now[0] += 1_000_000
+        timeline.enter(LEARN)
+        now[0] += 12_000_000
+        timeline.worked(LEARN, 12_000_000)
+        timeline.enter(LOGGING)
+        meter.iteration(step, now[0] * 1e-9, has_learned=True)
+    meter.end()
+    lines = read_records(tmp_path / FILE)
+    assert len(lines) == {1: 150, 17: 100, 1000: 13}[enough]  # of one iteration, of two, of half a second
+    assert [line["gpu"]["busy"] for line in lines] == pytest.approx([0.5] * len(lines))
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
+    often: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iterations of 10 in which the GPU is always busy, and evaluations of 30 after each, or after every fourth."""
+    now, said = [0], list[str]()
+    for module in (account, timeline_module):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(account, "_STRETCH_NS", 1)
+    monkeypatch.setattr(account, "_MOST_LINES", 10**12)
+    meter, timeline = RunMeter(said.append), Timeline()
+    meter.begin(tmp_path, timeline, 0, Gpu().told())
+    meter._active_share = {"learn": 1.0}
+
+    def spend(phase: int, time: int) -> None:
+        timeline.enter(phase)
+        now[0] += time
+
+    for step in range(1, 101):
+        spend(LEARN, 10)
+        timeline.worked(LEARN, 10)
+        timeline.enter(LOGGING)
+        meter.iteration(step, now[0] * 1e-9, has_learned=True)
+        assert timeline.is_heard == (step % 2 == 1), "a stretch begins after every other iteration"
+        if often or step % 4 == 0:
+            spend(EVALUATE, 30)
+    meter.end()
+    lines = read_records(tmp_path / FILE)
+    assert len(lines) == 50
+    busy = sum(line["gpu"]["busy"] * line["covered"] for line in lines)
+    covered = sum(line["covered"] for line in lines)
+    assert busy == pytest.approx(1000e-9, rel=0.02)
+    assert covered == pytest.approx((3970 if often else 1720) * 1e-9, rel=0.02)
+    for line in lines:
+        gpu = line["gpu"]
+        assert gpu["busy"] + sum(gpu["idle"].values()) + gpu["unattributed"] == pytest.approx(1.0)
+        assert all(0 <= begin <= end for _, _, begin, end in line["spans"])
+    assert said == [
+        f"GPU busy {25 if often else 58} % (100 % in learning); it waited for: unattributed {75 if often else 42} %."
+    ]

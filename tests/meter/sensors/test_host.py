@@ -1,0 +1,132 @@
+"""Readings of the host against work whose size is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+psutil = pytest.importorskip("psutil")
+
+from unidle.errors import UsageError  # noqa: E402
+from unidle.meter.sensors.host import Busiest, Host, Tree  # noqa: E402
+
+# A parent that sleeps, and a child that burns a core. The child says so when it has begun.
+FAMILY = """
+import subprocess, sys, time
+burn = "print('burning', flush=True)\\nwhile True: pass"
+child = subprocess.Popen([sys.executable, "-c", burn])
+try:
+    time.sleep(60)
+finally:
+    child.kill()
+"""
+
+
+@pytest.fixture(scope="module")
+def family() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "burning\n"
+    members = psutil.Process(process.pid).children(recursive=True)
+    yield process.pid
+    for member in [*members, process]:
+        member.kill()
+    process.communicate()
+
+
+def test_the_host_is_its_cores_memory_and_wait(family: int) -> None:
+    host = Host()
+    time.sleep(0.5)
+    found = host.poll()
+    assert list(host.core_names) == [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
+    assert {"cpu", "memory", *host.core_names} <= found.keys()
+    assert found.keys() <= {reading.name for reading in host.readings}
+    for name in ("cpu", *host.core_names):
+        assert all(0 <= sample.value <= 100 for sample in found[name])
+    assert found["cpu"][0].value > 50 / len(host.cores)  # one core burns; the others may do what they like
+    total = next(reading.full for reading in host.readings if reading.name == "memory")
+    assert total is not None
+    assert 0 < found["memory"][0].value < total
+
+
+def test_asked_again_at_once_it_has_nothing_new_of_its_cores() -> None:
+    host = Host()
+    assert "cpu" not in host.poll()
+    time.sleep(0.2)
+    assert "cpu" in host.poll()
+    assert "cpu" not in host.poll()
+
+
+def test_cores_that_a_container_numbers_otherwise_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {10_000, 10_001})
+    host = Host()
+    time.sleep(0.2)
+    assert host.poll().keys() == {"memory"}
+
+
+def test_a_tree_is_not_looked_through_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, looks = Tree(os.getpid()), list[int]()
+    use = tree._use
+    monkeypatch.setattr(tree, "_use", lambda: looks.append(1) or use())
+    began = time.perf_counter()
+    while time.perf_counter() < began + 0.5:
+        tree.poll()
+    tree.poll()
+    assert 1 <= len(looks) <= 6
+
+
+def test_a_tree_has_the_work_of_children(family: int) -> None:
+    tree = Tree(family)
+    time.sleep(1)
+    found = tree.poll()
+    assert found["processes"][0].value == 2
+    assert 0.02 < found["cpu"][0].value < 1.3  # less than 1 where others want the core too
+    assert found["memory"][0].value > 0.005
+    assert "subprocess" in tree.command
+
+
+def test_the_work_of_a_child_that_ended_is_not_lost() -> None:
+    half_a_second = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    tree = Tree(os.getpid())
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", half_a_second], check=True)
+    found = tree.poll()
+    assert found["cpu"][0].value * (time.perf_counter() - began) >= 0.45
+
+
+def test_a_tree_that_ended_has_nothing_to_tell() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    tree = Tree(process.pid)
+    process.communicate(b"\n")
+    assert tree.poll() == {}
+    assert tree.command == "ended"
+
+
+def test_a_process_that_is_not_there_gets_one_sentence() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    for pid in (process.pid, -1):
+        with pytest.raises(UsageError, match=rf"There is no process {pid}; "):
+            Tree(pid)
+
+
+def test_the_busiest_process_is_found_and_looked_for_once_a_second(family: int) -> None:
+    now_ns = [0]
+    busiest = Busiest(50, lambda: now_ns[0])
+    assert busiest.poll()
+    assert busiest.processes == []  # between what?
+    time.sleep(0.5)
+    now_ns[0] = 500_000_000
+    assert not busiest.poll()
+    now_ns[0] = 1_000_000_000
+    assert busiest.poll()
+    (child,) = psutil.Process(family).children()
+    found = {process.pid: process for process in busiest.processes}
+    assert found[child.pid].cores > 0
+    assert family not in found
+    assert [p.cores for p in busiest.processes] == sorted((p.cores for p in busiest.processes), reverse=True)

@@ -1,0 +1,314 @@
+"""Samples into a table and a verdict: the arithmetic, and which evidence leads to which cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unidle.meter.sensors.lifetime import Life
+from unidle.meter.sensors.reading import Sample
+from unidle.meter.watch.findings import Findings, find
+from unidle.meter.watch.samples import Computing, Frame, Process, Stack
+from unidle.meter.watch.stacks import activity, place
+from unidle.meter.watch.verdict import CAUSES, judge
+
+SECOND = 10**9
+PACKAGES = "/lib/python3.11/site-packages"
+MAIN = Frame("/home/me/train.py", "<module>", False)
+STEP = Frame("/home/me/game.py", "Game.step", True)
+THINK = Frame("/home/me/game.py", "Game.think", False)
+COLLECT = Frame(
+    f"{PACKAGES}/stable_baselines3/common/on_policy_algorithm.py", "OnPolicyAlgorithm.collect_rollouts", False
+)
+TRAIN = Frame(f"{PACKAGES}/stable_baselines3/ppo/ppo.py", "PPO.train", False)
+FORWARD = Frame(f"{PACKAGES}/torch/nn/modules/linear.py", "Linear.forward", False)
+BACKWARD = Frame(f"{PACKAGES}/torch/_tensor.py", "Tensor.backward", False)
+IMPORT = Frame("<frozen importlib._bootstrap>", "_find_and_load", False)
+SAVE = Frame(f"{PACKAGES}/torch/serialization.py", "save", False)
+BOOTSTRAP = Frame("/lib/python3.11/multiprocessing/process.py", "BaseProcess._bootstrap", False)
+RECV = Frame("/lib/python3.11/multiprocessing/connection.py", "Connection._recv", False)
+SOCKET = Frame("/lib/python3.11/socket.py", "SocketIO.readinto", False)
+ALL = [MAIN, STEP, THINK, COLLECT, TRAIN, FORWARD, BACKWARD, IMPORT, SAVE, BOOTSTRAP, RECV, SOCKET]
+
+
+def stack(*frames: Frame, wall: float = 1.0, busy: float = 1.0, known: float = 0.0, active: float = 0.0) -> Stack:
+    """A stack from the outermost frame; `busy` is its share on a core."""
+    return Stack(0, 1, tuple(reversed(frames)), wall, wall * busy, 0.0, known, active)
+
+
+def process(*stacks: Stack, worker: bool = False, cuda: bool = False, computing: Computing | None = None) -> Process:
+    cpu = sum(s.on_core for s in stacks)
+    last_ns = round(sum(s.wall for s in stacks) * SECOND)
+    return Process(1, worker, (), 0, last_ns, last_ns, cpu, 1, True, cuda, computing, stacks)
+
+
+def found(*processes: Process, seconds: float = 10.0, utilisation: float | None = None) -> Findings:
+    gpu = None if utilisation is None else life((0, 100 * utilisation), (seconds, 0))
+    return find(processes, 0, round(seconds * SECOND), 4, gpu)
+
+
+def life(*samples: tuple[float, float]) -> Life:
+    """Of a GPU whose utilisation was this from this second on."""
+    whole = Life()
+    whole.add([Sample(round(at * SECOND), value) for at, value in samples])
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("frames", "what", "where"),
+    [
+        ((MAIN, COLLECT, STEP, THINK), "environment", "Game.step"),
+        ((MAIN, COLLECT, STEP, FORWARD), "environment", "Game.step"),
+        ((MAIN, COLLECT, FORWARD), "inference", "OnPolicyAlgorithm.collect_rollouts"),
+        ((MAIN, COLLECT), "rollout, other", "OnPolicyAlgorithm.collect_rollouts"),
+        ((MAIN, COLLECT, THINK), "own code", "Game.think"),
+        ((MAIN, TRAIN, FORWARD), "learning", "PPO.train"),
+        ((MAIN, BACKWARD), "learning", "train.py"),
+        ((MAIN, FORWARD), "network, forward", "train.py"),
+        ((MAIN, SAVE), "logging and checkpoints", "save"),
+        ((MAIN, IMPORT, MAIN), "start and end", "train.py"),
+        ((MAIN, RECV), "waiting for others", "train.py"),
+        ((MAIN,), "own code", "train.py"),
+    ],
+)
+def test_a_stack_tells_what_the_program_does(frames: tuple[Frame, ...], what: str, where: str) -> None:
+    assert activity(stack(*frames), False) == what
+    assert place(stack(*frames)) == where
+
+
+shares = st.floats(0, 1)
+stacks = st.builds(
+    lambda frames, wall, busy, known, active: stack(
+        *frames, wall=wall, busy=busy, known=wall * known, active=wall * known * active
+    ),
+    st.lists(st.sampled_from(ALL), min_size=1, max_size=6),
+    st.floats(0, 30),
+    shares,
+    shares,
+    shares,
+)
+computings = st.none() | st.builds(Computing, st.integers(1, 9), st.just(1.0), shares, st.none() | st.floats(0.1, 99))
+processes = st.builds(
+    lambda many, worker, cuda, computing: process(*many, worker=worker, cuda=cuda, computing=computing),
+    st.lists(stacks, max_size=5),
+    st.booleans(),
+    st.booleans(),
+    computings,
+)
+
+
+@given(st.lists(processes, max_size=4), st.floats(0.1, 100), st.none() | shares)
+def test_the_table_sums_to_one_and_there_is_a_verdict_whatever_was_sampled(
+    many: list[Process], seconds: float, utilisation: float | None
+) -> None:
+    findings = found(*many, seconds=seconds, utilisation=utilisation)
+    whole = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
+    assert whole == pytest.approx(1)
+    assert min([findings.unattributed, *findings.idle.values()]) >= 0
+    verdict = judge(findings)
+    assert verdict.cause in CAUSES
+    assert verdict.sentence.endswith(".")
+    assert verdict.next_step.endswith(".")
+
+
+def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed() -> None:
+    gpu = process(
+        stack(MAIN, STEP, wall=6.0, known=1.0, active=0.1),
+        stack(MAIN, BACKWARD, wall=3.0, known=1.0, active=0.8),
+        stack(MAIN, SAVE, wall=1.0),
+        cuda=True,
+        computing=Computing(4, 1.0, 0.3, 20.0),
+    )
+    findings = found(gpu, utilisation=0.4)
+    assert findings.busy == pytest.approx(0.6 * 0.1 + 0.3 * 0.8)
+    assert findings.idle["environment"] == pytest.approx(0.6 * 0.9)
+    assert findings.unattributed == pytest.approx(0.1)
+    assert findings.disagreement == pytest.approx(0.1)
+    verdict = judge(findings)
+    assert verdict.cause == "environment computes"
+    assert verdict.sentence.startswith("GPU idle 67 %: 90 % of that in `Game.step` (environment)")
+
+
+def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_by_one_share() -> None:
+    learns = process(
+        stack(MAIN, IMPORT, MAIN, wall=4.0),
+        stack(MAIN, BACKWARD, wall=4.0),
+        stack(MAIN, STEP, wall=2.0),
+        cuda=True,
+    )
+    findings = found(learns, utilisation=0.3)
+    assert findings.busy == pytest.approx(0.3)
+    assert findings.idle == pytest.approx({"environment": 0.1, "learning": 0.2, "start and end": 0.4})
+    assert findings.unattributed == pytest.approx(0)
+    busier = found(learns, utilisation=0.9)
+    assert busier.idle == pytest.approx({"environment": 0.0, "learning": 0.0, "start and end": 0.1})
+    assert judge(busier).cause == "compute-bound"
+
+
+def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> None:
+    many = process(
+        stack(MAIN, IMPORT, MAIN, wall=2.0, known=2.0),
+        stack(MAIN, COLLECT, STEP, wall=3.0, known=2.5, active=0.1),
+        stack(MAIN, COLLECT, FORWARD, wall=2.0, known=2.0, active=0.4),
+        stack(MAIN, TRAIN, wall=3.0, known=2.5, active=2.25),
+        cuda=True,
+    )
+    many = replace(many, is_followed=True)
+    findings = found(many, utilisation=0.25)
+    assert findings.busy_source == "driver"
+    assert findings.busy == pytest.approx(0.3 * 0.04 + 0.2 * 0.2 + 0.3 * 0.9)
+    idle = {"environment": 0.3 * 0.96, "inference": 0.2 * 0.8, "learning": 0.3 * 0.1, "start and end": 0.2}
+    assert findings.idle == pytest.approx(idle)
+    # By one share for all, learning would be as idle as stepping.
+    assert judge(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment)")
+
+
+def test_the_largest_row_is_the_cause_and_a_forward_pass_of_no_known_purpose_counts_as_learning() -> None:
+    rows = [stack(MAIN, STEP, wall=4.0), stack(MAIN, COLLECT, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
+    assert judge(found(process(*rows))).cause == "environment computes"
+    own_loop = [stack(MAIN, STEP, wall=4.0), stack(MAIN, FORWARD, wall=3.5), stack(MAIN, BACKWARD, wall=2.5)]
+    assert (
+        "60 % of the main process's time in `train.py` (network, forward)" in judge(found(process(*own_loop))).sentence
+    )
+
+
+def test_where_nobody_followed_the_leading_thread_all_rows_have_the_drivers_mean() -> None:
+    before_cuda = process(stack(MAIN, STEP, wall=5.0, known=1.0), stack(MAIN, BACKWARD, wall=5.0), cuda=True)
+    threaded = replace(
+        process(stack(MAIN, RECV, wall=10.0, busy=0.0, known=10.0, active=8.0), cuda=True),
+        is_followed=True,
+    )
+    busy = tuple(replace(s, thread=7) for s in before_cuda.stacks)
+    for one in (before_cuda, replace(threaded, stacks=(*threaded.stacks, *busy))):
+        findings = found(one, utilisation=0.8)
+        assert (findings.busy_source, findings.busy) == ("driver, mean", pytest.approx(0.8))
+        assert findings.idle["environment"] == pytest.approx(0.1)
+
+
+def test_the_verdict_is_about_what_is_known() -> None:
+    silent = process(stack(MAIN, IMPORT, wall=1.0, known=1.0), stack(MAIN, STEP, wall=3.0, known=3.0), cuda=True)
+    silent = replace(silent, closed_ns=10 * SECOND, is_followed=True, failure="RuntimeError()")
+    assert judge(found(silent, utilisation=0.1)).sentence.startswith("GPU idle 100 %: 100 % of that in `Game.step`")
+    early = replace(silent, stacks=silent.stacks[:1])
+    verdict = judge(found(early, utilisation=0.1))
+    assert verdict.cause == "no samples"
+    assert "failed" in verdict.sentence
+
+
+def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() -> None:
+    # 4 s of imports; then the driver takes 1 s to start, which no stack tells from learning.
+    learns = process(stack(MAIN, IMPORT, MAIN, wall=4.0), stack(MAIN, BACKWARD, wall=6.0), cuda=True)
+
+    def verdict_of(gpu: Life) -> str:
+        return judge(find([learns], 0, 10 * SECOND, 4, gpu)).cause
+
+    assert verdict_of(life((0, 0), (5, 95), (9, 99), (9.9, 0), (10, 0))) == "compute-bound"
+    assert verdict_of(life((0, 0), (3.9, 100), (10, 100))) == "compute-bound"
+    assert verdict_of(life((0, 0), (5, 80), (9.9, 0), (10, 0))) == "small pieces"
+    assert verdict_of(life((0, 0), (5, 95), (9, 0), (10, 0))) == "small pieces"  # busy, but not for long enough
+    assert verdict_of(life((0, 0), (10, 0))) == "small pieces"
+
+
+def test_use_is_counted_from_the_first_value_above_zero_to_the_end_of_the_last() -> None:
+    assert life((0, 0), (10, 0)).in_use is None
+    assert life((0, 50)).in_use is None  # one sample has no length
+    assert life((0, 0), (2, 50), (4, 0), (6, 100), (7, 0), (9, 0)).in_use == pytest.approx((5.0, 40.0))
+
+
+def test_what_follows_the_last_sample_of_a_program_that_went_on_is_unattributed() -> None:
+    silent = process(stack(MAIN, STEP, wall=4.0))
+    findings = found(replace(silent, closed_ns=9 * SECOND))
+    assert findings.idle == pytest.approx({"environment": 0.4, "start and end": 0.1})
+    assert findings.unattributed == pytest.approx(0.5)
+
+
+def gpu_learner(active: float, kernel_us: float) -> Process:
+    learning = stack(MAIN, BACKWARD, wall=10.0, known=1.0, active=active)
+    return process(learning, cuda=True, computing=Computing(4, 1.0, active, kernel_us))
+
+
+def worker(*many: Stack) -> Process:
+    return process(*[replace(s, frames=(*s.frames, BOOTSTRAP)) for s in many], worker=True)
+
+
+TALKER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.9), stack(MAIN, TRAIN, wall=1.0))
+LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MAIN, TRAIN, wall=1.0))
+# As the talker, where others want the cores as well.
+CROWDED = replace(TALKER, stacks=tuple(replace(s, on_core=0.3 * s.wall, queued=0.6 * s.wall) for s in TALKER.stacks))
+CASES = [
+    ("compute-bound", [gpu_learner(0.97, 300.0)]),
+    ("small pieces", [gpu_learner(0.2, 3.0)]),
+    ("small pieces", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.1))]),
+    ("compute-bound", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.9))]),
+    ("environment computes", [process(stack(MAIN, STEP, wall=10.0))]),
+    ("environment waits", [process(stack(MAIN, STEP, wall=10.0, busy=0.01))]),
+    ("environment computes", [LEADER, worker(stack(STEP, wall=8.0), stack(RECV, wall=2.0, busy=0.1))]),
+    ("environment waits", [LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
+    ("messages to workers", [LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))]),
+    ("messages to workers", [LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # none was seen to step
+    ("messages to workers", [LEADER, worker(stack(STEP, wall=0.2, busy=0.1), stack(RECV, wall=9.8, busy=0.1))]),
+    ("messages to workers", [CROWDED, worker(stack(STEP, wall=1.5, busy=0.1), stack(RECV, wall=8.5, busy=0.1))]),
+    ("messages to workers", [TALKER, worker(stack(STEP, wall=0.5, busy=0.1), stack(RECV, wall=9.5, busy=0.1))]),
+    ("environment computes", [TALKER, worker(stack(STEP, wall=6.0), stack(RECV, wall=4.0, busy=0.1))]),
+    # Half of the time is learning's; in the other half a main process that spins waits for workers that step.
+    (
+        "environment computes",
+        [
+            process(stack(MAIN, COLLECT, STEP, RECV, wall=5.0), *[stack(MAIN, TRAIN), stack(MAIN, SAVE)] * 2),
+            worker(stack(STEP, wall=4.4), stack(RECV, wall=4.6, busy=0.1)),
+        ],
+    ),
+    ("own code", [process(stack(MAIN, THINK, wall=10.0))]),
+    ("waiting", [process(stack(MAIN, THINK, wall=10.0, busy=0.05))]),
+    ("logging", [process(stack(MAIN, SAVE, wall=10.0))]),
+    ("start-up", [process(stack(MAIN, IMPORT, wall=10.0))]),
+    ("no samples", []),
+]
+
+
+@pytest.mark.parametrize(("cause", "many"), CASES, ids=[f"{cause} {i}" for i, (cause, _) in enumerate(CASES)])
+def test_the_evidence_leads_to_the_cause(cause: str, many: list[Process]) -> None:
+    assert judge(found(*many)).cause == cause
+
+
+def test_waiting_for_the_network_is_called_so() -> None:
+    asking = worker(stack(STEP, SOCKET, wall=10.0, busy=0.02))
+    assert "waited for the network" in judge(found(LEADER, asking)).sentence
+
+
+def test_many_native_threads_on_few_cores_are_too_many() -> None:
+    crowded = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
+    crowded = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in crowded]
+    assert judge(found(LEADER, *crowded)).cause == "too many threads"
+
+
+def test_a_program_that_waits_for_cores_that_others_use_is_told_so() -> None:
+    waiting = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=2.0, queued=6.0))
+    for others, cause in ((2.5, "cores taken"), (1.5, "environment computes"), (None, "environment computes")):
+        findings = find([waiting], 0, 10 * SECOND, 4, None, others)
+        assert judge(findings).cause == cause
+    told = judge(find([waiting], 0, 10 * SECOND, 4, None, 2.5)).sentence
+    assert "other programs use 2.5 of 4 cores, and threads that want a core wait 75 % of the time for one" in told
+    for on_core, queued, cause in ((6.0, 2.0, "environment computes"), (0.2, 1.0, "environment waits")):
+        one = process(*(replace(s, on_core=on_core, queued=queued) for s in waiting.stacks))
+        assert judge(find([one], 0, 10 * SECOND, 4, None, 2.5)).cause == cause
+
+
+def test_what_workers_do_is_not_diluted_by_the_start_of_the_leading_process() -> None:
+    leader = process(stack(MAIN, IMPORT, MAIN, wall=8.0), stack(MAIN, COLLECT, STEP, RECV, wall=2.0, busy=0.05))
+    many = [worker(stack(RECV, wall=8.0, busy=0.0), stack(STEP, wall=seconds)) for seconds in (1.0, 2.0, 2.0)]
+    workers = found(leader, *many).workers  # the first one left no samples of its last second
+    assert workers is not None
+    assert (workers.count, workers.cores, workers.stepping, workers.working) == pytest.approx((3, 3.0, 1.0, 1.0))
+
+
+def test_a_helper_that_alone_uses_the_gpu_leads() -> None:
+    main, helper = process(stack(MAIN, RECV, wall=10.0)), process(stack(BOOTSTRAP, BACKWARD, wall=9.0), worker=True)
+    assert found(main, helper).leader is main
+    helper = replace(helper, uses_cuda=True)
+    assert found(main, helper).leader is helper
+    main = replace(main, uses_cuda=True, cpu_seconds=1.0)
+    assert found(main, helper).leader is main

@@ -1,0 +1,61 @@
+"""The class of a function by its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unidle.meter.watch.source import function_at
+
+SOURCE = """
+class Game:
+    speed = 1
+
+    def reset(self): pass
+
+    def step(self, action):
+        return self.think(action)
+
+    def think(self, action):
+        def step(x):
+            return x
+        return step(action)
+
+class TimeLimit(gym.Wrapper):
+    def step(self, action):
+        return 1
+
+class Schedule:
+    def step(self):
+        return 1
+
+def step():
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "found"),
+    [
+        (8, "step", ("Game.step", True)),
+        (5, "reset", ("Game.reset", True)),
+        (11, "think", ("Game.think", False)),
+        (12, "step", ("step", False)),
+        (17, "step", ("TimeLimit.step", True)),
+        (21, "step", ("Schedule.step", False)),
+        (24, "step", ("step", False)),
+        (1, "<module>", ("<module>", False)),
+        (999, "gone", ("gone", False)),
+    ],
+)
+def test_a_function_is_found_with_its_class_and_whether_it_steps(
+    tmp_path: Path, line: int, name: str, found: tuple[str, bool]
+) -> None:
+    path = tmp_path / "game.py"
+    path.write_text(SOURCE)
+    assert function_at(str(path), line, name) == found
+
+
+def test_without_source_the_name_is_left_as_it_is() -> None:
+    assert function_at("<string>", 1, "step") == ("step", False)

@@ -1,0 +1,91 @@
+"""The real parts of a small off-policy run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from small_runs import CPU, SmallRun
+from torch import Tensor
+
+from unidle.algos.capturing import as_it_is
+from unidle.algos.registry import new_policy
+from unidle.buffers.rollout import Rollout
+from unidle.config import Recipe
+from unidle.engine.build import new_algorithm
+from unidle.engine.collect.host import Collector
+from unidle.envs.make import env_maker
+from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.spec import probe
+from unidle.timeline import Timeline
+
+SMALL: dict[str, Any] = {
+    "n_envs": 2,
+    "n_steps": 16,
+    "batch_size": 16,
+    "network_arch": (16, 16),
+    "buffer_size": 256,
+    "learning_starts": 32,
+    "gamma": 0.5,  # whole rewards and halves: every return is exact
+}
+
+
+def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> SmallRun:
+    """The real parts of a small run, started."""
+    chosen = Recipe(algo=algo, **{**SMALL, **recipe})  # type: ignore[arg-type]
+    maker = env_maker(env)
+    contract = probe(maker, chosen.discretize)
+    torch.manual_seed(seed)
+    policy = new_policy(contract.rows, contract.actions, chosen)
+    learner = new_algorithm(policy, chosen, as_it_is, lambda name, error, to: None)
+    rollout = Rollout(chosen.n_steps, chosen.n_envs, contract.rows.row_bytes, contract.actions.width, 0, CPU)
+    envs = SerialEnvs(maker, contract, chosen.n_envs, seed)
+    collector = Collector(envs, policy, [rollout], seed, Timeline())
+    collector.start()
+    return SmallRun(maker, envs, rollout, collector, learner, seed)  # type: ignore[arg-type]
+
+
+def learned(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: float = 0.0) -> dict[str, Tensor]:
+    """Learn from one fragment to the end; its metrics."""
+    algo.set_progress(progress)
+    pieces = algo.learning(rollout, shuffle)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            metrics: dict[str, Tensor] = end.value
+            return metrics
+
+
+def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
+    """A run that remembers two fragments and has learned nothing yet."""
+    run = off_policy_run(
+        env,
+        "dqn",
+        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": 10.0, "learning_rate": 1e-3, "tau": 0.3, **recipe},
+        learning_starts=10_000,
+    )
+    for _ in range(2):
+        run.collect()
+        learned(run.algo, run.rollout, run.shuffle())
+        run.collector.open()
+    with torch.no_grad():  # a target that is another network from the start
+        flat = run.algo._target_parameters.flat
+        flat.add_(0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)))
+    return run
+
+
+def filled_sac(env: Any, **recipe: Any) -> SmallRun:
+    """A run that remembers two fragments and has learned nothing yet."""
+    run = off_policy_run(
+        env,
+        "sac",
+        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": math.inf, "learning_rate": 1e-3, "tau": 0.05, **recipe},
+        learning_starts=10_000,
+    )
+    for _ in range(2):
+        run.collect()
+        learned(run.algo, run.rollout, run.shuffle())
+        run.collector.open()
+    return run

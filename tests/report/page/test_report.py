@@ -1,0 +1,360 @@
+"""The report page is parsed as a browser would, and compared with the files it was drawn from."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from unidle.config import Config
+from unidle.errors import UsageError
+from unidle.report.history import history_of
+from unidle.report.page.report import write_report
+from unidle.report.terminal.summary import print_summary
+
+_VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """The texts of a page by class and tag; fails on a tag that is not closed where it should be."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str, str]] = []  # tag, class, text
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in _VOID:
+            self.open.append((tag, dict(attrs).get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and data.strip():
+            self.texts.append((*self.open[-1], data))
+
+    def of(self, tag: str, kind: str = "") -> list[str]:
+        return [text for t, k, text in self.texts if t == tag and kind in k.split(" ")]
+
+    def figures(self) -> dict[str, tuple[str, str]]:
+        """Name → value and detail of each key figure."""
+        found: dict[str, list[str]] = {}
+        for tag, _, text in self.texts:
+            if tag == "dt":
+                found[text] = []
+            elif tag == "dd":
+                found[list(found)[-1]].append(text)
+        return {name: (rest[0], "".join(rest[1:])) for name, rest in found.items()}
+
+
+def run_folder(folder: Path, records: list[dict[str, Any]], **values: Any) -> Path:
+    told = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "overlap": "off"}  # settled, as in any run
+    config = Config().with_values({**told, **values}, "test")
+    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def iteration(i: int, **extra: Any) -> dict[str, Any]:
+    return {
+        "kind": "iteration",
+        "step": 1000 * i,
+        "iteration": i,
+        "wall": 2.0 * i,
+        "rollout/return_mean": 20.5 + i,
+        "rollout/steps_per_second": 500.0,
+        "train/policy_loss": -0.01 / i,
+        "train/value_loss": 3.0 / i,
+        "time/environment": 1.2 * i,
+        "time/inference": 0.2 * i,
+        "time/learn": 0.5 * i,
+        "time/other": 0.1 * i,
+        **extra,
+    }
+
+
+def fault(step: int, kind: str) -> dict[str, Any]:
+    text = "Environment 3 failed: <b>\nTraceback (most recent call last):\n"
+    return {"kind": "fault", "step": step, "env": 3, "fault": kind, "text": text}
+
+
+def evaluation(step: int, mean: float, std: float) -> dict[str, Any]:
+    return {
+        "kind": "evaluation",
+        "step": step,
+        "wall": step / 500,
+        "eval/return_mean": mean,
+        "eval/return_std": std,
+        "eval/episodes": 10,
+    }
+
+
+RECORDS = [
+    iteration(1),
+    iteration(2),
+    evaluation(2000, 180.25, 12.5),
+    iteration(3),
+    iteration(4),
+    evaluation(4000, 150.75, 30.25),
+]
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def summary_of(folder: Path) -> str:
+    console = Console(width=60, record=True, file=io.StringIO())
+    print_summary(console, folder)
+    return console.export_text()
+
+
+def test_key_figures_are_those_of_the_records(tmp_path: Path) -> None:
+    figures = page_of(run_folder(tmp_path, RECORDS)).figures()
+    assert figures["Steps"] == ("4,000", "100 % of 4k")
+    assert figures["Wall time"][0] == "8.0 s"
+    assert figures["Steps per second"][0] == "500"
+    assert figures["Best evaluation"] == ("180.25", "± 12.50 at step 2k")
+    assert figures["Final evaluation"] == ("150.75", "± 30.25 at step 4k")
+    assert figures["Training return"][0] == "24.50"
+
+
+def test_return_is_plotted_against_steps_and_against_wall_time(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, RECORDS))
+    tips = page.of("title")
+    assert "environment steps: 3,000\ntraining, last 100 episodes: 23.5" in tips
+    assert "wall time (s): 6\ntraining, last 100 episodes: 23.5" in tips
+    assert "environment steps: 2,000\nevaluation: 180.25" in tips
+    assert "wall time (s): 4\nevaluation: 180.25" in tips
+
+
+def test_the_time_is_split_in_shares_of_the_whole(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, RECORDS))
+    tips = page.of("title")
+    shares = ["environment: 60 %", "inference: 10 %", "learn: 25 %", "other: 5.0 %"]
+    assert [tip for tip in tips if tip in shares] == shares
+    assert "environment steps: 3,000\n" + "\n".join(shares) in tips
+
+
+def test_time_that_no_part_accounts_for_is_shown(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [iteration(1, wall=2.5)]))
+    assert "unattributed: 20 %" in page.of("title")
+
+
+def test_shares_over_time_are_those_of_each_stretch_alone(tmp_path: Path) -> None:
+    parts = ("environment", "inference", "learn", "other")
+    spent = [(2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 2.0, 0.0)]  # first only stepping, then only learning
+    records = [
+        iteration(i + 1, **{f"time/{part}": seconds for part, seconds in zip(parts, row)})
+        for i, row in enumerate(spent)
+    ]
+    tips = page_of(run_folder(tmp_path, records)).of("title")
+    assert "environment steps: 1,000\nenvironment: 100 %\ninference: 0 %\nlearn: 0 %\nother: 0 %" in tips
+    assert "environment steps: 2,000\nenvironment: 0 %\ninference: 0 %\nlearn: 100 %\nother: 0 %" in tips
+
+
+def test_only_recorded_metrics_get_a_plot(tmp_path: Path) -> None:
+    records = [iteration(1, **{"train/entropy": 0.6}), iteration(2, **{"train/entropy": None})]
+    titles = page_of(run_folder(tmp_path, records)).of("text", "chart-title")
+    assert {"Policy loss", "Value loss", "Entropy"} <= set(titles)
+    assert "Clip fraction" not in titles
+
+
+def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [], env_kwargs={"gravity": -9.8}, network_arch=[128, 64])
+    page = page_of(folder)
+    shown = dict(zip(page.of("th"), page.of("td")))
+    assert list(shown) == list(Config().flat())
+    assert shown["network_arch"] == "[128, 64]"
+    assert shown["env_kwargs"] == "{gravity: -9.8}"
+    assert (shown["target_kl"], shown["workers"], shown["overlap"]) == ("none", "auto", "off")
+    assert page.of("h3") == ["recipe", "engine", "run"]
+
+
+def test_a_run_without_records_gets_a_page_that_says_so(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [])
+    (folder / "metrics.jsonl").unlink()
+    page = page_of(folder)
+    assert page.of("p", "note") == ["No iteration has been recorded yet."]
+    assert page.figures()["Steps"] == ("0", "0 % of 4k")
+    assert page.figures()["Best evaluation"] == ("–", "none yet")
+
+
+def test_records_with_gaps_and_unknown_keys_are_tolerated(tmp_path: Path) -> None:
+    bare = {"kind": "iteration", "step": 1000}
+    odd = iteration(2, **{"train/value_loss": float("nan"), "train/new": "text", "extra": [1]})
+    void = {"kind": "evaluation", "step": 2000, "eval/return_mean": float("nan")}
+    folder = run_folder(tmp_path, [bare, odd, {"kind": "note", "step": 1}, void])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "iteration", "st')  # cut short by a kill
+    page = page_of(folder)
+    assert page.figures()["Training return"][0] == "22.50"
+    assert page.figures()["Final evaluation"][0] == "–"
+
+
+def test_faults_are_told_in_one_line_and_change_no_figure_and_no_plot(tmp_path: Path) -> None:
+    sound = page_of(run_folder(tmp_path, RECORDS))
+    faults = [fault(0, "killed"), fault(2000, "exception"), fault(4000, "exception"), fault(9000, "hung")]
+    counts = {"faults/exception": 2, "faults/killed": 1}
+    records = [faults[0], *RECORDS[:3], faults[1], RECORDS[3], {**RECORDS[4], **counts}, RECORDS[5], *faults[2:]]
+    page = page_of(run_folder(tmp_path, records))
+    [note] = page.of("p", "note")
+    assert "2 × exception or NaN, 1 × worker killed, 1 × worker hung" in note
+    assert "metrics.jsonl" in note
+    assert not sound.of("p", "note")
+    assert page.figures() == sound.figures()
+    assert page.of("title") == sound.of("title")
+    assert page.of("text", "chart-title") == sound.of("text", "chart-title")
+
+
+def test_a_run_of_nothing_but_faults_gets_a_page(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [fault(0, "killed"), {"kind": "fault", "step": 0}]))
+    assert "1 × worker killed" in page.of("p", "note")[0]
+    assert page.of("p", "note")[1] == "No iteration has been recorded yet."
+    assert page.figures()["Steps"][0] == "0"
+
+
+@pytest.mark.parametrize("overlap", ["off", "strict"])
+def test_page_and_summary_say_whether_collecting_and_learning_were_overlapped(overlap: str, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS, overlap=overlap)
+    page = page_of(folder)
+    facts = dict(zip([text.strip() for text in page.of("span")], page.of("b")))
+    assert facts["overlap"] == overlap
+    assert re.search(rf"^overlap +{overlap}$", summary_of(folder), re.MULTILINE)
+
+
+def test_text_from_the_files_is_never_markup(tmp_path: Path) -> None:
+    evil = '<script>alert("1")</script>&amp;'
+    folder = run_folder(tmp_path, RECORDS, env=evil, run_name=evil, env_kwargs={evil: evil})
+    text = write_report(folder).read_text(encoding="utf-8")
+    page = Page(text)
+    assert "<script" not in text
+    assert page.of("h1") == [evil]
+    assert evil in page.of("b")
+
+
+def test_the_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    text = write_report(run_folder(tmp_path, RECORDS)).read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {name for name, _ in page.attributes} & {"src", "href", "data", "srcset", "onload"}
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a format, not fetched
+    assert not re.search(r"@import|url\((?!#)", text)  # but its own hatches
+
+
+def test_the_page_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS[:1])
+    assert write_report(folder) == folder / "report.html"
+    before = (folder / "report.html").stat().st_ino
+    run_folder(folder, RECORDS)
+    assert page_of(folder).figures()["Steps"][0] == "4,000"
+    assert (folder / "report.html").stat().st_ino != before
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "report.html"}
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.yaml"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_terminal_summary_gives_the_same_figures_and_whole_paths(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS)
+    checkpoint = folder / ("long-" * 20) / "best.pt"
+    console = Console(width=60, record=True, file=(tmp_path / "out").open("w"))
+    print_summary(console, folder, report=folder / "report.html", checkpoint=checkpoint)
+    lines = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in console.export_text().splitlines()}
+    assert lines["steps"] == "4,000 in 8.0 s"
+    assert lines["speed"].startswith("500 steps/s")
+    assert lines["best evaluation"] == "180.25 ± 12.50 at step 2k"
+    assert lines["final evaluation"] == "150.75 ± 30.25 at step 4k"
+    assert lines["time"] == "environment 60 %  inference 10 %  learn 25 %  other 5.0 %"
+    assert lines["report"] == str(folder / "report.html")
+    assert lines["checkpoint"] == str(checkpoint)
+
+
+def test_the_terminal_summary_of_a_new_run_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [])
+    shown = [line.split("  ")[0] for line in summary_of(folder).splitlines()[2:]]
+    assert shown == ["steps", "overlap"]
+
+
+def test_the_terminal_summary_counts_faults_and_says_where_they_are_told(tmp_path: Path) -> None:
+    said = summary_of(run_folder(tmp_path, [*RECORDS, fault(1000, "hung"), fault(1000, "hung")]))
+    [line] = [line for line in said.splitlines() if line.startswith("faults")]
+    assert line.split(maxsplit=1)[1] == f"2 × worker hung; what failed is in {tmp_path / 'metrics.jsonl'}"
+    assert "faults" not in summary_of(run_folder(tmp_path, RECORDS))
+
+
+# -- success and plasticity --------------------------------------------------------------------------------------------
+
+
+def of_tasks(step: int, push: float, reach: float, dormant: float) -> dict[str, Any]:
+    return {
+        **evaluation(step, 10.0, 1.0),
+        "eval/success": (push + reach) / 2,
+        "eval/success/push": push,
+        "eval/success/reach": reach,
+        "eval/return/push": 100 * push,
+        "eval/return/reach": 100 * reach,
+        "plasticity/critic/dormant": dormant,
+        "plasticity/critic/rank": 40,
+        "plasticity/critic/weight_norm/0": 3.5,
+        "plasticity/critic/grad_norm/0": 0.25,
+        "plasticity/actor/dormant": 0.5,
+        "plasticity/actor/rank": 30,
+    }
+
+
+def test_success_is_plotted_and_told_by_task(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.8, 0.1, 0.1), of_tasks(2000, 0.5, 0.3, 0.2)]))
+    assert page.figures()["Success"] == ("40 %", "final evaluation; best 45 %")
+    assert page.figures()["Best evaluation"] == ("10.00", "± 1.00 at step 1k, success 45 %")
+    assert "environment steps: 1,000\nevaluation: 45 %" in page.of("title")
+    cells = page.of("td")[:6]
+    assert cells == ["50 %", "80 %", "50.00", "30 %", "30 %", "30.00"]  # of the last evaluation, its best, its return
+    assert page.of("th")[4:6] == ["push", "reach"]
+    assert "Tasks at step 2k" in page.of("h3")
+    assert "success 40 % at step 2k" in summary_of(tmp_path)
+
+
+def test_the_best_evaluation_is_the_one_whose_policy_was_kept(tmp_path: Path) -> None:
+    """Whatever decided when the run was trained; without marks success decides, and return between equals."""
+    one, two, three = (evaluation(1000 * i, mean, 1.0) for i, mean in ((1, 30.0), (2, 20.0), (3, 25.0)))
+    marked = [{**one, "eval/best": True}, {**two, "eval/best": True}, {**three, "eval/best": False}]
+    assert history_of(tmp_path, {}, marked).best_evaluation == marked[1]
+    told = [{**r, "eval/success": success} for r, success in ((one, 0.1), (two, 0.5), (three, 0.5))]
+    assert history_of(tmp_path, {}, told).best_evaluation == told[2]
+    assert history_of(tmp_path, {}, [one, two, three]).best_evaluation == one
+
+
+def test_plasticity_is_plotted_and_a_note_appears_past_the_threshold_alone(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.5, 0.5, 0.45), of_tasks(2000, 0.5, 0.5, 0.3)]))
+    assert {"Dormant neurons", "Feature rank"} <= set(page.of("text", "chart-title"))
+    assert "environment steps: 1,000\ncritic: 45 %" in page.of("title")
+    assert "environment steps: 1,000\nactor: 50 %" in page.of("title")
+    assert "environment steps: 2,000\nlayer 0: 3.5" in page.of("title")
+    assert not page.of("p", "note")
+    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.5, 0.5, 0.31)]))
+    (note,) = page.of("p", "note")
+    assert note.startswith("31% of the critic's neurons are dormant")
+
+
+def test_without_success_or_plasticity_nothing_is_said_of_them(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, RECORDS))
+    assert "Success" not in page.figures()
+    assert not {"Success", "Plasticity"} & set(page.of("h2"))

@@ -1,0 +1,613 @@
+"""Trading on tensors and the plain version in NumPy agree to the cent, and both do what the rules say by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paths import DOCS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import unidle
+from unidle.envs.device.device_env import State, Step
+from unidle.envs.make import env_maker
+from unidle.errors import UsageError
+from unidle.tasks.trading.device_env import Trading
+from unidle.tasks.trading.gym_env import TradingEnv
+from unidle.tasks.trading.market import INDICATORS, WARM_UP, generated_market
+from unidle.tasks.trading.rules import Rules
+
+KINDS = ["continuous", "discrete"]
+CENT = 0.005
+SELL, HOLD, BUY = 0, 1, 2
+
+
+def csv_of(path: Path, prices: np.ndarray) -> str:
+    """A file whose numbers are exactly these."""
+    dates = np.datetime64("2020-01-01") + np.arange(len(prices))
+    names = [f"I{index}" for index in range(prices.shape[1])]
+    rows = [[str(day), *(repr(float(price)) for price in row)] for day, row in zip(dates, prices)]
+    path.write_text("\n".join(",".join(row) for row in [["date", *names], *rows]) + "\n")
+    return str(path)
+
+
+def steady(*last: list[float]) -> np.ndarray:
+    """Prices that do not move until the indicators are known, then go through `last`."""
+    return np.array([last[0]] * WARM_UP + list(last), float)
+
+
+def only(data: str, days: int, **rules: Any) -> dict[str, Any]:
+    """An episode of the last `days` days of a file, which can begin on one day only."""
+    return {"data": data, "split": "all", "episode_days": days, **rules}
+
+
+def random_actions(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Some of them extreme: all out, all in one, all alike."""
+    if kind == "discrete":
+        return rng.integers(0, 3, shape).astype(np.float32)
+    actions = rng.uniform(-1, 1, shape).astype(np.float32)
+    extreme = rng.choice(np.array([-1, 0, 1], np.float32), shape)
+    return np.where(rng.random((shape[0], 1)) < 0.3, extreme, actions)
+
+
+# -- the two versions agree --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.001, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_versions_agree_to_the_cent(kind: str, cost: float) -> None:
+    rules = {"actions": kind, "cost": cost, "instruments": 5, "days": 600, "episode_days": 50, "ruin": 0.2}
+    n_envs, rng = 16, np.random.default_rng(1)
+    env, twins = Trading(n_envs, 3, **rules), [TradingEnv(**rules) for _ in range(n_envs)]
+    assert env.observation_space == twins[0].observation_space
+    assert env.action_space == twins[0].action_space
+    assert env.episode_limit == 50
+    state, observation = env.begin()
+    ends = 0
+    for twin, day, seen in zip(twins, state["day"].tolist(), observation):
+        np.testing.assert_allclose(twin.reset(options={"day": day})[0], seen, rtol=1e-5, atol=1e-6)
+    for _ in range(130):
+        actions = random_actions(kind, rng, (n_envs, 5))
+        state, step = env.step(state, torch.from_numpy(actions))
+        for index, twin in enumerate(twins):
+            ends += agree(twin, actions[index], state, step, index)
+    assert ends >= 2 * n_envs
+
+
+def agree(twin: TradingEnv, action: np.ndarray, state: State, step: Step, index: int) -> bool:
+    """One step of both; True if it ended the episode, and the twin begins the next one."""
+    seen, reward, terminated, truncated, _ = twin.step(action)
+    np.testing.assert_allclose(step.final_observation[index], seen, rtol=1e-5, atol=1e-6)
+    assert step.reward[index].item() == pytest.approx(reward, rel=1e-5, abs=1e-6)
+    assert (bool(step.terminated[index]), bool(step.truncated[index])) == (terminated, truncated)
+    if terminated or truncated:
+        seen, _ = twin.reset(options={"day": int(state["day"][index])})
+    np.testing.assert_allclose(step.observation[index], seen, rtol=1e-5, atol=1e-6)
+    assert state["cash"][index].item() == pytest.approx(twin.cash, rel=0, abs=CENT)
+    worth = state["holdings"][index].numpy() * twin.market.prices[twin.day]
+    np.testing.assert_allclose(worth, np.array(twin.holdings) * twin.market.prices[twin.day], rtol=0, atol=CENT)
+    assert int(state["day"][index]) == twin.day
+    return terminated or truncated
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_versions_are_ruined_on_the_same_day(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    falling = 100 * np.exp(np.cumsum(rng.normal(-0.03, 0.08, (WARM_UP + 200, 3)), axis=0))
+    rules = only(csv_of(tmp_path / "falling.csv", falling), 30, actions=kind, trade_fraction=0.5)
+    env, twins = Trading(8, 0, **rules), [TradingEnv(**rules) for _ in range(8)]
+    state, _ = env.begin()
+    ruined = truncated = 0
+    for twin, day in zip(twins, state["day"].tolist()):
+        twin.reset(options={"day": day})
+    for _ in range(150):
+        actions = random_actions(kind, rng, (8, 3))
+        state, step = env.step(state, torch.from_numpy(actions))
+        for index, twin in enumerate(twins):
+            agree(twin, actions[index], state, step, index)
+        ruined, truncated = ruined + int(step.terminated.sum()), truncated + int(step.truncated.sum())
+    assert ruined > 10
+    assert truncated > 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    cost=st.floats(0, 0.1),
+    wishes=st.lists(st.floats(-1, 1, width=32), min_size=4, max_size=4),
+    units=st.lists(st.one_of(st.just(0.0), st.floats(0, 1e5)), min_size=4, max_size=4),
+    cash=st.floats(1, 1e9),
+)
+def test_target_weights_are_reached_net_of_costs(
+    cost: float, wishes: list[float], units: list[float], cash: float
+) -> None:
+    rules: dict[str, Any] = {"instruments": 4, "days": 200, "episode_days": 5, "split": "all", "cost": cost, "ruin": 0}
+    env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
+    state, _ = env.begin()
+    day = int(state["day"])
+    state = {
+        **state,
+        "cash": torch.tensor([cash], dtype=torch.float64),
+        "holdings": torch.tensor([units], dtype=torch.float64),
+    }
+    prices = env._prices[day].numpy()
+    worth, held = cash + float(units @ prices), np.array(units) * prices
+    state, _ = env.step(state, torch.tensor([wishes]))
+    now = state["holdings"][0].numpy() * prices
+    left = float(state["cash"][0]) + now.sum()
+    weights = np.maximum(wishes, 0) / max(np.maximum(wishes, 0).sum(), 1)
+    np.testing.assert_allclose(now, weights * left, rtol=1e-12, atol=1e-9 * worth)
+    assert worth - left == pytest.approx(cost * np.abs(now - held).sum(), rel=1e-9, abs=1e-12 * worth)
+    assert float(state["cash"][0]) >= 0
+    twin.reset(options={"day": day})
+    twin.cash, twin.holdings = cash, list(units)
+    twin.step(wishes)
+    assert twin.cash == pytest.approx(float(state["cash"][0]), rel=0, abs=1e-12 * worth)
+    np.testing.assert_allclose(np.array(twin.holdings) * prices, now, rtol=1e-11, atol=1e-12 * worth)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    cost=st.floats(0, 0.1),
+    fraction=st.floats(0.01, 1),
+    choices=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    units=st.lists(st.one_of(st.just(0.0), st.floats(0, 1e5)), min_size=4, max_size=4),
+    cash=st.floats(0, 1e9),
+)
+def test_no_order_makes_or_loses_money_but_for_its_cost(
+    cost: float, fraction: float, choices: list[int], units: list[float], cash: float
+) -> None:
+    rules: dict[str, Any] = {"instruments": 4, "days": 200, "episode_days": 5, "split": "all", "actions": "discrete"}
+    env = Trading(1, 0, cost=cost, trade_fraction=fraction, ruin=0, **rules)
+    state, _ = env.begin()
+    prices = env._prices[int(state["day"])].numpy()
+    state = {
+        **state,
+        "cash": torch.tensor([cash + 1], dtype=torch.float64),
+        "holdings": torch.tensor([units], dtype=torch.float64),
+    }
+    worth = cash + 1 + float(units @ prices)
+    state, _ = env.step(state, torch.tensor([choices]).float())
+    after, left = state["holdings"][0].numpy(), float(state["cash"][0])
+    traded = np.abs(after - units) * prices
+    assert worth - left - float(after @ prices) == pytest.approx(cost * traded.sum(), rel=1e-9, abs=1e-12 * worth)
+    assert left >= 0
+    assert (after >= 0).all()
+    assert (traded <= fraction * worth * (1 + 1e-12)).all()
+    for choice, before, unit in zip(choices, units, after):
+        assert {SELL: unit <= before, HOLD: unit == before, BUY: unit >= before}[choice]
+        assert (
+            choice != SELL or unit == 0 or (before - unit) * prices[after == unit][0] == pytest.approx(fraction * worth)
+        )
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def test_buying_a_price_that_doubles_and_selling_by_hand(tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "doubles.csv", steady([10.0, 5.0], [20.0, 5.0], [20.0, 5.0]))
+    rules = only(data, 2, cost=0.01, cash=1000.0, reward_scale=1.0)
+    env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
+    # All of it in the first one: u = 1000 - 0.01 u, 99.0099 units of it, worth twice as much on the next day.
+    invested = 1000 / 1.01
+    sold = 2 * invested * 0.99
+    state, _ = env.begin()
+    twin.reset(seed=0)
+    state, first = env.step(state, torch.tensor([[1.0, -1.0]]))
+    assert state["holdings"][0].tolist() == pytest.approx([invested / 10, 0.0])
+    assert state["cash"].item() == pytest.approx(0.0, abs=1e-9)
+    assert first.reward.item() == pytest.approx(math.log(2 / 1.01), rel=1e-6)
+    assert first.observation[0, :4].tolist() == pytest.approx([0.0, 1.0, 0.0, math.log(2 / 1.01)], abs=1e-6)
+    state, second = env.step(state, torch.tensor([[-1.0, 0.0]]))
+    assert second.reward.item() == pytest.approx(math.log(0.99), rel=1e-5)
+    assert bool(second.truncated)
+    assert second.final_observation[0, :4].tolist() == pytest.approx([1.0, 0.0, 0.0, math.log(sold / 1000)], abs=1e-6)
+    assert twin.step([1.0, -1.0])[1] == pytest.approx(math.log(2 / 1.01), rel=1e-12)
+    assert (twin.cash, twin.holdings) == (pytest.approx(0.0, abs=1e-9), [pytest.approx(invested / 10), 0.0])
+    assert twin.step([-1.0, 0.0])[1:4] == (pytest.approx(math.log(0.99), rel=1e-12), False, True)
+    assert (twin.cash, twin.holdings) == (pytest.approx(sold), [0.0, 0.0])
+
+
+def test_orders_by_hand(tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "orders.csv", steady([10.0, 5.0], [20.0, 5.0], [20.0, 5.0], [20.0, 5.0]))
+    rules = only(data, 3, actions="discrete", cost=0.01, cash=1000.0, trade_fraction=0.6)
+    env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
+    # Two of 600 and their costs are 1212: each gets 1000 / 1212 of what it wants.
+    part = 600 * 1000 / 1212
+    # On the next day, what is held of the first is worth 2 · part, of 3 · part in all: 0.6 of that is sold.
+    worth = 3 * part
+    portion = 0.6 * worth
+    steps = [
+        ([BUY, BUY], 0.0, [part / 10, part / 5]),
+        ([SELL, HOLD], portion * 0.99, [part / 10 - portion / 20, part / 5]),
+        # All of the second is sold, since it is less than a portion.
+        ([HOLD, SELL], (portion + part) * 0.99, [part / 10 - portion / 20, 0.0]),
+    ]
+    state, _ = env.begin()
+    twin.reset(seed=0)
+    for at, (choices, cash, holdings) in enumerate(steps):
+        state, _ = env.step(state, torch.tensor([choices]).float())
+        twin.step(np.array(choices))
+        assert (twin.cash, twin.holdings) == (pytest.approx(cash, abs=1e-9), pytest.approx(holdings))
+        if at < 2:  # the last step begins a new episode
+            assert state["cash"].item() == pytest.approx(cash, abs=1e-9)
+            assert state["holdings"][0].tolist() == pytest.approx(holdings)
+    assert twin.holdings[1] == 0.0
+
+
+def test_an_episode_terminates_below_the_ruin_and_not_at_it(tmp_path: Path) -> None:
+    for last, ruined in ((5.0, False), (4.99, True)):
+        data = csv_of(tmp_path / f"to {last}.csv", steady([10.0], [last], [last]))
+        rules = only(data, 2, cost=0.0, ruin=0.5)
+        state, _ = (env := Trading(1, 0, **rules)).begin()
+        twin = TradingEnv(**rules)
+        twin.reset(seed=0)
+        state, step = env.step(state, torch.ones(1, 1))
+        assert (bool(step.terminated), bool(step.truncated)) == (ruined, False)
+        assert twin.step([1.0])[2:4] == (ruined, False)
+        assert state["episode"].item() == ruined
+
+
+def test_ruin_on_the_last_day_is_no_truncation(tmp_path: Path) -> None:
+    rules = only(csv_of(tmp_path / "last.csv", steady([10.0], [1.0])), 1)
+    state, _ = (env := Trading(1, 0, **rules)).begin()
+    twin = TradingEnv(**rules)
+    twin.reset(seed=0)
+    step = env.step(state, torch.ones(1, 1))[1]
+    assert (bool(step.terminated), bool(step.truncated)) == (True, False)
+    assert twin.step([1.0])[2:4] == (True, False)
+
+
+def test_the_observation_is_shares_gain_and_indicators() -> None:
+    rules = {"instruments": 3, "days": 300, "episode_days": 20}
+    env = Trading(5, 0, **rules)
+    market = generated_market(3, 300, 0)
+    state, first = env.begin()
+    assert first.dtype == torch.float32
+    assert first.shape == (5, 2 + 3 + 3 * INDICATORS)
+    assert first[:, :5].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 5
+    state, step = env.step(state, torch.tensor([[0.2, 0.5, -1.0]] * 5))
+    worth = state["cash"] + (state["holdings"] * torch.from_numpy(market.prices[state["day"]].copy())).sum(-1)
+    torch.testing.assert_close(step.observation[:, 0], (state["cash"] / worth).float())
+    torch.testing.assert_close(step.observation[:, 4], torch.log(worth / 1e6).float())
+    assert (step.observation[:, 2] > 0.45).all()
+    assert (step.observation[:, 3] == 0).all()
+    known = torch.from_numpy(market.indicators[state["day"]].copy()).flatten(1)
+    assert torch.equal(step.observation[:, 5:], known)
+
+
+# -- nothing of tomorrow -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), steps=st.integers(0, 8), kind=st.sampled_from(KINDS))
+def test_what_is_seen_does_not_change_with_later_prices(
+    seed: int, steps: int, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("prices")
+    prices = 100 * np.exp(np.cumsum(rng.normal(0, 0.02, (WARM_UP + 10, 3)), axis=0))
+    other = prices.copy()
+    other[WARM_UP + steps + 1 :] *= rng.uniform(0.5, 2, (9 - steps, 3))
+    actions = random_actions(kind, rng, (9, 3))
+    seen = []
+    for name, table in (("one", prices), ("other", other)):
+        rules = only(csv_of(folder / f"{name}.csv", table), 9, actions=kind, ruin=0)
+        env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
+        state, observation = env.begin()
+        shown = [(observation[0].numpy(), twin.reset(seed=0)[0])]
+        for action in actions:
+            state, step = env.step(state, torch.from_numpy(action)[None])
+            shown.append((step.final_observation[0].numpy(), twin.step(action)[0]))
+        seen.append(shown)
+    for version in (0, 1):
+        for day in range(10):
+            same = np.array_equal(seen[0][day][version], seen[1][day][version])
+            assert same == (day <= steps)
+
+
+def test_training_never_sees_the_days_to_be_tested_on(tmp_path: Path) -> None:
+    prices = np.array(generated_market(2, 300, 0).prices)
+    prices[240:] = 1e6 * np.arange(1, 61)[:, None]  # so that a look at them would show
+    data = csv_of(tmp_path / "marked.csv", prices)
+    env = Trading(2000, 0, data=data, episode_days=30)
+    state, _ = env.begin()
+    assert (int(state["day"].min()), int(state["day"].max())) == (WARM_UP, 240 - 1 - 30)
+    for _ in range(30):
+        state, step = env.step(state, torch.ones(2000, 2))
+        assert step.reward.max() < 20
+    assert bool(step.truncated.all())
+    tested = Trading(2000, 0, data=data, episode_days=30, split="test")
+    state, observation = tested.begin()
+    assert (int(state["day"].min()), int(state["day"].max())) == (240, 300 - 1 - 30)
+    assert bool(torch.isfinite(observation).all())
+
+
+def test_split_date_says_where_training_ends(tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "prices.csv", np.array(generated_market(2, 300, 0).prices))
+    date = str(np.datetime64("2020-01-01") + 100)
+    for split, first, last in (("train", WARM_UP, 100 - 6), ("test", 100, 300 - 6), ("all", WARM_UP, 300 - 6)):
+        starts = TradingEnv(data=data, split=split, split_date=date, episode_days=5).rules.starts
+        assert (starts[0], starts[-1]) == (first, last)
+
+
+# -- randomness and resets ---------------------------------------------------------------------------------------------
+
+
+def played(env: Trading, steps: int = 40) -> tuple[list[State], list[Step]]:
+    state, _ = env.begin()
+    states, shown = [state], []
+    actions = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (steps, 1, 2)).astype(np.float32))
+    for action in actions:
+        state, step = env.step(state, action.expand(env.n_envs, 2))
+        states.append(state)
+        shown.append(step)
+    return states, shown
+
+
+def test_the_same_seed_repeats_and_environments_and_seeds_differ() -> None:
+    rules = {"instruments": 2, "days": 2000, "episode_days": 15}
+    states, shown = played(Trading(50, 1, **rules))
+    again_states, again = played(Trading(50, 1, **rules))
+    for one, other in zip(shown, again):
+        for field, same in zip(one, other):
+            assert torch.equal(field, same)
+    for one, other in zip(states, again_states):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    days = states[0]["day"]
+    assert len(days.unique()) > 40
+    assert (days == played(Trading(50, 2, **rules))[0][0]["day"]).float().mean() < 0.1
+    assert (days == states[15]["day"]).float().mean() < 0.1  # the next episode
+    part = Trading(10, 1, first_index=20, **rules)
+    assert torch.equal(part.begin()[0]["day"], days[20:30])
+
+
+def test_episodes_begin_on_every_day_alike() -> None:
+    env = Trading(20_000, 0, instruments=1, days=200, episode_days=40)
+    days = env.begin()[0]["day"]
+    counts = torch.bincount(days)[WARM_UP:]
+    assert int(days.max()) == 160 - 1 - 40
+    assert len(counts) == 60
+    assert (counts - 20_000 / 60).abs().max() < 5 * math.sqrt(20_000 / 60)
+    twin = TradingEnv(instruments=1, days=200, episode_days=40)
+    drawn = [twin.reset(seed=seed)[1]["day"] for seed in range(1000)]
+    assert (min(drawn), max(drawn)) == (WARM_UP, 160 - 1 - 40)
+
+
+def test_only_environments_whose_episode_ended_are_reset() -> None:
+    env = Trading(4, 0, instruments=2, days=300, episode_days=20)
+    state, _ = env.begin()
+    state, _ = env.step(state, torch.ones(4, 2))
+    state["length"] = torch.tensor([19, 1, 19, 7])
+    after, step = env.step(state, torch.ones(4, 2))
+    assert step.truncated.tolist() == [True, False, True, False]
+    assert after["length"].tolist() == [0, 2, 0, 8]
+    assert after["episode"].tolist() == [1, 0, 1, 0]
+    assert torch.equal(step.observation[1], step.final_observation[1])
+    for ended in (0, 2):
+        assert after["cash"][ended] == 1e6
+        assert (after["holdings"][ended] == 0).all()
+        assert step.observation[ended, 0] == 1
+        assert step.final_observation[ended, 0] < 1e-6
+    assert (after["day"] == state["day"] + 1).tolist() == [False, True, False, True]
+
+
+class NothingFromTheHost(TorchDispatchMode):
+    """Fails where a step would make a captured graph impossible: it asks for a value, or sends one over."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not any(name in str(func) for name in self.FORBIDDEN), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_asks_the_host_for_nothing_and_leaves_its_state_alone(kind: str) -> None:
+    env = Trading(8, 0, actions=kind, instruments=3, days=300, episode_days=2)
+    state, _ = env.begin()
+    before = {name: value.clone() for name, value in state.items()}
+    action = torch.from_numpy(random_actions(kind, np.random.default_rng(0), (8, 3)))
+    with NothingFromTheHost():
+        moved, _ = env.step(state, action)
+        env.step(moved, action)
+    assert all(torch.equal(value, before[name]) for name, value in state.items())
+    assert {name: (value.shape, value.dtype) for name, value in moved.items()} == {
+        name: (value.shape, value.dtype) for name, value in before.items()
+    }
+    with pytest.raises(AssertionError), NothingFromTheHost():
+        float(state["cash"][0])
+
+
+# -- what doing nothing in particular earns ----------------------------------------------------------------------------
+
+
+def total(rules: dict[str, Any], action: torch.Tensor | None) -> torch.Tensor:
+    """[N] returns of an episode; random target weights where there is no action."""
+    env = Trading(500, 0, **rules)
+    state, _ = env.begin()
+    sums = torch.zeros(500)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(env.episode_limit):
+        taken = torch.rand(500, 4, generator=generator) * 2 - 1 if action is None else action.expand(500, 4)
+        state, step = env.step(state, taken)
+        sums += step.reward
+    assert bool(step.truncated.all())
+    return sums
+
+
+def test_cash_earns_nothing_one_instrument_its_own_return_and_churning_pays_its_costs() -> None:
+    rules: dict[str, Any] = {"instruments": 4, "days": 1000, "episode_days": 60, "ruin": 0.0}
+    assert (total(rules, torch.full((4,), -1.0)) == 0).all()
+    assert (total({**rules, "actions": "discrete"}, torch.full((4,), 1.0)) == 0).all()
+    prices = torch.tensor(generated_market(4, 1000, 0).prices)
+    day = Trading(500, 0, **rules).begin()[0]["day"]
+    held = 100 * torch.log(prices[day + 60, 2] / prices[day, 2] / 1.001)
+    torch.testing.assert_close(total(rules, torch.tensor([-1.0, 0, 1, 0])), held.float(), rtol=0, atol=1e-3)
+    random, free = total(rules, None), total({**rules, "cost": 0.0}, None)
+    even = total(rules, torch.ones(4))
+    # About half of the portfolio changes hands each day: 60 days cost 2 to 6 per cent.
+    assert 2 < float((free - random).mean()) < 6
+    assert float((even - random).mean()) > 2
+
+
+@pytest.mark.learning
+def test_ppo_learns_a_short_history_by_heart_and_leaves_buying_and_holding_behind(tmp_path: Path) -> None:
+    rules = {"instruments": 2, "days": 400, "episode_days": 40}
+    run = unidle.train(
+        "unidle/Trading-v0",
+        env_kwargs=rules,
+        preset="classic",
+        n_envs=64,
+        n_steps=32,
+        batch_size=512,
+        n_epochs=4,
+        learning_rate=1e-3,
+        gamma=0.9,
+        timesteps=80_000,
+        eval_every=40_000,
+        tensorboard=False,
+        runs_dir=str(tmp_path),
+        quiet=True,
+    )
+    starts, prices = np.arange(WARM_UP, 320 - 40), generated_market(2, 400, 0).prices
+    held = 100 * np.log((prices[starts + 40] / prices[starts]).mean(1) / 1.001).mean()
+    assert run.evaluate(episodes=50).mean_return > held + 4
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"actions": "both"}, "actions is `both`; it can be continuous or discrete"),
+        ({"split": "dev"}, "train, test or all"),
+        ({"split_date": "soon"}, "split_date is `soon`"),
+        ({"data": "none.csv"}, "There is no file none.csv"),
+        ({"data": "none.csv", "instruments": 3}, "instruments is that of a generated market"),
+        ({"data": "none.csv", "market_seed": 0}, "market_seed is that of a generated market"),
+        ({"instruments": 0}, "instruments is 0; give a whole number from 1 on"),
+        ({"days": 2.5}, "days is 2.5; give a whole number"),
+        ({"market_seed": -1}, "market_seed is -1; give a whole number from 0 on"),
+        ({"episode_days": 0}, "episode_days is 0; give a whole number from 1 on"),
+        ({"episode_days": True}, "episode_days is True"),
+        ({"cost": -0.1}, "cost is -0.1; give a number from 0 to 0.1"),
+        ({"cost": 0.2}, "cost is 0.2"),
+        ({"cost": "low"}, "cost is 'low'"),
+        ({"cash": 0}, "cash is 0; give a number above 0"),
+        ({"cash": math.inf}, "cash is inf"),
+        ({"ruin": 1.0}, "ruin is 1.0"),
+        ({"trade_fraction": 0}, "trade_fraction is 0"),
+        ({"trade_fraction": 1.5}, "trade_fraction is 1.5"),
+        ({"reward_scale": math.nan}, "reward_scale is nan"),
+        ({"days": 100, "episode_days": 20}, "`train` has 80 days, and an episode needs 21 days"),
+        ({"days": 100, "split": "test", "episode_days": 20}, "`test` has 20 days"),
+        ({"split": "test", "split_date": "2100-01-01"}, "`test` has 0 days"),
+    ],
+)
+@pytest.mark.parametrize("version", [lambda **rules: Trading(1, 0, **rules), TradingEnv], ids=["tensors", "twin"])
+def test_rules_that_cannot_be_played_are_refused(version: Any, rules: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        version(**rules)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_fewest_days_that_are_enough_are_enough() -> None:
+    rules: dict[str, Any] = {"split": "all", "episode_days": 20, "instruments": 1}
+    assert list(TradingEnv(days=WARM_UP + 21, **rules).rules.starts) == [WARM_UP]
+    with pytest.raises(UsageError, match="lower episode_days"):
+        TradingEnv(days=WARM_UP + 20, **rules)
+
+
+def test_the_twin_begins_only_where_an_episode_can() -> None:
+    env = TradingEnv(days=300, episode_days=20)
+    for day in (WARM_UP, 240 - 21):
+        assert env.reset(options={"day": day})[1]["day"] == day
+    for day in (WARM_UP - 1, 240 - 20):
+        with pytest.raises(UsageError, match=rf"from {WARM_UP} to {240 - 21}"):
+            env.reset(options={"day": day})
+
+
+# -- for Gymnasium -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("error:.*:UserWarning")
+def test_the_twin_is_what_gymnasium_expects(kind: str) -> None:
+    check_env(TradingEnv(render_mode="rgb_array", actions=kind, days=300, episode_days=20), skip_render_check=True)
+
+
+def test_the_id_makes_both_versions_and_refuses_what_neither_takes() -> None:
+    maker = env_maker("unidle/Trading-v0", {"instruments": 3})
+    assert isinstance(maker.on_device(2, 0), Trading)
+    assert isinstance(maker(), TradingEnv)
+    with pytest.raises(UsageError, match="leverage"):
+        env_maker("unidle/Trading-v0", {"leverage": 2}).on_device(2, 0)
+
+
+def test_the_page_says_what_can_be_chosen_and_what_it_is_otherwise() -> None:
+    page = (DOCS / "device-environments.md").read_text()
+    section = page.partition("## Trading\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    told = {
+        name.strip(" `"): default.strip()
+        for names, defaults in rows
+        for name, default in zip(names.split(","), defaults.split(","), strict=True)
+    }
+    rules = TradingEnv().rules
+    built_in = {"instruments": len(rules.market.names), "days": len(rules.market.dates), "market_seed": 0}
+    assert {field.name for field in dataclasses.fields(Rules)} <= told.keys()
+    for field in dataclasses.fields(Rules):
+        default = built_in.get(field.name, field.default)
+        assert told[field.name] == (
+            "none" if default is None else f"{default:.10g}" if _is_number(default) else default
+        )
+    assert np.array_equal(rules.market.prices, generated_market(*built_in.values()).prices)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def test_the_twin_does_without_torch() -> None:
+    code = "import sys, unidle.tasks.trading.gym_env; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_picture_shows_the_gain_and_where_the_money_is(tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "rises.csv", steady([10.0, 10.0], [11.0, 10.0], [12.0, 10.0]))
+    env = TradingEnv(render_mode="rgb_array", **only(data, 2))
+    env.reset(seed=0)
+    start = env.render()
+    for _ in range(2):
+        env.step([1.0, -1.0])
+    shown = env.render()
+    assert start is not None
+    assert shown is not None
+    assert shown.shape == start.shape
+    assert shown.dtype == np.uint8
+    height, width, _ = shown.shape
+    blue, green = (shown == (30, 90, 200)).all(-1), (start == (90, 160, 90)).all(-1)
+    bars, third = slice(height * 3 // 4, None), width // 3
+    # In cash at first: its bar is the left third. At last all is in the first instrument: the middle one.
+    assert green[bars, : third - 5].mean() > 0.7
+    assert not green[:, third + 5 :].any()
+    assert blue[bars, third + 5 : 2 * third - 5].mean() > 0.7
+    assert not blue[bars, 2 * third + 5 :].any()
+    # The curve rises from the middle to above the market's, whose mean gains half.
+    curve, mean = blue[: height // 2], (shown == (150, 150, 150)).all(-1)[: height // 2]
+    last = np.flatnonzero(curve.any(0))[-1]
+    top, market_top = np.flatnonzero(curve[:, last])[0], np.flatnonzero(mean[:, last])[0]
+    first_top = np.flatnonzero(curve[:, np.flatnonzero(curve.any(0))[0]])[0]
+    assert top < market_top < first_top
+    assert TradingEnv(data=data, split="all", episode_days=2).render() is None

@@ -1,0 +1,517 @@
+"""The tuner's decisions, with trials whose speed is known; and what it makes of them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unidle.cli.job import job_of
+from unidle.cli.tune import _train_command, _TuneFlags, tune_command
+from unidle.config import Config, Engine, Recipe
+from unidle.config.validate import validated
+from unidle.errors import TrainingError
+from unidle.report.terminal.tune import conclusion, outcome_row
+from unidle.tuning import tune as tuning
+from unidle.tuning.search import compare as trials_compare
+from unidle.tuning.search.changes import Change, engine_changes, halved, recipe_changes
+from unidle.tuning.search.interval import Interval, interval, ratio
+from unidle.tuning.search.outcomes import Outcome, Tuned
+from unidle.tuning.search.trial import Situation, Stretch, TrialError
+from unidle.tuning.search.tune import tune
+
+HERE = Situation(
+    cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, memory_apart=False
+)
+JOB = validated(
+    Config(Recipe(overlap="off")).with_values(
+        {"env": "CartPole-v1", "n_envs": 8, "n_steps": 64, "batch_size": 64, "workers": 1}, "test"
+    )
+)
+
+
+def texts(changes: list[Change]) -> list[str]:
+    return [change.text for change in changes]
+
+
+def with_engine(**values: Any) -> Config:
+    return replace(JOB, engine=replace(JOB.engine, **values))
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_is_the_mean_and_students_t_of_its_error() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    half = 7.65 * 1.0 / math.sqrt(3)
+    assert found == Interval(2.0, pytest.approx(2.0 - half), pytest.approx(2.0 + half))
+    assert interval([5.0]).low == -math.inf
+
+
+def test_a_ratio_is_taken_pair_by_pair_so_that_what_slows_both_does_not_count() -> None:
+    found = ratio([(100.0, 150.0), (10.0, 15.0), (1000.0, 1500.0)])
+    assert (found.mean, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+    noisy = ratio([(100.0, 150.0), (100.0, 90.0), (100.0, 120.0)])
+    assert noisy.low < 1 < noisy.mean
+
+
+# -- what may be tried -------------------------------------------------------------------------------------------------
+
+
+def test_workers_slices_pinning_and_threads_are_tried_for_environments_in_workers() -> None:
+    assert texts(engine_changes(JOB, HERE)) == [
+        "workers 1 → auto",
+        "workers 1 → 4",
+        "workers 1 → 3",
+        "workers 1 → 2",
+        "slices auto → 2",
+        "slices auto → 4",
+        "pin_cores auto → on",
+        "workers 1 → in the trainer's process",
+        "threads 1 → 2",
+        "threads 1 → 4",
+    ]
+
+
+def test_more_workers_than_cores_are_tried_but_never_more_than_environments() -> None:
+    many = replace(HERE, workers=4)
+    assert "workers 4 → 8" in texts(engine_changes(with_engine(workers=4), many))
+    assert "workers 8 → 16" not in texts(engine_changes(with_engine(workers=8), replace(HERE, workers=8)))
+
+
+def test_a_gpu_brings_graphs_and_the_other_device_and_no_threads() -> None:
+    seen = replace(HERE, gpu="NVIDIA H200", on_gpu=True)
+    found = texts(engine_changes(with_engine(graphs=False), seen))
+    assert found[0] == "graphs off → on"
+    assert "device auto → cpu" in found
+    assert not any("threads" in text for text in found)
+
+
+def test_environments_on_the_device_are_compiled_and_never_moved_to_processes() -> None:
+    seen = replace(HERE, on_device=True, workers=0)
+    assert texts(engine_changes(with_engine(workers=None, threads=4), seen)) == [
+        "compile off → on",
+        "threads 4 → 1",
+        "threads 4 → 2",
+    ]
+
+
+def test_environments_in_the_trainers_process_may_get_workers() -> None:
+    changes = engine_changes(with_engine(workers=None, subproc=False), replace(HERE, workers=0))
+    assert texts(changes)[0] == "subproc off → on"
+    assert changes[0].applied(with_engine(workers=None, subproc=False)).engine.subproc is True
+
+
+def test_no_engine_change_touches_the_recipe_or_the_run() -> None:
+    for change in engine_changes(JOB, HERE):
+        after = change.applied(JOB)
+        assert (after.recipe, after.run) == (JOB.recipe, JOB.run)
+        assert after.engine != JOB.engine
+        assert not change.is_recipe
+
+
+def test_recipe_changes_are_overlap_and_doublings_that_are_sound() -> None:
+    assert texts(recipe_changes(JOB, HERE)) == [
+        "overlap off → strict",
+        "n_envs 8 → 16",
+        "n_steps 64 → 128",
+        "batch_size 64 → 128",
+        "n_epochs 10 → 20",
+    ]
+    whole = replace(JOB, recipe=replace(JOB.recipe, batch_size=512))  # twice that does not divide the total batch
+    assert "batch_size 512 → 1024" not in texts(recipe_changes(whole, HERE))
+
+
+@pytest.mark.parametrize(
+    ("values", "half"),
+    [({"workers": 8}, 4), ({"workers": None}, 2), ({"workers": 2}, None), ({"slices": 8}, 4), ({"graphs": True}, None)],
+)
+def test_half_of_what_was_too_much_is_tried_if_it_is_more_than_there_is(
+    values: dict[str, Any], half: int | None
+) -> None:
+    found = halved(Change(tuple(values.items()), "?"), JOB, HERE)
+    assert (found and dict(found.values)) == (half and {next(iter(values)): half})
+
+
+# -- the search, with trials of known speed ----------------------------------------------------------------------------
+
+
+@dataclass
+class Watcher:
+    """Notes what it is told; interrupts, as Ctrl-C does, after so many outcomes."""
+
+    stop_after: int = 1000
+    outcomes: int = 0
+    looks: int = 0
+
+    def on_stage(self, text: str) -> None:
+        pass
+
+    def on_start(self, tuned: Tuned) -> None:
+        pass
+
+    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+        self.looks += 1
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        self.outcomes += 1
+        if self.outcomes == self.stop_after:
+            raise KeyboardInterrupt
+
+
+class Known:
+    """Stands in for `Trial`: its speed and gain follow from its settings, without a process."""
+
+    order: list[Engine] = []  # noqa: RUF012  # whose turns they were
+    open = 0
+
+    dies_at = -1  # turn at which whoever has it dies
+    runs_again = True
+    patience: dict[Engine, float] = {}  # noqa: RUF012  # that its start was waited for
+    seen = HERE
+    no_episodes = False
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.is_alive = config, True
+        Known.open += 1
+
+    def start(self, patience: float) -> Situation:
+        engine = self.config.engine
+        Known.patience[engine] = patience
+        if engine.graphs != JOB.engine.graphs or engine.device == "cuda":
+            if patience < 70:
+                raise TrialError("hang", f"it did not answer for {patience:.0f} seconds")
+            return replace(Known.seen, on_gpu=True, memory_apart=engine.device == "cuda")
+        if len(Known.order) > Known.dies_at >= 0 and not Known.runs_again:
+            raise TrialError("crash", "it does not start any more")
+        if engine.threads == 2:
+            raise TrialError("crash", "it ended with signal 6")
+        if (engine.workers or 0) >= 4:
+            raise TrialError("memory", "it was killed, as the system does when memory runs out")
+        return replace(Known.seen, workers=engine.workers or 1)
+
+    def go(self, seconds: float, patience: float) -> Stretch:
+        if len(Known.order) == Known.dies_at:
+            self.is_alive, Known.dies_at = False, Known.dies_at if not Known.runs_again else -1
+            Known.order.append(self.config.engine)
+            raise TrialError("crash", "it ended with signal 11")
+        Known.order.append(self.config.engine)
+        engine, recipe = self.config.engine, self.config.recipe
+        rate = 1e6 * (engine.workers or 1) * (0.5 if engine.pin_cores else 1.0)
+        wobble = 1 + 0.001 * (len(Known.order) % 3)
+        gain = {"off": 1.0, "strict": 2.0}[recipe.overlap] * (0.5 if recipe.n_envs > 8 else 1.0)
+        gained = None if Known.no_episodes else gain * seconds * wobble
+        return Stretch(round(0.01 * rate * wobble), 0.01, seconds, gained, 0.0)
+
+    def profile(self, seconds: float, patience: float) -> None:
+        raise TrialError("crash", "no probes here")
+
+    def close(self) -> None:
+        Known.open -= 1
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    Known.order, Known.open, Known.dies_at, Known.runs_again = [], 0, -1, True
+    Known.patience, Known.seen, Known.no_episodes = {}, HERE, False
+    monkeypatch.setattr(tuning, "Trial", Known)
+
+
+def outcomes_of(tuned: Tuned) -> dict[str, Outcome]:
+    return {outcome.change.text: outcome for outcome in tuned.outcomes}
+
+
+@pytest.mark.usefixtures("known")
+def test_faster_settings_are_kept_one_by_one_and_failures_are_findings() -> None:
+    tuned = tune(JOB, 60.0, Watcher())
+    found = outcomes_of(tuned)
+    assert tuned.ended_by == ""
+    assert found["threads 1 → 2"].note == "crashed: it ended with signal 6"
+    assert found["workers 1 → 4"].note.startswith("out of memory: it was killed")
+    assert found["workers 1 → 2"].kept  # half of four
+    assert found["workers 2 → 3"].kept
+    assert not found["pin_cores auto → off"].kept
+    assert tuned.config.engine == replace(JOB.engine, workers=3)
+    assert tuned.config.recipe == JOB.recipe
+    assert (tuned.first_rate, tuned.rate) == pytest.approx((1e6, 3e6), rel=0.01)
+    measured = found["workers 2 → 3"].measured
+    assert measured is not None
+    assert measured.mean == pytest.approx(1.5, rel=0.01)
+    assert Known.open == 0
+    assert [text for text, outcome in found.items() if outcome.change.is_recipe] == []
+
+
+@pytest.mark.usefixtures("known")
+def test_the_sides_take_turns_forwards_and_backwards() -> None:
+    tune(JOB, 60.0, Watcher(stop_after=1))
+    one, rival = Known.order[0], Known.order[2]
+    assert rival != one
+    assert Known.order[1:7] == [one, rival, rival, one, one, rival]
+
+
+@pytest.mark.usefixtures("known")
+def test_ctrl_c_ends_with_what_is_known_by_then() -> None:
+    watcher = Watcher(stop_after=3)
+    tuned = tune(JOB, 60.0, watcher)
+    assert tuned.ended_by == "Ctrl-C"
+    assert len(tuned.outcomes) == 3
+    assert Known.open == 0
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("budget", [20.0, 60.0, 600.0])
+def test_the_budget_is_kept_to_but_for_the_trial_that_is_on(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    start, go = Known.start, Known.go
+
+    def slow_start(self: Known, patience: float) -> Situation:
+        nonlocal now
+        now += 5.0
+        return start(self, patience)
+
+    def slow_go(self: Known, seconds: float, patience: float) -> Stretch:
+        nonlocal now
+        now += 1.0
+        return go(self, seconds, patience)
+
+    monkeypatch.setattr(Known, "start", slow_start)
+    monkeypatch.setattr(Known, "go", slow_go)
+    monkeypatch.setattr(tuning, "monotonic", lambda: now)
+    monkeypatch.setattr(trials_compare, "monotonic", lambda: now)
+    tuned = tune(JOB, budget, Watcher())
+    assert now == tuned.seconds <= budget + 5
+    assert tuned.outcomes
+    assert tuned.ended_by == ("budget" if budget < 600 else "")
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("runs_again", [True, False])
+def test_if_the_present_settings_fail_they_are_started_again_and_if_not_that_is_the_end(runs_again: bool) -> None:
+    Known.dies_at, Known.runs_again = 1, runs_again  # the first turn of the present settings beside a change
+    tuned = tune(JOB, 60.0, Watcher())
+    first = tuned.outcomes[0]
+    assert first.note == "the present settings failed beside it, crashed: it ended with signal 11"
+    assert tuned.ended_by == ("" if runs_again else "failure")
+    assert tuned.config.engine.workers == (3 if runs_again else 1)
+    assert Known.open == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_a_recipe_is_judged_by_the_return_gained_a_second_and_only_if_it_may_change() -> None:
+    allowed = replace(JOB, run=replace(JOB.run, allow_recipe_change=True))
+    tuned = tune(allowed, 600.0, Watcher())
+    found = outcomes_of(tuned)
+    assert found["overlap off → strict"].kept
+    assert not found["n_envs 8 → 16"].kept
+    measured = found["n_envs 8 → 16"].measured
+    assert measured is not None
+    assert measured.high < 0
+    assert tuned.config.recipe == replace(JOB.recipe, overlap="strict")
+    assert found["overlap off → strict"].plain()["judged_by"] == "return per second"
+
+
+@pytest.mark.usefixtures("known")
+def test_a_present_recipe_that_cannot_be_judged_is_tried_once_and_not_again_for_each_change() -> None:
+    allowed = replace(JOB, run=replace(JOB.run, allow_recipe_change=True))
+    learned: list[Config] = []
+    tuner = tuning._Tuner(allowed, 600.0, Watcher())
+    tuner._begin()
+    gain = tuner._gain
+
+    def noted(config: Config, seed: int, seconds: float) -> float:
+        learned.append(config)
+        return gain(config, seed, seconds)
+
+    tuner._gain = noted  # type: ignore[method-assign]
+    Known.no_episodes = True
+    tuner._tune_recipe()
+    tuner.close()
+    assert learned == [allowed]
+    notes = {outcome.note.split(":")[0] for outcome in tuner.tuned.outcomes}
+    assert notes == {"the present settings cannot be judged"}
+    assert len(tuner.tuned.outcomes) == len(recipe_changes(allowed, HERE))
+    assert Known.open == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_no_engine_change_is_left_for_the_time_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = replace(JOB, run=replace(JOB.run, allow_recipe_change=True))
+    monkeypatch.setattr(tuning, "engine_changes", lambda *_: [])
+    tuner = tuning._Tuner(allowed, 600.0, Watcher())
+    tuner._halves.append(Change((("workers", 2),), "workers 1 → 2"))
+    monkeypatch.setattr(tuner, "_try", lambda change: setattr(tuner.tuned, "ended_by", "budget"))
+    tuner.run()
+    tuner.close()
+    assert tuner.tuned.outcomes
+    assert all(outcome.change.is_recipe for outcome in tuner.tuned.outcomes)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(("budget", "kept"), [(600.0, True), (60.0, False)])
+def test_what_captures_or_compiles_first_has_time_to_start(budget: float, kept: bool) -> None:
+    Known.seen = replace(HERE, gpu="NVIDIA H200", on_gpu=True)
+    job = with_engine(graphs=not JOB.engine.graphs)
+    tuner = tuning._Tuner(JOB, budget, Watcher())
+    tuner._begin()
+    tuner._try(Change((("graphs", job.engine.graphs),), "graphs"))
+    tuner.close()
+    (outcome,) = tuner.tuned.outcomes
+    if kept:
+        assert outcome.measured is not None
+        assert 60 <= Known.patience[job.engine] <= 90
+    else:
+        assert outcome.note.startswith("not measured: it had 30 seconds to start in, half of what was left")
+    tuner = tuning._Tuner(JOB, 600.0, Watcher())
+    tuner._begin()
+    tuner._try(Change((("workers", 2),), "workers 1 → 2"))
+    tuner.close()
+    assert Known.patience[with_engine(workers=2).engine] < 60
+
+
+@pytest.mark.usefixtures("known")
+def test_two_that_keep_their_memory_in_different_places_are_not_compared() -> None:
+    Known.seen = replace(HERE, gpu="NVIDIA H200", on_gpu=True)
+    tuner = tuning._Tuner(JOB, 600.0, Watcher())
+    tuner._begin()
+    tuner._try(Change((("device", "cuda"),), "device auto → cuda"))
+    tuner.close()
+    (outcome,) = tuner.tuned.outcomes
+    assert outcome.note == "not measured: what is remembered does not fit on the GPU twice"
+    assert not outcome.kept
+
+
+@pytest.mark.usefixtures("known")
+def test_a_job_that_does_not_run_as_it_is_cannot_be_tuned() -> None:
+    with pytest.raises(TrainingError, match=r"^The job does not run as it is, so there is nothing to tune: it ended"):
+        tune(with_engine(threads=2), 60.0, Watcher())
+    assert Known.open == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_a_job_that_has_no_room_as_it_is_is_told_what_takes_less() -> None:
+    with pytest.raises(TrainingError, match=r"when memory runs out; take fewer --n-envs.*--buffer-size\.$"):
+        tune(with_engine(workers=4), 60.0, Watcher())
+
+
+@pytest.mark.usefixtures("known")
+def test_what_is_predicted_to_be_much_slower_is_not_tried_and_the_best_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def predicted(profile: object, now: Engine, then: Engine) -> float | None:
+        if then.slices != now.slices:
+            return 0.5
+        return {3: 3.0, 2: 2.0}.get(then.workers or 0)
+
+    monkeypatch.setattr(Known, "profile", lambda *_: object())
+    monkeypatch.setattr(tuning, "predicted_speedup", predicted)
+    tuned = tune(JOB, 60.0, Watcher())
+    found = outcomes_of(tuned)
+    assert found["slices auto → 2"].note == "not tried"
+    assert found["slices auto → 2"].predicted == 0.5
+    assert next(text for text, outcome in found.items() if outcome.note != "not tried") == "workers 1 → 3"
+    assert tuned.config.engine.workers == 3
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(("three", "first"), [(2.3, "workers 1 → auto"), (2.5, "workers 1 → 3")])
+def test_a_default_is_tried_before_what_is_predicted_to_be_a_little_faster(
+    three: float, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {None: 2.0, 3: three}
+    monkeypatch.setattr(tuning, "predicted_speedup", lambda _, now, then: speeds.get(then.workers, 1.0))
+    monkeypatch.setattr(Known, "profile", lambda *_: object())
+    tuner = tuning._Tuner(JOB, 60.0, Watcher())
+    tuner._probe()
+    tuner._begin()
+    change = tuner._next(engine_changes)
+    tuner.close()
+    assert change is not None
+    assert change.text == first
+
+
+# -- what the user is told at the end ----------------------------------------------------------------------------------
+
+
+def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file_stands_for() -> None:
+    own = ["--env", "CartPole-v1", "--preset", "classic", "--env-kwargs", "{render_mode: null}", "--seed=3"]
+    gone = [
+        "--workers",
+        "2",
+        "--threads=2",
+        "--subproc",
+        "--json",
+        "--budget",
+        "20s",
+        "--no-graphs",
+        "--allow-recipe-change",
+        "--out",
+        "my file",
+    ]
+    argv = [*own[:2], *gone, *own[2:]]
+    job = job_of(_TuneFlags, argv, "tune")
+    tuned = Tuned(job.config)
+    assert shlex.split(_train_command(argv, job, tuned)) == ["unidle", "train", *own, "--engine", "my file"]
+    tuned.config = replace(job.config, recipe=replace(job.config.recipe, n_steps=4096))
+    assert shlex.split(_train_command([*argv, "--n-steps", "2048"], job, tuned))[len(own) + 2 :] == [
+        "--n-steps",
+        "4096",
+        "--engine",
+        "my file",
+    ]
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_file_that_is_there_is_replaced_only_once_something_was_measured(
+    measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not measured:
+        monkeypatch.setattr(tuning, "engine_changes", lambda *_: [])
+    else:
+        wanted = [Change((("workers", 2),), "workers 1 → 2")]
+        monkeypatch.setattr(tuning, "engine_changes", lambda *_: wanted)
+    Path("engine.yaml").write_text("mine")
+    argv = ["--env", "CartPole-v1", "--preset", "classic", "--workers", "1", "--budget", "30s"]
+    assert tune_command(argv) is None
+    assert (Path("engine.yaml").read_text() != "mine") == measured
+    assert ("train with" in capsys.readouterr().out) == measured
+    assert tune_command([*argv, "--json"])["engine_file"] == ("engine.yaml" if measured else None)  # type: ignore[index]
+
+
+def test_a_preset_that_keeps_its_numbers_still_takes_the_command() -> None:
+    argv = ["--env", "CartPole-v1", "--preset", "classic"]
+    job = job_of(_TuneFlags, argv, "tune")
+    fixed = job.config.with_values({"preset": "mt10-2m"}, "test")
+    assert "--allow-recipe-change" in _train_command(argv, job, Tuned(fixed))
+    assert "--allow-recipe-change" not in _train_command(argv, job, Tuned(job.config))
+
+
+def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
+    tuned = Tuned(JOB, [], HERE, first_rate=1000.0, rate=1000.0, ended_by="budget", seconds=20.0)
+    for ended_by, why in {
+        "budget": "No change could be measured in that time; give more --budget.",
+        "Ctrl-C": "No change had been measured by then.",
+        "": "No change was worth measuring, or none could be.",
+    }.items():
+        said = conclusion(replace(tuned, ended_by=ended_by), "e.yaml", "unidle train")
+        assert said[1:] == [f"{why} The settings stay as they were, and e.yaml was not written."]
+    change = Change((("workers", 2),), "workers 1 → 2")
+    tuned.outcomes.append(Outcome(change, None, Interval(1.1, 0.9, 1.3), False))
+    assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change was measured to be faster")
+    tuned.outcomes.append(Outcome(change, 1.8, Interval(2.0, 1.9, 2.1), True))
+    tuned.outcomes.append(Outcome(change, 1.8, Interval(1.5, 1.4, 1.6), True))
+    tuned.rate = 9000.0  # at another time, when the machine was less busy
+    assert conclusion(tuned, "e.yaml", "unidle train") == [
+        "The budget is used, after 20 seconds.",
+        "3.00 times as fast as before, by the same recipe: that is the product of the ratios of what was kept.",
+        "e.yaml holds them; train with:",
+        "  unidle train",
+    ]
+    assert outcome_row(tuned.outcomes[1]).split("  ")[-1] == "kept"
+    assert "× 1.80" in outcome_row(tuned.outcomes[1])
+    assert "× 2.00 (1.90 … 2.10)" in outcome_row(tuned.outcomes[1])

@@ -1,0 +1,245 @@
+"""Tuning for real: trials are processes that train, crash, hang and are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+from paths import TESTS
+
+from unidle.cli.main import run as command_line
+from unidle.cli.tune import _check_place
+from unidle.config import Config
+from unidle.config.validate import validated
+from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.tuning.search.changes import Change
+from unidle.tuning.search.interval import Interval
+from unidle.tuning.search.outcomes import Outcome, Tuned
+from unidle.tuning.search.trial import Trial, TrialError, _python_path
+from unidle.tuning.search.tune import tune
+
+PROGRAM = str(Path(sys.executable).with_name("unidle"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
+SMALL = shlex.split("--preset classic --n-envs 8 --n-steps 16 --batch-size 32 --n-epochs 1 --network-arch 8")
+SLEEPY = ["--env", "tuning_envs:Sleepy", *SMALL, "--n-steps", "8"]
+
+
+def spoiled(how: str, **values: Any) -> Config:
+    """A job that is sound in the trainer's process only."""
+    small = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "network_arch": (8,), **values}
+    kwargs = {"env": "tuning_envs:Spoiling", "env_kwargs": {"how": how}}
+    return validated(Config().with_values({**kwargs, **small}, "test"))
+
+
+class UntilFirst:
+    """Interrupts once one change is settled."""
+
+    def on_stage(self, text: str) -> None:
+        pass
+
+    def on_start(self, tuned: Tuned) -> None:
+        pass
+
+    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+        pass
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        raise KeyboardInterrupt
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    latest = RunFolder.open(run).latest()
+    assert latest is not None
+    policy: dict[str, torch.Tensor] = load_checkpoint(latest)["algo"]["policy"]
+    return policy
+
+
+def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for_bit(tmp_path: Path) -> None:
+    argv = [PROGRAM, "tune", *SLEEPY, "--workers", "1", "--budget", "3m", "--json"]
+    process = subprocess.Popen(
+        argv, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:  # rows are shown beside the JSON
+        said += line
+        if line.startswith("workers 1 → ") and line.endswith("  kept\n"):
+            break
+    process.send_signal(signal.SIGINT)
+    printed, rest = process.communicate(timeout=120)
+    assert process.returncode == 0, said + rest
+    told = json.loads(printed)
+    assert told["ended_by"] == "Ctrl-C", said + rest
+    kept = [change for change in told["changes"] if change["kept"]]
+    assert "workers" in kept[0]["settings"]
+    assert kept[0]["measured"]["low"] > 1
+    assert told["recipe"] == {}
+    file = yaml.safe_load((tmp_path / "engine.yaml").read_text())
+    assert (file["engine"], file["machine"]) == (told["engine"], told["machine"])
+    assert file["engine"]["workers"] != 1
+    assert (tmp_path / "engine.yaml").read_text().startswith("# Found by `unidle tune` on ")
+
+    command = shlex.split(told["command"])
+    assert command[:2] == ["unidle", "train"]
+    assert "--workers" not in command
+    more = ["--timesteps", "256", "--quiet", "--eval-every", "0", "--run-name"]
+    before = [PROGRAM, "train", *SLEEPY, "--workers", "1", *more, "before"]
+    for words in ([PROGRAM, *command[1:], *more, "tuned"], before):
+        assert subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, timeout=120).returncode == 0
+    settings = yaml.safe_load((tmp_path / "runs/tuned/config.yaml").read_text())
+    assert settings["engine"]["workers"] == file["engine"]["workers"]
+    ours, theirs = weights(tmp_path / "runs/tuned"), weights(tmp_path / "runs/before")
+    assert file["engine"]["threads"] == 1  # more of them would add up in another order
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("how", "patience", "kind", "text"),
+    [
+        ("memory", 60.0, "memory", "it was killed, as the system does when memory runs out"),
+        ("raise", 60.0, "memory", "TrainingError: "),
+        ("hang", 5.0, "hang", "it did not answer for 5 seconds"),
+    ],
+)
+def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
+    how: str, patience: float, kind: str, text: str
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    trial = Trial(spoiled(how, subproc=True))
+    try:
+        with pytest.raises(TrialError, match=f"^{text}") as error:
+            trial.start(patience)
+        assert error.value.kind == kind
+    finally:
+        trial.close()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.5, "it ended with exit status 3"), (60.0, "it hung up without")])
+def test_a_crash_is_not_taken_for_a_kill_while_it_lasts(
+    seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe ends before the process does, by as long as its memory takes to be given back."""
+    trial = Trial(spoiled("never"))
+    code = f"import os, sys, time; os.close(int(sys.argv[1])); time.sleep({seconds}); os._exit(3)"
+    popen = subprocess.Popen
+    monkeypatch.setattr("unidle.tuning.search.trial._DYING_SECONDS", 3.0)
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **given: popen([argv[0], "-c", code, argv[-1]], **given))
+    try:
+        with pytest.raises(TrialError, match=f"^{text}") as error:
+            trial.start(30.0)
+        assert error.value.kind == "crash"
+    finally:
+        trial.close()
+
+
+def test_a_lost_connection_of_the_job_is_not_taken_for_the_tuners() -> None:
+    trial = Trial(spoiled("never", subproc=False, network="tuning_envs:unreachable"))
+    try:
+        with pytest.raises(TrialError, match=r"^ConnectionResetError: nobody answers") as error:
+            trial.start(60.0)
+        assert error.value.kind == "crash"
+    finally:
+        trial.close()
+
+
+def test_no_empty_entry_is_put_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert "" not in _python_path().split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert _python_path().split(os.pathsep)[1:] == ["/somewhere"]
+
+
+def test_a_crash_is_a_finding_and_tuning_goes_on_from_what_it_had() -> None:
+    tuned = tune(spoiled("crash", subproc=False), 35.0, UntilFirst())
+    (outcome,) = tuned.outcomes
+    assert outcome.change.text == "subproc off → on"
+    assert not outcome.kept
+    assert outcome.note.startswith("crashed: it ended with signal 6")
+    assert tuned.config.engine.subproc is False
+    assert tuned.rate > 0
+
+
+def test_a_trial_goes_on_and_waits_in_turns() -> None:
+    trial = Trial(spoiled("never", subproc=False))
+    try:
+        seen = trial.start(60.0)
+        assert (seen.workers, seen.on_gpu, seen.on_device) == (0, False, False)
+        first = trial.go(0.1, 60.0)
+        second = trial.go(0.3, 60.0)
+        assert first.seconds >= 0.1
+        assert second.seconds >= 0.3
+        assert second.steps % 64 == 0  # whole iterations
+        assert second.trained >= first.trained + second.seconds
+        assert second.mean_return is not None
+        assert first.first_return == second.first_return
+    finally:
+        trial.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--budget", "soon"], "unidle: --budget soon is no time; say it as 90s, 5m or 1h."),
+        (["--budget", "3s"], "unidle: --budget 3s is too short: the job is started twice, "),
+        (["--out", "nowhere/engine.yaml"], "unidle: --out nowhere/engine.yaml cannot be written: No such file"),
+        (["--wurkers", "2"], "unidle: --wurkers: there is no setting `wurkers`; did you mean `workers`?"),
+        (["--budgett", "40s"], "unidle: --budgett: there is no setting `budgett`; did you mean `budget`?"),
+        (["--xyzzy", "2"], "unidle: --xyzzy: there is no setting `xyzzy`; `unidle tune --help` lists them all."),
+        (["--workers", "many"], "unidle: --workers: `workers` must be a whole number or auto, not 'many'."),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    argv: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command_line(["tune", "--env", "CartPole-v1", "--preset", "classic", *argv]) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_there_stays_and_one_that_was_not_is_not_left(tmp_path: Path) -> None:
+    empty, fresh = tmp_path / "empty.yaml", tmp_path / "fresh.yaml"
+    empty.touch()
+    for path in (empty, fresh):
+        _check_place(path)
+    assert list(tmp_path.iterdir()) == [empty]
+
+
+def test_what_a_trial_started_is_ended_with_it_though_it_died_first(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    trial = Trial(spoiled("leave", subproc=False, env_kwargs={"how": "leave", "note": str(left)}))
+    with pytest.raises(TrialError, match=r"^it ended with signal 6"):
+        trial.start(60.0)
+    trial.close()
+    until = time.monotonic() + 10
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(int(left.read_text())).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_the_start_of_a_trial_is_no_training() -> None:
+    trial = Trial(spoiled("dawdle", subproc=False))
+    try:
+        trial.start(60.0)
+        turn = trial.go(0.1, 60.0)
+        assert 0.5 + turn.seconds <= turn.trained < 4 * 1.5  # seconds in which environments were made
+    finally:
+        trial.close()
