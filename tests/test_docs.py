@@ -16,7 +16,8 @@ import pytest
 
 import unidle
 from unidle.cli import main as command_line
-from unidle.config import Config, schema
+from unidle.config import Config
+from unidle.config import settings as schema
 from unidle.config.presets import load_preset, preset_names
 from unidle.config.settings import word_for_none
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import unidle
-from unidle.algos import experience as subject
+from unidle.algos import off_policy as subject
 from unidle.algos.capturing import as_it_is
 from unidle.algos.off_policy import Experience, Updates
 from unidle.buffers.prefetch import Prefetch

@@ -26,8 +26,8 @@ from toy_envs import Masked
 import unidle
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, play
+from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.process_pool import ProcessPool
-from unidle.envs.pool.process_pool import worker_process as process
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE

@@ -28,8 +28,8 @@ from unidle.engine.collect.host import Collector
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.cuda_graphs import Capture
 from unidle.envs.make import env_maker
+from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.process_pool import ProcessPool
-from unidle.envs.pool.process_pool import worker_process as process
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE
 from unidle.envs.protocol import Fault

@@ -24,8 +24,8 @@ from processes import is_running, wait_until
 from troubled import CHECKED, CONTRACT, SEED, Do, Troubled, at, place, reward_of
 
 from unidle.envs.make import env_maker
+from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.process_pool import ProcessPool
-from unidle.envs.pool.process_pool import worker_process as process
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.signals import SEMAPHORE_BYTES
 from unidle.envs.pool.slot import episode_seed

@@ -13,8 +13,8 @@ import pytest
 import unidle
 from unidle import timeline as timeline_module
 from unidle.engine.callbacks import OnGpu
+from unidle.meter.attribution import run_meter as account
 from unidle.meter.attribution.idle_time import DeviceSpan, HostSpan, attribute_idle
-from unidle.meter.attribution.idle_time import run_meter as account
 from unidle.meter.attribution.run_meter import FILE, RunMeter, active_shares
 from unidle.meter.sensors.background import Background
 from unidle.meter.sensors.reading import Sample

@@ -25,9 +25,10 @@ from metaworld.policies import ENV_POLICY_MAP  # noqa: E402
 from metaworld.utils import reward_utils  # noqa: E402
 from scipy.spatial.transform import Rotation  # noqa: E402
 
-from unidle.envs import metaworld_env, metaworld_fast  # noqa: E402
 from unidle.envs.make import env_maker  # noqa: E402
 from unidle.errors import UsageError  # noqa: E402
+from unidle.tasks.metaworld import env as metaworld_env  # noqa: E402
+from unidle.tasks.metaworld import fast as metaworld_fast  # noqa: E402
 from unidle.tasks.metaworld.env import MetaWorldTask, MultiTaskEnv, goals_of, task_names  # noqa: E402
 from unidle.tasks.metaworld.fast import accelerate  # noqa: E402
 

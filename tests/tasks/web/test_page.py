@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_servers import run
 
-from unidle.envs import page as pages
 from unidle.errors import UsageError
+from unidle.tasks.web import page as pages
 from unidle.tasks.web import words
 from unidle.tasks.web.features import first_words
 from unidle.tasks.web.links import LinkBase, _elsewhere

@@ -28,8 +28,9 @@ from unidle.engine.parts import Parts
 from unidle.tuning.job import endless
 from unidle.tuning.pipeline_model import iteration_seconds
 from unidle.tuning.probes import learning as probes_learning
+from unidle.tuning.probes import stepping
 from unidle.tuning.probes.device import if_it_fits
-from unidle.tuning.probes.job_probes import _Probes, measure_profile, probe_job, stepping
+from unidle.tuning.probes.job_probes import _Probes, measure_profile, probe_job
 from unidle.tuning.probes.learning import LearningProbes, updates_of
 from unidle.tuning.probes.profile import Pace
 from unidle.tuning.probes.results import Probed

@@ -16,8 +16,8 @@ from unidle.config import Config, Engine, Recipe
 from unidle.config.validate import validated
 from unidle.errors import TrainingError
 from unidle.report.terminal.tune import conclusion, outcome_row
-from unidle.tuning import tune as tuning
 from unidle.tuning.search import compare as trials_compare
+from unidle.tuning.search import tune as tuning
 from unidle.tuning.search.changes import Change, engine_changes, halved, recipe_changes
 from unidle.tuning.search.interval import Interval, interval, ratio
 from unidle.tuning.search.outcomes import Outcome, Tuned
