@@ -107,11 +107,11 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     fields = Recipe.__dataclass_fields__
     recipe = Recipe(**{name: value for name, value in settings(n_envs).items() if name in fields})
     maker = env_maker("unidle/CartPole-v1")
-    contract = probe(maker)
-    policy = Policy(contract.rows, contract.actions, recipe).to(device)
+    env_spec = probe(maker)
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
     algo = PPO(policy, recipe)
-    rollout = Rollout(STEPS, n_envs, contract.rows.row_bytes, contract.actions.width, 0, device)
-    collector = DeviceCollector(maker.on_device(n_envs, 0, device), contract, policy, rollout, 0, Timeline())
+    rollout = Rollout(STEPS, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
+    collector = DeviceCollector(maker.on_device(n_envs, 0, device), env_spec, policy, rollout, 0, Timeline())
     capture = Capture(device, print)
     loop = DeviceLoop(collector, algo, 0, Timeline(), capture)
     measured = {

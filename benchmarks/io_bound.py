@@ -140,7 +140,7 @@ def measure_unidle(
 
     before = pss()
     envs = _pool(url, episodes, loops, keep_pages)
-    masks, rng = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0)
+    masks, rng = envs.env_spec.obs_layout.mask_view(envs.block.obs), np.random.default_rng(0)
     at_least = max(1, episodes // 32)
 
     def go(slices: list[int]) -> None:
@@ -306,7 +306,7 @@ def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) ->
     ):
         setattr(owner, method, _timed(getattr(owner, method), name, spent))
     envs = _pool(url, episodes, 0, keep_pages)
-    masks, rng, steps = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0), 0
+    masks, rng, steps = envs.env_spec.obs_layout.mask_view(envs.block.obs), np.random.default_rng(0), 0
     try:
         envs.start(np.zeros(episodes, np.int64))
         slices = list(range(episodes))

@@ -35,13 +35,13 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     from unidle.engine.cuda_graphs import Capture
     from unidle.nn.sac_policy import SoftPolicy
     from unidle.spaces.actions import ActionLayout
-    from unidle.spaces.observations import RowLayout
+    from unidle.spaces.observations import ObservationLayout
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (SEEN,)))
+    rows = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (SEEN,)))
     recipe = Recipe(
         algo="sac",
         n_envs=100,
@@ -57,7 +57,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     algo = SAC(policy, recipe, Capture(device, print))
 
     def some_rows() -> Any:
-        noise = torch.randn(100, rows.row_bytes // 4, device=device)
+        noise = torch.randn(100, rows.obs_bytes // 4, device=device)
         return noise.view(torch.uint8)
 
     memory: Any = algo.experience.memory

@@ -36,7 +36,11 @@ def soak(urls: list[str], episodes: int, at_a_time: int) -> list[dict[str, float
     """What there is after a quarter of the episodes, and after all of them."""
     maker = env_maker("unidle/SiteExplore-v0", {"site": urls, "budget": 3, "backoff": 0.001})
     envs = AsyncEnvs(maker, probe(maker), at_a_time, 0)
-    masks, rng, slices = envs.contract.rows.mask_view(envs.block.rows), np.random.default_rng(0), list(range(at_a_time))
+    masks, rng, slices = (
+        envs.env_spec.obs_layout.mask_view(envs.block.obs),
+        np.random.default_rng(0),
+        list(range(at_a_time)),
+    )
     seen: list[dict[str, float]] = []
     try:
         envs.start(np.zeros(at_a_time, np.int64))

@@ -68,10 +68,10 @@ def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
     from unidle.envs.spec import probe
 
     maker = env_maker(env)
-    contract = probe(maker, None, 0)
+    env_spec = probe(maker, None, 0)
     cores = len(os.sched_getaffinity(0))
-    slices = choose_slices(Engine(), n_envs, cores, contract.step_seconds, torch.device("cpu"))
-    envs = make_envs(maker, contract, n_envs, 0, cores, Engine(), slices=slices)
+    slices = choose_slices(Engine(), n_envs, cores, env_spec.step_seconds, torch.device("cpu"))
+    envs = make_envs(maker, env_spec, n_envs, 0, cores, Engine(), slices=slices)
     try:
         envs.start(np.zeros(n_envs, np.int64))
         actions = np.random.default_rng(0).uniform(-1, 1, (64, *envs.block.actions.shape)).astype(np.float32)

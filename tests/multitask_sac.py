@@ -12,7 +12,7 @@ from unidle.buffers.multitask import TaskReplay
 from unidle.config import Recipe
 from unidle.nn.sac_policy import SoftPolicy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 TASKS, SEEN = 3, 5
 
@@ -22,14 +22,16 @@ def algo_of(**changes: Any) -> SAC:
     torch.manual_seed(0)
     given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
     recipe = Recipe(**{**given, "network_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
-    policy = SoftPolicy(RowLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe)
+    policy = SoftPolicy(
+        ObservationLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe
+    )
     algo = SAC(policy, recipe)
     memory, none = algo.experience.memory, torch.zeros(6, dtype=torch.bool)
     assert isinstance(memory, TaskReplay)
     memory.start(some_rows())
     for _ in range(20):
-        rows = some_rows()
-        memory.add(torch.rand(6, 2) * 2 - 1, torch.randn(6), none, none, rows, rows, torch.arange(6) % TASKS)
+        obs = some_rows()
+        memory.add(torch.rand(6, 2) * 2 - 1, torch.randn(6), none, none, obs, obs, torch.arange(6) % TASKS)
     return algo
 
 

@@ -35,12 +35,14 @@ def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> Smal
     """The real parts of a small run, started."""
     chosen = Recipe(algo=algo, **{**SMALL, **recipe})  # type: ignore[arg-type]
     maker = env_maker(env)
-    contract = probe(maker, chosen.discretize)
+    env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)
-    policy = new_policy(contract.rows, contract.actions, chosen)
+    policy = new_policy(env_spec.obs_layout, env_spec.action_layout, chosen)
     learner = new_algorithm(policy, chosen, as_it_is, lambda name, error, to: None)
-    rollout = Rollout(chosen.n_steps, chosen.n_envs, contract.rows.row_bytes, contract.actions.width, 0, CPU)
-    envs = SerialEnvs(maker, contract, chosen.n_envs, seed)
+    rollout = Rollout(
+        chosen.n_steps, chosen.n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, CPU
+    )
+    envs = SerialEnvs(maker, env_spec, chosen.n_envs, seed)
     collector = Collector(envs, policy, [rollout], seed, Timeline())
     collector.start()
     return SmallRun(maker, envs, rollout, collector, learner, seed)  # type: ignore[arg-type]

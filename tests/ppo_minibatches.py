@@ -13,7 +13,7 @@ from unidle.algos.ppo import PPO, Batch
 from unidle.config import Recipe
 from unidle.nn.actor_critic import NetworkFactory, Policy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 SAMPLES, BATCH = 320, 208  # a minibatch that is no multiple of what a block takes at a time
 ACTIONS: dict[str, spaces.Space] = {
@@ -45,9 +45,9 @@ def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bo
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    rows = torch.zeros(SAMPLES, 1, policy.rows.row_bytes, dtype=torch.uint8)
+    obs = torch.zeros(SAMPLES, 1, policy.obs_layout.obs_bytes, dtype=torch.uint8)
     numbers = policy.encoder.n_numbers
-    rows[:, 0, : 4 * numbers] = (1.5 * normal(SAMPLES, numbers)).view(torch.uint8)
+    obs[:, 0, : 4 * numbers] = (1.5 * normal(SAMPLES, numbers)).view(torch.uint8)
     allowed = torch.ones(SAMPLES, policy.distribution.n_logits, dtype=torch.uint8)
     heads = []
     for start, n in zip(np.cumsum([0, *actions.nvec]), actions.nvec):
@@ -56,16 +56,16 @@ def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bo
             allowed[:, start + torch.randint(n, (), generator=generator)] = 1
         heads.append(torch.multinomial(allowed[:, start : start + n].float(), 1, generator=generator).float())
     if masked:
-        at = policy.rows.mask_offset
-        rows[:, 0, at : at + policy.rows.mask_width] = allowed
+        at = policy.obs_layout.mask_offset
+        obs[:, 0, at : at + policy.obs_layout.mask_width] = allowed
     flat = torch.cat([*heads, normal(SAMPLES, actions.reals)], 1).unsqueeze(1).to(device)
-    rows = rows.to(device)
+    obs = obs.to(device)
     with torch.no_grad():
-        params, values = policy(rows)
+        params, values = policy(obs)
         log_probs, _ = policy.distribution.score(params, flat)
     weights = torch.rand(SAMPLES, 1, generator=generator).to(device) if weighted else None
     return Batch(
-        rows,
+        obs,
         flat,
         log_probs + 0.3 * normal(SAMPLES, 1).to(device),
         values + 0.3 * normal(SAMPLES, 1).to(device),
@@ -89,9 +89,9 @@ def an_algo(
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(1)
     actions = ActionLayout.of(action_space)
-    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
+    obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
     recipe = Recipe(**{"network_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
-    policy = Policy(rows, actions, recipe, network)
+    policy = Policy(obs, actions, recipe, network)
     for parameter in policy.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     algo = PPO(policy.to(device), recipe)
@@ -123,7 +123,7 @@ def after_six_steps(algo: PPO, way: Callable[[PPO], Callable[[Batch, torch.Tenso
     """What `algo`, whose actions are both kinds, has learned and counted after six minibatches."""
     batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False)
     with torch.no_grad():
-        params, _ = algo.policy(batch.rows)
+        params, _ = algo.policy(batch.obs)
         batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
     generator = torch.Generator().manual_seed(5)
     orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)])

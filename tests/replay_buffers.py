@@ -32,8 +32,8 @@ def rows_of(names: list[int]) -> Tensor:
     return torch.tensor([[name, ~name] for name in names]).view(torch.uint8)
 
 
-def names_of(rows: Tensor) -> list[int]:
-    numbers = rows.view(torch.int64)
+def names_of(obs: Tensor) -> list[int]:
+    numbers = obs.view(torch.int64)
     assert (numbers[:, 1] == ~numbers[:, 0]).all()  # no row is made of two
     return numbers[:, 0].tolist()
 
@@ -53,9 +53,9 @@ Expected = dict[int, tuple[float, float, int]]
 
 def read(batch: Transitions) -> Expected:
     """A batch in the model's words."""
-    names = names_of(batch.rows)
+    names = names_of(batch.obs)
     assert batch.actions.tolist() == actions_of(names).tolist()
-    outcomes = zip(batch.returns.tolist(), batch.discounts.tolist(), names_of(batch.next_rows))
+    outcomes = zip(batch.returns.tolist(), batch.discounts.tolist(), names_of(batch.next_obs))
     return dict(zip(names, outcomes))
 
 
@@ -79,8 +79,8 @@ def random_step(memory: Memory, rng: np.random.Generator, device: torch.device =
         "rewards": torch.from_numpy(rng.standard_normal(3, np.float32)),
         "terminated": (end == TERMINATED) | (end == BOTH),
         "truncated": (end == TRUNCATED) | (end == BOTH),
-        "next_rows": torch.from_numpy(rng.integers(0, 256, (3, ROW_BYTES), np.uint8)),
-        "final_rows": torch.from_numpy(rng.integers(0, 256, (3, ROW_BYTES), np.uint8)),
+        "next_obs": torch.from_numpy(rng.integers(0, 256, (3, ROW_BYTES), np.uint8)),
+        "final_obs": torch.from_numpy(rng.integers(0, 256, (3, ROW_BYTES), np.uint8)),
     }
     tasks = torch.from_numpy(rng.integers(0, 4, 3))
     if isinstance(memory, TaskReplay):

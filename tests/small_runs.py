@@ -82,20 +82,20 @@ def small_run(
     }
     chosen = Recipe(**{**settings, **recipe})
     maker = env_maker(env, kwargs)
-    contract = probe(maker, chosen.discretize)
+    env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)
-    policy = Policy(contract.rows, contract.actions, chosen)
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, chosen)
     algo = PPO(policy, chosen)
-    rows, width = contract.rows.row_bytes, contract.actions.width
+    obs, width = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width
     rollouts = [
-        Rollout(chosen.n_steps, chosen.n_envs, rows, width, policy.state_size, CPU)
+        Rollout(chosen.n_steps, chosen.n_envs, obs, width, policy.state_size, CPU)
         for _ in range(2 if chosen.overlap == "strict" else 1)
     ]
     envs: HostEnvs
     if workers:
-        envs = ProcessPool(maker, contract, chosen.n_envs, seed, workers, slices=slices)
+        envs = ProcessPool(maker, env_spec, chosen.n_envs, seed, workers, slices=slices)
     else:
-        envs = SerialEnvs(maker, contract, chosen.n_envs, seed)
+        envs = SerialEnvs(maker, env_spec, chosen.n_envs, seed)
     collector = Collector(envs, policy, rollouts, seed, Timeline())
     collector.start()
     return SmallRun(maker, envs, rollouts[0], collector, algo, seed)
@@ -111,15 +111,15 @@ def frozen(state: Any) -> Any:
 
 def twin(run: SmallRun) -> PPO:
     """A second learner that stands exactly where the first one does: what it prepares leaves the first alone."""
-    contract = run.envs.contract
-    other = PPO(Policy(contract.rows, contract.actions, run.algo.recipe), run.algo.recipe)
+    env_spec = run.envs.env_spec
+    other = PPO(Policy(env_spec.obs_layout, env_spec.action_layout, run.algo.recipe), run.algo.recipe)
     other.load_state_dict(frozen(run.algo.state_dict()))
     return other
 
 
-def floats(rows: Tensor, n: int) -> Tensor:
-    """The observation of n floats that rows [.., row_bytes] of such a space begin with."""
-    return rows[..., : 4 * n].contiguous().view(torch.float32)
+def floats(obs: Tensor, n: int) -> Tensor:
+    """The observation of n floats that rows [.., obs_bytes] of such a space begin with."""
+    return obs[..., : 4 * n].contiguous().view(torch.float32)
 
 
 def as_sequences(table: Tensor, length: int) -> Tensor:
@@ -135,8 +135,8 @@ def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
     act, sample = policy.act, policy.distribution.sample
     states: list[Tensor | None] = []
 
-    def noting_act(rows: Tensor, state: Tensor | None = None) -> Any:
-        params, after = act(rows, state)
+    def noting_act(obs: Tensor, state: Tensor | None = None) -> Any:
+        params, after = act(obs, state)
         states.append(None if after is None else after.clone())
         return params, after
 

@@ -94,8 +94,8 @@ def test_every_way_to_name_an_environment_leads_through_the_whole_life_of_a_run(
 
     loaded = unidle.load(run.path, **again)
     assert loaded.evaluate(3).returns == run.evaluate(3).returns
-    space = run.agent.rows.space
-    assert run.agent.actions.space.contains(loaded.predict(space.sample()))
+    space = run.agent.obs_layout.space
+    assert run.agent.action_layout.space.contains(loaded.predict(space.sample()))
 
     resumed = unidle.resume(run.path, timesteps=160, quiet=True, **again)
     assert [record["step"] for record in iterations(resumed)] == [32, 64, 96, 128, 160]

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from unidle.envs.make import env_maker
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.spec import Contract, probe
+from unidle.envs.spec import EnvSpec, probe
 
 
 class Do(IntEnum):
@@ -105,14 +105,14 @@ class _WellBehaved(Troubled):
         return super().step(Do.STEP)
 
 
-CONTRACT: Contract = probe(env_maker(_WellBehaved))
+CONTRACT: EnvSpec = probe(env_maker(_WellBehaved))
 SEED = 5
 CHECKED = 8  # first steps in which what is not finite is still the user's mistake
 
 
 def place(row: np.ndarray) -> tuple[int, int]:
     """(seed, step) that a row shows."""
-    seed, step = CONTRACT.rows.unpack(row)["at"]
+    seed, step = CONTRACT.obs.unpack(row)["at"]
     return int(seed), int(step)
 
 

@@ -112,12 +112,15 @@ class TrainedRun:
             check_seed(seed)
         recipe, engine = self.config.recipe, self.config.engine
         maker = self.maker()
-        contract = probe(maker, recipe.discretize)
-        if contract.rows.space != self.agent.rows.space or contract.actions.space != self.agent.actions.space:
+        env_spec = probe(maker, recipe.discretize)
+        if (
+            env_spec.obs_layout.space != self.agent.obs_layout.space
+            or env_spec.action_layout.space != self.agent.action_layout.space
+        ):
             raise UsageError(f"{maker.name} has other spaces than the environment {self.path} was trained on.")
         n_envs = min(episodes, 10)
-        workers = choose_workers(engine, n_envs, contract.step_seconds, is_busy=self.agent.device.type == "cuda")
-        envs = make_envs(maker, contract, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
+        workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=self.agent.device.type == "cuda")
+        envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
             return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed)
         finally:

@@ -37,7 +37,7 @@ class Dictated:
     def tell(self, batch: Transitions) -> None:
         from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-        observations, following = (floats(rows, self._n_inputs) for rows in (batch.rows, batch.next_rows))
+        observations, following = (floats(obs, self._n_inputs) for obs in (batch.obs, batch.next_obs))
         over = (batch.discounts == 0).float().unsqueeze(1)
         self.batch = ReplayBufferSamples(observations, batch.actions, following, over, batch.returns.unsqueeze(1))
 
@@ -137,7 +137,7 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
     first = algo.parameters.flat.detach().clone()
     for number in range(UPDATES):
         batch, generator = drawn(run, number)
-        following, seen = torch.randn(2, len(batch.rows), reals, generator=generator)
+        following, seen = torch.randn(2, len(batch.obs), reals, generator=generator)
         noise += [seen, following]  # the order in which they are drawn there
         memory.tell(batch)
         peer.train(1, algo.recipe.batch_size)

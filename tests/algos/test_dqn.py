@@ -70,7 +70,7 @@ class SlowDQN:
     """Deep Q-learning as the papers tell it."""
 
     def __init__(self, run: SmallRun) -> None:
-        self.recipe, self.rows = run.algo.recipe, run.policy.rows
+        self.recipe, self.obs = run.algo.recipe, run.policy.obs_layout
         self.n_inputs = run.policy.encoder.n_features
         self.values, self.target = Values(run.policy), Values(run.algo.target)
         self.adam = torch.optim.Adam(self.values.parameters(), lr=self.recipe.learning_rate, eps=1e-8)
@@ -78,7 +78,7 @@ class SlowDQN:
 
     def see(self, row: Tensor) -> tuple[Tensor, list[Tensor]]:
         """An observation, and what is allowed of each head."""
-        start, width = self.rows.mask_offset, self.rows.mask_width
+        start, width = self.obs.mask_offset, self.obs.mask_width
         allowed = row[start : start + width].bool() if width else torch.ones(sum(self.values.nvec), dtype=torch.bool)
         return floats(row, self.n_inputs).double(), list(allowed.split(self.values.nvec))
 
@@ -96,10 +96,10 @@ class SlowDQN:
     def update(self, batch: Transitions) -> Tensor:
         """Learn from a batch; returns the mean |δ| over heads of each of its transitions."""
         losses, errors, chosen = [], [], []
-        for i, row in enumerate(batch.rows):
+        for i, row in enumerate(batch.obs):
             target = float(batch.returns[i])
             if batch.discounts[i] > 0:
-                target += float(batch.discounts[i]) * self.best(batch.next_rows[i])
+                target += float(batch.discounts[i]) * self.best(batch.next_obs[i])
             heads = self.values(self.see(row)[0])
             q = torch.stack([head[int(action)] for head, action in zip(heads, batch.actions[i])])
             huber = nn.functional.huber_loss(q, torch.full_like(q, target), delta=1.0, reduction="mean")
@@ -208,11 +208,11 @@ def test_what_comes_after_termination_is_worth_nothing_whatever_it_is() -> None:
     ended = replay.terminated.nonzero()[:, 0]
     assert len(ended)
     before = replay.at(ended)
-    replay.rows[replay.after(ended)] = 0x7F  # 3e38 as floats
+    replay.obs[replay.after(ended)] = 0x7F  # 3e38 as floats
     after = replay.at(ended)
-    assert not torch.equal(before.next_rows, after.next_rows)
+    assert not torch.equal(before.next_obs, after.next_obs)
     with torch.no_grad():
-        following = after.returns + after.discounts * run.algo._best_value(after.next_rows).nan_to_num()
+        following = after.returns + after.discounts * run.algo._best_value(after.next_obs).nan_to_num()
     assert torch.equal(following, before.returns)
 
 

@@ -30,12 +30,12 @@ SMALL: dict[str, Any] = {
 }
 
 
-def limited(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, rows: int) -> None:
+def limited(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, obs: int) -> None:
     """From now on, `kind` has memory for so many rows at a time, with all that gradients need."""
     plain: Callable[..., Any] = getattr(kind, method)
 
     def stingy(self: Any, inputs: torch.Tensor, *more: Any) -> Any:
-        if torch.is_grad_enabled() and len(inputs) > rows:
+        if torch.is_grad_enabled() and len(inputs) > obs:
             raise torch.OutOfMemoryError(f"out of memory. Tried to allocate {len(inputs)} rows.")
         return plain(self, inputs, *more)
 
@@ -68,7 +68,7 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe
     try:
         rollout = run.collect()
         batch = run.algo.prepare(rollout, run.policy if "overlap" in recipe else None)
-        order = torch.randperm(len(batch.rows))[:7]
+        order = torch.randperm(len(batch.obs))[:7]
         logged = run.algo.gradient(batch, order)
         whole = run.algo.parameters.grad.clone()
         assert whole.abs().max() > 0
@@ -124,10 +124,10 @@ def test_the_whole_rollout_is_evaluated_in_pieces_too(monkeypatch: pytest.Monkey
         values = run.algo.prepare(rollout).values
         plain = Policy.forward
 
-        def stingy(self: Policy, rows: torch.Tensor, *more: Any) -> Any:
-            if len(rows) > 8:
+        def stingy(self: Policy, obs: torch.Tensor, *more: Any) -> Any:
+            if len(obs) > 8:
                 raise torch.OutOfMemoryError("out of memory")
-            return plain(self, rows, *more)
+            return plain(self, obs, *more)
 
         monkeypatch.setattr(Policy, "forward", stingy)
         assert_close(run.algo.prepare(rollout).values, values)

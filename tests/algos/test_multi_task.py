@@ -19,7 +19,7 @@ from unidle.envs.spec import probe
 from unidle.errors import UsageError
 from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 
 def test_outputs_are_those_of_the_task_that_the_last_features_tell() -> None:
@@ -36,9 +36,9 @@ def test_outputs_are_those_of_the_task_that_the_last_features_tell() -> None:
 
 def test_an_update_for_one_task_leaves_the_heads_of_the_others_alone() -> None:
     algo = algo_of()
-    rows = some_rows()[[0, 3]]  # both of task 0
-    params, _ = algo.policy.act(rows)
-    loss = params.mean.sum() + algo.critics(rows, torch.zeros(2, 2)).sum()
+    obs = some_rows()[[0, 3]]  # both of task 0
+    params, _ = algo.policy.act(obs)
+    loss = params.mean.sum() + algo.critics(obs, torch.zeros(2, 2)).sum()
     head = algo.policy.actor_head.weight
     of_actor, of_critics = torch.autograd.grad(loss, (head, algo.critics.ensemble.weights[-1]))
     touched = of_actor.view(TASKS, -1).abs().sum(1) > 0
@@ -86,7 +86,7 @@ def test_a_batch_that_is_no_multiple_of_the_tasks_is_learned_from_too() -> None:
 def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:
     actions, recipe = ActionLayout.of(spaces.Box(-1, 1, (2,))), Recipe(algo="sac", n_tasks=5, batch_size=30)
     with pytest.raises(UsageError, match="The last 5 numbers of an observation must tell the task"):
-        SoftPolicy(RowLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
+        SoftPolicy(ObservationLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
 
 
 class Turns(gymnasium.Env):
@@ -115,7 +115,7 @@ def test_environments_that_take_turns_are_told_which_of_how_many_they_are_and_in
     try:
         envs.start(np.zeros(3, np.int64))
         for episode in range(3):
-            assert envs.block.rows.view(np.float32)[:, :3].tolist() == [[i, episode, 3] for i in range(3)]
+            assert envs.block.obs.view(np.float32)[:, :3].tolist() == [[i, episode, 3] for i in range(3)]
             slices = list(range(len(envs.bounds)))
             envs.send(slices)
             envs.recv(len(slices))

@@ -29,7 +29,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.rng import keyed_generator
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 
 def replay_of(memory: Replay | Prioritised) -> Replay:
@@ -106,11 +106,11 @@ def assert_remembered(memory: Replay | Prioritised, lines: list[Line], n_steps: 
     for number, line in enumerate(lines):
         batch = held(memory, number)
         found = zip(
-            name(batch.rows),
+            name(batch.obs),
             batch.actions.tolist(),
             [pytest.approx(value, rel=1e-6) for value in batch.returns.tolist()],
             batch.discounts.tolist(),
-            [None if d == 0 else row for d, row in zip(batch.discounts.tolist(), name(batch.next_rows))],
+            [None if d == 0 else row for d, row in zip(batch.discounts.tolist(), name(batch.next_obs))],
         )
         assert list(found) == line.expected(places, n_steps, gamma)
     if isinstance(memory, Prioritised):
@@ -120,8 +120,8 @@ def assert_remembered(memory: Replay | Prioritised, lines: list[Line], n_steps: 
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
 
-def counted(rows: Tensor) -> list[tuple[int, int]]:
-    return [(int(seed), int(step)) for seed, step in rows.contiguous().view(torch.int64)]
+def counted(obs: Tensor) -> list[tuple[int, int]]:
+    return [(int(seed), int(step)) for seed, step in obs.contiguous().view(torch.int64)]
 
 
 @pytest.mark.parametrize("prioritised", [False, True], ids=["uniform", "prioritised"])
@@ -165,7 +165,7 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
         rollout = before.collect()
         learned(before.algo, rollout, before.shuffle())
         before.collector.settle()
-        last_rows, last_rewards = rollout.rows[-1].clone(), rollout.rewards[-2:].clone()
+        last_obs, last_rewards = rollout.obs[-1].clone(), rollout.rewards[-2:].clone()
         before.collector.open()
     file = io.BytesIO()
     torch.save({"algo": before.algo.state_dict(), "collector": before.collector.state_dict()}, file)
@@ -176,17 +176,17 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
     assert len(after.collector.load_state_dict(state["collector"])) == 2  # no seed repeats it
     rollout = after.collect()
     assert rollout.starts[0].all()
-    assert not torch.equal(rollout.rows[0], last_rows)
+    assert not torch.equal(rollout.obs[0], last_obs)
     learned(after.algo, rollout, after.shuffle())
     for env in range(2):
         batch = held(after.algo.experience.memory, env)
-        assert len(batch.rows) == 24
+        assert len(batch.obs) == 24
         old = slice(16, 18)  # the last two steps before the border
-        for row in batch.next_rows[old]:
-            assert torch.equal(row, last_rows[env])
+        for row in batch.next_obs[old]:
+            assert torch.equal(row, last_obs[env])
         assert batch.discounts[old].tolist() == [0.25, 0.5]  # two steps and one were made: none terminated
         assert batch.returns[old].tolist() == [float(last_rewards[:, env] @ torch.tensor([1.0, 0.5])), 1.0]
-        assert torch.equal(floats(batch.rows[18], 1), floats(rollout.rows[0, env], 1))
+        assert torch.equal(floats(batch.obs[18], 1), floats(rollout.obs[0, env], 1))
 
 
 @st.composite
@@ -200,8 +200,8 @@ def fragments(draw: st.DrawFn) -> tuple[int, int, int, int, bool, list[list[list
     return n_envs, n_steps, return_steps, draw(st.integers(0, 20)), draw(st.booleans()), ends, anew
 
 
-def names_of(rows: Tensor) -> list[int]:
-    return rows.view(torch.int64)[:, 0].tolist()
+def names_of(obs: Tensor) -> list[int]:
+    return obs.view(torch.int64)[:, 0].tolist()
 
 
 @given(fragments())
@@ -223,8 +223,8 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
     rollout = Rollout(n_steps, n_envs, 8, 1, 0, CPU)
     names = iter(range(1, 10_000))
 
-    def write(rows: Tensor, name: int) -> int:
-        rows.copy_(torch.tensor([name]).view(torch.uint8))
+    def write(obs: Tensor, name: int) -> int:
+        obs.copy_(torch.tensor([name]).view(torch.uint8))
         return name
 
     lines = [Line() for _ in range(n_envs)]
@@ -234,11 +234,11 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
         again = [not number or (begun and not end) for begun, end in zip(begins, over)]
         for env, line in enumerate(lines):
             if number == 0:
-                line.past.append(Seen(write(rollout.rows[0, env], next(names))))
+                line.past.append(Seen(write(rollout.obs[0, env], next(names))))
             elif again[env]:
-                line.begin(write(rollout.rows[0, env], next(names)))
+                line.begin(write(rollout.obs[0, env], next(names)))
             else:
-                rollout.rows[0, env] = rollout.rows[-1, env]
+                rollout.obs[0, env] = rollout.obs[-1, env]
             rollout.starts[0, env] = bool(again[env] or over[env])
         for t, step in enumerate(fragment):
             for env, end in enumerate(step):
@@ -250,27 +250,27 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
                     row = torch.zeros(8, dtype=torch.uint8)
                     final = write(row, next(names))
                     finals.append((t * n_envs + env, row))
-                following = write(rollout.rows[t + 1, env], next(names))
+                following = write(rollout.obs[t + 1, env], next(names))
                 lines[env].step([action], reward, terminated, truncated, final, following)
         finals.append((n_steps * n_envs, torch.full((8,), 255, dtype=torch.uint8)))  # as the device's collector does
         rollout.final_at = torch.tensor([at for at, _ in finals])
-        rollout.final_rows = torch.stack([row for _, row in finals])
+        rollout.final_obs = torch.stack([row for _, row in finals])
         experience.take(rollout)
         assert_remembered(experience.memory, lines, return_steps, 0.5, names_of)
 
 
 def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
     run = off_policy_run(Choosy, "dqn", learning_starts=1000)  # its masks are those of each observation
-    rows = []
+    obs = []
     for _ in range(3):
-        rows.append(run.collect().rows[:-1].clone())
+        obs.append(run.collect().obs[:-1].clone())
         learned(run.algo, run.rollout, run.shuffle())
         run.collector.open()
-    seen, layout = torch.cat(rows), run.policy.rows
+    seen, layout = torch.cat(obs), run.policy.obs_layout
     for env in range(2):
         batch = held(run.algo.experience.memory, env)
-        masks = batch.rows[:, layout.mask_offset : layout.mask_offset + 8]
-        assert torch.equal(batch.rows, seen[:, env])
+        masks = batch.obs[:, layout.mask_offset : layout.mask_offset + 8]
+        assert torch.equal(batch.obs, seen[:, env])
         for head, part in enumerate((masks[:, :3], masks[:, 3:])):
             assert part.gather(1, batch.actions[:, head : head + 1].long()).all()  # and only such were chosen
 
@@ -300,7 +300,7 @@ class CountedSAC(SAC):
 
 def nothing_but_noise(rollout: Rollout, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    for tensor in (rollout.rows.view(torch.float32), rollout.rewards):
+    for tensor in (rollout.obs.view(torch.float32), rollout.rewards):
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     rollout.terminated.copy_(torch.rand(rollout.rewards.shape, generator=generator) < 0.1)
 
@@ -326,9 +326,9 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
         learning_starts=learning_starts,
         updates_per_step=ratio,
     )
-    rows, actions = RowLayout.of(spaces.Box(-1, 1, (2,))), ActionLayout.of(spaces.Discrete(2))
-    algo = kind(new_policy(rows, actions, recipe), recipe)
-    rollout = Rollout(n_steps, n_envs, rows.row_bytes, 1, 0, CPU)
+    obs, actions = ObservationLayout.of(spaces.Box(-1, 1, (2,))), ActionLayout.of(spaces.Discrete(2))
+    algo = kind(new_policy(obs, actions, recipe), recipe)
+    rollout = Rollout(n_steps, n_envs, obs.obs_bytes, 1, 0, CPU)
     made = 0
     for number in range(1, 6):
         nothing_but_noise(rollout, number)
@@ -406,10 +406,13 @@ def take_up_without_memory(run: SmallRun, fragments: int) -> None:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    policy, recipe = new_policy(run.policy.rows, run.envs.contract.actions, run.algo.recipe), run.algo.recipe
+    policy, recipe = (
+        new_policy(run.policy.obs_layout, run.envs.env_spec.action_layout, run.algo.recipe),
+        run.algo.recipe,
+    )
     run.algo = DQN(policy, recipe)
     run.algo.load_state_dict(torch.load(file, weights_only=True))
-    rollout = Rollout(recipe.n_steps, recipe.n_envs, policy.rows.row_bytes, 1, 0, CPU)
+    rollout = Rollout(recipe.n_steps, recipe.n_envs, policy.obs_layout.obs_bytes, 1, 0, CPU)
     for number in range(fragments):
         nothing_but_noise(rollout, number)
         learned(run.algo, rollout, keyed_generator(CPU, number))

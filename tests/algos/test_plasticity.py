@@ -40,9 +40,9 @@ def test_a_neuron_is_dormant_at_a_tenth_of_its_layers_mean_and_all_layers_count_
         ([1.0, 1.0, 1e-1, 1e-5], 3),
     ],
 )
-def test_the_rank_is_that_of_known_singular_values(rows: int, width: int, values: list[float], rank: int) -> None:
+def test_the_rank_is_that_of_known_singular_values(obs: int, width: int, values: list[float], rank: int) -> None:
     torch.manual_seed(0)
-    left, _ = torch.linalg.qr(torch.randn(rows, len(values), dtype=torch.float64))
+    left, _ = torch.linalg.qr(torch.randn(obs, len(values), dtype=torch.float64))
     right, _ = torch.linalg.qr(torch.randn(width, len(values), dtype=torch.float64))
     assert feature_rank(left * torch.tensor(values) @ right.T).item() == rank
 

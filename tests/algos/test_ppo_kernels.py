@@ -40,10 +40,10 @@ an_algo = partial(an_algo_on, device=DEVICE)
 
 def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
     """15 steps of 20 environments."""
-    rollout = Rollout(15, 20, batch.rows.shape[-1], batch.actions.shape[-1], state_size, DEVICE)
+    rollout = Rollout(15, 20, batch.obs.shape[-1], batch.actions.shape[-1], state_size, DEVICE)
     rollout.starts[:, ::3] = torch.arange(16, device=DEVICE)[:, None] % 4 == 0
     rollout.states.normal_(generator=torch.Generator(DEVICE).manual_seed(2))
-    rollout.rows.copy_(batch.rows.view_as(rollout.rows))
+    rollout.obs.copy_(batch.obs.view_as(rollout.obs))
     rollout.actions.copy_(batch.actions[:300].view_as(rollout.actions))
     rollout.rewards.copy_(batch.returns[:300].view_as(rollout.rewards))
     return rollout
@@ -126,7 +126,7 @@ def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(
     log_probs, values = algo.ways.evaluate(rollout)
     noise = torch.randn(3, 15, 20, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     batch = algo.cut(rollout, log_probs + 0.3 * noise[0], values, noise[1], values[:-1] + noise[2], noise[2].exp())
-    order = torch.randperm(len(batch.rows), device=DEVICE)[: algo.orders.shape[1]]
+    order = torch.randperm(len(batch.obs), device=DEVICE)[: algo.orders.shape[1]]
     found = [gradient_by(algo, algo.gradient, batch, order)]
     algo.pieces.count = pieces
     found.append(gradient_by(algo, by_fused_loss(algo), batch, order))
@@ -206,8 +206,8 @@ def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool
     ours, theirs = evaluation.score(acted, rollout), algo.ways.score(acted, rollout)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ours, evaluation.rollout(rollout)[0], rtol=1e-2)
-    rows = batch.rows[:77, 0]
-    torch.testing.assert_close(evaluation.values(rows), algo.policy.value(rows), rtol=1e-4, atol=1e-5)
+    obs = batch.obs[:77, 0]
+    torch.testing.assert_close(evaluation.values(obs), algo.policy.value(obs), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -261,7 +261,7 @@ def test_in_bf16_values_are_not_rounded_to_bf16() -> None:
     algo.policy.critic_head.bias.data.fill_(300.0)
     batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["reals"]), weighted=False, masked=False)
     with torch.no_grad():
-        values = algo.policy.value(batch.rows[:, 0])
+        values = algo.policy.value(batch.obs[:, 0])
     assert (values.bfloat16().float() - values).abs().mean() > 0.2  # of the 2 that lie between two such numbers
 
 

@@ -42,7 +42,7 @@ def test_every_ratio_is_1_before_the_first_minibatch(env: Any, recurrent: str) -
         run.collect()
         batch = twin(run).prepare(run.rollout)
         acting = torch.stack([log_prob for log_prob, _ in notes])  # [T, N]
-        length = batch.rows.shape[1]
+        length = batch.obs.shape[1]
         assert length == (1 if recurrent == "none" else 16)
         assert_close(batch.log_probs, as_sequences(acting, length), atol=1e-5, rtol=0)
         assert_every_ratio_is_1(run, batch)
@@ -56,10 +56,10 @@ def test_every_ratio_is_1_before_the_first_minibatch(env: Any, recurrent: str) -
 
 
 def assert_every_ratio_is_1(run: SmallRun, batch: Batch) -> None:
-    for index in torch.arange(len(batch.rows)).split(16 // batch.rows.shape[1]):
+    for index in torch.arange(len(batch.obs)).split(16 // batch.obs.shape[1]):
         part = batch.at(index)
         with torch.no_grad():
-            params, values = run.policy(part.rows, part.starts, part.states)
+            params, values = run.policy(part.obs, part.starts, part.states)
             log_probs, _ = run.policy.distribution.score(params, part.actions)
         assert_close((log_probs - part.log_probs).exp(), torch.ones_like(log_probs), atol=1e-5, rtol=0)
         assert_close(values, part.values, atol=1e-5, rtol=1e-5)
@@ -89,7 +89,7 @@ def test_statistics_are_frozen_while_an_iteration_lasts_and_updated_once_from_it
             assert torch.equal(value, before[name]), name
         assert rewards.count == 32 * (iteration - 1)
         run.learn()
-        seen.append(floats(run.rollout.rows[:-1], 3).reshape(-1, 3).double())
+        seen.append(floats(run.rollout.obs[:-1], 3).reshape(-1, 3).double())
         for reward in run.rollout.rewards:  # episodes of Pendulum last 200 steps: none ends here
             running = reward.double() + 0.99 * running
             sums.append(running)
@@ -121,7 +121,7 @@ class SlowPPO:
         self.recipe: Recipe = run.algo.recipe
         self.length = length
         self.discrete = run.policy.distribution.heads == 1
-        self.n_inputs = int(run.envs.contract.rows.space.shape[0])
+        self.n_inputs = int(run.envs.env_spec.obs_layout.space.shape[0])
         self.weights = {n: p.detach().double().clone().requires_grad_() for n, p in run.policy.named_parameters()}
         self.adam = torch.optim.Adam(self.weights.values(), lr=self.recipe.learning_rate, eps=1e-5, foreach=False)
 
@@ -169,14 +169,14 @@ class SlowPPO:
         """All that is known of one environment's steps, advantages included."""
         recipe = self.recipe
         steps, n_envs = rollout.shape
-        finals = {int(at): row for at, row in zip(rollout.final_at, rollout.final_rows)}
+        finals = {int(at): row for at, row in zip(rollout.final_at, rollout.final_obs)}
         state = rollout.states[0, env].double()
         records: list[dict[str, Tensor]] = []
         values, afterwards = [], []
         for t in range(steps + 1):
             if rollout.starts[t, env]:
                 state = torch.zeros_like(state)
-            observation, before = self.observation(rollout.rows[t, env]), state
+            observation, before = self.observation(rollout.obs[t, env]), state
             features, state = self.remember(observation, state)
             values.append(self.value(features))
             if t == steps:
@@ -388,8 +388,8 @@ def fill_peer_buffer(peer: Any, run: SmallRun) -> None:
     rollout = run.rollout
     steps, n_envs = rollout.shape
     n_inputs = peer.observation_space.shape[0]
-    observations = floats(rollout.rows, n_inputs)  # [T + 1, N, ..]
-    finals = {int(at): floats(row, n_inputs) for at, row in zip(rollout.final_at, rollout.final_rows)}
+    observations = floats(rollout.obs, n_inputs)  # [T + 1, N, ..]
+    finals = {int(at): floats(row, n_inputs) for at, row in zip(rollout.final_at, rollout.final_obs)}
     from stable_baselines3.common.buffers import RolloutBuffer
 
     buffer = RolloutBuffer(
@@ -510,14 +510,14 @@ def test_sequences_cut_from_the_rollout_repeat_what_was_said_when_acting(recurre
         assert batch.starts is not None
         assert batch.starts[:, 1:].any(), "no episode starts inside a sequence: the test shows nothing"
         with torch.no_grad():
-            params, _ = run.policy(batch.rows, batch.starts, batch.states)
+            params, _ = run.policy(batch.obs, batch.starts, batch.states)
             log_probs, _ = run.policy.distribution.score(params, batch.actions)
         acting = as_sequences(torch.stack([log_prob for log_prob, _ in notes]), 32)
         assert_close(log_probs, acting, atol=1e-5, rtol=0)
         # The test would notice a lost state: from zeros in place of the carried ones, the answers differ.
         if run.iteration == 2:
             with torch.no_grad():
-                params, _ = run.policy(batch.rows, batch.starts, torch.zeros_like(batch.states))
+                params, _ = run.policy(batch.obs, batch.starts, torch.zeros_like(batch.states))
                 forgetful, _ = run.policy.distribution.score(params, batch.actions)
             assert (forgetful - acting).abs().max() > 1e-4
         run.learn()
@@ -531,9 +531,9 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
         run.policy.critic_head.weight.mul_(3)
     run.collect()
     batch = run.algo.prepare(run.rollout)
-    length = batch.rows.shape[1]
+    length = batch.obs.shape[1]
     steps, n_envs = run.rollout.shape
-    finals = {int(at): row for at, row in zip(run.rollout.final_at, run.rollout.final_rows)}
+    finals = {int(at): row for at, row in zip(run.rollout.final_at, run.rollout.final_obs)}
     rewards = as_sequences(run.rollout.rewards, length)
     said = (batch.advantages - rewards + batch.values) / 0.99
     cut = as_sequences(run.rollout.truncated, length)
@@ -544,7 +544,7 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
         # Feed the five observations of the episode one by one, then its final one.
         state = torch.zeros(1, run.policy.state_size)
         with torch.no_grad():
-            for row in run.rollout.rows[t - 4 : t + 1, env]:
+            for row in run.rollout.obs[t - 4 : t + 1, env]:
                 _, after = run.policy.act(row.unsqueeze(0), state)
                 state = state if after is None else after
             expected = run.policy.value(finals[int(at)].unsqueeze(0), state)

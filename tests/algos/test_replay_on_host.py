@@ -33,21 +33,21 @@ def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "choose_place", lambda *sizes: "host")
 
 
-def tasks_of(rows: Tensor) -> Tensor:
-    return rows[:, 0].long() % 3
+def tasks_of(obs: Tensor) -> Tensor:
+    return obs[:, 0].long() % 3
 
 
 def fragment(seed: int) -> Rollout:
     """8 steps of 3 environments, in which anything may happen."""
     draw = torch.Generator().manual_seed(seed)
     rollout = Rollout(8, 3, 16, 2, 0, CPU)
-    rollout.rows.copy_(torch.randint(256, rollout.rows.shape, generator=draw))
+    rollout.obs.copy_(torch.randint(256, rollout.obs.shape, generator=draw))
     rollout.actions.copy_(torch.rand(rollout.actions.shape, generator=draw))
     rollout.rewards.copy_(torch.rand(rollout.rewards.shape, generator=draw))
     rollout.terminated.copy_(torch.rand(rollout.rewards.shape, generator=draw) < 0.1)
     rollout.truncated.copy_(torch.rand(rollout.rewards.shape, generator=draw) < 0.1)
     rollout.final_at = rollout.truncated.flatten().nonzero().squeeze(1)
-    rollout.final_rows = torch.randint(256, (len(rollout.final_at), 16), generator=draw).to(torch.uint8)
+    rollout.final_obs = torch.randint(256, (len(rollout.final_at), 16), generator=draw).to(torch.uint8)
     return rollout
 
 
@@ -91,8 +91,8 @@ def test_each_update_has_a_batch_of_its_own_with_the_newest_steps_in_it() -> Non
                 assert torch.equal(mine, theirs)
         assert len({tuple(batch.index.tolist()) for batch in seen}) == len(seen)
         if seen:
-            drawn = torch.cat([batch.rows for batch in seen]).view(torch.int64)[:, 0]
-            assert torch.isin(newest.rows[1:-1].flatten(0, 1).view(torch.int64)[:, 0], drawn).all()
+            drawn = torch.cat([batch.obs for batch in seen]).view(torch.int64)[:, 0]
+            assert torch.isin(newest.obs[1:-1].flatten(0, 1).view(torch.int64)[:, 0], drawn).all()
 
 
 # -- what the user is told ---------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class SlowSAC:
         if self.recipe.target_entropy is not None:
             self.target_entropy = self.recipe.target_entropy
 
-    def see(self, rows: Tensor) -> Tensor:
-        return floats(rows, self.n_inputs).double()
+    def see(self, obs: Tensor) -> Tensor:
+        return floats(obs, self.n_inputs).double()
 
     def act(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """An action, and log π of it: by torch's own distributions."""
@@ -72,7 +72,7 @@ class SlowSAC:
     def update(self, batch: Transitions, noise: list[Tensor]) -> Tensor:
         """Learn from a batch; returns the mean |δ| of each of its transitions."""
         recipe = self.recipe
-        here, there = self.see(batch.rows), self.see(batch.next_rows)
+        here, there = self.see(batch.obs), self.see(batch.next_obs)
         returns, discounts, weights = (t.double() for t in (batch.returns, batch.discounts, batch.weights))
         alpha = self.log_temperature.detach().exp()
         with torch.no_grad():
@@ -154,7 +154,7 @@ def assert_updates_agree(run: SmallRun, updates: int) -> SlowSAC:
     for number in range(updates):
         generator = torch.Generator().manual_seed(number)
         batch = memory.sample(run.algo.recipe.batch_size, generator)
-        noise = [torch.randn(len(batch.rows), slow.reals, generator=generator).double() for _ in range(2)]
+        noise = [torch.randn(len(batch.obs), slow.reals, generator=generator).double() for _ in range(2)]
         errors = slow.update(batch, noise)
         run.algo.update(torch.Generator().manual_seed(number))
         assert_same(run, slow)
@@ -261,7 +261,7 @@ def test_what_a_mask_forbids_is_never_likely_and_breaks_no_update() -> None:
         assert all(bool(torch.isfinite(value.float())) for value in metrics.values())
         run.collector.open()
     assert run.algo.experience.updates == 96
-    params, _ = run.policy.act(run.rollout.rows[0])
+    params, _ = run.policy.act(run.rollout.obs[0])
     assert run.policy.distribution.log_probs(params.logits).exp().max(-1).values.tolist() == [[1.0], [1.0]]
 
 

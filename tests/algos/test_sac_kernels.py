@@ -15,7 +15,7 @@ from unidle.buffers.replay import Transitions
 from unidle.config import Recipe
 from unidle.nn.sac_policy import SoftPolicy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -39,8 +39,8 @@ def an_algorithm(reals: int, **changes: Any) -> SAC:
     torch.manual_seed(3)
     settings: dict[str, Any] = {"activation": "relu", "network_arch": (32, 32), "critic_arch": (48, 32)} | changes
     recipe = Recipe(algo="sac", n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
-    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
-    policy = SoftPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
+    obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
+    policy = SoftPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
     return SAC(policy, recipe)
 
 
@@ -51,9 +51,9 @@ def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    rows, next_rows = (torch.zeros(BATCH, algo.policy.rows.row_bytes // 4) for _ in range(2))
+    obs, next_obs = (torch.zeros(BATCH, algo.policy.obs_layout.obs_bytes // 4) for _ in range(2))
     n_tasks = algo.recipe.n_tasks
-    for seen in (rows, next_rows):
+    for seen in (obs, next_obs):
         seen[:, :9] = normal(BATCH, 9)
         if n_tasks > 1:
             seen[:, 9 - n_tasks : 9] = torch.nn.functional.one_hot(torch.arange(BATCH) % n_tasks, n_tasks).float()
@@ -62,11 +62,11 @@ def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
     weights[5] = 0.0
     discounts = 0.99 * (torch.rand(BATCH, generator=generator) < 0.8).float()
     fields = (
-        rows.view(torch.uint8),
+        obs.view(torch.uint8),
         torch.tanh(normal(BATCH, reals)),
         normal(BATCH),
         discounts,
-        next_rows.view(torch.uint8),
+        next_obs.view(torch.uint8),
         torch.arange(BATCH),
         weights,
     )
@@ -133,7 +133,7 @@ def test_what_has_no_kernels_learns_the_plain_way(space: spaces.Space) -> None:
     from unidle.algos.fused_sac import suits
 
     recipe = Recipe(algo="sac", n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
-    policy = SoftPolicy(RowLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
+    policy = SoftPolicy(ObservationLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
     assert not suits(SAC(policy, recipe))
     assert suits(an_algorithm(2))
     assert not suits(an_algorithm(2, activation="elu"))

@@ -23,10 +23,10 @@ def some_steps(memory: Any, n_envs: int, steps: int, tasks: int = 0) -> None:
     """Random steps: one in four ends its episode, half of those by a limit."""
     generator = torch.Generator().manual_seed(5)
 
-    def rows() -> torch.Tensor:
+    def obs() -> torch.Tensor:
         return torch.randint(256, (n_envs, ROW), generator=generator, dtype=torch.uint8).to(DEVICE)
 
-    memory.start(rows())
+    memory.start(obs())
     for _ in range(steps):
         chance = torch.rand(2, n_envs, generator=generator)
         ended = chance[0] < 0.25
@@ -37,7 +37,7 @@ def some_steps(memory: Any, n_envs: int, steps: int, tasks: int = 0) -> None:
             ended & (chance[1] >= 0.5),
         ]
         known = [torch.randint(tasks, (n_envs,), generator=generator).to(DEVICE)] if tasks else []
-        memory.add(*(field.to(DEVICE) for field in happened), rows(), rows(), *known)
+        memory.add(*(field.to(DEVICE) for field in happened), obs(), obs(), *known)
 
 
 def assert_alike(fused: Any, plain: Any, batch_size: int) -> None:

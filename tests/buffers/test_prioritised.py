@@ -130,8 +130,8 @@ def prioritised(places: int = 8, n_envs: int = 2, alpha: float = 0.5, beta: floa
 def add(memory: Prioritised, *ended: bool) -> None:
     n_envs = len(memory.replay.cursor)
     truncated = torch.tensor(ended or [False] * n_envs)
-    rows = torch.zeros(n_envs, 8, dtype=torch.uint8)
-    memory.add(torch.zeros(n_envs, 1), torch.zeros(n_envs), torch.zeros_like(truncated), truncated, rows, rows)
+    obs = torch.zeros(n_envs, 8, dtype=torch.uint8)
+    memory.add(torch.zeros(n_envs, 1), torch.zeros(n_envs), torch.zeros_like(truncated), truncated, obs, obs)
 
 
 def test_priorities_and_weights_are_those_of_the_paper() -> None:

@@ -45,7 +45,7 @@ from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Replay, Transitions, integers_below
 from unidle.errors import UsageError
 from unidle.nn.encoder import leaf_tensor
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 
 @dataclass
@@ -214,7 +214,7 @@ def test_the_most_extreme_draws_stay_inside(extreme: float, monkeypatch: pytest.
     (cell,) = twin.replay.draw(1, seeded()).tolist()
     assert twin.replay.acted[cell]
     assert cell % 2 == (extreme > 0)  # the first line's oldest, the last line's newest
-    assert names_of(twin.replay.rows[cell : cell + 1]) == ([1] if extreme == 0 else [twin.lines[1][-2].name])
+    assert names_of(twin.replay.obs[cell : cell + 1]) == ([1] if extreme == 0 else [twin.lines[1][-2].name])
 
 
 def test_environments_made_anew_cut_their_open_episodes_off() -> None:
@@ -239,19 +239,19 @@ def test_pictures_and_masks_come_back_as_they_were() -> None:
     space = spaces.Dict(
         {"camera": spaces.Box(0, 255, (9, 9, 3), np.uint8), "speed": spaces.Box(-9, 9, (3,), np.float32)}
     )
-    layout = RowLayout.of(space, mask_width=5)
+    layout = ObservationLayout.of(space, mask_width=5)
     rng = np.random.default_rng(0)
-    rows = torch.from_numpy(rng.integers(0, 256, (7, 2, layout.row_bytes), dtype=np.uint8))
-    replay = Replay(20, 2, layout.row_bytes, 1, CPU, GAMMA)
-    replay.start(rows[0])
+    obs = torch.from_numpy(rng.integers(0, 256, (7, 2, layout.obs_bytes), dtype=np.uint8))
+    replay = Replay(20, 2, layout.obs_bytes, 1, CPU, GAMMA)
+    replay.start(obs[0])
     no, nothing = torch.zeros(2, dtype=torch.bool), torch.zeros(2)
     for t in range(6):
-        replay.add(torch.full((2, 1), float(t)), nothing, no, no, rows[t + 1], rows[t])
+        replay.add(torch.full((2, 1), float(t)), nothing, no, no, obs[t + 1], obs[t])
     batch = replay.sample(100, seeded())
     t, line = batch.actions[:, 0].long(), batch.index % 2
-    assert torch.equal(batch.rows, rows[t, line])
-    assert torch.equal(batch.next_rows, rows[t + 1, line])
-    camera = leaf_tensor(batch.rows, layout.leaves[0])
+    assert torch.equal(batch.obs, obs[t, line])
+    assert torch.equal(batch.next_obs, obs[t + 1, line])
+    camera = leaf_tensor(batch.obs, layout.leaves[0])
     assert (camera.shape, camera.dtype) == ((100, 9, 9, 3), torch.uint8)
 
 
@@ -374,9 +374,9 @@ def test_the_test_above_sees_a_question() -> None:
 def test_a_captured_memory_equals_one_on_the_host(make: Callable[..., Any]) -> None:
     device = torch.device("cuda")
     here, there, rng = make(), make(device), np.random.default_rng(10)
-    rows = torch.zeros(3, ROW_BYTES, dtype=torch.uint8)
-    here.start(rows)
-    there.start(rows.to(device))
+    obs = torch.zeros(3, ROW_BYTES, dtype=torch.uint8)
+    here.start(obs)
+    there.start(obs.to(device))
     static = random_step(there, rng, device)
     generator = seeded(11, device)
     batches: list[Transitions] = []

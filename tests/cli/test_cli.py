@@ -505,8 +505,8 @@ def test_discretize_cuts_a_continuous_action_into_bins(tmp_path: Path, here: Her
     pendulum = ["train", "--env", "Pendulum-v1", *SMALL, "--timesteps", "32", "--eval-every", "0", "--quiet"]
     sound(here(*pendulum, "--discretize", "3", "--run-name", "a"))
     run = load(tmp_path / "runs/a")
-    assert run.agent.actions.nvec == (3,)
-    observation = run.agent.rows.space.sample()
+    assert run.agent.action_layout.nvec == (3,)
+    observation = run.agent.obs_layout.space.sample()
     actions = {float(run.predict(observation, deterministic=False)[0]) for _ in range(100)}
     assert actions == {-2.0, 0.0, 2.0}
 

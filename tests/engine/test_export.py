@@ -90,7 +90,7 @@ def trained(env: Any, **settings: Any) -> Agent:
 def leaves(observations: list[Any], agent: Agent) -> dict[str, np.ndarray]:
     """Observations as the inputs of the exported policy, one by its name for each part, as docs/export.md says."""
     feed = {}
-    for leaf in agent.rows.leaves:
+    for leaf in agent.obs_layout.leaves:
         parts = observations
         for key in leaf.path:
             parts = [part[key] for part in parts]
@@ -120,7 +120,7 @@ def assert_same_actions(agent: Agent, exported: onnxruntime.InferenceSession, en
         feed["action_mask"] = np.stack(given).astype(np.uint8)
     assert {place.name for place in exported.get_inputs()} == feed.keys()
     predicted = [agent.predict(seen, action_mask=mask) for seen, mask in zip(observations, masks)]
-    expected = np.stack([agent.actions.encode(action) for action in predicted])
+    expected = np.stack([agent.action_layout.encode(action) for action in predicted])
     assert len(np.unique(expected, axis=0)) > 2  # or it would be easy to agree
     (actions,) = exported.run(["action"], feed)
     np.testing.assert_allclose(actions, expected, rtol=1e-4, atol=1e-4)

@@ -28,10 +28,10 @@ def outcome(
     """What a service leaves behind: actions for the environments and in the rollout, rows; and whether it was fused."""
     device = torch.device("cuda")
     torch.set_float32_matmul_precision("highest")
-    contract = probe(env_maker(env), None, 0)
+    env_spec = probe(env_maker(env), None, 0)
     torch.manual_seed(1)
     kind = SoftPolicy if recipe.algo == "sac" else Policy
-    policy = kind(contract.rows, contract.actions, recipe).to(device)
+    policy = kind(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
     if at_random:
         policy.distribution.at_random.fill_(1.0)
     with torch.no_grad():
@@ -40,10 +40,10 @@ def outcome(
             policy.encoder.norm.shift.normal_()
             policy.encoder.norm.scale.uniform_(0.5, 20)
     FlatParameters(policy)
-    rollout = Rollout(STEPS, recipe.n_envs, contract.rows.row_bytes, contract.actions.width, 0, device)
-    block = Block(contract, recipe.n_envs)
-    rows = block.rows.view(np.float32)
-    rows[:] = np.random.default_rng(2).standard_normal(rows.shape)
+    rollout = Rollout(STEPS, recipe.n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
+    block = Block(env_spec, recipe.n_envs)
+    obs = block.obs.view(np.float32)
+    obs[:] = np.random.default_rng(2).standard_normal(obs.shape)
     lock = PageLock(block)
     with monkeypatch.context() as patch:
         if not fused:
@@ -61,7 +61,7 @@ def outcome(
         "env actions of others": torch.from_numpy(block.actions[1::2].copy()),
         "actions": rollout.actions[:2, ready].cpu(),
         "others": rollout.actions[:, 1::2].cpu(),
-        "rows": rollout.rows[:2, ready].cpu(),
+        "rows": rollout.obs[:2, ready].cpu(),
         "later": rollout.actions[2:].cpu(),
     }
     lock.close()
@@ -123,11 +123,11 @@ def test_a_layer_with_its_activation_has_torchs_values_and_gradients(
 ) -> None:
     from unidle.nn.activated_linear import linear_relu, linear_tanh
 
-    rows, ins, outs = shape
+    obs, ins, outs = shape
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
-    inputs = [torch.randn(*size, device="cuda", requires_grad=True) for size in ((rows, ins), (outs, ins), (outs,))]
-    weights = torch.randn(rows, outs, device="cuda")
+    inputs = [torch.randn(*size, device="cuda", requires_grad=True) for size in ((obs, ins), (outs, ins), (outs,))]
+    weights = torch.randn(obs, outs, device="cuda")
     layer = linear_tanh if activation == "tanh" else linear_relu
     mine = layer(*inputs)
     theirs = getattr(torch, activation)(torch.nn.functional.linear(*inputs))

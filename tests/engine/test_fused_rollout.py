@@ -25,25 +25,25 @@ if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
 STEPS, ENVS = 9, 40  # no multiple of what a block takes
-FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_rows", "final_at")
+FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_obs", "final_at")
 
 
 def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
     """In the middle of things: every environment has taken some steps, and the weights are not the first ones."""
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(3)
-    contract = probe(env_maker(name))
+    env_spec = probe(env_maker(name))
     recipe = Recipe(**{"network_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
-    policy = Policy(contract.rows, contract.actions, recipe).to(DEVICE)
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, recipe).to(DEVICE)
     for parameter in policy.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     if policy.encoder.norm is not None:
         numbers = policy.encoder.n_numbers
         policy.encoder.norm.update(1 + 3 * torch.randn(100, numbers, device=DEVICE))
     FlatParameters(policy)
-    rollout = Rollout(STEPS, ENVS, contract.rows.row_bytes, contract.actions.width, 0, DEVICE)
+    rollout = Rollout(STEPS, ENVS, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, DEVICE)
     env = Classic(dataclasses.replace(TASKS[name], limit=limit), ENVS, 2**40 + 7, DEVICE, first_index=5)
-    collector = DeviceCollector(env, contract, policy, rollout, 0, Timeline(), tell=pytest.fail)
+    collector = DeviceCollector(env, env_spec, policy, rollout, 0, Timeline(), tell=pytest.fail)
     collector._kernel_untried = False
     # Episodes end in the middle of a rollout, each at its own time.
     collector._state["length"].copy_(torch.arange(ENVS, device=DEVICE) % limit)

@@ -18,7 +18,7 @@ from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.block import Block
 from unidle.nn.actor_critic import Policy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 STEPS, N_ENVS = 5, 40
 
@@ -26,24 +26,24 @@ STEPS, N_ENVS = 5, 40
 def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: bool) -> tuple[Lane, Block]:
     """A lane whose environments have been seen, and their block."""
     actions = ActionLayout.of(ACTIONS[name])
-    rows = RowLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
+    obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
     recipe = Recipe(**{"network_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
     torch.manual_seed(1)
-    policy = Policy(rows, actions, recipe)
+    policy = Policy(obs, actions, recipe)
     with torch.no_grad():
         policy.actor_head.weight.mul_(50)  # what is said depends on what is seen
         if policy.encoder.norm is not None:
             policy.encoder.norm.shift.normal_()
             policy.encoder.norm.scale.uniform_(0.5, 20)
-    contract: Any = SimpleNamespace(rows=rows, actions=actions)
-    block = Block(contract, N_ENVS)
+    env_spec: Any = SimpleNamespace(obs=obs, actions=actions)
+    block = Block(env_spec, N_ENVS)
     random = np.random.default_rng(2)
-    block.rows.view(np.float32)[:, :5] = random.standard_normal((N_ENVS, 5))
+    block.obs.view(np.float32)[:, :5] = random.standard_normal((N_ENVS, 5))
     if masked:
-        mask = rows.mask_view(block.rows)
+        mask = obs.mask_view(block.obs)
         mask[:] = random.random(mask.shape) < 0.5
         mask[:, [int(sum(actions.nvec[:head])) for head in range(actions.heads)]] = 1
-    rollout = Rollout(STEPS, N_ENVS, rows.row_bytes, actions.width, policy.state_size, torch.device("cpu"))
+    rollout = Rollout(STEPS, N_ENVS, obs.obs_bytes, actions.width, policy.state_size, torch.device("cpu"))
     state = torch.zeros(N_ENVS, policy.state_size)
     lane = Lane(policy, rollout, block, state, lambda name, function, *_: function, own_weights=own_weights)
     lane.open(1, 7, 3)
@@ -56,7 +56,7 @@ def left_behind(lane: Lane, block: Block) -> list[np.ndarray]:
     lane.service.serve((ready % (STEPS - 1), ready), None)
     first = block.actions.copy()
     lane.service.serve((STEPS - 1, slice(0, N_ENVS)), None)
-    return [first, block.actions.copy(), lane.rollout.actions.numpy(), lane.rollout.rows.numpy()[:STEPS]]
+    return [first, block.actions.copy(), lane.rollout.actions.numpy(), lane.rollout.obs.numpy()[:STEPS]]
 
 
 @pytest.mark.parametrize("own_weights", [False, True], ids=["the learner's", "a copy"])
@@ -68,14 +68,14 @@ def test_actions_and_all_that_is_stored_are_those_of_torch(
     lanes = [a_lane(name, {"activation": activation}, masked=masked, own_weights=own_weights) for _ in range(2)]
     assert lanes[0][0].service._numpy_actor is not None
     lanes[1][0].service._numpy_actor = None
-    first, all_of_them, actions, rows = left_behind(*lanes[0])
+    first, all_of_them, actions, obs = left_behind(*lanes[0])
     expected = left_behind(*lanes[1])
-    for ours, theirs in zip((first, all_of_them, actions, rows), expected):
+    for ours, theirs in zip((first, all_of_them, actions, obs), expected):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     waiting = np.arange(N_ENVS) % 3 != 0
     assert not first[waiting].any()  # environments that are not ready may be reading what they got before
     assert len(np.unique(all_of_them)) > 1
-    assert rows[STEPS - 1].any()
+    assert obs[STEPS - 1].any()
 
 
 def test_it_acts_with_the_weights_as_they_are_then() -> None:
@@ -94,7 +94,7 @@ def test_other_networks_and_large_ones_are_left_to_torch(changes: dict[str, Any]
 
 def test_what_is_not_a_number_stays_so() -> None:
     lane, block = a_lane("reals", {}, masked=False, own_weights=False)
-    block.rows.view(np.float32)[4] = np.nan
+    block.obs.view(np.float32)[4] = np.nan
     lane.service.serve((0, slice(0, N_ENVS)), None)
     assert np.isnan(block.actions[4]).all()
     assert not np.isnan(np.delete(block.actions, 4, 0)).any()

@@ -165,9 +165,9 @@ def test_actions_are_random_until_learning_starts_and_then_the_policys(algo: str
     memory, n_envs = state["experience"]["memory"], 3
     places = 3000 // n_envs
     cells = memory["order"].view(places, n_envs)[:500].long()  # [steps, environments]
-    rows, actions = memory["rows"][cells], memory["actions"][cells].squeeze(-1)
+    obs, actions = memory["rows"][cells], memory["actions"][cells].squeeze(-1)
     with torch.no_grad():
-        params, _ = policy.act(rows.flatten(0, 1))
+        params, _ = policy.act(obs.flatten(0, 1))
         mode = policy.distribution.mode(params).view(500, n_envs)
     early, late = slice(0, 200), slice(200, 500)
     if algo == "dqn":
@@ -247,7 +247,7 @@ def test_a_trained_run_is_loaded_evaluated_asked_and_exported(
     assert all(space.contains(run.predict(observation, deterministic=False)) for observation in observations)
     path = export_onnx(run.agent, tmp_path / "policy.onnx")
     (actions,) = onnxruntime.InferenceSession(str(path)).run(["action"], {"observation": observations})
-    expected = np.stack([run.agent.actions.encode(action) for action in predicted])
+    expected = np.stack([run.agent.action_layout.encode(action) for action in predicted])
     assert len(np.unique(expected, axis=0)) > 2
     np.testing.assert_allclose(actions, expected, rtol=1e-4, atol=1e-4)
 

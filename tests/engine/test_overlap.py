@@ -71,7 +71,7 @@ def test_rollout_k_is_acted_by_the_weights_of_update_k_minus_1(started: Callable
         with torch.no_grad():  # and it was these that acted, in every step
             for t in range(16):
                 by_these, by_the_latest = (
-                    policy.distribution.sample(policy.act(lane.rollout.rows[t])[0], lane.service.noise[t])
+                    policy.distribution.sample(policy.act(lane.rollout.obs[t])[0], lane.service.noise[t])
                     for policy in (lane.policy, run.policy)
                 )
                 assert (lane.rollout.actions[t] - by_these).abs().max() < 1e-5  # rounded otherwise in NumPy
@@ -138,8 +138,8 @@ def test_each_transition_is_in_its_place_while_two_rollouts_are_filled(
             run.collector.turn(0.01)  # the other lane fills meanwhile
         for env in range(n_envs):
             records = expected[env][first : first + steps + 1]
-            rows = rollout.rows[:, env].contiguous().view(torch.int64).tolist()
-            assert [tuple(row) for row in rows] == [record["observation"] for record in records]
+            obs = rollout.obs[:, env].contiguous().view(torch.int64).tolist()
+            assert [tuple(row) for row in obs] == [record["observation"] for record in records]
             assert rollout.starts[:, env].tolist() == [record["start"] for record in records]
             assert rollout.rewards[:, env].tolist() == [record["reward"] for record in records[:-1]]
             assert rollout.truncated[:, env].tolist() == [record["truncated"] for record in records[:-1]]
@@ -161,7 +161,7 @@ def test_importance_weights_are_the_truncated_ratio_of_who_learns_to_who_acted(
     weights = run.algo.prepare(lane.rollout, lane.behaviour).weights
     log_probs = []
     for policy in (run.policy, lane.policy):
-        params, _ = policy(lane.rollout.rows[:-1].reshape(32, 1, -1))
+        params, _ = policy(lane.rollout.obs[:-1].reshape(32, 1, -1))
         log_probs.append(policy.distribution.score(params, lane.rollout.actions.reshape(32, 1, -1))[0])
     ratio = (log_probs[0] - log_probs[1]).exp()
     torch.testing.assert_close(weights, ratio.clamp(max=2.0), rtol=1e-5, atol=1e-6)
@@ -178,7 +178,7 @@ def test_advantages_of_stale_steps_trust_what_follows_by_the_same_weights(starte
     rollout, recipe = lane.rollout, run.algo.recipe
     assert not rollout.truncated.any()
     with torch.no_grad():
-        values = run.policy(rollout.rows.flatten(0, 1).unsqueeze(1))[1].view(rollout.rows.shape[:2])
+        values = run.policy(rollout.obs.flatten(0, 1).unsqueeze(1))[1].view(rollout.obs.shape[:2])
     of_steps = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
     expected, _ = gae(*of_steps, recipe.gamma, recipe.gae_lambda, stale.weights.view(rollout.shape))
     torch.testing.assert_close(stale.advantages.view(rollout.shape), expected)

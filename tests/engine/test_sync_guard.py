@@ -54,10 +54,10 @@ def test_iterations_wait_for_nothing_but_the_actions(
         watching = 3 <= iterations < 8
         for lane in lanes:
             service, notes = lane.service, lane.notes
-            there, back = (service._block_rows, service._positions, service._starts), service._staged
+            there, back = (service._block_obs, service._positions, service._starts), service._staged
             for memory in (*there, back, service._block_actions):
                 assert memory.is_pinned()
-            for noted in (notes.outcomes, notes.starts, notes.last_rows):
+            for noted in (notes.outcomes, notes.starts, notes.last_obs):
                 assert torch.from_numpy(noted).is_pinned()
         torch.cuda.set_sync_debug_mode("error" if watching else "default")
 

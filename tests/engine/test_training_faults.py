@@ -434,21 +434,21 @@ def test_an_environment_that_does_not_close_takes_nothing_from_a_run_that_is_ove
 
 
 def evaluation_envs(run: SmallRun, n_envs: int, workers: int) -> HostEnvs:
-    maker, contract = run.maker, run.envs.contract
+    maker, env_spec = run.maker, run.envs.env_spec
     if workers:
-        return ProcessPool(maker, contract, n_envs, run.seed, workers, FIRST_EVALUATION_ENV)
-    return SerialEnvs(maker, contract, n_envs, run.seed, FIRST_EVALUATION_ENV)
+        return ProcessPool(maker, env_spec, n_envs, run.seed, workers, FIRST_EVALUATION_ENV)
+    return SerialEnvs(maker, env_spec, n_envs, run.seed, FIRST_EVALUATION_ENV)
 
 
 def play_by_hand(run: SmallRun, index: int, episode: int) -> tuple[float, int]:
     """Return and length of one whole episode with the mode action."""
-    env, rows, policy = Echo(), run.envs.contract.rows, run.policy
+    env, obs, policy = Echo(), run.envs.env_spec.obs_layout, run.policy
     observation, _ = env.reset(seed=episode_seed(run.seed, FIRST_EVALUATION_ENV + index, episode))
     state = torch.zeros(1, policy.state_size)
     total, length, ended = 0.0, 0, False
     while not ended:
         with torch.no_grad():
-            params, after = policy.act(torch.from_numpy(rows.pack(observation)).unsqueeze(0), state)
+            params, after = policy.act(torch.from_numpy(obs.pack(observation)).unsqueeze(0), state)
         state = state if after is None else after
         observation, reward, terminated, truncated, _ = env.step(policy.distribution.mode(params).item())
         total, length, ended = total + reward, length + 1, terminated or truncated

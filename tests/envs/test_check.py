@@ -11,10 +11,10 @@ from unidle.envs.block import Block
 from unidle.envs.check import check_observation
 from unidle.envs.make import env_maker
 from unidle.envs.pool.slot import EnvSlot
-from unidle.envs.spec import Contract, probe
+from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 DICT = spaces.Dict({"eye": BOX, "gear": spaces.Discrete(3)})
@@ -75,8 +75,8 @@ BAD_OBSERVATIONS = {
 
 def slot_of(env: Scripted) -> EnvSlot:
     """The environment in training, without the probe that would have found its mistake before."""
-    contract = Contract(RowLayout.of(env.observation_space), ActionLayout.of(env.action_space), 0.0)
-    return EnvSlot(env_maker(lambda: env), 0, 0, 0, contract, Block(contract, 1))
+    env_spec = EnvSpec(ObservationLayout.of(env.observation_space), ActionLayout.of(env.action_space), 0.0)
+    return EnvSlot(env_maker(lambda: env), 0, 0, 0, env_spec, Block(env_spec, 1))
 
 
 def begin(slot: EnvSlot) -> None:

@@ -16,11 +16,11 @@ from unidle.spaces.actions import ActionLayout
 
 @pytest.mark.parametrize("env", [Walk, Senses, Pictures])
 def test_a_probe_learns_the_spaces_and_the_price_of_a_step(env: type[gymnasium.Env]) -> None:
-    contract = probe(env_maker(env))
-    assert contract.rows.space == env.observation_space
-    assert contract.actions.space == env.action_space
-    assert contract.rows.mask_width == 0
-    assert 0 < contract.step_seconds < 1
+    env_spec = probe(env_maker(env))
+    assert env_spec.obs_layout.space == env.observation_space
+    assert env_spec.action_layout.space == env.action_space
+    assert env_spec.obs_layout.mask_width == 0
+    assert 0 < env_spec.step_seconds < 1
 
 
 def test_a_large_observation_has_its_price_although_the_step_itself_is_free() -> None:
@@ -31,8 +31,8 @@ def test_a_large_observation_has_its_price_although_the_step_itself_is_free() ->
         def step(self, action: Any) -> Any:
             return picture, 0.0, False, False, {}
 
-    contract = probe(env_maker(lambda: Large(space, (picture, {}))))
-    assert contract.step_seconds > 4e-5  # 100 GB/s: no core copies so fast
+    env_spec = probe(env_maker(lambda: Large(space, (picture, {}))))
+    assert env_spec.step_seconds > 4e-5  # 100 GB/s: no core copies so fast
 
 
 def test_a_probe_closes_its_environment_even_if_it_fails() -> None:
@@ -59,9 +59,9 @@ def test_discretize_reaches_the_layout_of_actions() -> None:
 
 @pytest.mark.parametrize("in_observation", [False, True])
 def test_a_mask_is_found_in_info_or_in_the_observation_and_obeyed(in_observation: bool) -> None:
-    contract = probe(env_maker(lambda: Masked(in_observation)))  # a disallowed action would raise
-    assert contract.rows.mask_width == 4
-    assert contract.rows.mask_key == ("action_mask" if in_observation else None)
+    env_spec = probe(env_maker(lambda: Masked(in_observation)))  # a disallowed action would raise
+    assert env_spec.obs_layout.mask_width == 4
+    assert env_spec.obs_layout.mask_key == ("action_mask" if in_observation else None)
 
 
 def test_a_mask_without_anything_to_mask_is_left_alone() -> None:
@@ -74,7 +74,7 @@ def test_a_mask_without_anything_to_mask_is_left_alone() -> None:
             super().__init__(spaces.Box(-1, 1, (1,)), (where, info), (where, 0.0, False, False, info))
             self.action_space = spaces.Tuple((spaces.Box(-1, 1), spaces.Box(-1, 1)))
 
-    assert probe(env_maker(Reals)).rows.mask_width == 0
+    assert probe(env_maker(Reals)).obs.mask_width == 0
 
 
 def test_a_mask_that_is_missing_after_some_steps_is_said() -> None:

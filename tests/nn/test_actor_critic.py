@@ -12,7 +12,7 @@ from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import Policy, n_parameters
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 BOX = spaces.Box(-np.inf, np.inf, (3,))
 JOINT = spaces.Dict({"go": spaces.MultiDiscrete([3, 2]), "how": spaces.Box(-1, 1, (2,))})
@@ -28,19 +28,19 @@ def make_policy(
 ) -> Policy:
     torch.manual_seed(0)
     actions = ActionLayout.of(action)
-    return Policy(RowLayout.of(observation, actions.mask_width if masked else 0), actions, recipe, **kwargs)
+    return Policy(ObservationLayout.of(observation, actions.mask_width if masked else 0), actions, recipe, **kwargs)
 
 
 def random_rows(policy: Policy, *lead: int) -> Tensor:
     """Rows of normal numbers, all actions allowed."""
-    layout = policy.rows
-    rows = np.zeros((int(np.prod(lead)), layout.row_bytes), np.uint8)
-    write = layout.writer(rows)
+    layout = policy.obs_layout
+    obs = np.zeros((int(np.prod(lead)), layout.obs_bytes), np.uint8)
+    write = layout.writer(obs)
     rng = np.random.default_rng(0)
-    for i in range(len(rows)):
+    for i in range(len(obs)):
         write(i, rng.normal(size=3).astype(np.float32))
-    layout.mask_view(rows)[:] = 1
-    return torch.from_numpy(rows).view(*lead, -1)
+    layout.mask_view(obs)[:] = 1
+    return torch.from_numpy(obs).view(*lead, -1)
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -49,15 +49,15 @@ def test_actor_and_critic_agree_whether_asked_alone_or_together(share: bool, rec
     recipe = replace(SMALL, share_trunk=share, recurrent=recurrent, recurrent_size=6)
     policy = make_policy(recipe=recipe)
     n, steps = 4, 5
-    rows = random_rows(policy, n, steps)
+    obs = random_rows(policy, n, steps)
     starts = torch.rand(n, steps, generator=torch.Generator().manual_seed(3)) < 0.4
     state = torch.randn(n, policy.state_size)
-    params, values = policy(rows, starts, state)
+    params, values = policy(obs, starts, state)
     assert values.shape == (n, steps)
     for t in range(steps):
         state = state * ~starts[:, t, None]
-        value = policy.value(rows[:, t], state)
-        single, after = policy.act(rows[:, t], state)
+        value = policy.value(obs[:, t], state)
+        single, after = policy.act(obs[:, t], state)
         torch.testing.assert_close(single.logits, params.logits[:, t])
         torch.testing.assert_close(single.mean, params.mean[:, t])
         torch.testing.assert_close(value, values[:, t])
@@ -72,11 +72,11 @@ def test_the_state_is_as_large_as_the_recurrent_layer_needs(recurrent: tuple[str
 
 def test_a_mask_in_the_row_forbids_its_actions() -> None:
     policy = make_policy(action=spaces.MultiDiscrete([4, 3]), masked=True)
-    rows = random_rows(policy, 50)
+    obs = random_rows(policy, 50)
     mask = torch.tensor([0, 1, 0, 1, 1, 0, 0], dtype=torch.uint8)
-    start = policy.rows.mask_offset
-    rows[:25, start : start + 7] = mask
-    params, _ = policy.act(rows)
+    start = policy.obs_layout.mask_offset
+    obs[:25, start : start + 7] = mask
+    params, _ = policy.act(obs)
     probabilities = policy.distribution.log_probs(params.logits).exp()  # [50, 2, 4]
     assert (probabilities[:25, 0, [0, 2]] == 0).all()
     assert (probabilities[:25, 1, 0] == 1).all()
@@ -88,11 +88,11 @@ def test_a_mask_in_the_row_forbids_its_actions() -> None:
 
 def test_a_mask_is_no_part_of_what_the_policy_sees() -> None:
     policy = make_policy(action=spaces.Discrete(4), masked=True)
-    rows = random_rows(policy, 6)
-    values = policy.value(rows)
-    start = policy.rows.mask_offset
-    rows[:, start : start + 3] = 0
-    assert torch.equal(policy.value(rows), values)
+    obs = random_rows(policy, 6)
+    values = policy.value(obs)
+    start = policy.obs_layout.mask_offset
+    obs[:, start : start + 3] = 0
+    assert torch.equal(policy.value(obs), values)
 
 
 def test_separate_trunks_learn_separately_and_a_shared_one_does_not() -> None:
@@ -181,9 +181,9 @@ def test_a_custom_network_is_made_from_both_spaces_and_trained_with_the_rest() -
     policy = make_policy(observation=CAR, network=network)
     assert given_spaces == [(CAR, JOINT)]
     assert policy.actor_trunk[0].in_features == 6
-    layout = policy.rows
-    rows = torch.from_numpy(np.stack([layout.pack(CAR.sample()) for _ in range(6)])).view(3, 2, -1)
-    _, values = policy(rows)
+    layout = policy.obs_layout
+    obs = torch.from_numpy(np.stack([layout.pack(CAR.sample()) for _ in range(6)])).view(3, 2, -1)
+    _, values = policy(obs)
     values.sum().backward()
     assert policy.encoder.module.camera.weight.grad.abs().sum() > 0
     assert n_parameters(policy.encoder) == n_parameters(policy.encoder.module)

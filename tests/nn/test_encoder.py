@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unidle.errors import UsageError
 from unidle.nn.encoder import CustomEncoder, Encoder
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 BODY = spaces.Dict(
     {
@@ -30,12 +30,12 @@ OBSERVATION = {
 }
 
 
-def rows_of(layout: RowLayout, *observations: Any) -> Tensor:
+def rows_of(layout: ObservationLayout, *observations: Any) -> Tensor:
     return torch.from_numpy(np.stack([layout.pack(observation) for observation in observations]))
 
 
 def test_numbers_come_as_they_are_bits_as_numbers_and_classes_as_one_hot() -> None:
-    layout = RowLayout.of(BODY)
+    layout = ObservationLayout.of(BODY)
     encoder = Encoder(layout, normalize=False)
     features = encoder(rows_of(layout, OBSERVATION))
     count_and_speed, lamps = [300.0, 0.5, -2.0], [1.0, 0.0]
@@ -58,18 +58,18 @@ def test_numbers_come_as_they_are_bits_as_numbers_and_classes_as_one_hot() -> No
     ],
 )
 def test_every_kind_of_space_gives_as_many_features_as_announced(space: spaces.Space) -> None:
-    layout = RowLayout.of(space)
+    layout = ObservationLayout.of(space)
     encoder = Encoder(layout, normalize=False)
     space.seed(0)
-    rows = rows_of(layout, *(space.sample() for _ in range(6)))
-    features = encoder(rows)
+    obs = rows_of(layout, *(space.sample() for _ in range(6)))
+    features = encoder(obs)
     assert features.dtype == torch.float32
     assert features.shape == (6, encoder.n_features)
-    assert torch.allclose(encoder(rows.view(2, 3, -1)).view(6, -1), features, atol=1e-6)
+    assert torch.allclose(encoder(obs.view(2, 3, -1)).view(6, -1), features, atol=1e-6)
 
 
 def test_normalisation_is_learned_from_rows_and_cut_off_at_ten_deviations() -> None:
-    layout = RowLayout.of(spaces.Box(-np.inf, np.inf, (2,)))
+    layout = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (2,)))
     encoder = Encoder(layout, normalize=True)
     rng = np.random.default_rng(0)
     seen = rng.normal([5.0, -1.0], [2.0, 0.1], (500, 2)).astype(np.float32)
@@ -83,33 +83,33 @@ def test_normalisation_is_learned_from_rows_and_cut_off_at_ten_deviations() -> N
 
 def test_pictures_classes_and_bits_are_not_normalised() -> None:
     space = spaces.Tuple((spaces.Box(0, 255, (9, 9), np.uint8), spaces.Discrete(3), spaces.MultiBinary(2)))
-    layout = RowLayout.of(space)
+    layout = ObservationLayout.of(space)
     encoder = Encoder(layout, normalize=True)
-    rows = rows_of(layout, *(space.sample() for _ in range(5)))
-    before = encoder(rows)
-    encoder.update_norm(rows)
+    obs = rows_of(layout, *(space.sample() for _ in range(5)))
+    before = encoder(obs)
+    encoder.update_norm(obs)
     assert encoder.norm is None
-    assert torch.equal(encoder(rows), before)
+    assert torch.equal(encoder(obs), before)
 
 
 def test_a_number_that_is_not_finite_is_found_in_its_row() -> None:
-    layout = RowLayout.of(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(2)}))
+    layout = ObservationLayout.of(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(2)}))
     encoder = Encoder(layout, normalize=False)
     values = [[0.0, 1.0], [np.nan, 0.0], [0.0, np.inf]]
-    rows = rows_of(layout, *({"a": np.array(value, np.float32), "b": 1} for value in values))
-    assert encoder.all_finite(rows).tolist() == [True, False, False]
+    obs = rows_of(layout, *({"a": np.array(value, np.float32), "b": 1} for value in values))
+    assert encoder.all_finite(obs).tolist() == [True, False, False]
 
 
 def test_no_rows_at_all_are_encoded_and_searched_too() -> None:
-    layout = RowLayout.of(BODY)
+    layout = ObservationLayout.of(BODY)
     encoder = Encoder(layout, normalize=False)
-    none = torch.from_numpy(np.concatenate([np.zeros((3, layout.row_bytes), np.uint8)[:0]]))  # strides of 0
+    none = torch.from_numpy(np.concatenate([np.zeros((3, layout.obs_bytes), np.uint8)[:0]]))  # strides of 0
     assert encoder(none).shape == (0, encoder.n_features)
     assert encoder.all_finite(none).shape == (0,)
 
 
 def test_classes_alone_are_always_finite() -> None:
-    layout = RowLayout.of(spaces.Discrete(3))
+    layout = ObservationLayout.of(spaces.Discrete(3))
     assert Encoder(layout, normalize=False).all_finite(rows_of(layout, 0, 2)).tolist() == [True, True]
 
 
@@ -125,7 +125,7 @@ class SpeedAndGear(nn.Module):
 
 
 def test_a_custom_network_gets_the_structure_of_the_space_as_one_batch_of_tensors() -> None:
-    layout = RowLayout.of(BODY)
+    layout = ObservationLayout.of(BODY)
     module = SpeedAndGear()
     encoder = CustomEncoder(layout, normalize=False, module=module)
     features = encoder(rows_of(layout, *[OBSERVATION] * 6).view(2, 3, -1))
@@ -143,7 +143,7 @@ def test_a_custom_network_gets_the_structure_of_the_space_as_one_batch_of_tensor
 def test_a_custom_network_does_not_see_the_action_mask_key() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(2), "speed": spaces.Box(-1, 1, (2,)), "gear": BODY["gear"]})
     module = SpeedAndGear()
-    CustomEncoder(RowLayout.of(space, mask_width=2), normalize=False, module=module)
+    CustomEncoder(ObservationLayout.of(space, mask_width=2), normalize=False, module=module)
     assert set(module.seen) == {"speed", "gear"}
 
 
@@ -153,7 +153,7 @@ def test_a_custom_network_gets_tuples_as_tuples() -> None:
             first, second = observation
             return first + second
 
-    layout = RowLayout.of(spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (3,)))))
+    layout = ObservationLayout.of(spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (3,)))))
     encoder = CustomEncoder(layout, normalize=False, module=Sum())
     ones = np.ones(3, np.float32)
     assert encoder(rows_of(layout, (ones, ones))).tolist() == [[2.0, 2.0, 2.0]]
@@ -171,9 +171,9 @@ class Returns(nn.Module):
 @pytest.mark.parametrize("shape", [None, (2,), (6,), (2, 3, 4), (1, 3), (4, 3)])
 def test_a_custom_network_must_return_a_batch_of_features(shape: tuple[int, ...] | None) -> None:
     with pytest.raises(UsageError, match=r"^Your network must map a batch of observations to a \[batch, features\] "):
-        CustomEncoder(RowLayout.of(spaces.Box(-1, 1, (3,))), normalize=False, module=Returns(shape))
+        CustomEncoder(ObservationLayout.of(spaces.Box(-1, 1, (3,))), normalize=False, module=Returns(shape))
 
 
 def test_a_custom_network_is_not_normalised_for() -> None:
     with pytest.raises(UsageError, match=r"^normalize_obs does not apply to a network of your own"):
-        CustomEncoder(RowLayout.of(spaces.Box(-1, 1, (3,))), normalize=True, module=Returns((2, 3)))
+        CustomEncoder(ObservationLayout.of(spaces.Box(-1, 1, (3,))), normalize=True, module=Returns((2, 3)))

@@ -25,13 +25,13 @@ def at(array: np.ndarray, offset: int) -> np.ndarray:
 )
 @pytest.mark.parametrize("turned", [False, True], ids=["as they are", "turned"])
 def test_a_product_has_the_same_bits_wherever_its_numbers_lie(shape: tuple[int, int, int], turned: bool) -> None:
-    rows, inner, columns = shape
+    obs, inner, columns = shape
     random = np.random.default_rng(0)
-    left = random.standard_normal((rows, inner)).astype(np.float32)
+    left = random.standard_normal((obs, inner)).astype(np.float32)
     right = random.standard_normal((columns, inner) if turned else (inner, columns)).astype(np.float32)
     results = []
     for left_at, right_at, out_at in every((0, 16, 48), (0, 16, 48), (None, 0, 32)):
-        out = None if out_at is None else at(np.zeros((rows, columns), np.float32), out_at)
+        out = None if out_at is None else at(np.zeros((obs, columns), np.float32), out_at)
         other = at(right, right_at)
         results.append(product(at(left, left_at), other.T if turned else other, out).copy())
         assert out is None or np.array_equal(out, results[-1])

@@ -23,9 +23,9 @@ from unidle.nn.sac_policy import SoftPolicy, SquashedActions
 from unidle.nn.trunks import ACTIVATIONS
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import Params
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
-ROWS = RowLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32))
+ROWS = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32))
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 10.0], np.float32))
 N = 200_000
 
@@ -34,12 +34,12 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def rows_of(observations: Tensor, mask: Tensor | None = None, layout: RowLayout = ROWS) -> Tensor:
-    rows = torch.zeros(len(observations), layout.row_bytes, dtype=torch.uint8)
-    rows[:, : 4 * observations.shape[1]] = observations.contiguous().view(torch.uint8)
+def rows_of(observations: Tensor, mask: Tensor | None = None, layout: ObservationLayout = ROWS) -> Tensor:
+    obs = torch.zeros(len(observations), layout.obs_bytes, dtype=torch.uint8)
+    obs[:, : 4 * observations.shape[1]] = observations.contiguous().view(torch.uint8)
     if mask is not None:
-        rows[:, layout.mask_offset : layout.mask_offset + layout.mask_width] = mask
-    return rows
+        obs[:, layout.mask_offset : layout.mask_offset + layout.mask_width] = mask
+    return obs
 
 
 def real_params(mean: Tensor, log_std: Tensor) -> Params:
@@ -113,12 +113,12 @@ def test_actions_fill_the_range_of_the_space_and_leave_it_never() -> None:
 
 def test_the_deviation_is_kept_in_its_range() -> None:
     policy = new_policy(ROWS, ActionLayout.of(BOX), Recipe(algo="sac"))
-    rows = rows_of(torch.zeros(1, 4))
+    obs = rows_of(torch.zeros(1, 4))
     for bias, log_std in ((50.0, 2.0), (-50.0, -20.0), (-1.0, -1.0)):
         with torch.no_grad():
             policy.actor_head.weight.zero_()
             policy.actor_head.bias.fill_(bias)
-        assert policy.act(rows)[0].log_std.tolist() == [[log_std, log_std]]
+        assert policy.act(obs)[0].log_std.tolist() == [[log_std, log_std]]
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------
@@ -222,16 +222,16 @@ def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_e
 
 
 def test_a_mask_forbids_in_both_policies() -> None:
-    layout = RowLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32), 3)
+    layout = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32), 3)
     actions = ActionLayout.of(spaces.Discrete(3))
     mask = torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=torch.uint8)
-    rows = rows_of(torch.randn(2, 4, generator=seeded()), mask, layout)
+    obs = rows_of(torch.randn(2, 4, generator=seeded()), mask, layout)
     for algo in ("sac", "dqn"):
         policy = new_policy(layout, actions, Recipe(algo=algo))  # type: ignore[arg-type]
         assert policy.masked
-        logits = policy.act(rows)[0].logits
+        logits = policy.act(obs)[0].logits
         assert ((logits > -1e7) == mask.bool()).all()
-        assert policy.distribution.mode(policy.act(rows)[0])[1].item() == 2.0
+        assert policy.distribution.mode(policy.act(obs)[0])[1].item() == 2.0
 
 
 # -- many networks as one ----------------------------------------------------------------------------------------------

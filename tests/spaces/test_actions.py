@@ -171,11 +171,11 @@ def test_as_many_bins_as_whole_numbers_give_each_number_once(bins: int, low: int
 
 def test_bins_are_evenly_spaced_and_found_again() -> None:
     layout = ActionLayout.of(spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 8.0]), dtype=np.float64), discretize=5)
-    rows = np.array([[i, 4 - i] for i in range(5)], np.float32)
-    actions = np.stack([layout.decode(row) for row in rows])
+    obs = np.array([[i, 4 - i] for i in range(5)], np.float32)
+    actions = np.stack([layout.decode(row) for row in obs])
     np.testing.assert_allclose(actions[:, 0], [-1, -0.5, 0, 0.5, 1])
     np.testing.assert_allclose(actions[:, 1], [8, 6, 4, 2, 0])
-    np.testing.assert_array_equal([layout.encode(action) for action in actions], rows)
+    np.testing.assert_array_equal([layout.encode(action) for action in actions], obs)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])

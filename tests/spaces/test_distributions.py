@@ -73,9 +73,9 @@ def test_log_probability_and_entropy_are_those_of_torch_distributions(name: str,
 def test_every_sample_is_an_action_of_the_space(name: str) -> None:
     layout, distribution = distribution_of(SPACES[name])
     params = random_params(distribution, 200)
-    rows = distribution.to_env(distribution.sample(params, random_noise(distribution, 200)))
-    assert rows.shape == (200, layout.width)
-    assert all(SPACES[name].contains(layout.decode(row)) for row in rows.numpy())
+    obs = distribution.to_env(distribution.sample(params, random_noise(distribution, 200)))
+    assert obs.shape == (200, layout.width)
+    assert all(SPACES[name].contains(layout.decode(row)) for row in obs.numpy())
 
 
 @pytest.mark.parametrize("name", SPACES)

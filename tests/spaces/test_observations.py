@@ -12,7 +12,7 @@ from space_strategies import INTEGERS, draw_from, leaf_spaces, nested
 
 from unidle.errors import UsageError
 from unidle.nn.encoder import leaf_tensor
-from unidle.spaces.observations import RowLayout, image_axes
+from unidle.spaces.observations import ObservationLayout, image_axes
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -45,20 +45,20 @@ def field(value: object, path: tuple) -> np.ndarray:
 
 @given(nested(leaf_spaces()), SEEDS)
 def test_a_packed_observation_unpacks_to_itself(space: spaces.Space, seed: int) -> None:
-    layout = RowLayout.of(space)
+    layout = ObservationLayout.of(space)
     value = draw_from(space, seed)
     row = layout.pack(value)
-    assert row.shape == (layout.row_bytes,)
+    assert row.shape == (layout.obs_bytes,)
     assert_same(space, layout.unpack(row), value)
 
 
 @given(nested(leaf_spaces()), SEEDS)
 def test_torch_sees_in_a_row_what_numpy_put_there(space: spaces.Space, seed: int) -> None:
-    layout = RowLayout.of(space)
+    layout = ObservationLayout.of(space)
     values = [draw_from(space, seed + i) for i in range(6)]
-    rows = torch.from_numpy(np.stack([layout.pack(value) for value in values])).view(2, 3, -1)
+    obs = torch.from_numpy(np.stack([layout.pack(value) for value in values])).view(2, 3, -1)
     for leaf in layout.leaves:
-        tensor = leaf_tensor(rows, leaf)
+        tensor = leaf_tensor(obs, leaf)
         assert tensor.shape == (2, 3, *leaf.shape)
         expected = np.stack([field(value, leaf.path) for value in values]).reshape(tensor.shape)
         if expected.dtype.kind == "f":
@@ -69,7 +69,7 @@ def test_torch_sees_in_a_row_what_numpy_put_there(space: spaces.Space, seed: int
 @pytest.mark.parametrize("dtype", [np.bool_, *INTEGERS])
 def test_the_ends_of_every_dtype_survive_in_both(dtype: type) -> None:
     low, high = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    layout = RowLayout.of(spaces.Box(low, high, (2,), dtype))
+    layout = ObservationLayout.of(spaces.Box(low, high, (2,), dtype))
     ends = np.array([low, high], dtype)
     row = layout.pack(ends)
     np.testing.assert_array_equal(layout.unpack(row), ends, strict=True)
@@ -77,59 +77,59 @@ def test_the_ends_of_every_dtype_survive_in_both(dtype: type) -> None:
 
 
 def test_a_leaf_is_a_view_of_its_row_and_not_a_copy() -> None:
-    layout = RowLayout.of(spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (4,)))))
-    rows = torch.zeros(2, layout.row_bytes, dtype=torch.uint8)
-    numbers = leaf_tensor(rows, layout.leaves[1])
-    rows.copy_(torch.from_numpy(layout.pack((2, np.array([0.5, -1, 0, 1], np.float32)))))
+    layout = ObservationLayout.of(spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (4,)))))
+    obs = torch.zeros(2, layout.obs_bytes, dtype=torch.uint8)
+    numbers = leaf_tensor(obs, layout.leaves[1])
+    obs.copy_(torch.from_numpy(layout.pack((2, np.array([0.5, -1, 0, 1], np.float32)))))
     assert numbers.tolist() == [[0.5, -1, 0, 1]] * 2
 
 
 @given(nested(leaf_spaces()))
 def test_every_field_is_aligned_and_apart_from_the_others(space: spaces.Space) -> None:
-    layout = RowLayout.of(space, mask_width=5)
+    layout = ObservationLayout.of(space, mask_width=5)
     ends = [(leaf.offset, leaf.offset + leaf.nbytes) for leaf in layout.leaves]
     ends.append((layout.mask_offset, layout.mask_offset + 5))
     assert all(start % 8 == 0 for start, _ in ends)
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
-    assert ends[-1][1] <= layout.row_bytes
-    assert layout.row_bytes % 8 == 0
+    assert ends[-1][1] <= layout.obs_bytes
+    assert layout.obs_bytes % 8 == 0
 
 
 def test_a_writer_changes_only_its_own_row() -> None:
-    layout = RowLayout.of(spaces.Box(-1, 1, (3,)))
-    rows = np.zeros((3, layout.row_bytes), np.uint8)
-    layout.writer(rows)(1, np.ones(3, np.float32))
-    assert rows[0].sum() == rows[2].sum() == 0
-    np.testing.assert_array_equal(layout.unpack(rows[1]), np.ones(3, np.float32))
+    layout = ObservationLayout.of(spaces.Box(-1, 1, (3,)))
+    obs = np.zeros((3, layout.obs_bytes), np.uint8)
+    layout.writer(obs)(1, np.ones(3, np.float32))
+    assert obs[0].sum() == obs[2].sum() == 0
+    np.testing.assert_array_equal(layout.unpack(obs[1]), np.ones(3, np.float32))
 
 
 def test_the_float_views_are_all_that_can_be_nan_and_share_the_rows_memory() -> None:
     real = {"near": spaces.Box(-1, 1, (3,), np.float32), "far": spaces.Box(-1, 1, (2, 2), np.float64)}
     whole = {"eye": spaces.Box(0, 255, (5,), np.uint8), "gear": spaces.Discrete(3), "on": spaces.MultiBinary(2)}
-    layout = RowLayout.of(spaces.Dict({**real, **whole}), mask_width=3)
-    rows = np.full((4, layout.row_bytes), 255, np.uint8)  # NaN, read as a float
-    views = layout.float_views(rows)
+    layout = ObservationLayout.of(spaces.Dict({**real, **whole}), mask_width=3)
+    obs = np.full((4, layout.obs_bytes), 255, np.uint8)  # NaN, read as a float
+    views = layout.float_views(obs)
     assert [view.shape for view in views] == [(4, 2, 2), (4, 3)]
     assert all(np.isnan(view).all() for view in views)
-    layout.writer(rows)(2, {**layout.space.sample(), "near": np.ones(3), "far": np.full((2, 2), 2.0)})
+    layout.writer(obs)(2, {**layout.space.sample(), "near": np.ones(3), "far": np.full((2, 2), 2.0)})
     assert [view[2].ravel().tolist() for view in views] == [[2.0] * 4, [1.0] * 3]
     assert all(np.isnan(view[[0, 1, 3]]).all() for view in views)
 
 
 def test_a_mask_has_its_own_field_beside_the_observation() -> None:
     space = spaces.Box(-1, 1, (3,))
-    layout = RowLayout.of(space, mask_width=5)
-    rows = np.zeros((2, layout.row_bytes), np.uint8)
-    layout.writer(rows)(1, np.ones(3, np.float32))
-    layout.mask_view(rows)[1] = [1, 0, 1, 1, 0]
+    layout = ObservationLayout.of(space, mask_width=5)
+    obs = np.zeros((2, layout.obs_bytes), np.uint8)
+    layout.writer(obs)(1, np.ones(3, np.float32))
+    layout.mask_view(obs)[1] = [1, 0, 1, 1, 0]
     assert layout.mask_key is None
-    assert rows.view(layout.dtype).reshape(2)["action_mask"].tolist() == [[0] * 5, [1, 0, 1, 1, 0]]
-    np.testing.assert_array_equal(layout.unpack(rows[1]), np.ones(3, np.float32))
+    assert obs.view(layout.dtype).reshape(2)["action_mask"].tolist() == [[0] * 5, [1, 0, 1, 1, 0]]
+    np.testing.assert_array_equal(layout.unpack(obs[1]), np.ones(3, np.float32))
 
 
 def test_a_mask_that_is_a_key_of_the_observation_is_no_leaf_of_it() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "where": spaces.Discrete(9)})
-    layout = RowLayout.of(space, mask_width=4)
+    layout = ObservationLayout.of(space, mask_width=4)
     assert layout.mask_key == "action_mask"
     assert [leaf.path for leaf in layout.leaves] == [("where",)]
     row = layout.pack({"where": 7, "action_mask": np.ones(4, np.int8)})
@@ -138,7 +138,7 @@ def test_a_mask_that_is_a_key_of_the_observation_is_no_leaf_of_it() -> None:
 
 def test_without_masking_that_key_is_an_ordinary_part_of_the_observation() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "where": spaces.Discrete(9)})
-    assert [leaf.path for leaf in RowLayout.of(space).leaves] == [("action_mask",), ("where",)]
+    assert [leaf.path for leaf in ObservationLayout.of(space).leaves] == [("action_mask",), ("where",)]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_picture_is_told_by_its_shape(shape: tuple[int, ...], axes: tuple[int,
 
 def test_only_bytes_are_pictures() -> None:
     def is_image(space: spaces.Space) -> bool:
-        return RowLayout.of(space).leaves[0].is_image
+        return ObservationLayout.of(space).leaves[0].is_image
 
     assert is_image(spaces.Box(0, 255, (16, 16, 3), np.uint8))
     assert not is_image(spaces.Box(0, 1, (16, 16, 3), np.float32))
@@ -180,7 +180,7 @@ UNSUPPORTED = {
 def test_a_space_without_tensor_form_is_named_with_its_place(kind: str) -> None:
     space = spaces.Dict({"a": spaces.Tuple((UNSUPPORTED[kind], spaces.Discrete(2))), "b": spaces.Discrete(2)})
     with pytest.raises(UsageError) as refusal:
-        RowLayout.of(space)
+        ObservationLayout.of(space)
     assert str(refusal.value).startswith(f"observation['a'][0] is a {kind} space, ")
     assert "wrap the environment" in str(refusal.value)
 
@@ -188,10 +188,10 @@ def test_a_space_without_tensor_form_is_named_with_its_place(kind: str) -> None:
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Box(0, 1, (0,))])
 def test_a_space_with_nothing_in_it_is_refused(space: spaces.Space) -> None:
     with pytest.raises(UsageError, match="observation space is empty"):
-        RowLayout.of(space)
+        ObservationLayout.of(space)
 
 
 def test_an_empty_part_beside_others_stays_in_the_structure() -> None:
     space = spaces.Dict({"seen": spaces.Discrete(3), "unused": spaces.Dict({})})
-    layout = RowLayout.of(space)
+    layout = ObservationLayout.of(space)
     assert layout.unpack(layout.pack({"seen": 2, "unused": {}})) == {"seen": 2, "unused": {}}

@@ -9,14 +9,14 @@ from hypothesis import given
 from space_strategies import leaf_spaces, nested
 
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 from unidle.spaces.serialise import space_from_plain, space_to_plain
 
 
 def assert_equal(one: spaces.Space, other: spaces.Space) -> None:
     assert one == other
     assert repr(one) == repr(other)  # the order of keys too, which the row layout follows
-    for a, b in zip(RowLayout.of(one).leaves, RowLayout.of(other).leaves, strict=True):
+    for a, b in zip(ObservationLayout.of(one).leaves, ObservationLayout.of(other).leaves, strict=True):
         assert (a.path, a.dtype, a.shape, a.offset) == (b.path, b.dtype, b.shape, b.offset)
         if isinstance(a.space, spaces.Box):  # == on a Box only says that bounds are close
             np.testing.assert_array_equal(a.space.low, b.space.low, strict=True)

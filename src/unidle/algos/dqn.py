@@ -48,7 +48,7 @@ class DQN:
         device = self.parameters.flat.device
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         self._adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=self.recipe.adam_eps)
-        sizes = policy.rows.row_bytes, policy.distribution.width
+        sizes = policy.obs_layout.obs_bytes, policy.distribution.width
         self.experience = Experience(recipe, *sizes, device, capture, fall_back=fall_back)
         self.pieces = Pieces("A minibatch", fall_back)
         self._sums = torch.zeros(len(_METRICS), device=device)
@@ -95,8 +95,8 @@ class DQN:
     def update(self, generator: torch.Generator) -> None:
         """Learn from one batch."""
         batch = self.experience.memory.sample(self._batch_size, generator)
-        rows = len(batch.rows)
-        means, errors = self.pieces.gradient(self.parameters, rows, lambda part: self._loss(batch.part(part)))
+        obs = len(batch.obs)
+        means, errors = self.pieces.gradient(self.parameters, obs, lambda part: self._loss(batch.part(part)))
         norm = self.parameters.clip_(self.recipe.max_grad_norm)
         self._adam.step()
         with torch.no_grad():
@@ -107,9 +107,9 @@ class DQN:
     def _loss(self, batch: Transitions) -> Loss:
         """How far values are from what followed; of each transition, the size of the error."""
         with torch.no_grad():
-            following = batch.returns + batch.discounts * self._best_value(batch.next_rows)
+            following = batch.returns + batch.discounts * self._best_value(batch.next_obs)
         chosen = batch.actions.long().unsqueeze(-1)
-        values = self.policy.values(batch.rows).gather(-1, chosen).squeeze(-1)  # [B, heads]
+        values = self.policy.values(batch.obs).gather(-1, chosen).squeeze(-1)  # [B, heads]
         errors = values - following.unsqueeze(-1)
         # Huber's loss: squared near 0, linear beyond 1.
         losses = torch.where(errors.abs() < 1, 0.5 * errors.square(), errors.abs() - 0.5).mean(-1)
@@ -117,12 +117,12 @@ class DQN:
         with torch.no_grad():
             return Loss(loss, torch.stack((loss, values.mean())), errors.abs().mean(-1))
 
-    def _best_value(self, rows: Tensor) -> Tensor:
+    def _best_value(self, obs: Tensor) -> Tensor:
         """Max Q'(s, ·) [B], the mean over heads."""
-        values = self.target.values(rows)
+        values = self.target.values(obs)
         if not self.recipe.double:
             return values.amax(-1).mean(-1)
-        chosen = self.policy.values(rows).argmax(-1, keepdim=True)
+        chosen = self.policy.values(obs).argmax(-1, keepdim=True)
         return values.gather(-1, chosen).squeeze(-1).mean(-1)
 
     def _move_target(self) -> None:

@@ -48,35 +48,35 @@ class Evaluation:
 
         # Recurrent states on record are of the weights that acted. Learning has its own from the second step of a
         # sequence on, and so has this.
-        def unrolled(rows: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
-            params, values = policy(rows, starts, states)
+        def unrolled(obs: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
+            params, values = policy(obs, starts, states)
             return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)
 
-        fields = (rollout.rows[:-1], rollout.starts[:-1], rollout.actions)
-        rows, starts, actions = (sequences(field, length) for field in fields)
+        fields = (rollout.obs[:-1], rollout.starts[:-1], rollout.actions)
+        obs, starts, actions = (sequences(field, length) for field in fields)
         states = rollout.states[:-1:length].flatten(0, 1)
-        out = self._in_chunks(unrolled, rows, starts, states, actions, rows_each=length)
+        out = self._in_chunks(unrolled, obs, starts, states, actions, rows_each=length)
         values, log_probs = out.unflatten(0, (-1, rollout.shape[1])).transpose(1, 2).flatten(0, 1).unbind(-1)  # [T, N]
-        ends = (rollout.rows[-1].unsqueeze(1), rollout.starts[-1].unsqueeze(1), rollout.states[-1])
+        ends = (rollout.obs[-1].unsqueeze(1), rollout.starts[-1].unsqueeze(1), rollout.states[-1])
         last = self._in_chunks(unrolled, *ends).view(1, -1)
         return log_probs.contiguous(), torch.cat((values, last))
 
-    def values(self, rows: Tensor, states: Tensor) -> Tensor:
-        """Of rows [n, row_bytes] seen in recurrent states [n, S]."""
-        return self._in_chunks(self._policy.value, rows, states)
+    def values(self, obs: Tensor, states: Tensor) -> Tensor:
+        """Of rows [n, obs_bytes] seen in recurrent states [n, S]."""
+        return self._in_chunks(self._policy.value, obs, states)
 
     def _forward(self, policy: Policy, rollout: Rollout) -> tuple[Params, Tensor]:
         """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
-        lead = rollout.rows.shape[:2]
-        rows, starts = rollout.rows.flatten(0, 1), rollout.starts.flatten(0, 1)
+        lead = rollout.obs.shape[:2]
+        obs, starts = rollout.obs.flatten(0, 1), rollout.starts.flatten(0, 1)
         states = rollout.states.flatten(0, 1)
 
-        def one_step(rows: Tensor, starts: Tensor, states: Tensor) -> Tensor:
+        def one_step(obs: Tensor, starts: Tensor, states: Tensor) -> Tensor:
             # Every step has its recurrent state on record, so the whole rollout is one batch of sequences of length 1.
-            params, value = policy(rows.unsqueeze(1), starts.unsqueeze(1), states)
+            params, value = policy(obs.unsqueeze(1), starts.unsqueeze(1), states)
             return torch.cat([params.logits, params.mean, value.unsqueeze(-1)], -1).squeeze(1)
 
-        out = self._in_chunks(one_step, rows, starts, states).unflatten(0, lead)
+        out = self._in_chunks(one_step, obs, starts, states).unflatten(0, lead)
         n_logits, reals = policy.distribution.n_logits, policy.distribution.reals
         logits, mean, value = out.split((n_logits, reals, 1), -1)
         return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1).contiguous()

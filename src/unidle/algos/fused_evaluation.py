@@ -23,7 +23,7 @@ _ROWS = 64  # that a block takes
 
 @triton.jit
 def _evaluate(
-    rows,  # [VALUES, ROW] float32 words
+    obs,  # [VALUES, ROW] float32 words
     masks,  # the same memory as bytes, from the first mask on
     actions,  # [ACTED, heads + reals]: of the first of them
     norm_shift, norm_scale, parameters,
@@ -37,7 +37,7 @@ def _evaluate(
     BM: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    x = inputs(rows, i, i < VALUES, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
+    x = inputs(obs, i, i < VALUES, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
     if tl.program_id(1) == 0:
         y = network(x, parameters, CRITIC_PLACES, INS, INS_UP, UNITS, 1, 16, ACTIVATION, PRECISION)
         value = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, y, 0.0), 1)
@@ -70,26 +70,26 @@ class FusedEvaluation:
     def _evaluated(self, policy: Policy, rollout: Rollout) -> tuple[Tensor, Tensor]:
         values = torch.empty_like(rollout.starts, dtype=torch.float32)
         log_probs = torch.empty_like(rollout.rewards)
-        self._launch(policy, rollout.rows.flatten(0, 1), rollout.actions, log_probs, values, 2)
+        self._launch(policy, rollout.obs.flatten(0, 1), rollout.actions, log_probs, values, 2)
         return log_probs, values
 
-    def values(self, rows: Tensor) -> Tensor:
-        """Values [n] of rows [n, row_bytes]."""
-        values = torch.empty(len(rows), device=rows.device)
-        self._launch(self._policy, rows, self._nothing, self._nothing, values, 1)
+    def values(self, obs: Tensor) -> Tensor:
+        """Values [n] of rows [n, obs_bytes]."""
+        values = torch.empty(len(obs), device=obs.device)
+        self._launch(self._policy, obs, self._nothing, self._nothing, values, 1)
         return values
 
     def _launch(
-        self, policy: Policy, rows: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int
+        self, policy: Policy, obs: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int
     ) -> None:
         norm, nothing = policy.encoder.norm, self._nothing
         first = next(p for p in policy.parameters() if p.numel())  # begins where the flat tensor begins
         assert first.storage_offset() == 0
-        if not len(rows):
+        if not len(obs):
             return
-        _evaluate[triton.cdiv(len(rows), _ROWS), networks](
-            rows.view(torch.float32),
-            rows[:, policy.rows.mask_offset :] if policy.masked else rows,
+        _evaluate[triton.cdiv(len(obs), _ROWS), networks](
+            obs.view(torch.float32),
+            obs[:, policy.obs_layout.mask_offset :] if policy.masked else obs,
             actions,
             nothing if norm is None else norm.shift,
             nothing if norm is None else norm.scale,
@@ -97,7 +97,7 @@ class FusedEvaluation:
             log_probs,
             values,
             log_probs.numel(),
-            len(rows),
+            len(obs),
             **self._shape,
             BM=_ROWS,
             num_warps=4,

@@ -202,7 +202,7 @@ class FusedLoss:
         self._algo, self._nothing = algo, torch.zeros(1, device=device)
         self._plain = torch.tensor([0.0, 1.0], device=device)
         outs_up = max(16, triton.next_power_of_2(chosen.n_logits + chosen.reals))
-        self._rows = max(16, min(64, _OUTPUTS_AT_ONCE // outs_up))  # that a program takes
+        self._obs = max(16, min(64, _OUTPUTS_AT_ONCE // outs_up))  # that a program takes
         self._sizes = {
             "REALS": chosen.reals,
             "LOGITS": chosen.n_logits,
@@ -218,13 +218,13 @@ class FusedLoss:
             "STARTS": tuple(sum(chosen.nvec[:head]) for head in range(chosen.heads)),
             "CLIP_VALUES": recipe.clip_range_vf is not None,
             "VALUE_RANGE": recipe.clip_range_vf or 0.0,
-            "BM": self._rows,
+            "BM": self._obs,
         }
 
     def __call__(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
         """Loss of the sequences `part`, and what is logged; advantages are normalised as those of `whole`."""
         picked = (None if field is None else field.index_select(0, part) for field in (batch.starts, batch.states))
-        params, values = self._algo.policy(batch.rows.index_select(0, part), *picked)
+        params, values = self._algo.policy(batch.obs.index_select(0, part), *picked)
         norm = self.advantage_norm(batch, whole)
         given = params.logits, params.mean, params.log_std, values
         return Loss(*_Loss.apply(*given, self, batch, part, norm))
@@ -247,7 +247,7 @@ class FusedLoss:
         fields = batch.actions, batch.log_probs, batch.values, batch.advantages, batch.returns
         assert all(tensor.is_contiguous() for tensor in (value, *fields))
         samples = value.numel()
-        blocks = triton.cdiv(samples, self._rows)
+        blocks = triton.cdiv(samples, self._obs)
         slopes = [torch.empty(given.shape, device=given.device) for given in (logits, mean, log_std, value)]
         sums, spreads = value.new_empty(blocks, FIGURES), value.new_empty(blocks, self._sizes["OUTS_UP"])
         loss, means = value.new_empty(()), value.new_empty(5)

@@ -43,7 +43,7 @@ _CHUNK = 64  # parameters that a block sums up and steps
 
 @triton.jit
 def _network_gradient(
-    rows, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
+    obs, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
     norm_shift, norm_scale, parameters, gradients, sums,
     ACTOR: tl.constexpr, PLACES: tl.constexpr, LOG_STD: tl.constexpr, SAMPLES: tl.constexpr, FLAT: tl.constexpr,
     ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
@@ -71,7 +71,7 @@ def _network_gradient(
         sample = begin + tl.arange(0, BM)
         inside = sample < SAMPLES
         i = tl.load(order + sample, mask=inside, other=0)
-        x = inputs(rows, i, inside, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
+        x = inputs(obs, i, inside, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
         h1 = activated(layer(x, w1, b1, PRECISION), ACTIVATION)
         h2 = activated(layer(h1, w2, b2, PRECISION), ACTIVATION)
         y = layer(h2, w3, b3, PRECISION)
@@ -136,7 +136,7 @@ def _network_gradient(
 
 @triton.jit
 def _minibatch_gradient(
-    rows,  # [S, ROW] float32 words
+    obs,  # [S, ROW] float32 words
     masks,  # the same memory as bytes, from the first mask on
     actions,  # [S, heads + reals]
     log_probs, values, advantages, returns, weights,  # [S]
@@ -156,7 +156,7 @@ def _minibatch_gradient(
 ):  # fmt: skip
     if tl.program_id(1) == 0:
         _network_gradient(
-            rows, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
+            obs, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
             norm_shift, norm_scale, parameters, gradients, sums,
             True, ACTOR_PLACES, LOG_STD, SAMPLES, FLAT, ROW, INS, INS_UP, UNITS, OUTS, OUTS_UP,
             HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, CLIP_VALUES, VALUE_RANGE, ENTROPY, VALUE,
@@ -164,7 +164,7 @@ def _minibatch_gradient(
         )  # fmt: skip
     else:
         _network_gradient(
-            rows, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
+            obs, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
             norm_shift, norm_scale, parameters, gradients, sums,
             False, CRITIC_PLACES, LOG_STD, SAMPLES, FLAT, ROW, INS, INS_UP, UNITS, 1, 16,
             HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, CLIP_VALUES, VALUE_RANGE, ENTROPY, VALUE,
@@ -259,10 +259,10 @@ class FusedMinibatch:
     def _compute(self, batch: Batch, order: Tensor, advantage_norm: Tensor, *, count: bool) -> None:
         algo, constants, nothing = self._algo, self._constants, self._nothing
         policy, recipe, norm = algo.policy, algo.recipe, algo.policy.encoder.norm
-        rows = batch.rows.view(-1, batch.rows.shape[-1])
+        obs = batch.obs.view(-1, batch.obs.shape[-1])
         _minibatch_gradient[constants["BLOCKS"], 2](
-            rows.view(torch.float32),
-            rows[:, policy.rows.mask_offset :] if policy.masked else rows,
+            obs.view(torch.float32),
+            obs[:, policy.obs_layout.mask_offset :] if policy.masked else obs,
             batch.actions,
             batch.log_probs,
             batch.values,

@@ -34,7 +34,7 @@ _FIGURES = tl.constexpr(4)  # that are logged: loss and mean of the values, loss
 
 @triton.jit
 def _spread(
-    rows, next_rows, actions, inputs, tasks,
+    obs, next_obs, actions, inputs, tasks,
     B: tl.constexpr, ROW: tl.constexpr, SEEN: tl.constexpr, SEEN_UP: tl.constexpr, REALS: tl.constexpr,
     REALS_UP: tl.constexpr, WIDTH: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -43,8 +43,8 @@ def _spread(
     inside = (sample < B)[:, None]
     column = tl.arange(0, SEEN_UP)[None, :]
     seen = inside & (column < SEEN)
-    after = tl.load(next_rows + sample[:, None] * ROW + column, mask=seen)
-    before = tl.load(rows + sample[:, None] * ROW + column, mask=seen)
+    after = tl.load(next_obs + sample[:, None] * ROW + column, mask=seen)
+    before = tl.load(obs + sample[:, None] * ROW + column, mask=seen)
     tl.store(inputs + sample[:, None] * WIDTH + column, after, mask=seen)
     tl.store(inputs + (B + sample)[:, None] * WIDTH + column, before, mask=seen)
     tl.store(inputs + (2 * B + sample)[:, None] * WIDTH + column, before, mask=seen)
@@ -54,7 +54,7 @@ def _spread(
     if TASKS > 1:
         place = tl.arange(0, TASKS_UP)[None, :]
         told = tl.load(
-            rows + sample[:, None] * ROW + SEEN - TASKS + place, mask=inside & (place < TASKS), other=-float("inf")
+            obs + sample[:, None] * ROW + SEEN - TASKS + place, mask=inside & (place < TASKS), other=-float("inf")
         )
         tl.store(tasks + sample, tl.argmax(told, 1), mask=sample < B)
 
@@ -282,7 +282,7 @@ class FusedUpdate:
             "B": batch,
             "E": members,
             "BM": _ROWS,
-            "ROW": policy.rows.row_bytes // 4,
+            "ROW": policy.obs_layout.obs_bytes // 4,
             "SEEN": seen,
             "SEEN_UP": triton.next_power_of_2(seen),
             "REALS": reals,
@@ -338,7 +338,7 @@ class FusedUpdate:
         """Take a step of all parts; returns how wrong the values were [B]. The same memory every time."""
         algo = self._algo
         torch._foreach_add_(self._counts, 1.0)
-        self._run(_spread, batch.rows.view(torch.float32), batch.next_rows.view(torch.float32), batch.actions,
+        self._run(_spread, batch.obs.view(torch.float32), batch.next_obs.view(torch.float32), batch.actions,
                   self._padded, self._tasks)  # fmt: skip
         with self._beside():
             products = self._critics.forward(self._taken)

@@ -117,7 +117,7 @@ class NumpyMinibatch:
 
     def _gradient(self, batch: Batch, order: np.ndarray) -> list[float]:
         """Put the gradient in place; returns the first five of what is logged."""
-        x, forbidden = self._inputs(batch.rows.numpy()[order, 0])
+        x, forbidden = self._inputs(batch.obs.numpy()[order, 0])
         passed = [trunk(x) for trunk in self._trunks]
         latents = passed[0][-1], passed[-1][-1]  # the same one, if they share a trunk
         y, values = (head(latent) for head, latent in zip(self._heads, latents))

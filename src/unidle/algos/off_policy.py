@@ -42,21 +42,21 @@ class Experience:
     def __init__(
         self,
         recipe: Recipe,
-        row_bytes: int,
+        obs_bytes: int,
         width: int,
         device: torch.device,
         capture: Capturer,
-        tasks_of: Callable[[Tensor], Tensor] = lambda rows: rows,
+        tasks_of: Callable[[Tensor], Tensor] = lambda obs: obs,
         fall_back: Callable[[str, Exception, str], None] = lambda name, error, to: None,
     ) -> None:
-        """`tasks_of` tells which tasks rows [N, row_bytes] are of, where there are several.
+        """`tasks_of` tells which tasks rows [N, obs_bytes] are of, where there are several.
 
         `fall_back` is told what takes a slower way, why, and which.
         """
         self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
-        self._is_apart = _must_lie_apart(recipe, row_bytes, width, device, fall_back)
+        self._is_apart = _must_lie_apart(recipe, obs_bytes, width, device, fall_back)
         place = _HOST if self._is_apart else device
-        self.replay = _new_replay(recipe, row_bytes, width, place, fall_back)
+        self.replay = _new_replay(recipe, obs_bytes, width, place, fall_back)
         self.memory: Replay | TaskReplay | Prioritised | Prefetch = self.replay
         if self._is_apart:
             assert isinstance(recipe.batch_size, int)
@@ -64,7 +64,7 @@ class Experience:
         self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=device)  # with the step that was added last
         self._begins = torch.zeros(recipe.n_envs, dtype=torch.bool, device=place)
         # What follows each step, the true last observation where an episode was cut off; one place for what is none.
-        self._finals = torch.zeros(recipe.total_batch + 1, row_bytes, dtype=torch.uint8, device=place)
+        self._finals = torch.zeros(recipe.total_batch + 1, obs_bytes, dtype=torch.uint8, device=place)
         self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
         self._ratio = Fraction(str(recipe.updates_per_step))  # as it is written: 0.29 × 100 is 29
         self.steps = self.updates = 0
@@ -95,8 +95,8 @@ class Experience:
     def take(self, rollout: Rollout) -> int:
         """Remember a fragment; returns how many updates are due now, and counts them as made."""
         kept = _on_host(rollout) if self._is_apart else rollout
-        self._finals[:-1].copy_(kept.rows[1:].flatten(0, 1))
-        self._finals[kept.final_at] = kept.final_rows
+        self._finals[:-1].copy_(kept.obs[1:].flatten(0, 1))
+        self._finals[kept.final_at] = kept.final_obs
         # At first; and where an environment had to begin anew between two fragments: what was open there is cut off.
         self._begins.copy_(rollout.starts[0] & ~self._ended)
         if self._is_apart:
@@ -117,10 +117,10 @@ class Experience:
         """[T, N] what was played; empty if there is but one."""
         if self._recipe.n_tasks == 1:
             return torch.empty(0, device=self._device)
-        return self._tasks_of(rollout.rows[:-1].flatten(0, 1)).view(rollout.shape)
+        return self._tasks_of(rollout.obs[:-1].flatten(0, 1)).view(rollout.shape)
 
     def _add(self, rollout: Rollout, tasks: Tensor) -> None:
-        self.replay.start(rollout.rows[0], self._begins)
+        self.replay.start(rollout.obs[0], self._begins)
         finals = self._finals[:-1].view(*rollout.shape, -1)
         for step in range(rollout.shape[0]):
             happened = (
@@ -128,7 +128,7 @@ class Experience:
                 rollout.rewards[step],
                 rollout.terminated[step],
                 rollout.truncated[step],
-                rollout.rows[step + 1],
+                rollout.obs[step + 1],
                 finals[step],
             )
             if isinstance(self.replay, TaskReplay):
@@ -175,7 +175,7 @@ class Experience:
 
 def _must_lie_apart(
     recipe: Recipe,
-    row_bytes: int,
+    obs_bytes: int,
     width: int,
     device: torch.device,
     fall_back: Callable[[str, Exception, str], None],
@@ -183,7 +183,7 @@ def _must_lie_apart(
     """Whether there is room for the memory on the host only; a UsageError, before any is taken, if not even there."""
     size = recipe.buffer_size
     kind: Any = TaskReplay if recipe.n_tasks > 1 else Prioritised if recipe.prioritised else Replay
-    each, on_gpu = kind.bytes_per_place(row_bytes, width), device.type == "cuda"
+    each, on_gpu = kind.bytes_per_place(obs_bytes, width), device.type == "cuda"
     room = int(_MAY_BE_SPENT * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
     why = f"{size:,} steps take {in_gib(size * each)}, and there is room for {in_gib(room)} on the GPU"
     if kind is Prioritised and on_gpu and size * each > room:
@@ -198,13 +198,13 @@ def _must_lie_apart(
 
 
 def _new_replay(
-    recipe: Recipe, row_bytes: int, width: int, place: torch.device, fall_back: Callable[[str, Exception, str], None]
+    recipe: Recipe, obs_bytes: int, width: int, place: torch.device, fall_back: Callable[[str, Exception, str], None]
 ) -> Replay | TaskReplay | Prioritised:
     size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
     of_lines, of_tasks = _kinds(place, fall_back)
     if recipe.n_tasks > 1:
-        return of_tasks(size, recipe.n_tasks, n_envs, row_bytes, width, place, gamma)
-    replay = of_lines(size, n_envs, row_bytes, width, place, gamma, n_steps=recipe.return_steps)
+        return of_tasks(size, recipe.n_tasks, n_envs, obs_bytes, width, place, gamma)
+    replay = of_lines(size, n_envs, obs_bytes, width, place, gamma, n_steps=recipe.return_steps)
     return Prioritised(replay, recipe.priority_alpha, recipe.priority_beta) if recipe.prioritised else replay
 
 

@@ -45,7 +45,7 @@ _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
 class Batch:
     """A rollout cut into S sequences of L steps (L is 1 without recurrence); a minibatch is some of the sequences."""
 
-    rows: Tensor  # [S, L, row_bytes]
+    obs: Tensor  # [S, L, obs_bytes]
     actions: Tensor  # [S, L, width]
     log_probs: Tensor  # [S, L] of the weights that learning starts from
     values: Tensor  # [S, L]
@@ -75,7 +75,7 @@ class Ways(NamedTuple):
     shuffle: Callable[[int, torch.Generator], Tensor]  # the numbers below n, in a random order
     evaluate: Callable[[Rollout], tuple[Tensor, Tensor]]  # log-probabilities [T, N] and values [T + 1, N]
     score: Callable[[Policy, Rollout], Tensor]  # log-probabilities [T, N] by the policy that acted
-    value: Callable[[Tensor, Tensor], Tensor]  # of rows [n, row_bytes] seen in recurrent states [n, S]
+    value: Callable[[Tensor, Tensor], Tensor]  # of rows [n, obs_bytes] seen in recurrent states [n, S]
     gae: Callable[..., tuple[Tensor, Tensor]]
     loss: Callable[[Batch, Tensor, Tensor], Loss]  # of some sequences that are part of a minibatch
     step: Callable[[Tensor], None]  # along the gradient in place; gets what is logged of the minibatch
@@ -198,7 +198,7 @@ class PPO:
         batch = yield from self.preparing(rollout, behaviour)
         learn = self._learn_from(rollout, batch)
         for _ in range(recipe.n_epochs):
-            order = self.ways.shuffle(len(batch.rows), shuffle)
+            order = self.ways.shuffle(len(batch.obs), shuffle)
             for orders in order.view(-1, *self.orders.shape):
                 self.orders.copy_(orders)
                 learn()
@@ -219,7 +219,7 @@ class PPO:
         if self.policy.distribution.reals:
             metrics["std"] = self.policy.log_std.detach().exp().mean()
         # After learning: the statistics must not move between acting and the last use of what was acted on.
-        self.policy.encoder.update_norm(rollout.rows[:-1])
+        self.policy.encoder.update_norm(rollout.obs[:-1])
         return metrics
 
     def _learn_from(self, rollout: Rollout, batch: Batch) -> Callable[[], None]:
@@ -259,10 +259,10 @@ class PPO:
         steps, n_envs = rollout.shape
         # One place more than there are steps: final observations that are none point there.
         bootstrap = torch.zeros(steps * n_envs + 1, device=rollout.rewards.device)
-        if len(rollout.final_rows):
+        if len(rollout.final_obs):
             # The state that sees a final row came out of that step t, so it stands at states[t + 1].
             states = rollout.states[1:].flatten(0, 1)[rollout.final_at.clamp(max=steps * n_envs - 1)]
-            bootstrap[rollout.final_at] = self.ways.value(rollout.final_rows, states)
+            bootstrap[rollout.final_at] = self.ways.value(rollout.final_obs, states)
         advantages, returns = self.ways.gae(
             self._normalised_rewards(rollout),
             values,
@@ -288,7 +288,7 @@ class PPO:
         recurrent = self.policy.core is not None
         cut = partial(sequences, length=self.sequence_length)
         return Batch(
-            rows=cut(rollout.rows[:-1]),
+            obs=cut(rollout.obs[:-1]),
             actions=cut(rollout.actions),
             log_probs=cut(log_probs),
             values=cut(values[:-1]),
@@ -351,7 +351,7 @@ class PPO:
         """Loss of the sequences `part`, and what is logged; advantages are normalised as those of `whole`."""
         minibatch = batch.at(part)
         of_all = minibatch.advantages if len(part) == len(whole) else batch.advantages.index_select(0, whole)
-        params, values = self.policy(minibatch.rows, minibatch.starts, minibatch.states)
+        params, values = self.policy(minibatch.obs, minibatch.starts, minibatch.states)
         return self.loss_from(params, values, minibatch, of_all)
 
     def loss_from(self, params: Params, values: Tensor, batch: Batch, of_all: Tensor) -> Loss:

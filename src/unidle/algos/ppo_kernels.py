@@ -27,7 +27,7 @@ def of_rollouts(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     """Ways to shuffle and to compute advantages; a RuntimeError if one is wrong on this rollout."""
     steps, n_envs = rollout.shape
     n_sequences = steps * n_envs // algo.sequence_length
-    order = fused_shuffle(n_sequences, torch.Generator(rollout.rows.device).manual_seed(0))
+    order = fused_shuffle(n_sequences, torch.Generator(rollout.obs.device).manual_seed(0))
     if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
         raise RuntimeError("the kernel that shuffles leaves something out")
     values = torch.randn(steps + 1, n_envs, generator=_generator(algo), device=algo.sums.device)
@@ -44,7 +44,7 @@ def of_minibatches(algo: PPO, rollout: Rollout) -> dict[str, Any]:
         evaluated = log_probs, values = algo.ways.evaluate(rollout)
         targets = _targets(algo, rollout, values, algo.ways.gae)
         batch = algo.cut(rollout, log_probs, values, *targets, _importance(algo, rollout))
-        order = torch.randperm(len(batch.rows), generator=_generator(algo), device=algo.sums.device)
+        order = torch.randperm(len(batch.obs), generator=_generator(algo), device=algo.sums.device)
         order = order[: algo.orders.shape[1]]
         shape = shape_of(algo.policy)
         if shape is None:
@@ -92,7 +92,7 @@ def _with_network(
     plain_step = _changes(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
     for ours, theirs in zip(_changes(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step):
         compare("step", ours, theirs)
-    evaluate, value = evaluation.rollout, lambda rows, states: evaluation.values(rows)
+    evaluate, value = evaluation.rollout, lambda obs, states: evaluation.values(obs)
     return {"evaluate": evaluate, "score": evaluation.score, "value": value, "learn": minibatch.learn}
 
 
@@ -113,7 +113,7 @@ def _around_network(algo: PPO, batch: Batch, order: Tensor) -> dict[str, Any]:
     batch.log_probs = batch.log_probs + 0.3 * torch.empty_like(batch.log_probs).normal_(generator=_generator(algo))
     minibatch = batch.at(order)
     with torch.no_grad():
-        (logits, mean, log_std), values = algo.policy(minibatch.rows, minibatch.starts, minibatch.states)
+        (logits, mean, log_std), values = algo.policy(minibatch.obs, minibatch.starts, minibatch.states)
     given = logits, mean, log_std, values = [
         tensor.detach().contiguous().requires_grad_() for tensor in (logits, mean, log_std, values)
     ]

@@ -15,17 +15,17 @@ from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.q_policy import GreedyPolicy
 from unidle.nn.sac_policy import SoftPolicy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 AnyPolicy = Policy | SoftPolicy | GreedyPolicy
 _POLICIES: dict[str, type[AnyPolicy]] = {"ppo": Policy, "sac": SoftPolicy, "dqn": GreedyPolicy}
 
 
 def new_policy(
-    rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+    obs_layout: ObservationLayout, action_layout: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
 ) -> AnyPolicy:
     """What acts, untrained, for the recipe's algorithm."""
-    return _POLICIES[recipe.algo](rows, actions, recipe, network)
+    return _POLICIES[recipe.algo](obs_layout, action_layout, recipe, network)
 
 
 class Algorithm(Protocol):

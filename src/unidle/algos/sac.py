@@ -51,9 +51,9 @@ class Critics(nn.Module):
         if recipe.initial == "he":
             self.ensemble.begin_as_he(_HE_HEAD)
 
-    def forward(self, rows: Tensor, actions: Tensor | None) -> Tensor:
+    def forward(self, obs: Tensor, actions: Tensor | None) -> Tensor:
         """Values of these actions, or of all."""
-        features = self.encoder(rows)
+        features = self.encoder(obs)
         if not self._takes_actions:
             return outputs_of_task(self.ensemble(features), features, self._n_tasks)
         assert actions is not None
@@ -91,7 +91,7 @@ class SAC:
             "critics": self._adam(self.critic_parameters.flat, self.critic_parameters.grad),
             "temperature": self._adam(self.log_temperature, self.temperature_grad),
         }
-        sizes = policy.rows.row_bytes, policy.distribution.width
+        sizes = policy.obs_layout.obs_bytes, policy.distribution.width
         self.experience = Experience(recipe, *sizes, device, capture, policy.tasks, fall_back)
         self.pieces = Pieces("A minibatch", fall_back)
         self.sums = torch.zeros(len(_METRICS), device=device)
@@ -162,10 +162,10 @@ class SAC:
         Returns how wrong the values were [B].
         """
         # An episode has one task: that of what follows is the same.
-        tasks = self.policy.tasks(batch.rows) if self.recipe.n_tasks > 1 else None
+        tasks = self.policy.tasks(batch.obs) if self.recipe.n_tasks > 1 else None
         temperature = self.log_temperature.exp()
         temperature = temperature if tasks is None else temperature[tasks]
-        rows = len(batch.rows)
+        obs = len(batch.obs)
 
         def heat(part: slice) -> Tensor:
             return temperature if tasks is None else temperature[part]
@@ -176,9 +176,9 @@ class SAC:
         def of_actions(part: slice) -> Loss:
             return self._action_loss(batch.part(part), heat(part), noise[1][part])
 
-        of_critics, errors = self.pieces.gradient(self.critic_parameters, rows, of_values)
+        of_critics, errors = self.pieces.gradient(self.critic_parameters, obs, of_values)
         self.step_plainly("critics")
-        of_actor, excess = self.pieces.gradient(self.parameters, rows, of_actions)
+        of_actor, excess = self.pieces.gradient(self.parameters, obs, of_actions)
         self.step_plainly("actor")
         if self.recipe.temperature == "auto":
             self._learn_temperature(batch, tasks, excess)
@@ -188,8 +188,8 @@ class SAC:
     def _value_loss(self, batch: Transitions, temperature: Tensor, noise: Tensor) -> Loss:
         """How far the critics are from what came of the actions; of each transition, how wrong its value was."""
         with torch.no_grad():
-            following = batch.returns + batch.discounts * self._soft_value(batch.next_rows, temperature, noise)
-        values = self.critics(batch.rows, batch.actions)
+            following = batch.returns + batch.discounts * self._soft_value(batch.next_obs, temperature, noise)
+        values = self.critics(batch.obs, batch.actions)
         if values.dim() == 3:  # of all categories: take the one that was chosen
             values = values.gather(2, batch.actions.long().expand(len(values), -1, -1)).squeeze(2)
         limit = self.recipe.value_limit
@@ -200,34 +200,34 @@ class SAC:
         with torch.no_grad():
             return Loss(loss, torch.stack((loss, values.mean())), errors.abs().mean(0))
 
-    def _soft_value(self, rows: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
+    def _soft_value(self, obs: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
         """V(s) = E[min Q'(s, a) − α log π(a | s)]: by one action, or over all categories."""
-        params, _ = self.policy.act(rows)
+        params, _ = self.policy.act(obs)
         distribution = self.policy.distribution
         if distribution.heads:
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
-            values = self.targets(rows, None).amin(0) - temperature.unsqueeze(-1) * log_probs
+            values = self.targets(obs, None).amin(0) - temperature.unsqueeze(-1) * log_probs
             return (log_probs.exp() * values).sum(-1)
         actions, log_prob = distribution.sampled_with_log_prob(params, noise)
-        value: Tensor = self.targets(rows, actions).amin(0) - temperature * log_prob
+        value: Tensor = self.targets(obs, actions).amin(0) - temperature * log_prob
         return value
 
     def _action_loss(self, batch: Transitions, temperature: Tensor, noise: Tensor) -> Loss:
         """How far the policy is from better actions; of each transition, log π + H̄: how much entropy is missing."""
-        params, _ = self.policy.act(batch.rows)
+        params, _ = self.policy.act(batch.obs)
         distribution = self.policy.distribution
         wanted: Tensor | float = self.target_entropy
         if distribution.heads:
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
             with torch.no_grad():
-                values = self.critics(batch.rows, None).amin(0)
+                values = self.critics(batch.obs, None).amin(0)
             losses = (log_probs.exp() * (temperature.unsqueeze(-1) * log_probs - values)).sum(-1)
             log_prob = (log_probs.exp() * log_probs).sum(-1)
             if self.recipe.target_entropy is None:
                 wanted = _OF_THE_MOST * (log_probs > -1e7).sum(-1).log()  # that a mask allows
         else:
             actions, log_prob = distribution.sampled_with_log_prob(params, noise)
-            losses = temperature * log_prob - self.critics(batch.rows, actions).amin(0)
+            losses = temperature * log_prob - self.critics(batch.obs, actions).amin(0)
         loss = (_counting(batch) * losses).mean()
         with torch.no_grad():
             return Loss(loss, torch.stack((loss, -log_prob.mean())), log_prob + wanted)
@@ -289,11 +289,11 @@ class SAC:
         replay, clip = self.experience.replay, self.recipe.max_grad_norm
         generator = keyed_generator(replay.counters[0].device, seed, PLASTICITY, step)
         batch = replay.sample(self._batch_size, generator)
-        rows, actions = (part.to(self.sums.device) for part in (batch.rows, batch.actions))
-        features = self.critics.encoder(rows)
+        obs, actions = (part.to(self.sums.device) for part in (batch.obs, batch.actions))
+        features = self.critics.encoder(obs)
         inputs = torch.cat((features, actions), -1) if self.policy.distribution.reals else features
         critic = of_ensemble(self.critics.ensemble, inputs, self.critic_parameters, clip)
-        actor = of_trunk(self.policy.actor_trunk, self.policy.encoder(rows), self.parameters, clip)
+        actor = of_trunk(self.policy.actor_trunk, self.policy.encoder(obs), self.parameters, clip)
         parts = {"critic": critic, "actor": actor}
         return {f"plasticity/{of}/{name}": value for of, part in parts.items() for name, value in part.items()}
 

@@ -51,7 +51,7 @@ def shape_of(policy: Policy) -> dict[str, Any] | None:
         "ACTOR_PLACES": places[0],
         "CRITIC_PLACES": places[1],
         "LOG_STD": policy.log_std.storage_offset() if distribution.reals else 0,
-        "ROW": policy.rows.row_bytes // 4,
+        "ROW": policy.obs_layout.obs_bytes // 4,
         "INS": encoder.n_numbers,
         "INS_UP": max(16, triton.next_power_of_2(encoder.n_numbers)),
         "UNITS": units,
@@ -100,12 +100,12 @@ def layer_bias(parameters, at, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
 
 @triton.jit
 def inputs(
-    rows, i, inside, norm_shift, norm_scale, ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr,
+    obs, i, inside, norm_shift, norm_scale, ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):  # fmt: skip
     """Observations [.., INS_UP] of samples i, as the encoder gives them."""
     column = tl.arange(0, INS_UP)
-    x = tl.load(rows + i[:, None] * ROW + column[None, :], mask=inside[:, None] & (column[None, :] < INS), other=0.0)
+    x = tl.load(obs + i[:, None] * ROW + column[None, :], mask=inside[:, None] & (column[None, :] < INS), other=0.0)
     return normalised(x, norm_shift, norm_scale, INS, INS_UP, NORMALISE)
 
 

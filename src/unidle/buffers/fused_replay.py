@@ -44,12 +44,12 @@ def _draw(
 
 
 @triton.jit
-def _copy_row(rows, to, cell, sample, inside, WORDS: tl.constexpr, BW: tl.constexpr):
+def _copy_row(obs, to, cell, sample, inside, WORDS: tl.constexpr, BW: tl.constexpr):
     """Copy this program's words of the rows."""
     word = (tl.program_id(1) * BW + tl.arange(0, BW))[None, :]
     here = inside[:, None] & (word < WORDS)
     tl.store(
-        to + sample[:, None] * WORDS + word, tl.load(rows + cell[:, None] * WORDS + word, mask=here, other=0), mask=here
+        to + sample[:, None] * WORDS + word, tl.load(obs + cell[:, None] * WORDS + word, mask=here, other=0), mask=here
     )
 
 
@@ -66,8 +66,8 @@ def _copy_action(actions, to, cell, sample, inside, WIDTH: tl.constexpr, WIDTH_U
 
 @triton.jit
 def _follow(
-    cells, rows, actions, rewards, terminated, ended, acted, cursor, powers,
-    rows_out, actions_out, returns, discounts, next_rows_out, weights,
+    cells, obs, actions, rewards, terminated, ended, acted, cursor, powers,
+    obs_out, actions_out, returns, discounts, next_obs_out, weights,
     B: tl.constexpr, LINES: tl.constexpr, CELLS: tl.constexpr, STEPS: tl.constexpr, WORDS: tl.constexpr,
     WIDTH: tl.constexpr, WIDTH_UP: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
@@ -86,8 +86,8 @@ def _follow(
         total += tl.where(goes_on, reward, 0.0)
         last = tl.where(goes_on, cell, last)
         made += goes_on.to(tl.int64)
-    _copy_row(rows, rows_out, first, sample, inside, WORDS, BW)
-    _copy_row(rows, next_rows_out, (last + LINES) % CELLS, sample, inside, WORDS, BW)
+    _copy_row(obs, obs_out, first, sample, inside, WORDS, BW)
+    _copy_row(obs, next_obs_out, (last + LINES) % CELLS, sample, inside, WORDS, BW)
     if tl.program_id(1) == 0:
         over = tl.load(terminated + last, mask=inside, other=0) != 0
         tl.store(returns + sample, total, mask=inside)
@@ -112,8 +112,8 @@ def _draw_of_tasks(
 
 @triton.jit
 def _look_up(
-    cells, rows, next_rows, actions, rewards, terminated, entered,
-    rows_out, actions_out, returns, discounts, next_rows_out, weights,
+    cells, obs, next_obs, actions, rewards, terminated, entered,
+    obs_out, actions_out, returns, discounts, next_obs_out, weights,
     GAMMA: tl.constexpr, B: tl.constexpr, PLACES: tl.constexpr, WORDS: tl.constexpr, WIDTH: tl.constexpr,
     WIDTH_UP: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
@@ -121,8 +121,8 @@ def _look_up(
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     cell = tl.load(cells + sample, mask=inside, other=0)
-    _copy_row(rows, rows_out, cell, sample, inside, WORDS, BW)
-    _copy_row(next_rows, next_rows_out, cell, sample, inside, WORDS, BW)
+    _copy_row(obs, obs_out, cell, sample, inside, WORDS, BW)
+    _copy_row(next_obs, next_obs_out, cell, sample, inside, WORDS, BW)
     if tl.program_id(1) == 0:
         over = tl.load(terminated + cell, mask=inside, other=0) != 0
         tl.store(returns + sample, tl.load(rewards + cell, mask=inside, other=0.0), mask=inside)
@@ -159,10 +159,10 @@ class FusedReplay(Replay):
 
     def at(self, cells: Tensor) -> Transitions:
         """The transitions that start in these cells [B], n steps long or as long as they are."""
-        batch, sizes, grid = _new_batch(cells, self.rows, self.actions)
+        batch, sizes, grid = _new_batch(cells, self.obs, self.actions)
         _follow[grid](
             cells,
-            self.rows.view(torch.int32),
+            self.obs.view(torch.int32),
             self.actions,
             self.rewards,
             self.terminated,
@@ -194,8 +194,8 @@ class FusedTaskReplay(TaskReplay):
 
     def at(self, cells: Tensor) -> Transitions:
         """The transitions in these cells [B]."""
-        batch, sizes, grid = _new_batch(cells, self.rows, self.actions)
-        fields = self.rows.view(torch.int32), self.next_rows.view(torch.int32), self.actions
+        batch, sizes, grid = _new_batch(cells, self.obs, self.actions)
+        fields = self.obs.view(torch.int32), self.next_obs.view(torch.int32), self.actions
         flags = self.rewards, self.terminated, self.entered
         _look_up[grid](cells, *fields, *flags, *_filled(batch), GAMMA=self.gamma, PLACES=self.places, **sizes)
         return batch
@@ -211,15 +211,15 @@ def prove(device: torch.device) -> None:
 
 def _batch_of(kind: Any, device: torch.device) -> Transitions:
     """What a memory gives after some random steps of three environments."""
-    n_envs, row_bytes, has_tasks = 3, 16, issubclass(kind, TaskReplay)
-    memory = kind(60, *((2,) if has_tasks else ()), n_envs, row_bytes, 1, device, 0.9)
+    n_envs, obs_bytes, has_tasks = 3, 16, issubclass(kind, TaskReplay)
+    memory = kind(60, *((2,) if has_tasks else ()), n_envs, obs_bytes, 1, device, 0.9)
     draws = torch.Generator(device).manual_seed(0)
-    rows = torch.randint(256, (12, n_envs, row_bytes), dtype=torch.uint8, device=device, generator=draws)
-    memory.start(rows[0])
-    for row, chance in zip(rows[1:], torch.rand(11, n_envs, device=device, generator=draws)):
+    obs = torch.randint(256, (12, n_envs, obs_bytes), dtype=torch.uint8, device=device, generator=draws)
+    memory.start(obs[0])
+    for row, chance in zip(obs[1:], torch.rand(11, n_envs, device=device, generator=draws)):
         cut_off, over = chance < 0.2, chance > 0.8
         tasks = ((chance > 0.5).long(),) if has_tasks else ()
-        memory.add(chance.unsqueeze(1), chance, over, cut_off, row, rows[0], *tasks)
+        memory.add(chance.unsqueeze(1), chance, over, cut_off, row, obs[0], *tasks)
     batch: Transitions = memory.sample(50, draws)
     return batch
 
@@ -228,19 +228,19 @@ def _random(batch_size: int, generator: torch.Generator, like: Tensor) -> Tensor
     return torch.rand(batch_size, dtype=torch.float64, device=like.device, generator=generator)
 
 
-def _new_batch(cells: Tensor, rows: Tensor, actions: Tensor) -> tuple[Transitions, dict[str, int], tuple[int, int]]:
+def _new_batch(cells: Tensor, obs: Tensor, actions: Tensor) -> tuple[Transitions, dict[str, int], tuple[int, int]]:
     """A batch to fill, the sizes that a kernel must know, and its programs."""
-    count, words, width = len(cells), rows.shape[1] // 4, actions.shape[1]
+    count, words, width = len(cells), obs.shape[1] // 4, actions.shape[1]
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=cells.device)
 
     batch = Transitions(
-        rows=empty(count, rows.shape[1], dtype=torch.uint8),
+        obs=empty(count, obs.shape[1], dtype=torch.uint8),
         actions=empty(count, width),
         returns=empty(count),
         discounts=empty(count),
-        next_rows=empty(count, rows.shape[1], dtype=torch.uint8),
+        next_obs=empty(count, obs.shape[1], dtype=torch.uint8),
         index=cells,
         weights=empty(count),
     )
@@ -257,5 +257,5 @@ def _new_batch(cells: Tensor, rows: Tensor, actions: Tensor) -> tuple[Transition
 
 def _filled(batch: Transitions) -> list[Tensor]:
     """The fields that a kernel writes."""
-    rows, next_rows = batch.rows.view(torch.int32), batch.next_rows.view(torch.int32)
-    return [rows, batch.actions, batch.returns, batch.discounts, next_rows, batch.weights]
+    obs, next_obs = batch.obs.view(torch.int32), batch.next_obs.view(torch.int32)
+    return [obs, batch.actions, batch.returns, batch.discounts, next_obs, batch.weights]

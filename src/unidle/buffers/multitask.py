@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unidle.buffers.replay import Transitions, integers_below, restore, rows_at
+from unidle.buffers.replay import Transitions, integers_below, obs_at, restore
 from unidle.errors import UsageError
 
 
@@ -17,7 +17,7 @@ class TaskReplay:
     """A ring of P = capacity // K transitions for each of K tasks. A sample looks one step ahead."""
 
     def __init__(
-        self, capacity: int, n_tasks: int, n_envs: int, row_bytes: int, width: int, device: torch.device, gamma: float
+        self, capacity: int, n_tasks: int, n_envs: int, obs_bytes: int, width: int, device: torch.device, gamma: float
     ) -> None:
         places = capacity // n_tasks
         if places < n_envs:  # all environments may play the same task at once
@@ -31,19 +31,19 @@ class TaskReplay:
 
         self.places, self.gamma = places, gamma
         n_cells = n_tasks * places  # a cell is task × P + place
-        self.rows = zeros(n_cells, row_bytes, dtype=torch.uint8)
-        self.next_rows = zeros(n_cells, row_bytes, dtype=torch.uint8)  # final ones where an episode ended
+        self.obs = zeros(n_cells, obs_bytes, dtype=torch.uint8)
+        self.next_obs = zeros(n_cells, obs_bytes, dtype=torch.uint8)  # final ones where an episode ended
         self.actions = zeros(n_cells, width)
         self.rewards = zeros(n_cells)
         self.terminated = zeros(n_cells, dtype=torch.bool)
-        self.open_rows = zeros(n_envs, row_bytes, dtype=torch.uint8)  # what is acted on next
+        self.open_obs = zeros(n_envs, obs_bytes, dtype=torch.uint8)  # what is acted on next
         self._tasks = torch.arange(n_tasks, device=device)
         self.entered = torch.zeros_like(self._tasks)  # [K] transitions that were ever added
 
     @staticmethod
-    def bytes_per_place(row_bytes: int, width: int) -> int:
+    def bytes_per_place(obs_bytes: int, width: int) -> int:
         """What one unit of capacity costs."""
-        return 2 * row_bytes + 4 * width + 4 + 1
+        return 2 * obs_bytes + 4 * width + 4 + 1
 
     @property
     def counts(self) -> Tensor:
@@ -53,11 +53,11 @@ class TaskReplay:
     @property
     def counters(self) -> list[Tensor]:
         """What a capture that adds must put back after its warm-up."""
-        return [self.entered, self.open_rows]
+        return [self.entered, self.open_obs]
 
-    def start(self, rows: Tensor, lines: Tensor | None = None) -> None:
-        """The observations [N, row_bytes] that environments stand at; which of them are new does not matter here."""
-        self.open_rows.copy_(rows)
+    def start(self, obs: Tensor, lines: Tensor | None = None) -> None:
+        """The observations [N, obs_bytes] that environments stand at; which of them are new does not matter here."""
+        self.open_obs.copy_(obs)
 
     def add(
         self,
@@ -65,8 +65,8 @@ class TaskReplay:
         rewards: Tensor,
         terminated: Tensor,
         truncated: Tensor,
-        next_rows: Tensor,
-        final_rows: Tensor,
+        next_obs: Tensor,
+        final_obs: Tensor,
         tasks: Tensor,
     ) -> None:
         """One step of every environment, as in `Replay.add`, which played tasks [N] (long)."""
@@ -75,13 +75,13 @@ class TaskReplay:
         number = (self.entered + plays.cumsum(0) - 1).gather(1, tasks.unsqueeze(1)).squeeze(1)
         cells = tasks * self.places + number % self.places
         ended = (terminated | truncated).unsqueeze(1)
-        self.rows.index_copy_(0, cells, self.open_rows)
-        self.next_rows.index_copy_(0, cells, torch.where(ended, final_rows, next_rows))
+        self.obs.index_copy_(0, cells, self.open_obs)
+        self.next_obs.index_copy_(0, cells, torch.where(ended, final_obs, next_obs))
         self.actions.index_copy_(0, cells, actions)
         self.rewards.index_copy_(0, cells, rewards)
         self.terminated.index_copy_(0, cells, terminated)
         self.entered.add_(plays.sum(0))
-        self.open_rows.copy_(next_rows)
+        self.open_obs.copy_(next_obs)
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
         """As much of each task, in the order of tasks, uniform within each; a task without any gives weight 0."""
@@ -106,18 +106,18 @@ class TaskReplay:
     def at(self, cells: Tensor) -> Transitions:
         """The transitions in these cells [B]."""
         return Transitions(
-            rows=rows_at(self.rows, cells),
+            obs=obs_at(self.obs, cells),
             actions=self.actions.index_select(0, cells),
             returns=self.rewards[cells],
             discounts=self.gamma * (~self.terminated[cells]).float(),
-            next_rows=rows_at(self.next_rows, cells),
+            next_obs=obs_at(self.next_obs, cells),
             index=cells,
             weights=(self.entered[cells // self.places] > 0).float(),
         )
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""
-        names = "rows next_rows actions rewards terminated open_rows entered"
+        names = "obs next_obs actions rewards terminated open_obs entered"
         return {name: getattr(self, name) for name in names.split()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -82,9 +82,9 @@ class Prioritised:
         self.beta = torch.tensor(beta, dtype=torch.float64, device=device)
 
     @staticmethod
-    def bytes_per_place(row_bytes: int, width: int) -> int:
+    def bytes_per_place(obs_bytes: int, width: int) -> int:
         """What one unit of capacity costs: a leaf more than a replay's, and its share of the sums."""
-        return Replay.bytes_per_place(row_bytes, width) + 9
+        return Replay.bytes_per_place(obs_bytes, width) + 9
 
     @property
     def count(self) -> Tensor:
@@ -96,9 +96,9 @@ class Prioritised:
         """What a capture that adds or updates must put back after its warm-up."""
         return [*self.replay.counters, self.highest, *self.tree.levels]
 
-    def start(self, rows: Tensor, lines: Tensor | None = None) -> None:
+    def start(self, obs: Tensor, lines: Tensor | None = None) -> None:
         """As `Replay.start`."""
-        self.replay.start(rows, lines)
+        self.replay.start(obs, lines)
         self.tree.update(self.replay.cursor, torch.zeros_like(self.replay.cursor))
 
     def add(
@@ -107,12 +107,12 @@ class Prioritised:
         rewards: Tensor,
         terminated: Tensor,
         truncated: Tensor,
-        next_rows: Tensor,
-        final_rows: Tensor,
+        next_obs: Tensor,
+        final_obs: Tensor,
     ) -> None:
         """As `Replay.add`."""
         here = self.replay.cursor.clone()
-        self.replay.add(actions, rewards, terminated, truncated, next_rows, final_rows)
+        self.replay.add(actions, rewards, terminated, truncated, next_obs, final_obs)
         new = self.highest.expand(len(here))
         gone = torch.zeros_like(new)
         cells = torch.cat([here, self.replay.after(here), self.replay.cursor])

@@ -34,13 +34,13 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class Transitions:
-    """A batch of B: acted in `rows`, earned `returns`, and what follows is worth discounts × V(next_rows)."""
+    """A batch of B: acted in `obs`, earned `returns`, and what follows is worth discounts × V(next_obs)."""
 
-    rows: Tensor  # [B, row_bytes] uint8
+    obs: Tensor  # [B, obs_bytes] uint8
     actions: Tensor  # [B, width]
     returns: Tensor  # [B] Σ γᵏ r over the m steps that were looked at
     discounts: Tensor  # [B] γᵐ; 0 where the episode terminated
-    next_rows: Tensor  # [B, row_bytes] uint8: m steps later
+    next_obs: Tensor  # [B, obs_bytes] uint8: m steps later
     index: Tensor  # [B] long: the cell each came from
     weights: Tensor  # [B] of each in the loss
 
@@ -48,9 +48,9 @@ class Transitions:
         """The fields, in order."""
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
-    def part(self, rows: slice) -> Transitions:
+    def part(self, obs: slice) -> Transitions:
         """Some of them."""
-        return Transitions(*(tensor[rows] for tensor in self.tensors()))
+        return Transitions(*(tensor[obs] for tensor in self.tensors()))
 
     def copy_(self, other: Transitions) -> None:
         """Take over another batch's values, in place, without waiting for a copy between devices."""
@@ -69,13 +69,13 @@ class Replay:
         self,
         capacity: int,
         n_envs: int,
-        row_bytes: int,
+        obs_bytes: int,
         width: int,
         device: torch.device,
         gamma: float,
         n_steps: int = 1,
     ) -> None:
-        """`row_bytes` is a multiple of 8, as RowLayout makes it; `width` is an action's."""
+        """`obs_bytes` is a multiple of 8, as ObservationLayout makes it; `width` is an action's."""
         places = capacity // n_envs
         if places < n_steps + 2:  # those, a final observation and the open one
             raise UsageError(
@@ -87,7 +87,7 @@ class Replay:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.n_cells, self.n_lines, self._places = places * n_envs, n_envs, places
-        self.rows = zeros(self.n_cells, row_bytes, dtype=torch.uint8)
+        self.obs = zeros(self.n_cells, obs_bytes, dtype=torch.uint8)
         self.actions = zeros(self.n_cells, width)
         self.rewards = zeros(self.n_cells)
         self.terminated = zeros(self.n_cells, dtype=torch.bool)
@@ -103,9 +103,9 @@ class Replay:
         self.powers = powers.to(device, torch.float32)  # [n + 1] γᵏ
 
     @staticmethod
-    def bytes_per_place(row_bytes: int, width: int) -> int:
+    def bytes_per_place(obs_bytes: int, width: int) -> int:
         """What one unit of capacity costs."""
-        return row_bytes + 4 * width + 4 + 3 + 4  # row, action, reward, three flags, order
+        return obs_bytes + 4 * width + 4 + 3 + 4  # row, action, reward, three flags, order
 
     @property
     def count(self) -> Tensor:
@@ -120,8 +120,8 @@ class Replay:
         """
         return [self.cursor, self.entered, self.left, self.acted]
 
-    def start(self, rows: Tensor, lines: Tensor | None = None) -> None:
-        """The observations [N, row_bytes] that environments stand at: in `lines` [N] a new one, else that of last time.
+    def start(self, obs: Tensor, lines: Tensor | None = None) -> None:
+        """The observations [N, obs_bytes] that environments stand at: in `lines` [N] a new one, else that of last time.
 
         At first that is all of them. Later, where one was made anew, its episode counts as cut off where it was.
         """
@@ -130,7 +130,7 @@ class Replay:
         open_ = self.acted[last] & lines  # after an episode's end the last cell is a final one
         self.ended.index_copy_(0, last, self.ended[last] | lines)  # in a final cell it says nothing
         self.cursor.copy_(self.after(self.cursor, open_.long()))  # what was open is now final
-        self._claim(self.cursor, rows)
+        self._claim(self.cursor, obs)
 
     def add(
         self,
@@ -138,13 +138,13 @@ class Replay:
         rewards: Tensor,
         terminated: Tensor,
         truncated: Tensor,
-        next_rows: Tensor,
-        final_rows: Tensor,
+        next_obs: Tensor,
+        final_obs: Tensor,
     ) -> None:
-        """One step of every environment: [N, width], [N], [N], [N], [N, row_bytes] twice.
+        """One step of every environment: [N, width], [N], [N], [N], [N, obs_bytes] twice.
 
-        Where an episode ended, `next_rows` are the next one's first and `final_rows` its own last; elsewhere
-        `final_rows` may hold anything.
+        Where an episode ended, `next_obs` are the next one's first and `final_obs` its own last; elsewhere
+        `final_obs` may hold anything.
         """
         here, ended = self.cursor, terminated | truncated
         self.actions.index_copy_(0, here, actions)
@@ -155,20 +155,20 @@ class Replay:
         self.order.index_copy_(0, self._place_in_order(self.entered, self._lines), here.int())
         self.entered.add_(1)
         # Where no episode ended, the final row's cell is the next row's, which is written after it.
-        self._claim(self.after(here), final_rows)
+        self._claim(self.after(here), final_obs)
         opened = self.after(here, 1 + ended.long())
-        self._claim(opened, next_rows)
+        self._claim(opened, next_obs)
         self.cursor.copy_(opened)
 
     def after(self, cells: Tensor, steps: Tensor | int = 1) -> Tensor:
         """The cells so many places on, each in its own line."""
         return (cells + steps * self.n_lines) % self.n_cells
 
-    def _claim(self, cells: Tensor, rows: Tensor) -> None:
+    def _claim(self, cells: Tensor, obs: Tensor) -> None:
         """Put observations into cells, one in each line; the transition that was there has left."""
         self.left.add_(self.acted[cells])
         self.acted.index_fill_(0, cells, False)
-        self.rows.index_copy_(0, cells, rows)
+        self.obs.index_copy_(0, cells, obs)
 
     def _place_in_order(self, number: Tensor, line: Tensor) -> Tensor:
         return number % self._places * self.n_lines + line
@@ -193,11 +193,11 @@ class Replay:
         rewards = self.rewards[path].masked_fill(~made, 0.0)
         terminated = self.terminated[self.after(cells, m - 1)]
         return Transitions(
-            rows=rows_at(self.rows, cells),
+            obs=obs_at(self.obs, cells),
             actions=self.actions.index_select(0, cells),
             returns=(rewards * self.powers[:-1]).sum(1),
             discounts=self.powers[m].masked_fill(terminated, 0.0),
-            next_rows=rows_at(self.rows, self.after(cells, m)),
+            next_obs=obs_at(self.obs, self.after(cells, m)),
             index=cells,
             weights=self.acted[cells].float(),
         )
@@ -208,7 +208,7 @@ class Replay:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""
-        names = "rows actions rewards terminated ended acted order cursor entered left"
+        names = "obs actions rewards terminated ended acted order cursor entered left"
         return {name: getattr(self, name) for name in names.split()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -233,6 +233,6 @@ def integers_below(bound: Tensor, shape: tuple[int, ...], generator: torch.Gener
     return torch.minimum((draws * bound).long(), bound - 1).clamp_(min=0)
 
 
-def rows_at(rows: Tensor, cells: Tensor) -> Tensor:
-    """Rows [B, row_bytes]; gathered by words of 8 bytes, because a gather costs by the element."""
-    return rows.view(torch.int64).index_select(0, cells).view(torch.uint8)
+def obs_at(obs: Tensor, cells: Tensor) -> Tensor:
+    """Rows [B, obs_bytes]; gathered by words of 8 bytes, because a gather costs by the element."""
+    return obs.view(torch.int64).index_select(0, cells).view(torch.uint8)

@@ -10,15 +10,15 @@ class Rollout:
     """T steps of N environments. Where an episode ends at t, rows[t + 1] already starts the next one."""
 
     def __init__(
-        self, n_steps: int, n_envs: int, row_bytes: int, width: int, state_size: int, device: torch.device
+        self, n_steps: int, n_envs: int, obs_bytes: int, width: int, state_size: int, device: torch.device
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.rows = zeros(n_steps + 1, n_envs, row_bytes, dtype=torch.uint8)  # what was acted on; the last is yet to be
+        self.obs = zeros(n_steps + 1, n_envs, obs_bytes, dtype=torch.uint8)  # what was acted on; the last is yet to be
         self.starts = zeros(n_steps + 1, n_envs, dtype=torch.bool)  # rows[t] is the first of its episode
         # As sampled, before scaling and clipping. Inference is always for all environments, and what it says for those
-        # that are not ready goes to one step more. (In `rows` it goes to the last, which is written last.)
+        # that are not ready goes to one step more. (In `obs` it goes to the last, which is written last.)
         self.actions_and_trash = zeros(n_steps + 1, n_envs, width)
         self.actions = self.actions_and_trash[:-1]
         self.rewards = zeros(n_steps, n_envs)
@@ -27,7 +27,7 @@ class Rollout:
         # states[t] is the recurrent state that came out of step t - 1, not yet zeroed where rows[t] starts an episode.
         self.states = zeros(n_steps + 1, n_envs, state_size)
         # The true last observation of every episode that was cut off, and where: few, so not a whole second rollout.
-        self.final_rows = zeros(0, row_bytes, dtype=torch.uint8)
+        self.final_obs = zeros(0, obs_bytes, dtype=torch.uint8)
         self.final_at = zeros(0, dtype=torch.long)  # t × N + env; T × N where there is none
 
     @property

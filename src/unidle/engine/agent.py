@@ -15,7 +15,7 @@ from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import PREDICTION, keyed_generator
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import MASK, RowLayout
+from unidle.spaces.observations import MASK, ObservationLayout
 
 
 class Agent:
@@ -23,7 +23,7 @@ class Agent:
 
     def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
         state = load_checkpoint(checkpoint)
-        self.policy, self.rows, self.actions = policy_from(state["spaces"], config, network)
+        self.policy, self.obs_layout, self.action_layout = policy_from(state["spaces"], config, network)
         with weights_that_fit():
             self.policy.load_state_dict(state["algo"]["policy"])
         self.device = choose_device(device)
@@ -32,7 +32,7 @@ class Agent:
         self._state: torch.Tensor | None = None
         self._generator = keyed_generator(self.device, config.run.seed, PREDICTION)
 
-    rows: RowLayout
+    obs_layout: ObservationLayout
     actions: ActionLayout
 
     def reset(self) -> None:
@@ -52,25 +52,25 @@ class Agent:
             action = distribution.mode(params)
         else:
             action = distribution.sample(params, distribution.noise((1,), self._generator))
-        return self.actions.decode(distribution.to_env(action)[0].cpu().numpy())
+        return self.action_layout.decode(distribution.to_env(action)[0].cpu().numpy())
 
     def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
         try:
             self._check_shapes(observation)
-            row = self.rows.pack(observation)
+            row = self.obs_layout.pack(observation)
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise UsageError(f"The observation does not fit the space {self.rows.space} ({error}).") from None
-        if self.rows.mask_width:
-            if self.rows.mask_key is not None:
+            raise UsageError(f"The observation does not fit the space {self.obs_layout.space} ({error}).") from None
+        if self.obs_layout.mask_width:
+            if self.obs_layout.mask_key is not None:
                 action_mask = observation[MASK]
             if action_mask is None:
                 raise UsageError("This policy was trained with action masks; pass action_mask=info['action_mask'].")
-            self.rows.mask_view(row[None])[0] = self.actions.flatten_mask(action_mask)
+            self.obs_layout.mask_view(row[None])[0] = self.action_layout.flatten_mask(action_mask)
         return row[None]
 
     def _check_shapes(self, observation: Any) -> None:
         """NumPy would spread a number, or a batch of one, over the whole field without a word."""
-        for leaf in self.rows.leaves:
+        for leaf in self.obs_layout.leaves:
             part = observation
             for key in leaf.path:
                 part = part[key]

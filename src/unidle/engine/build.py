@@ -23,12 +23,12 @@ from unidle.envs.make import EnvMaker, callable_name, import_module
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.envs.vector.host_envs import vectorised_envs
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 from unidle.spaces.serialise import space_from_plain, space_to_plain
 
 # A round trip to a worker costs about this much, so shorter work is quicker done here.
@@ -88,7 +88,7 @@ def too_many_workers(engine: Engine) -> str | None:
 
 def make_envs(
     maker: EnvMaker,
-    contract: Contract,
+    env_spec: EnvSpec,
     n_envs: int,
     seed: int,
     workers: int,
@@ -103,24 +103,24 @@ def make_envs(
     of its own, unless the user asks for so many.
     """
     maker = maker.with_slots(n_envs)
-    if contract.on_device:
-        return TensorEnvs(maker.on_device(n_envs, seed, first_index=first_index), contract)
-    if contract.vectorised:
-        return vectorised_envs(maker, contract, n_envs, seed, first_index, slices)
+    if env_spec.on_device:
+        return TensorEnvs(maker.on_device(n_envs, seed, first_index=first_index), env_spec)
+    if env_spec.vectorised:
+        return vectorised_envs(maker, env_spec, n_envs, seed, first_index, slices)
     restarts = engine.max_env_restarts
     timeout = engine.env_timeout
     if maker.makes == "async":
         maker = replace(maker, deadline=timeout)
         # One loop is enough for most, and it keeps to its manners: those of two processes know nothing of each other.
         if workers == 0 or not (engine.workers or engine.subproc):
-            return AsyncEnvs(maker, contract, n_envs, seed, first_index, engine.slices, max_env_restarts=restarts)
+            return AsyncEnvs(maker, env_spec, n_envs, seed, first_index, engine.slices, max_env_restarts=restarts)
         slices = engine.slices or n_envs
         timeout = timeout and 3 * timeout  # steps have their own deadline, and what follows from one takes time too
     if workers == 0:
-        return SerialEnvs(maker, contract, n_envs, seed, first_index, max_env_restarts=restarts)
+        return SerialEnvs(maker, env_spec, n_envs, seed, first_index, max_env_restarts=restarts)
     return ProcessPool(
         maker,
-        contract,
+        env_spec,
         n_envs,
         seed,
         workers,
@@ -148,23 +148,23 @@ def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactor
     return factory, network
 
 
-def spaces_to_plain(contract: Contract) -> dict[str, Any]:
+def spaces_to_plain(env_spec: EnvSpec) -> dict[str, Any]:
     """The spaces and layout of a policy, for its checkpoint."""
-    rows, actions = contract.rows, contract.actions
+    obs_layout, actions = env_spec.obs_layout, env_spec.action_layout
     return {
-        "observation": space_to_plain(rows.space),
+        "observation": space_to_plain(obs_layout.space),
         "action": space_to_plain(actions.space),
-        "mask_width": rows.mask_width,
+        "mask_width": obs_layout.mask_width,
     }
 
 
 def policy_from(
     plain: dict[str, Any], config: Config, network: NetworkFactory | None
-) -> tuple[AnyPolicy, RowLayout, ActionLayout]:
+) -> tuple[AnyPolicy, ObservationLayout, ActionLayout]:
     """An untrained policy for the spaces in a checkpoint, without making the environment."""
     actions = ActionLayout.of(space_from_plain(plain["action"]), config.recipe.discretize)
-    rows = RowLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])
-    return new_policy(rows, actions, config.recipe, network), rows, actions
+    obs_layout = ObservationLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])
+    return new_policy(obs_layout, actions, config.recipe, network), obs_layout, actions
 
 
 def new_algorithm(

@@ -44,16 +44,16 @@ def export_onnx(agent: Agent, path: Path) -> Path:
         import onnxscript  # noqa: F401
     except ImportError:
         raise UsageError("ONNX export needs two packages; run: pip install 'unidle[onnx]'.") from None
-    policy, rows = agent.policy, agent.rows
+    policy, obs_layout = agent.policy, agent.obs_layout
     n = 2  # any batch above 1: the exporter takes 1 for a constant
-    leaves = [torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)) for leaf in rows.leaves]
-    names = [".".join(["observation", *map(str, leaf.path)]) for leaf in rows.leaves]
-    mask = torch.ones(n, rows.mask_width, dtype=torch.uint8) if rows.mask_width else None
+    leaves = [torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)) for leaf in obs_layout.leaves]
+    names = [".".join(["observation", *map(str, leaf.path)]) for leaf in obs_layout.leaves]
+    mask = torch.ones(n, obs_layout.mask_width, dtype=torch.uint8) if obs_layout.mask_width else None
     state = torch.zeros(n, policy.state_size) if policy.state_size else None
     names += ["action_mask"] * (mask is not None) + ["state"] * (state is not None)
     batch = torch.export.Dim("batch", min=1)
     shapes = ([{0: batch}] * len(leaves), None if mask is None else {0: batch}, None if state is None else {0: batch})
-    exported = _Exported(policy.cpu(), [leaf.path for leaf in rows.leaves]).eval()
+    exported = _Exported(policy.cpu(), [leaf.path for leaf in obs_layout.leaves]).eval()
     program = _quietly(
         torch.onnx.export,
         exported,

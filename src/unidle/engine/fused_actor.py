@@ -126,7 +126,7 @@ def _gaussian(
 
 @triton.jit
 def _squashed(
-    rows, positions, env_actions, rollout_actions, noise, parameters, at_random,
+    obs, positions, env_actions, rollout_actions, noise, parameters, at_random,
     range_scale, range_shift, range_low, range_high, scratch, counter, pid,
     N: tl.constexpr, STEPS: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr,
     BIASES: tl.constexpr, PLACES: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, REALS_UP: tl.constexpr,
@@ -159,7 +159,7 @@ def _squashed(
     for env in range(pid, N, BLOCKS):
         task = 0
         if TASKS > 1:
-            told = tl.load(rows + env * ROW + WIDTHS[0] - TASKS + place, mask=place < TASKS, other=-float("inf"))
+            told = tl.load(obs + env * ROW + WIDTHS[0] - TASKS + place, mask=place < TASKS, other=-float("inf"))
             task = tl.argmax(told, 0)
         own = scratch + PLACES[last + 1] + env * outs + task * 2 * reals + real
         mean = tl.load(own, mask=inside, other=0.0)
@@ -179,7 +179,7 @@ def _squashed(
 
 @triton.jit
 def _act(
-    rows,  # [N, ROW] float32 words, on the host
+    obs,  # [N, ROW] float32 words, on the host
     positions,  # [N] int64, on the host: the step of each environment that is ready, STEPS of the others
     env_actions,  # [N, A], on the host; of those that are ready
     rollout_rows,  # [T + 1, N, ROW]
@@ -222,7 +222,7 @@ def _act(
     width: tl.constexpr = WIDTHS[0]
     column = tl.arange(0, ROW_UP)
     for env in range(pid, N, BLOCKS):
-        value = tl.load(rows + env * ROW + column, mask=column < ROW)
+        value = tl.load(obs + env * ROW + column, mask=column < ROW)
         position = tl.load(positions + env)
         tl.store(rollout_rows + (position * N + env) * ROW + column, value, mask=column < ROW)
         if NORMALISE:
@@ -251,7 +251,7 @@ def _act(
         _wait_for_all(counter, BLOCKS * (layer + 2))
     if TASKS > 0:
         _squashed(
-            rows, positions, env_actions, rollout_actions, noise, parameters, log_std,
+            obs, positions, env_actions, rollout_actions, noise, parameters, log_std,
             range_scale, range_shift, range_low, range_high, scratch, counter, pid,
             N, STEPS, ROW, WIDTHS, WEIGHTS, BIASES, PLACES, TASKS, TASKS_UP, REALS_UP, LOWEST, HIGHEST, PRECISION,
             BLOCKS, BM, BN, BK,
@@ -276,16 +276,16 @@ class FusedActor:
 
     @staticmethod
     def of(
-        policy: AnyPolicy, rollout: Rollout, rows: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
+        policy: AnyPolicy, rollout: Rollout, obs: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
     ) -> FusedActor | None:
-        """For observations `rows`, `positions` [N] and `actions` in page-locked memory; None if it does not apply."""
+        """For observations `obs`, `positions` [N] and `actions` in page-locked memory; None if it does not apply."""
         if not isinstance(policy, (Policy, SoftPolicy)):
             return None
         n_tasks = policy.n_tasks if isinstance(policy, SoftPolicy) else 0
         encoder, distribution, trunk = policy.encoder, policy.distribution, policy.actor_trunk
         linears: list[Any] = [layer for layer in trunk if isinstance(layer, nn.Linear)] + [policy.actor_head]
         kinds = {type(layer) for layer in trunk if not isinstance(layer, nn.Linear)}
-        n_envs, device = len(rows), rollout.rows.device
+        n_envs, device = len(obs), rollout.obs.device
         storage = policy.actor_head.weight.untyped_storage()
         together = all(layer.weight.untyped_storage().data_ptr() == storage.data_ptr() for layer in linears)
         if (
@@ -306,10 +306,10 @@ class FusedActor:
         norm = encoder.norm
         nothing = torch.zeros(1, device=device)
         arguments = (
-            rows.view(torch.float32),
+            obs.view(torch.float32),
             positions,
             actions,
-            rollout.rows.view(torch.float32),
+            rollout.obs.view(torch.float32),
             rollout.actions_and_trash,
             noise,
             nothing if norm is None else norm.shift,
@@ -326,7 +326,7 @@ class FusedActor:
         # No more blocks than can be at work at the same time: they wait for one another.
         blocks = min(_MOST_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count)
         tile = (16, 16, 128) if n_envs <= 16 else (32, 16, 128) if n_envs <= 64 else (64, 32, 64)
-        words = rollout.rows.shape[2] // 4
+        words = rollout.obs.shape[2] // 4
         constants = {
             "N": n_envs,
             "STEPS": rollout.shape[0],

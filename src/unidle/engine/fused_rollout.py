@@ -44,7 +44,7 @@ def _roll(
     physics, episodes, lengths, indices, seed,  # the environments: [N, PHYSICS], [N], [N], [N]
     begins, returns, counts,  # [N]: whether an episode begins here, its return and its length so far
     ended,  # [blocks, 3]: episodes that ended, their returns and lengths, summed
-    rows, starts, actions, rewards, terminated, truncated, final_rows, final_at,  # the rollout
+    obs, starts, actions, rewards, terminated, truncated, final_obs, final_at,  # the rollout
     norm_shift, norm_scale, parameters, range_scale, range_shift, range_low, range_high,
     T: tl.constexpr, N: tl.constexpr,
     TASK: tl.constexpr, PHYSICS: tl.constexpr, LIMIT: tl.constexpr, CUTS: tl.constexpr,
@@ -79,7 +79,7 @@ def _roll(
     seen = observation(a, b, c, d, INS_UP, TASK)
     for t in range(T):
         at = t * N + env.to(tl.int64)
-        tl.store(rows + at[:, None] * ROW + column, seen, mask=keeps)
+        tl.store(obs + at[:, None] * ROW + column, seen, mask=keeps)
         tl.store(starts + at, starting, mask=inside)
         x = normalised(seen, norm_shift, norm_scale, INS, INS_UP, NORMALISE)
         h = activated(layer(x, w1, b1, PRECISION), ACTIVATION)
@@ -106,7 +106,7 @@ def _roll(
         seen = observation(a, b, c, d, INS_UP, TASK)
         kept = inside & late & (cut < CUTS)
         final = cut.to(tl.int64) * N + env
-        tl.store(final_rows + final[:, None] * ROW + column, seen, mask=kept[:, None] & (column < INS))
+        tl.store(final_obs + final[:, None] * ROW + column, seen, mask=kept[:, None] & (column < INS))
         tl.store(final_at + final, at, mask=kept)
         cut += late.to(tl.int32)
         total += reward
@@ -123,7 +123,7 @@ def _roll(
         a, b, c, d = tl.where(ends, a0, a), tl.where(ends, b0, b), tl.where(ends, c0, c), tl.where(ends, d0, d)
         seen = observation(a, b, c, d, INS_UP, TASK)
     at = T * N + env.to(tl.int64)
-    tl.store(rows + at[:, None] * ROW + column, seen, mask=keeps)
+    tl.store(obs + at[:, None] * ROW + column, seen, mask=keeps)
     tl.store(starts + at, starting, mask=inside)
     tl.store(physics + env * PHYSICS, a, mask=inside)
     tl.store(physics + env * PHYSICS + 1, b, mask=inside)
@@ -170,8 +170,8 @@ class FusedRollout:
         _, n_envs = rollout.shape
         norm, distribution = policy.encoder.norm, policy.distribution
         nothing = torch.zeros(1, device=noise.device)
-        rows = 32 if n_envs <= 8192 else 64
-        ended = torch.zeros(triton.cdiv(n_envs, rows), 3, device=noise.device)
+        obs = 32 if n_envs <= 8192 else 64
+        ended = torch.zeros(triton.cdiv(n_envs, obs), 3, device=noise.device)
         arguments = (
             noise,
             state["physics"],
@@ -183,13 +183,13 @@ class FusedRollout:
             returns,
             lengths,
             ended,
-            rollout.rows.view(torch.float32),
+            rollout.obs.view(torch.float32),
             rollout.starts.view(torch.uint8),
             rollout.actions,
             rollout.rewards,
             rollout.terminated.view(torch.uint8),
             rollout.truncated.view(torch.uint8),
-            rollout.final_rows.view(torch.float32),
+            rollout.final_obs.view(torch.float32),
             rollout.final_at,
             nothing if norm is None else norm.shift,
             nothing if norm is None else norm.scale,
@@ -205,7 +205,7 @@ class FusedRollout:
             "PHYSICS": state["physics"].shape[1],
             "LIMIT": env.episode_limit,
             "CUTS": len(rollout.final_at) // n_envs,
-            "BM": rows,
+            "BM": obs,
         }
         return FusedRollout(arguments, ended, constants)
 

@@ -24,21 +24,21 @@ class NumpyActor:
         self._nvec, self._logits = chosen.nvec, chosen.n_logits
         ranges = (chosen._scale, chosen._shift, chosen._low, chosen._high)
         self._scale, self._shift, self._low, self._high = (tensor.numpy() for tensor in ranges)
-        self._block_rows, self._noise, self._staged = block.rows, noise.numpy(), staged.numpy()
-        self._rows, self._actions = rollout.rows.numpy(), rollout.actions_and_trash.numpy()
+        self._block_obs, self._noise, self._staged = block.obs, noise.numpy(), staged.numpy()
+        self._obs, self._actions = rollout.obs.numpy(), rollout.actions_and_trash.numpy()
 
     @staticmethod
     def of(policy: AnyPolicy, rollout: Rollout, block: Block, noise: Tensor, staged: Tensor) -> NumpyActor | None:
         """None if there is none for such a policy, or so many environments."""
-        if not isinstance(policy, Policy) or not is_small(policy, len(block.rows)):
+        if not isinstance(policy, Policy) or not is_small(policy, len(block.obs)):
             return None
         return NumpyActor(policy, rollout, block, noise, staged)
 
     def __call__(self, at: tuple[int] | tuple[np.ndarray, np.ndarray]) -> None:
         """Store the block's observations `at` [step, environment], and the actions chosen on them."""
-        self._rows[at] = self._block_rows
+        self._obs[at] = self._block_obs
         with np.errstate(all="ignore"):  # what overflows is seen in the actions, as with torch
-            x, forbidden = self._inputs(self._block_rows)
+            x, forbidden = self._inputs(self._block_obs)
             y = self._head(self._trunk(x)[-1])
             if forbidden is not None:
                 y[:, : self._logits][forbidden] = LOG_ZERO

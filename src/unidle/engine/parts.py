@@ -21,7 +21,7 @@ from unidle.engine.collect.host import Collector
 from unidle.engine.cuda_graphs import Capture
 from unidle.engine.learn.device_loop import DeviceLoop, fits
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import Contract, probe
+from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.timeline import Timeline
@@ -31,7 +31,7 @@ from unidle.timeline import Timeline
 class Parts:
     """What collects and what learns."""
 
-    contract: Contract
+    env_spec: EnvSpec
     algo: Algorithm
     collector: Collector | DeviceCollector
     loop: DeviceLoop | None  # where whole iterations are done on the device
@@ -52,22 +52,22 @@ def build_parts(
     recipe, run, engine = config.recipe, config.run, config.engine
     device = choose_device(engine.device)
     precision = set_numerics(device, recipe)
-    contract = probe(maker, recipe.discretize, run.seed)
+    env_spec = probe(maker, recipe.discretize, run.seed)
     torch.set_num_threads(engine.threads)  # after the probe: an environment may have set it for itself
-    if contract.on_device and recipe.overlap == "strict":
+    if env_spec.on_device and recipe.overlap == "strict":
         raise UsageError(f"{run.env} lives on the device and has nothing to overlap with learning; use --overlap off.")
     # After the probe, which takes as many steps as there is time for and may draw from these.
     random.seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
     torch.manual_seed(run.seed)
-    policy = new_policy(contract.rows, contract.actions, recipe, network).to(device)
+    policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
     capture = Capture(device, say, graphs=engine.graphs)
-    env = maker.on_device(recipe.n_envs, run.seed, device) if contract.on_device else None
+    env = maker.on_device(recipe.n_envs, run.seed, device) if env_spec.on_device else None
     # Iterations that are captured whole have no captured parts.
     is_whole = recipe.algo == "ppo" and env is not None and fits(env, recipe)
     capture_parts: Capturer = as_it_is if is_whole else capture
     algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
-    sizes = contract.rows.row_bytes, contract.actions.width, policy.state_size
+    sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
     rollouts = [
         Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(2 if recipe.overlap == "strict" else 1)
     ]
@@ -75,7 +75,7 @@ def build_parts(
     collector: Collector | DeviceCollector
     if env is not None:
         workers = 0
-        collector = DeviceCollector(env, contract, policy, rollouts[0], run.seed, timeline, capture_parts, say)
+        collector = DeviceCollector(env, env_spec, policy, rollouts[0], run.seed, timeline, capture_parts, say)
         if engine.compile:
             collector.compile_steps()
         if is_whole:
@@ -84,9 +84,9 @@ def build_parts(
     else:
         # It serves a GPU, or learns while the environments go on.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
-        workers = choose_workers(engine, recipe.n_envs, contract.step_seconds, is_busy=is_busy)
-        slices = choose_slices(engine, recipe.n_envs, workers, contract.step_seconds, device)
-        envs = make_envs(maker, contract, recipe.n_envs, run.seed, workers, engine, slices=slices)
+        workers = choose_workers(engine, recipe.n_envs, env_spec.step_seconds, is_busy=is_busy)
+        slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
+        envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices)
         workers = envs.workers
         try:
             collector = Collector(envs, policy, rollouts, run.seed, timeline, capture, on_fault)
@@ -94,4 +94,4 @@ def build_parts(
             envs.close()
             raise
     collector.until = whole_steps(run.timesteps, recipe.total_batch) // recipe.total_batch
-    return Parts(contract, algo, collector, loop, workers, precision, capture)
+    return Parts(env_spec, algo, collector, loop, workers, precision, capture)

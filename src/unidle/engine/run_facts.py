@@ -14,14 +14,14 @@ from unidle.nn.actor_critic import n_parameters
 
 def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
     """A line of each: its name and what it says. The run starts, or goes on, at `step`."""
-    recipe, run, contract, workers = config.recipe, config.run, parts.contract, parts.workers
-    duration = f"a step takes {contract.step_seconds * 1e6:.0f} µs"
+    recipe, run, env_spec, workers = config.recipe, config.run, parts.env_spec, parts.workers
+    duration = f"a step takes {env_spec.step_seconds * 1e6:.0f} µs"
     backend = (
         f"{_counted(workers, 'worker process', 'worker processes')} ({duration})"
         if workers
         else f"in this process ({duration})"
     )
-    if contract.on_device:
+    if env_spec.on_device:
         backend = "on the device"
     how_often = f"{recipe.n_epochs} epochs"
     if recipe.algo != "ppo":

@@ -63,7 +63,7 @@ class Trainer:
         self._after_iteration, self._after_evaluation = after_iteration, after_evaluation
         self._timeline = Timeline()
         self._parts = build_parts(config, maker, network, self._timeline, listener.on_message, self._on_fault)
-        self.contract, self.algo, self.collector = self._parts.contract, self._parts.algo, self._parts.collector
+        self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
         self._learner = Learner(self.algo, self._timeline)
         self._stopping = self._interrupted = False
         self.progress, self._clock = Progress(), RunClock(self._timeline)
@@ -71,16 +71,16 @@ class Trainer:
         must_wait = config.run.target_return is not None or bool(after_evaluation)
         try:
             kernels = kernels_on(self._parts.capture.device)
-            self._saver = Saver(config, self.contract, self.algo, self.collector, self.progress, self._clock, kernels)
+            self._saver = Saver(config, self.env_spec, self.algo, self.collector, self.progress, self._clock, kernels)
             workers = self._parts.workers
             self._evaluations = Evaluations(
                 config,
                 maker,
-                self.contract,
+                self.env_spec,
                 self.algo.policy,
                 network,
                 in_workers=workers > 0,
-                processes=choose_processes(config, maker, self.contract, workers, must_wait=must_wait),
+                processes=choose_processes(config, maker, self.env_spec, workers, must_wait=must_wait),
                 clock=self._clock.record,
                 say=listener.on_message,
                 on_fault=self._on_fault,
@@ -141,7 +141,7 @@ class Trainer:
         if warning:
             self._listener.on_message(warning)
         few = total // batch
-        if self.contract.on_device and few < _FEW_ITERATIONS:
+        if self.env_spec.on_device and few < _FEW_ITERATIONS:
             self._listener.on_message(
                 f"{run.timesteps:,} steps are {few} iteration{'s' * (few > 1)} of {batch:,}; "
                 "to learn more, raise --timesteps or lower --n-envs."
@@ -214,7 +214,7 @@ class Trainer:
         except _FAILURES as error:
             raise self._ended(error) from None  # nothing was learned since the last rollout: go on from there
         timeline.enter(LEARN)
-        shuffle = keyed_generator(lane.rollout.rows.device, run.seed, SHUFFLE, self.progress.iteration)
+        shuffle = keyed_generator(lane.rollout.obs.device, run.seed, SHUFFLE, self.progress.iteration)
         self._learner.begin(lane, min(1.0, self.progress.step / run.timesteps), shuffle)
         failure = self._learn()
         timeline.enter(SYNC)

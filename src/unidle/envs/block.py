@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unidle.envs.request_outcomes import OUTCOMES
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 FAILED, SUCCEEDED = 1, 2  # in `episode_success`; 0 where the environment does not tell
 
@@ -26,7 +26,7 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("episode_success", np.int8),  # whether it succeeded at any of its steps
     ("episode", np.int64),  # number of the episode now open
     ("skip", np.bool_),  # set by the trainer: this line is not stepped with its slice, and stays as it is
-    # The step did not happen: the environment failed and was made again, and `rows` holds the first observation of its
+    # The step did not happen: the environment failed and was made again, and `obs` holds the first observation of its
     # next episode. The other fields of the line mean nothing then. Written by every step.
     ("redo", np.bool_),
     ("beats", np.int64),  # counts hand-overs, resets and replayed steps: a sign of life
@@ -34,7 +34,7 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
 
 
 class Block:
-    """Views of one buffer: `rows` and `final_rows` [N, row_bytes], `actions` [N, width], and the fields above [N]."""
+    """Views of one buffer: `obs` and `final_obs` [N, obs_bytes], `actions` [N, width], and the fields above [N]."""
 
     outcome: np.ndarray
     episode_return: np.ndarray
@@ -45,9 +45,9 @@ class Block:
     redo: np.ndarray
     beats: np.ndarray
 
-    def __init__(self, contract: Contract, n_envs: int, buffer: Any = None) -> None:
+    def __init__(self, env_spec: EnvSpec, n_envs: int, buffer: Any = None) -> None:
         """Lay the views over `buffer`, or over new private memory."""
-        self.memory = buffer if buffer is not None else mmap.mmap(-1, self.nbytes(contract, n_envs))
+        self.memory = buffer if buffer is not None else mmap.mmap(-1, self.nbytes(env_spec, n_envs))
         self._offset = 0
 
         def view(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -55,10 +55,10 @@ class Block:
             self._offset = -(-(self._offset + array.nbytes) // 64) * 64
             return array
 
-        self.rows = view((n_envs, contract.rows.row_bytes), np.uint8)
+        self.obs = view((n_envs, env_spec.obs_layout.obs_bytes), np.uint8)
         # The last observation of an episode that was truncated in this step; left alone otherwise.
-        self.final_rows = view((n_envs, contract.rows.row_bytes), np.uint8)
-        self.actions = view((n_envs, contract.actions.width), np.float32)
+        self.final_obs = view((n_envs, env_spec.obs_layout.obs_bytes), np.uint8)
+        self.actions = view((n_envs, env_spec.action_layout.width), np.float32)
         for name, dtype in _FIELDS:
             setattr(self, name, view((n_envs,), dtype))
         self.reward, self.terminated, self.truncated = parts_of(self.outcome)
@@ -66,11 +66,11 @@ class Block:
         self.requests = view((n_envs, len(OUTCOMES)), np.int64)
 
     @staticmethod
-    def nbytes(contract: Contract, n_envs: int) -> int:
+    def nbytes(env_spec: EnvSpec, n_envs: int) -> int:
         """Bytes a block of this shape takes, paddings included."""
         per_env = (
-            2 * contract.rows.row_bytes
-            + 4 * contract.actions.width
+            2 * env_spec.obs_layout.obs_bytes
+            + 4 * env_spec.action_layout.width
             + sum(np.dtype(d).itemsize for _, d in _FIELDS)
             + 8 * len(OUTCOMES)
         )

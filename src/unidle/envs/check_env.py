@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import Contract, mask_from, probe, random_action
+from unidle.envs.spec import EnvSpec, mask_from, probe, random_action
 from unidle.envs.vector.host_envs import put_random_actions, vectorised_envs
 from unidle.errors import reported
 from unidle.spaces.observations import image_axes
@@ -32,30 +32,30 @@ class Findings:
 
 def examine(maker: EnvMaker, steps: int = _STEPS) -> Findings:
     """Step an environment with random actions and check everything it returns; UsageError at the first breach."""
-    contract = probe(maker)
+    env_spec = probe(maker)
     found = Findings(maker.name)
-    play = _play_together if contract.vectorised else _play
+    play = _play_together if env_spec.vectorised else _play
     with reported("The environment failed while it was checked"):
-        first, second = (play(maker, contract, steps, 1, found if once else None) for once in (True, False))
+        first, second = (play(maker, env_spec, steps, 1, found if once else None) for once in (True, False))
     if not all(np.array_equal(a, b) for a, b in zip(first, second)):
         found.remarks.append(
             "two episodes from the same seed differ, so runs cannot be repeated or resumed exactly; "
             "draw everything random from self.np_random."
         )
-    rows, actions = contract.rows, contract.actions
+    obs, actions = env_spec.obs_layout, env_spec.action_layout
     found.facts = {
-        "observation": str(rows.space).replace("\n", " "),
+        "observation": str(obs.space).replace("\n", " "),
         "action": str(actions.space).replace("\n", " "),
-        "action mask": "yes" if rows.mask_width else "no",
-        "step": f"{contract.step_seconds * 1e6:.0f} µs",
+        "action mask": "yes" if obs.mask_width else "no",
+        "step": f"{env_spec.step_seconds * 1e6:.0f} µs",
     }
     if not found.episodes:
         found.remarks.append(f"no episode ended within {steps} steps; if none ever does, add a time limit.")
-    found.remarks += _remarks(rows.space, actions.space)
+    found.remarks += _remarks(obs.space, actions.space)
     return found
 
 
-def _play(maker: EnvMaker, contract: Contract, steps: int, seed: int, found: Findings | None) -> list[np.ndarray]:
+def _play(maker: EnvMaker, env_spec: EnvSpec, steps: int, seed: int, found: Findings | None) -> list[np.ndarray]:
     """Every observation and reward of `steps` random steps, packed; all of them checked."""
     env = maker()
     rng = np.random.default_rng(seed)
@@ -63,13 +63,13 @@ def _play(maker: EnvMaker, contract: Contract, steps: int, seed: int, found: Fin
     try:
         observation, info = check_outcome(env.reset(seed=seed), 2, "reset")
         for _ in range(steps):
-            mask = mask_from(observation, info, contract.rows.space) if contract.rows.mask_width else None
-            flat = check_mask(contract.actions, mask) if contract.rows.mask_width else None
-            outcome = check_outcome(env.step(random_action(contract.actions, rng, flat)), 5, "step")
+            mask = mask_from(observation, info, env_spec.obs_layout.space) if env_spec.obs_layout.mask_width else None
+            flat = check_mask(env_spec.action_layout, mask) if env_spec.obs_layout.mask_width else None
+            outcome = check_outcome(env.step(random_action(env_spec.action_layout, rng, flat)), 5, "step")
             observation, reward, terminated, truncated, info = outcome
             check_observation(env.observation_space, observation, "step", reward)
             seen.append(
-                np.append(contract.rows.pack(observation), np.frombuffer(np.float64(reward).tobytes(), np.uint8))
+                np.append(env_spec.obs_layout.pack(observation), np.frombuffer(np.float64(reward).tobytes(), np.uint8))
             )
             if found:
                 found.steps += 1
@@ -83,10 +83,10 @@ def _play(maker: EnvMaker, contract: Contract, steps: int, seed: int, found: Fin
 
 
 def _play_together(
-    maker: EnvMaker, contract: Contract, steps: int, seed: int, found: Findings | None
+    maker: EnvMaker, env_spec: EnvSpec, steps: int, seed: int, found: Findings | None
 ) -> list[np.ndarray]:
     """`_play` for environments that step together: `steps` in all, rounded up."""
-    envs = vectorised_envs(maker, contract, _POOL, seed, checked_steps=steps)
+    envs = vectorised_envs(maker, env_spec, _POOL, seed, checked_steps=steps)
     rng = np.random.default_rng(seed)
     seen = []
     with contextlib.closing(envs):
@@ -96,7 +96,7 @@ def _play_together(
             envs.send([0])
             envs.recv(1)
             block = envs.block
-            seen += [block.rows.copy(), block.reward.copy()]
+            seen += [block.obs.copy(), block.reward.copy()]
             if found:
                 found.steps += envs.n_envs
                 found.episodes += int((block.terminated | block.truncated).sum())

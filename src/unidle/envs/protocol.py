@@ -9,7 +9,7 @@ import numpy as np
 
 from unidle.envs.block import Block
 from unidle.envs.faults import Fault as Fault
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 
 class HostEnvs(Protocol):
@@ -23,14 +23,14 @@ class HostEnvs(Protocol):
     again and again.
     """
 
-    contract: Contract
+    env_spec: EnvSpec
     n_envs: int
     block: Block
     workers: int
     bounds: list[tuple[int, int]]  # lines of each slice: (first, end)
     faults: list[Fault]  # what failed; for the caller to clear
     # Lines that began a new episode though they were not being stepped; their last observation before it is in
-    # `block.final_rows`. For the caller to clear after each `recv`.
+    # `block.final_obs`. For the caller to clear after each `recv`.
     renewed: list[int]
 
     def start(self, episodes: np.ndarray) -> None:

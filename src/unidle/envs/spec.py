@@ -14,7 +14,7 @@ from unidle.envs.check import check_mask, check_observation, check_outcome, chec
 from unidle.envs.make import EnvMaker, on_device_kind, vector_kind
 from unidle.errors import UsageError, reported
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import MASK, RowLayout
+from unidle.spaces.observations import MASK, ObservationLayout
 
 PROBE_STEPS = 32
 PROBE_SECONDS = 1.0  # or fewer steps, if they take long
@@ -22,11 +22,11 @@ UNANNOUNCED_MASK = "info['action_mask'] is there after step() but not after rese
 
 
 @dataclass(frozen=True)
-class Contract:
+class EnvSpec:
     """How an environment's observations and actions are laid out, and what it costs to step."""
 
-    rows: RowLayout
-    actions: ActionLayout
+    obs_layout: ObservationLayout
+    action_layout: ActionLayout
     step_seconds: float  # median of a few random steps, each with what it takes to write its observation down
     vectorised: bool = False  # the factory makes environments that step together
     on_device: bool = False  # and those are tensors on the policy's device
@@ -39,7 +39,7 @@ def mask_from(observation: Any, info: dict[str, Any], rows_space: gymnasium.Spac
     return info.get(MASK)
 
 
-def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Contract:
+def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> EnvSpec:
     """Make an environment, check a few of its steps, time them, and close it again."""
     from unidle.envs.vector.adapters import EnvPoolVector
     from unidle.envs.vector.host_envs import as_vector, probe_vector  # which know the contract themselves
@@ -66,30 +66,32 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> Cont
             return _probe_one(env, discretize, seed)
 
 
-def _contract_on_device(env: Any, name: str, discretize: int | None) -> Contract:
+def _contract_on_device(env: Any, name: str, discretize: int | None) -> EnvSpec:
     from unidle.envs.device.device_env import MaskedDeviceEnv  # loads torch too
 
     if discretize is not None:
         raise UsageError(f"{name} takes its actions on the device, where --discretize does not apply; leave it out.")
     actions = ActionLayout.of(env.action_space)
-    rows = RowLayout.of(env.observation_space, actions.mask_width if isinstance(env, MaskedDeviceEnv) else 0)
-    return Contract(rows, actions, step_seconds=0.0, on_device=True)
+    obs_layout = ObservationLayout.of(
+        env.observation_space, actions.mask_width if isinstance(env, MaskedDeviceEnv) else 0
+    )
+    return EnvSpec(obs_layout, actions, step_seconds=0.0, on_device=True)
 
 
-def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> Contract:
+def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> EnvSpec:
     check_spaces(env)
     actions = ActionLayout.of(env.action_space, discretize)
-    RowLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
+    ObservationLayout.of(env.observation_space)  # an unsupported space is said before anything is stepped
     observation, info = check_outcome(_seeded_reset(env, seed), 2, "reset")
     check_observation(env.observation_space, observation, "reset")
     mask = mask_from(observation, info, env.observation_space)
-    rows = RowLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
-    mask = mask if rows.mask_width else None  # nothing to mask where every action is a real number
+    obs_layout = ObservationLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
+    mask = mask if obs_layout.mask_width else None  # nothing to mask where every action is a real number
     seconds = []
-    write = rows.writer(np.zeros((1, rows.row_bytes), np.uint8))
+    write = obs_layout.writer(np.zeros((1, obs_layout.obs_bytes), np.uint8))
     rng = np.random.default_rng(seed)
     for _ in range(PROBE_STEPS):
-        allowed = check_mask(actions, mask) if rows.mask_width else None
+        allowed = check_mask(actions, mask) if obs_layout.mask_width else None
         action = random_action(actions, rng, allowed)
         began = perf_counter()
         outcome = env.step(action)
@@ -102,11 +104,11 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> Contrac
         if terminated or truncated:
             observation, info = env.reset()
         mask = mask_from(observation, info, env.observation_space)
-        if mask is not None and actions.mask_width and not rows.mask_width:
+        if mask is not None and actions.mask_width and not obs_layout.mask_width:
             raise UsageError(UNANNOUNCED_MASK)
         if sum(seconds) > PROBE_SECONDS:
             break
-    return Contract(rows, actions, float(np.median(seconds)))
+    return EnvSpec(obs_layout, actions, float(np.median(seconds)))
 
 
 def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:

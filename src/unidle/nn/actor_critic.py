@@ -15,26 +15,28 @@ from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.trunks import RecurrentCore, mlp, orthogonal
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import ActionDistribution, Params
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
 
 
-def encoder_of(rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None) -> Encoder:
+def encoder_of(
+    obs_layout: ObservationLayout, action_layout: ActionLayout, recipe: Recipe, network: NetworkFactory | None
+) -> Encoder:
     """What makes features of observations: ours, or the user's `network`."""
     if network is None:
-        return Encoder(rows, recipe.normalize_obs)
-    return CustomEncoder(rows, recipe.normalize_obs, network(rows.space, actions.space))
+        return Encoder(obs_layout, recipe.normalize_obs)
+    return CustomEncoder(obs_layout, recipe.normalize_obs, network(obs_layout.space, action_layout.space))
 
 
-def mask_of(rows: Tensor, layout: RowLayout) -> Tensor | None:
-    """What may be done in rows [n, row_bytes]; None if environments do not say.
+def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
+    """What may be done in rows [n, obs_bytes]; None if environments do not say.
 
     Some do not say it of an episode's last observation, in which nobody acts: then everything may.
     """
     if not layout.mask_width:
         return None
-    mask = rows[..., layout.mask_offset : layout.mask_offset + layout.mask_width].bool()
+    mask = obs[..., layout.mask_offset : layout.mask_offset + layout.mask_width].bool()
     return mask | ~mask.any(-1, keepdim=True)
 
 
@@ -42,13 +44,17 @@ class Policy(nn.Module):
     """Rows of observations → what to do (`Params`) and what it is worth (value)."""
 
     def __init__(
-        self, rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+        self,
+        obs_layout: ObservationLayout,
+        action_layout: ActionLayout,
+        recipe: Recipe,
+        network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()
-        self.rows = rows
+        self.obs_layout = obs_layout
         self.in_bf16 = recipe.precision == "bf16"
-        self.distribution = ActionDistribution(actions)
-        self.encoder = encoder_of(rows, actions, recipe, network)
+        self.distribution = ActionDistribution(action_layout)
+        self.encoder = encoder_of(obs_layout, action_layout, recipe, network)
         n_features = self.encoder.n_features
         self.core: RecurrentCore | None = None
         if recipe.recurrent != "none":
@@ -71,11 +77,11 @@ class Policy(nn.Module):
     @property
     def masked(self) -> bool:
         """Whether observations come with a mask of the actions."""
-        return self.rows.mask_width > 0
+        return self.obs_layout.mask_width > 0
 
-    def _mask(self, rows: Tensor) -> Tensor | None:
-        start, width = self.rows.mask_offset, self.rows.mask_width
-        return rows[..., start : start + width] if width else None
+    def _mask(self, obs: Tensor) -> Tensor | None:
+        start, width = self.obs_layout.mask_offset, self.obs_layout.mask_width
+        return obs[..., start : start + width] if width else None
 
     def _run(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """What `module` gives, its products in bfloat16 if the recipe says so and there is a GPU."""
@@ -103,9 +109,9 @@ class Policy(nn.Module):
         value: Tensor = self.critic_head(latent).squeeze(-1)
         return value
 
-    def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
-        """The actor alone, one step: rows [n, row_bytes], recurrent state [n, S] → params, state after."""
-        return self.act_on(self._run(self.encoder, rows), self._mask(rows), state)
+    def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
+        """The actor alone, one step: rows [n, obs_bytes], recurrent state [n, S] → params, state after."""
+        return self.act_on(self._run(self.encoder, obs), self._mask(obs), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """The actor alone, one step, on features that are already encoded."""
@@ -115,30 +121,30 @@ class Policy(nn.Module):
             features = state[:, : self.core.size]
         return self._params(self._run(self.actor_trunk, features), mask), state
 
-    def value(self, rows: Tensor, state: Tensor | None = None) -> Tensor:
-        """The critic alone: rows [n, row_bytes] (seen in recurrent state [n, S]) → [n]."""
-        features = self._run(self.encoder, rows)
+    def value(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
+        """The critic alone: rows [n, obs_bytes] (seen in recurrent state [n, S]) → [n]."""
+        features = self._run(self.encoder, obs)
         if self.core is not None:
             assert state is not None
             features = self.core.step(features, state)[:, : self.core.size]
         return self._value(features)
 
-    def forward(self, rows: Tensor, starts: Tensor | None = None, state: Tensor | None = None) -> tuple[Params, Tensor]:
+    def forward(self, obs: Tensor, starts: Tensor | None = None, state: Tensor | None = None) -> tuple[Params, Tensor]:
         """Actor and critic over sequences: rows [n, L, ..], starts [n, L], state [n, S] → params, value [n, L]."""
-        features = self._run(self.encoder, rows)
+        features = self._run(self.encoder, obs)
         if self.core is not None:
             assert starts is not None
             assert state is not None
             features = self.core(features, starts, state)
         if self.critic_trunk is None or not features.is_cuda:
             latent = self._run(self.actor_trunk, features)
-            return self._params(latent, self._mask(rows)), self._value(features, latent)
+            return self._params(latent, self._mask(obs)), self._value(features, latent)
         # Two trunks on two streams, forwards and backwards: a layer's gradient alone does not fill a GPU.
         here, there = torch.cuda.current_stream(), _second_stream(features.device)
         there.wait_stream(here)
         with torch.cuda.stream(there):
             value = self._value(features)
-        params = self._params(self._run(self.actor_trunk, features), self._mask(rows))
+        params = self._params(self._run(self.actor_trunk, features), self._mask(obs))
         here.wait_stream(there)
         return params, value
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unidle.errors import UsageError
 from unidle.nn.normalise import RunningNorm
 from unidle.nn.trunks import PictureEncoder
-from unidle.spaces.observations import Leaf, RowLayout, image_axes
+from unidle.spaces.observations import Leaf, ObservationLayout, image_axes
 from unidle.spaces.tree import Path, rebuild
 
 Observation = dict[Path, Tensor]  # a tensor [.., *shape] for each leaf, by its path
@@ -22,20 +22,20 @@ CLIP = 10.0  # a normalised observation is cut off at so many deviations
 _TORCH_DTYPE = {np.dtype(name): getattr(torch, name) for name in ("float32", "uint8", "int8", "int32", "int64")}
 
 
-def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
-    """One field of rows [.., row_bytes] as a tensor [.., *shape] of its dtype; a view, nothing is copied."""
-    if not rows.numel():
-        rows = rows.new_empty(rows.shape)  # NumPy gives no rows at all strides of 0, which cannot be viewed as floats
-    field = rows if leaf.nbytes == rows.shape[-1] else rows[..., leaf.offset : leaf.offset + leaf.nbytes]
+def leaf_tensor(obs: Tensor, leaf: Leaf) -> Tensor:
+    """One field of rows [.., obs_bytes] as a tensor [.., *shape] of its dtype; a view, nothing is copied."""
+    if not obs.numel():
+        obs = obs.new_empty(obs.shape)  # NumPy gives no rows at all strides of 0, which cannot be viewed as floats
+    field = obs if leaf.nbytes == obs.shape[-1] else obs[..., leaf.offset : leaf.offset + leaf.nbytes]
     field = field.view(_TORCH_DTYPE[leaf.dtype])
-    return field if len(leaf.shape) == 1 else field.reshape(*rows.shape[:-1], *leaf.shape)
+    return field if len(leaf.shape) == 1 else field.reshape(*obs.shape[:-1], *leaf.shape)
 
 
-def pack_rows(observation: Tensor, mask: Tensor | None, layout: RowLayout, rows: Tensor) -> None:
-    """Put observations [n, *shape] of a space that is one leaf, and masks, into rows [n, row_bytes], in place."""
-    leaf_tensor(rows, layout.leaves[0]).copy_(observation)
+def pack_obs(observation: Tensor, mask: Tensor | None, layout: ObservationLayout, obs: Tensor) -> None:
+    """Put observations [n, *shape] of a space that is one leaf, and masks, into rows [n, obs_bytes], in place."""
+    leaf_tensor(obs, layout.leaves[0]).copy_(observation)
     if mask is not None:
-        rows[:, layout.mask_offset : layout.mask_offset + layout.mask_width].copy_(mask)
+        obs[:, layout.mask_offset : layout.mask_offset + layout.mask_width].copy_(mask)
 
 
 def _flat(value: Tensor, leaf: Leaf) -> Tensor:
@@ -46,9 +46,9 @@ def _flat(value: Tensor, leaf: Leaf) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """Rows [.., row_bytes] → features [.., n_features]."""
+    """Rows [.., obs_bytes] → features [.., n_features]."""
 
-    def __init__(self, layout: RowLayout, normalize: bool) -> None:
+    def __init__(self, layout: ObservationLayout, normalize: bool) -> None:
         super().__init__()
         self._leaves = layout.leaves
         self._numbers = [leaf for leaf in layout.leaves if not leaf.is_image and isinstance(leaf.space, spaces.Box)]
@@ -75,9 +75,9 @@ class Encoder(nn.Module):
         """Whether a row is one vector of float32 numbers, and the features are those, normalised or not."""
         return len(self._leaves) == 1 and bool(self._numbers) and self._numbers[0].dtype == np.float32
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, obs: Tensor) -> Tensor:
         """Encode rows with any leading dimensions."""
-        return self.encode({leaf.path: leaf_tensor(rows, leaf) for leaf in self._leaves})
+        return self.encode({leaf.path: leaf_tensor(obs, leaf) for leaf in self._leaves})
 
     def encode(self, observation: Observation) -> Tensor:
         """Encode an observation that is already apart."""
@@ -99,25 +99,25 @@ class Encoder(nn.Module):
             return _flat(observation[leaves[0].path], leaves[0])
         return torch.cat([_flat(observation[leaf.path], leaf) for leaf in leaves], -1)
 
-    def _raw_numbers(self, rows: Tensor) -> Tensor:
-        return self._concatenated({leaf.path: leaf_tensor(rows, leaf) for leaf in self._numbers}, self._numbers)
+    def _raw_numbers(self, obs: Tensor) -> Tensor:
+        return self._concatenated({leaf.path: leaf_tensor(obs, leaf) for leaf in self._numbers}, self._numbers)
 
-    def update_norm(self, rows: Tensor) -> None:
+    def update_norm(self, obs: Tensor) -> None:
         """Take the observations of one iteration into the running statistics."""
         if self.norm is not None:
-            self.norm.update(self._raw_numbers(rows).reshape(-1, self.n_numbers))
+            self.norm.update(self._raw_numbers(obs).reshape(-1, self.n_numbers))
 
-    def all_finite(self, rows: Tensor) -> Tensor:
+    def all_finite(self, obs: Tensor) -> Tensor:
         """[..] whether every real number of each row is finite."""
         if not self._numbers:
-            return torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
-        return torch.isfinite(self._raw_numbers(rows)).all(-1)
+            return torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device)
+        return torch.isfinite(self._raw_numbers(obs)).all(-1)
 
 
 class CustomEncoder(Encoder):
     """A user's module in the encoder's place: it gets observations in the structure of the space, as tensors."""
 
-    def __init__(self, layout: RowLayout, normalize: bool, module: nn.Module) -> None:
+    def __init__(self, layout: ObservationLayout, normalize: bool, module: nn.Module) -> None:
         super().__init__(layout, normalize=False)
         if normalize:
             raise UsageError(

@@ -25,7 +25,7 @@ _MOST_OF_MATRICES, _MOST_WITH_A_VECTOR = 1 << 18, 9000
 _ALIGNMENT = 64  # bytes, of torch's own tensors
 
 
-def is_small(policy: Policy, rows: int) -> bool:
+def is_small(policy: Policy, obs: int) -> bool:
     """Whether `policy` is of a kind that is known here, and quicker so with that many rows at a time."""
     trunks = [trunk for trunk in (policy.actor_trunk, policy.critic_trunk) if trunk is not None]
     return (
@@ -33,17 +33,17 @@ def is_small(policy: Policy, rows: int) -> bool:
         and policy.encoder.is_plain
         and policy.distribution.heads <= _MOST_HEADS
         and all(len(trunk) and type(trunk[1]) in _ACTIVATIONS for trunk in trunks)
-        and rows * max(layer.out_features for layer in trunks[0] if isinstance(layer, nn.Linear)) <= _MOST_NUMBERS
+        and obs * max(layer.out_features for layer in trunks[0] if isinstance(layer, nn.Linear)) <= _MOST_NUMBERS
     )
 
 
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix product left · right."""
-    rows, columns = len(left), right.shape[1]
-    most = _MOST_WITH_A_VECTOR if rows == 1 or columns == 1 else _MOST_OF_MATRICES
-    if rows * len(right) * columns <= most:
+    obs, columns = len(left), right.shape[1]
+    most = _MOST_WITH_A_VECTOR if obs == 1 or columns == 1 else _MOST_OF_MATRICES
+    if obs * len(right) * columns <= most:
         return np.matmul(left, right, out=out)
-    result = torch.empty(rows, columns) if out is None else torch.from_numpy(out)
+    result = torch.empty(obs, columns) if out is None else torch.from_numpy(out)
     torch.mm(_aligned(left), _aligned(right), out=result)
     return result.numpy()
 
@@ -139,18 +139,18 @@ class Trunk:
 
 
 class Inputs:
-    """Rows [n, row_bytes] → what goes into the first layers [n, ins], and what may not be done [n, logits] or None."""
+    """Rows [n, obs_bytes] → what goes into the first layers [n, ins], and what may not be done [n, logits] or None."""
 
     def __init__(self, policy: Policy) -> None:
         """`policy`'s encoder must be a plain one."""
         self._ins, self._norm = policy.encoder.n_numbers, policy.encoder.norm
-        start, width = policy.rows.mask_offset, policy.rows.mask_width
+        start, width = policy.obs_layout.mask_offset, policy.obs_layout.mask_width
         self._mask = slice(start, start + width) if width else None
 
-    def __call__(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """`rows` must be contiguous."""
-        x = rows.view(np.float32)[:, : self._ins]
+    def __call__(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """`obs` must be contiguous."""
+        x = obs.view(np.float32)[:, : self._ins]
         if self._norm is not None:
             x = (x - self._norm.shift.numpy()) * self._norm.scale.numpy()
             np.clip(x, -CLIP, CLIP, out=x)
-        return x, None if self._mask is None else rows[:, self._mask] == 0
+        return x, None if self._mask is None else obs[:, self._mask] == 0

@@ -12,7 +12,7 @@ from unidle.nn.encoder import Encoder
 from unidle.nn.trunks import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import ActionDistribution, Params
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 
 class GreedyActions(ActionDistribution):
@@ -42,21 +42,25 @@ class GreedyPolicy(nn.Module):
     state_size = 0  # of a recurrent state: there is none
 
     def __init__(
-        self, rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+        self,
+        obs_layout: ObservationLayout,
+        action_layout: ActionLayout,
+        recipe: Recipe,
+        network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()
-        if actions.reals:
+        if action_layout.reals:
             raise UsageError("DQN takes choices (Discrete, MultiDiscrete), not a Box; use --algo sac or --discretize.")
-        self.rows = rows
-        self.distribution = GreedyActions(actions)
-        self.encoder: Encoder = encoder_of(rows, actions, recipe, network)
+        self.obs_layout = obs_layout
+        self.distribution = GreedyActions(action_layout)
+        self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
         self.trunk = mlp(self.encoder.n_features, recipe.network_arch, recipe.activation, orthogonally=False)
         latent = recipe.network_arch[-1] if recipe.network_arch else self.encoder.n_features
         self.head = nn.Linear(latent, self.distribution.n_logits)
-        self.value_head = nn.Linear(latent, actions.heads) if recipe.duelling else None
-        member = torch.repeat_interleave(torch.arange(actions.heads), torch.tensor(actions.nvec))
+        self.value_head = nn.Linear(latent, action_layout.heads) if recipe.duelling else None
+        member = torch.repeat_interleave(torch.arange(action_layout.heads), torch.tensor(action_layout.nvec))
         self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head that each category is of
-        is_category = torch.arange(self.distribution.most) < torch.tensor(actions.nvec).unsqueeze(-1)
+        is_category = torch.arange(self.distribution.most) < torch.tensor(action_layout.nvec).unsqueeze(-1)
         self.register_buffer("_is_category", is_category, persistent=False)  # [heads, most]
 
     _member: Tensor
@@ -65,11 +69,11 @@ class GreedyPolicy(nn.Module):
     @property
     def masked(self) -> bool:
         """Whether observations come with a mask of the actions."""
-        return self.rows.mask_width > 0
+        return self.obs_layout.mask_width > 0
 
-    def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
-        """Rows [n, row_bytes] → values; `state` is handed back as it is."""
-        return self.act_on(self.encoder(rows), mask_of(rows, self.rows), state)
+    def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
+        """Rows [n, obs_bytes] → values; `state` is handed back as it is."""
+        return self.act_on(self.encoder(obs), mask_of(obs, self.obs_layout), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """The same, on features that are already encoded."""
@@ -84,6 +88,6 @@ class GreedyPolicy(nn.Module):
             values = self.distribution.masked(values, mask)
         return Params(values, values[..., :0], values.new_zeros(0)), state
 
-    def values(self, rows: Tensor) -> Tensor:
+    def values(self, obs: Tensor) -> Tensor:
         """Q of every category [n, heads, most]; log 0 stands where a head has no such category, or it is forbidden."""
-        return self.distribution.padded_logits(self.act(rows)[0].logits)
+        return self.distribution.padded_logits(self.act(obs)[0].logits)

@@ -14,7 +14,7 @@ from unidle.nn.encoder import Encoder
 from unidle.nn.trunks import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import LOG_SQRT_2PI, ActionDistribution, Params
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 LOG_STD_RANGE = (-20.0, 2.0)
 _HE_HEAD = 1e-3  # how close to 0 the head begins with initial: he
@@ -74,16 +74,20 @@ class SoftPolicy(nn.Module):
     state_size = 0  # of a recurrent state: there is none
 
     def __init__(
-        self, rows: RowLayout, actions: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+        self,
+        obs_layout: ObservationLayout,
+        action_layout: ActionLayout,
+        recipe: Recipe,
+        network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()
-        if actions.heads > 1 or (actions.heads and actions.reals):
+        if action_layout.heads > 1 or (action_layout.heads and action_layout.reals):
             raise UsageError("SAC takes actions that are a Box or one Discrete choice; for others use --algo ppo.")
-        if not actions.bounded.all():
+        if not action_layout.bounded.all():
             raise UsageError("SAC needs an action space with finite bounds; give the Box a low and a high.")
-        self.rows = rows
-        self.distribution = SquashedActions(actions)
-        self.encoder: Encoder = encoder_of(rows, actions, recipe, network)
+        self.obs_layout = obs_layout
+        self.distribution = SquashedActions(action_layout)
+        self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
         self.actor_trunk = mlp(self.encoder.n_features, recipe.network_arch, recipe.activation, orthogonally=False)
         latent = recipe.network_arch[-1] if recipe.network_arch else self.encoder.n_features
         self.n_tasks = recipe.n_tasks
@@ -105,11 +109,11 @@ class SoftPolicy(nn.Module):
     @property
     def masked(self) -> bool:
         """Whether observations come with a mask of the actions."""
-        return self.rows.mask_width > 0
+        return self.obs_layout.mask_width > 0
 
-    def act(self, rows: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
-        """Rows [n, row_bytes] → params; `state` is handed back as it is."""
-        return self.act_on(self.encoder(rows), mask_of(rows, self.rows), state)
+    def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
+        """Rows [n, obs_bytes] → params; `state` is handed back as it is."""
+        return self.act_on(self.encoder(obs), mask_of(obs, self.obs_layout), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
         """The same, on features that are already encoded."""
@@ -120,6 +124,6 @@ class SoftPolicy(nn.Module):
             logits = self.distribution.masked(logits, mask)
         return Params(logits, mean, log_std.clamp(*LOG_STD_RANGE)), state
 
-    def tasks(self, rows: Tensor) -> Tensor:
+    def tasks(self, obs: Tensor) -> Tensor:
         """[n] the task that each row is of."""
-        return task_of(self.encoder(rows), self.n_tasks)
+        return task_of(self.encoder(obs), self.n_tasks)

@@ -34,7 +34,7 @@ def film_episode(agent: Agent, maker: EnvMaker, path: Path, seed: int) -> Path:
         with imageio.get_writer(path, fps=rate, codec="libx264", macro_block_size=2) as film:
             film.append_data(_even(first))
             for _ in range(_MOST_FRAMES):
-                mask = mask_from(observation, info, agent.rows.space) if agent.rows.mask_width else None
+                mask = mask_from(observation, info, agent.obs_layout.space) if agent.obs_layout.mask_width else None
                 observation, _, terminated, truncated, info = env.step(agent.predict(observation, action_mask=mask))
                 film.append_data(_even(_picture(env, maker.name)))
                 if terminated or truncated:

@@ -2,7 +2,7 @@
 
 An observation, whatever its structure, is packed into a row of fixed length: each leaf of the space (Box, Discrete,
 MultiDiscrete, MultiBinary) has its own field, and an action mask is one more field. So a batch of observations of any
-space is one tensor, [.., row_bytes] uint8, that is copied to the device once and indexed once per minibatch.
+space is one tensor, [.., obs_bytes] uint8, that is copied to the device once and indexed once per minibatch.
 
     {"camera": Box(uint8, 84×84×3), "speed": Box(float32, 2), "gear": Discrete(5)}
     row: | camera 21168 B | gear 4 B + pad | speed 8 B |        every field starts at a multiple of 8
@@ -60,7 +60,7 @@ def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 
 @dataclass(frozen=True)
-class RowLayout:
+class ObservationLayout:
     """Where each leaf of an observation space lies in a row, and how to get it in and out."""
 
     space: spaces.Space
@@ -68,10 +68,10 @@ class RowLayout:
     mask_offset: int  # where the action mask starts; == its end when there is none
     mask_width: int
     mask_key: str | None  # the mask is a key of the Dict observation rather than of info
-    row_bytes: int
+    obs_bytes: int
 
     @staticmethod
-    def of(space: spaces.Space, mask_width: int = 0) -> RowLayout:
+    def of(space: spaces.Space, mask_width: int = 0) -> ObservationLayout:
         """Lay out `space` with a mask of `mask_width` entries; UsageError if a part of the space has no tensor form."""
         mask_key = MASK if mask_width and isinstance(space, spaces.Dict) and MASK in space.spaces else None
         leaves, offset = [], 0
@@ -83,7 +83,7 @@ class RowLayout:
             offset = _aligned(offset + leaves[-1].nbytes)
         if offset == 0:
             raise UsageError("The observation space is empty: there is nothing to see; give it at least one number.")
-        return RowLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
+        return ObservationLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
 
     @cached_property
     def dtype(self) -> np.dtype:
@@ -97,11 +97,11 @@ class RowLayout:
             fields["names"].append(MASK)
             fields["formats"].append((np.uint8, (self.mask_width,)))
             fields["offsets"].append(self.mask_offset)
-        return np.dtype({**fields, "itemsize": self.row_bytes})  # type: ignore[call-overload]
+        return np.dtype({**fields, "itemsize": self.obs_bytes})  # type: ignore[call-overload]
 
-    def writer(self, rows: np.ndarray) -> Callable[[int, Any], None]:
-        """A function that packs an observation into row i of `rows` ([n, row_bytes] uint8), casting as it copies."""
-        records = rows.view(self.dtype).reshape(len(rows))
+    def writer(self, obs: np.ndarray) -> Callable[[int, Any], None]:
+        """A function that packs an observation into row i of `obs` ([n, obs_bytes] uint8), casting as it copies."""
+        records = obs.view(self.dtype).reshape(len(obs))
         fields = [records[str(index)] for index in range(len(self.leaves))]
         if len(fields) == 1 and not self.leaves[0].path:
             only = fields[0]
@@ -117,20 +117,20 @@ class RowLayout:
 
         return write
 
-    def mask_view(self, rows: np.ndarray) -> np.ndarray:
-        """The masks of `rows` ([n, row_bytes] uint8), as [n, mask_width] uint8."""
-        return rows[:, self.mask_offset : self.mask_offset + self.mask_width]
+    def mask_view(self, obs: np.ndarray) -> np.ndarray:
+        """The masks of `obs` ([n, obs_bytes] uint8), as [n, mask_width] uint8."""
+        return obs[:, self.mask_offset : self.mask_offset + self.mask_width]
 
-    def float_views(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The real-valued leaves of `rows` ([n, row_bytes] uint8), each as [n, *shape]: what can be NaN or infinite."""
-        records = rows.view(self.dtype).reshape(len(rows))
+    def float_views(self, obs: np.ndarray) -> list[np.ndarray]:
+        """The real-valued leaves of `obs` ([n, obs_bytes] uint8), each as [n, *shape]: what can be NaN or infinite."""
+        records = obs.view(self.dtype).reshape(len(obs))
         return [records[str(index)] for index, leaf in enumerate(self.leaves) if leaf.dtype.kind == "f"]
 
     def pack(self, observation: Any) -> np.ndarray:
-        """One observation as a new row [row_bytes]."""
-        rows = np.zeros((1, self.row_bytes), np.uint8)
-        self.writer(rows)(0, observation)
-        return rows[0]
+        """One observation as a new row [obs_bytes]."""
+        obs = np.zeros((1, self.obs_bytes), np.uint8)
+        self.writer(obs)(0, observation)
+        return obs[0]
 
     def unpack(self, row: np.ndarray) -> Any:
         """The observation in a row, in the structure and dtypes of the space."""

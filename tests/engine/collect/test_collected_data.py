@@ -41,7 +41,7 @@ from unidle.timeline import Timeline
 SEED = 3
 CHECKED = 8  # first steps in which what is not finite is still the user's mistake
 Plan = dict[tuple[int, int, int], Break]  # (environment, episode, step or IN_RESET) → how it fails there
-FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_rows", "final_at")
+FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,7 +122,7 @@ class Life:
 class Column:
     """What one environment must have in one rollout."""
 
-    rows: list[Place] = field(default_factory=list)
+    obs: list[Place] = field(default_factory=list)
     starts: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     terminated: list[bool] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Column:
     ended: list[tuple[int, float, int]] = field(default_factory=list)  # step, return and length of whole episodes
 
     def stand(self, life: Life) -> None:
-        self.rows.append(life.place)
+        self.obs.append(life.place)
         self.starts.append(life.step == 0)
 
 
@@ -160,18 +160,18 @@ def expected_column(life: Life, actions: Sequence[int]) -> Column:
 # -- what is there -----------------------------------------------------------------------------------------------------
 
 
-def places(rows: Tensor) -> list[Place]:
-    """[n, row_bytes] → where each row was seen."""
-    return [echo_place(row) for row in floats(rows, 5).double().numpy()] if len(rows) else []
+def places(obs: Tensor) -> list[Place]:
+    """[n, obs_bytes] → where each row was seen."""
+    return [echo_place(row) for row in floats(obs, 5).double().numpy()] if len(obs) else []
 
 
 def column_of(rollout: Rollout, env: int) -> Column:
     n_envs = rollout.shape[1]
     at = rollout.final_at.tolist()
     assert len(set(at)) == len(at), "two last observations of one step"
-    finals = {i // n_envs: place for i, place in zip(at, places(rollout.final_rows)) if i % n_envs == env}
+    finals = {i // n_envs: place for i, place in zip(at, places(rollout.final_obs)) if i % n_envs == env}
     columns = [getattr(rollout, name)[:, env].tolist() for name in ("starts", "rewards", "terminated", "truncated")]
-    return Column(places(rollout.rows[:, env]), *columns, finals)
+    return Column(places(rollout.obs[:, env]), *columns, finals)
 
 
 def actions_of(rollout: Rollout, env: int) -> list[int]:
@@ -208,8 +208,8 @@ def assert_acted_on_what_is_recorded(lane: Lane, carried: Tensor) -> None:
     for t in range(rollout.shape[0]):
         with torch.no_grad():
             state = rollout.states[t] * ~rollout.starts[t].unsqueeze(-1)
-            rows = rollout.rows[t].clone()  # aligned in memory as the block is, which the last bit depends on
-            params, after = policy.act(rows, state if policy.state_size else None)
+            obs = rollout.obs[t].clone()  # aligned in memory as the block is, which the last bit depends on
+            params, after = policy.act(obs, state if policy.state_size else None)
             action = policy.distribution.sample(params, lane.service.noise[t])
         assert torch.equal(rollout.actions[t], action)
         # So the value of what was seen last before a cut is asked with the state that came out of the last whole step.
@@ -299,26 +299,26 @@ def check_going_on(run: SmallRun, state: Any, rest: list[dict[str, Tensor]]) -> 
 def test_each_environment_got_what_is_recorded_and_nothing_else_though_some_fail(device: str, overlap: str) -> None:
     place, shape = torch.device(device), (8, 6)
     maker = env_maker(EchoReals)
-    contract = probe(maker)
+    env_spec = probe(maker)
     torch.manual_seed(SEED)
-    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(32, 32))).to(place)
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(network_arch=(32, 32))).to(place)
     FlatParameters(policy)
-    sizes = contract.rows.row_bytes, contract.actions.width, 0
+    sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0
     rollouts = [Rollout(*shape, *sizes, place) for _ in range(2 if overlap == "strict" else 1)]
-    pool = ProcessPool(maker, contract, shape[1], SEED, workers=2, slices=2)
+    pool = ProcessPool(maker, env_spec, shape[1], SEED, workers=2, slices=2)
     collector = Collector(pool, policy, rollouts, SEED, Timeline(), Capture(place, print))
     with closing(collector):
         collector.start()
         for _ in range(12):
             lane = collector.finish()
             rollout = lane.rollout
-            seen = floats(rollout.rows.cpu(), 3)
+            seen = floats(rollout.obs.cpu(), 3)
             got = rollout.actions[..., 0].cpu().clamp(-1, 1)
             ended = (rollout.terminated | rollout.truncated).cpu()
             assert torch.equal(rollout.rewards.cpu(), got)
             after = torch.stack([seen[:-1, :, 0], seen[:-1, :, 1] + 1, got], -1)  # [T, N] what each step led to
             assert torch.equal(seen[1:][~ended], after[~ended])
-            assert torch.equal(floats(rollout.final_rows.cpu(), 3), after.flatten(0, 1)[rollout.final_at.cpu()])
+            assert torch.equal(floats(rollout.final_obs.cpu(), 3), after.flatten(0, 1)[rollout.final_at.cpu()])
             assert torch.equal(rollout.starts[1:].cpu(), ended)
             assert torch.equal(rollout.starts.cpu(), seen[..., 1] == 0)
             assert lane.service._is_staged == (device == "cpu")  # on a GPU the kernel puts them where they are read
@@ -422,13 +422,13 @@ class Ledger:
         self.seed, self.step, self.total, self.actions = seed, 0, 0.0, []
 
     def take(self, number: int, column: Column, actions: Sequence[int]) -> None:
-        if column.rows[0] != self.place:  # broken off between two rollouts: the last one ended with what was seen last
+        if column.obs[0] != self.place:  # broken off between two rollouts: the last one ended with what was seen last
             self.breaks += 1
             self.cut_where["at the start of a rollout"] += self.step > 0
-            self.begin(column.rows[0], self.episode)
+            self.begin(column.obs[0], self.episode)
         finals = dict(column.finals)
         for t, action in enumerate(actions):
-            assert column.rows[t] == self.place
+            assert column.obs[t] == self.place
             assert column.starts[t] == (self.step == 0)
             self.step += 1
             self.actions.append(action)
@@ -442,13 +442,13 @@ class Ledger:
             if over:
                 assert column.truncated[t] != column.terminated[t]
                 self.results.append((number, t, self.total, self.step))
-                self.begin(column.rows[t + 1], self.episode)
+                self.begin(column.obs[t + 1], self.episode)
             elif column.truncated[t]:
                 self.breaks += 1
                 self.cut_where["in a rollout" if t + 1 < len(actions) else "with a rollout"] += 1
-                self.begin(column.rows[t + 1], self.episode)
+                self.begin(column.obs[t + 1], self.episode)
         assert not finals
-        assert column.rows[-1] == self.place
+        assert column.obs[-1] == self.place
         assert column.starts[-1] == (self.step == 0)
 
 
@@ -551,7 +551,7 @@ def test_a_slice_that_waits_while_an_older_rollout_is_served_is_cut_where_it_sta
 
     def is_next() -> bool:
         """Whether the next step of the slice ahead is one to stop after."""
-        seed, step, _ = places(torch.from_numpy(pool.block.rows[:1]))[0]
+        seed, step, _ = places(torch.from_numpy(pool.block.obs[:1]))[0]
         at_fault = step == 1 and seed in [episode_seed(SEED, 0, episode) for episode in range(0, 20, 2)]
         return collector._number == [1, 0] and collector._done[0] > 1 and at_fault == fails
 

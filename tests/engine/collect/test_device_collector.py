@@ -16,11 +16,11 @@ from unidle.config import Recipe
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import Collector
 from unidle.envs.device.host_view import TensorEnvs
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import Policy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 from unidle.tasks.classic_control import TASKS, Classic
 from unidle.timeline import Timeline
 
@@ -35,15 +35,19 @@ CPU = torch.device("cpu")
 def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recurrent: str) -> None:
     n_envs, seed = 5, 3
     task = dataclasses.replace(TASKS[name], limit=limit)
-    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    env_spec = EnvSpec(
+        ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
+    )
     torch.manual_seed(0)
-    policy = Policy(contract.rows, contract.actions, Recipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
 
     def rollout() -> Rollout:
-        return Rollout(steps, n_envs, contract.rows.row_bytes, contract.actions.width, policy.state_size, CPU)
+        return Rollout(
+            steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU
+        )
 
-    here = DeviceCollector(Classic(task, n_envs, seed), contract, policy, rollout(), seed, Timeline())
-    there = Collector(TensorEnvs(Classic(task, n_envs, seed), contract), policy, [rollout()], seed, Timeline())
+    here = DeviceCollector(Classic(task, n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
+    there = Collector(TensorEnvs(Classic(task, n_envs, seed), env_spec), policy, [rollout()], seed, Timeline())
     there._lanes[0].service._numpy_actor = None  # both by torch: NumPy rounds otherwise
     here.start()
     there.start()
@@ -56,7 +60,7 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
         used = mine.final_at < steps * n_envs
         order = mine.final_at[used].argsort()
         assert torch.equal(mine.final_at[used][order], theirs.final_at)
-        assert torch.equal(mine.final_rows[used][order], theirs.final_rows)
+        assert torch.equal(mine.final_obs[used][order], theirs.final_obs)
         cut += len(theirs.final_at)
         assert here.episodes == there.episodes
         here.open()
@@ -66,10 +70,12 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
 
 def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
     task = dataclasses.replace(TASKS["unidle/CartPole-v1"], limit=4)
-    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
-    policy = Policy(contract.rows, contract.actions, Recipe())
-    rollout = Rollout(9, 3, contract.rows.row_bytes, 1, 0, CPU)
-    collector = DeviceCollector(Classic(task, 3, 0), contract, policy, rollout, 0, Timeline())
+    env_spec = EnvSpec(
+        ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
+    )
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe())
+    rollout = Rollout(9, 3, env_spec.obs_layout.obs_bytes, 1, 0, CPU)
+    collector = DeviceCollector(Classic(task, 3, 0), env_spec, policy, rollout, 0, Timeline())
     collector.start()
     assert collector.recent_returns == []
     collector.finish()

@@ -21,7 +21,7 @@ from unidle.engine.collect import action_log as episodes
 from unidle.engine.collect.action_log import EpisodeLog, as_tensors
 from unidle.rng import keyed_generator
 
-FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_rows", "final_at")
+FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
 
 
 def copied(rollout: Rollout) -> dict[str, Tensor]:
@@ -33,9 +33,9 @@ def assert_identical(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def seen(rows: Tensor) -> list[tuple[int, int]]:
-    """The (seed, step) that rows [n, row_bytes] of Counting show."""
-    return [tuple(pair) for pair in rows.contiguous().view(torch.int64).tolist()]
+def seen(obs: Tensor) -> list[tuple[int, int]]:
+    """The (seed, step) that rows [n, obs_bytes] of Counting show."""
+    return [tuple(pair) for pair in obs.contiguous().view(torch.int64).tolist()]
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def test_each_transition_is_in_its_place(started: Callable[..., SmallRun], worke
     lengths: list[int] = []
     for first in (0, steps, 2 * steps):
         rollout = run.collect()
-        finals = dict(zip(rollout.final_at.tolist(), seen(rollout.final_rows) if len(rollout.final_rows) else []))
+        finals = dict(zip(rollout.final_at.tolist(), seen(rollout.final_obs) if len(rollout.final_obs) else []))
         for env in range(n_envs):
             records = expected[env][first : first + steps + 1]
-            assert seen(rollout.rows[:, env]) == [record["observation"] for record in records]
+            assert seen(rollout.obs[:, env]) == [record["observation"] for record in records]
             assert rollout.starts[:, env].tolist() == [record["start"] for record in records]
             for t, record in enumerate(records[:-1]):
                 assert rollout.rewards[t, env].item() == record["reward"]
@@ -120,7 +120,7 @@ def test_the_recurrent_state_starts_from_zero_with_each_episode_and_is_carried_o
             state = rollout.states[t].clone()
             state[rollout.starts[t]] = 0.0
             with torch.no_grad():
-                _, after = run.policy.act(rollout.rows[t], state)
+                _, after = run.policy.act(rollout.obs[t], state)
             assert torch.equal(rollout.states[t + 1], after)
     assert rollout.starts[1:].any()
 

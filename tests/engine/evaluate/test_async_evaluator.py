@@ -78,13 +78,13 @@ def evaluations(run: unidle.TrainedRun) -> list[dict[str, Any]]:
 
 def by_hand(policy: SoftPolicy, n_envs: int, env: int, episode: int) -> tuple[float, bool, int]:
     """Return, success and task of one episode with the mode action."""
-    errands, rows = Errands(n_envs), policy.rows
+    errands, obs = Errands(n_envs), policy.obs_layout
     number = FIRST_EVALUATION_ENV + env
     seen, _ = errands.reset(seed=episode_seed(0, number, episode), options={"env": number, "episode": episode})
     total, succeeded, over = 0.0, False, False
     while not over:
         with torch.no_grad():
-            params, _ = policy.act(torch.from_numpy(rows.pack(seen)).unsqueeze(0))
+            params, _ = policy.act(torch.from_numpy(obs.pack(seen)).unsqueeze(0))
             action = policy.distribution.to_env(policy.distribution.mode(params))
         seen, reward, _, over, info = errands.step(action[0].numpy())
         total, succeeded = total + reward, succeeded or info["success"] > 0
@@ -94,12 +94,12 @@ def by_hand(policy: SoftPolicy, n_envs: int, env: int, episode: int) -> tuple[fl
 def walker(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
     """A policy that goes far enough to meet some of the places, with its environments' maker and contract."""
     maker = env_maker(Errands, kwargs)
-    contract = probe(maker)
+    env_spec = probe(maker)
     torch.manual_seed(1)
     recipe = Recipe(algo="sac", n_tasks=3, network_arch=(16,))
-    policy = SoftPolicy(contract.rows, contract.actions, recipe)
+    policy = SoftPolicy(env_spec.obs_layout, env_spec.action_layout, recipe)
     torch.nn.init.normal_(policy.actor_head.weight)
-    return policy, maker, contract
+    return policy, maker, env_spec
 
 
 def config_of(**run: Any) -> Config:
@@ -111,8 +111,8 @@ def config_of(**run: Any) -> Config:
 
 @pytest.mark.parametrize("n_envs", [1, 4, 10])
 def test_every_task_gets_its_share_and_success_is_that_at_any_step(n_envs: int) -> None:
-    policy, maker, contract = walker()
-    envs = SerialEnvs(maker.with_slots(n_envs), contract, n_envs, 0, FIRST_EVALUATION_ENV)
+    policy, maker, env_spec = walker()
+    envs = SerialEnvs(maker.with_slots(n_envs), env_spec, n_envs, 0, FIRST_EVALUATION_ENV)
     result = play(policy, envs, 20)
     quotas = [20 // n_envs + (env < 20 % n_envs) for env in range(n_envs)]
     expected = [by_hand(policy, n_envs, env, episode) for env, quota in enumerate(quotas) for episode in range(quota)]
@@ -126,8 +126,8 @@ def test_every_task_gets_its_share_and_success_is_that_at_any_step(n_envs: int) 
 def test_success_is_told_by_either_name_and_left_out_where_nobody_tells() -> None:
     results = []
     for tells in ("success", "is_success", "luck"):
-        policy, maker, contract = walker(tells=tells)
-        results.append(play(policy, SerialEnvs(maker, contract, 2, 0), 6))
+        policy, maker, env_spec = walker(tells=tells)
+        results.append(play(policy, SerialEnvs(maker, env_spec, 2, 0), 6))
     assert results[0].successes
     assert results[1] == results[0]
     assert results[2].successes == []
@@ -185,14 +185,14 @@ def test_it_equals_evaluation_by_the_trainer_bit_for_bit_and_changes_nothing_of_
 
 def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_path: Path) -> None:
     """Its steps take so long beside training that all is collected and learned before the first evaluation is done."""
-    policy, maker, contract = walker(seconds=0.02)
+    policy, maker, env_spec = walker(seconds=0.02)
     config = config_of(eval_episodes=4, seed=0)
     said: list[str] = []
-    beside = Beside(config, maker, contract, None, policy.state_dict(), 2, said.append)
+    beside = Beside(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
     try:
         expected = []
         for step in range(3):
-            expected.append(play(policy, SerialEnvs(maker.with_slots(4), contract, 4, 0, FIRST_EVALUATION_ENV), 4))
+            expected.append(play(policy, SerialEnvs(maker.with_slots(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4))
             began = time.monotonic()
             beside.ask(step, {"at": float(step)}, policy.state_dict())
             assert time.monotonic() - began < 0.5
@@ -215,11 +215,11 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
 
 def test_a_process_that_dies_plays_its_part_anew_and_too_many_deaths_end_it(tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
-    policy, maker, contract = walker(deadly=str(deadly))
-    expected = play(policy, SerialEnvs(maker.with_slots(4), contract, 4, 0, FIRST_EVALUATION_ENV), 4)
+    policy, maker, env_spec = walker(deadly=str(deadly))
+    expected = play(policy, SerialEnvs(maker.with_slots(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4)
     said: list[str] = []
     config = config_of(eval_episodes=4, seed=0, max_env_restarts=1)
-    beside = Beside(config, maker, contract, None, policy.state_dict(), 2, said.append)
+    beside = Beside(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
     try:
         deadly.touch()
         for step in range(2):
@@ -254,17 +254,17 @@ class Closing(Errands):
 
 
 def closing(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
-    policy, _, contract = walker()
-    return policy, env_maker(Closing, kwargs), contract
+    policy, _, env_spec = walker()
+    return policy, env_maker(Closing, kwargs), env_spec
 
 
 def evaluations_of(
-    policy: SoftPolicy, maker: Any, contract: Any, processes: int, in_workers: bool = False, **run: Any
+    policy: SoftPolicy, maker: Any, env_spec: Any, processes: int, in_workers: bool = False, **run: Any
 ) -> Evaluations:
     return Evaluations(
         config_of(seed=0, **run),
         maker,
-        contract,
+        env_spec,
         policy,
         None,
         in_workers=in_workers,
@@ -283,14 +283,14 @@ def test_evaluation_here_has_as_many_workers_as_suit_its_own_environments(
     monkeypatch.setattr("unidle.engine.build.available_cores", lambda: 16)  # which 16 of training share as eight
     made: list[int] = []
 
-    def make(maker: Any, contract: Any, n_envs: int, seed: int, workers: int, *rest: Any) -> HostEnvs:
+    def make(maker: Any, env_spec: Any, n_envs: int, seed: int, workers: int, *rest: Any) -> HostEnvs:
         made.append(workers)
-        return make_envs(maker, contract, n_envs, seed, 0, *rest)
+        return make_envs(maker, env_spec, n_envs, seed, 0, *rest)
 
     monkeypatch.setattr("unidle.engine.evaluate.evaluations.make_envs", make)
-    policy, maker, contract = walker()
-    contract = replace(contract, step_seconds=1e-3)
-    with contextlib.closing(evaluations_of(policy, maker, contract, 0, in_workers, eval_episodes=10)) as them:
+    policy, maker, env_spec = walker()
+    env_spec = replace(env_spec, step_seconds=1e-3)
+    with contextlib.closing(evaluations_of(policy, maker, env_spec, 0, in_workers, eval_episodes=10)) as them:
         them.ask(10, {})
         assert [each.step for each in them.done()] == [10]
     assert made == [workers]
@@ -301,8 +301,8 @@ def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_the
 ) -> None:
     monkeypatch.setattr("unidle.engine.evaluate.async_evaluator._PLACES", 2)
     note = tmp_path / "closed"
-    policy, maker, contract = closing(note=str(note))
-    them = evaluations_of(policy, maker, contract, 1, eval_episodes=2)
+    policy, maker, env_spec = closing(note=str(note))
+    them = evaluations_of(policy, maker, env_spec, 1, eval_episodes=2)
     with contextlib.closing(them):
         note.unlink(missing_ok=True)  # left by the one that was asked for the names of its tasks
         them.owe({"step": step, "about": {}, "weights": policy.state_dict()} for step in (10, 20, 30))
@@ -323,8 +323,8 @@ def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_the
 
 def test_a_mistake_that_an_evaluator_finds_ends_training_with_a_checkpoint() -> None:
     """The trainer saves when it meets a TrainingError, and only then."""
-    policy, maker, contract = closing(only_in=os.getpid())
-    beside = Beside(config_of(eval_episodes=1, seed=0), maker, contract, None, policy.state_dict(), 1, print)
+    policy, maker, env_spec = closing(only_in=os.getpid())
+    beside = Beside(config_of(eval_episodes=1, seed=0), maker, env_spec, None, policy.state_dict(), 1, print)
     with contextlib.closing(beside):
         beside.ask(0, {}, policy.state_dict())
         with pytest.raises(TrainingError, match=r"An evaluation cannot go on\. .*licence is for one process"):
@@ -332,10 +332,10 @@ def test_a_mistake_that_an_evaluator_finds_ends_training_with_a_checkpoint() -> 
 
 
 def test_an_evaluator_has_as_many_threads_as_the_trainer() -> None:
-    policy, maker, contract = walker()
+    policy, maker, env_spec = walker()
     config, shapes, before = config_of(threads=2), shapes_of(policy.state_dict()), torch.get_num_threads()
     memory = shared_memory(Shelf.nbytes(shapes, 1, 1))
-    cargo = cloudpickle.dumps((maker, contract, config, None))
+    cargo = cloudpickle.dumps((maker, env_spec, config, None))
     job = EvaluationJob(os.getpid(), sys.path, cargo, memory, shapes, 1, 0, 1, n_envs=2, lines=range(2), episodes=2)
     try:
         torch.set_num_threads(1)
@@ -491,8 +491,8 @@ def test_no_process_is_left_when_the_trainer_is_killed_and_ctrl_c_ends_it_soon(t
 @pytest.mark.parametrize(("cores", "chosen"), [(1, 1), (2, 1), (16, 8), (64, 20)])
 def test_half_of_the_cores_evaluate_several_tasks(cores: int, chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unidle.engine.evaluate.evaluations.available_cores", lambda: cores)
-    _, maker, contract = walker()
-    assert choose_processes(config_of(eval_episodes=200), maker, contract, 2, must_wait=False) == chosen
+    _, maker, env_spec = walker()
+    assert choose_processes(config_of(eval_episodes=200), maker, env_spec, 2, must_wait=False) == chosen
 
 
 @pytest.mark.parametrize(("asked", "workers", "chosen"), [(8, 0, 4), (3, 0, 3), (0, 2, 0), (None, 0, 0), (None, 2, 4)])
@@ -500,16 +500,16 @@ def test_there_are_no_more_processes_than_environments(
     asked: int | None, workers: int, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unidle.engine.evaluate.evaluations.available_cores", lambda: 64)
-    _, maker, contract = walker()
+    _, maker, env_spec = walker()
     config = config_of(eval_workers=asked, eval_episodes=4)
-    assert choose_processes(config, maker, contract, workers, must_wait=False) == chosen
+    assert choose_processes(config, maker, env_spec, workers, must_wait=False) == chosen
 
 
 @pytest.mark.parametrize(("processes", "words"), [(1, "4 episodes, beside training (1 process)"), (2, "(2 processes)")])
 def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
-    policy, _, contract = walker()
+    policy, _, env_spec = walker()
     parts: Any = SimpleNamespace(
-        contract=contract, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
+        env_spec=env_spec, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
     )
     facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes, 0)
     assert facts["evaluation"].endswith(words)

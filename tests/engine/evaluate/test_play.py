@@ -18,23 +18,23 @@ from unidle.envs.pool.slot import episode_seed
 
 
 def evaluation_envs(run: SmallRun, n_envs: int) -> SerialEnvs:
-    return SerialEnvs(run.maker, run.envs.contract, n_envs, run.seed, FIRST_EVALUATION_ENV)
+    return SerialEnvs(run.maker, run.envs.env_spec, n_envs, run.seed, FIRST_EVALUATION_ENV)
 
 
 def by_hand(run: SmallRun, index: int, episode: int) -> tuple[float, int]:
     """Return and length of one episode with the mode action, stepped one by one."""
-    contract, policy = run.envs.contract, run.policy
+    env_spec, policy = run.envs.env_spec, run.policy
     env = run.maker()
     observation, _ = env.reset(seed=episode_seed(run.seed, FIRST_EVALUATION_ENV + index, episode))
     state = torch.zeros(1, policy.state_size)
     total, length, ended = 0.0, 0, False
     while not ended:
-        row = torch.from_numpy(contract.rows.pack(observation)).unsqueeze(0)
+        row = torch.from_numpy(env_spec.obs_layout.pack(observation)).unsqueeze(0)
         with torch.no_grad():
             params, after = policy.act(row, state)
             action = policy.distribution.to_env(policy.distribution.mode(params))
         state = state if after is None else after
-        observation, reward, terminated, truncated, _ = env.step(contract.actions.decode(action[0].numpy()))
+        observation, reward, terminated, truncated, _ = env.step(env_spec.action_layout.decode(action[0].numpy()))
         total, length, ended = total + float(reward), length + 1, terminated or truncated
     env.close()
     return total, length
@@ -60,9 +60,9 @@ def test_shares_played_apart_are_the_whole_bit_for_bit(recurrent: str) -> None:
     run.collect()
     run.learn()
     whole = play(run.policy, evaluation_envs(run, 5), 13)
-    contract, parts = run.envs.contract, []
+    env_spec, parts = run.envs.env_spec, []
     for first, count in ((0, 2), (2, 1), (3, 2)):
-        envs = SerialEnvs(run.maker, contract, count, run.seed, FIRST_EVALUATION_ENV + first)
+        envs = SerialEnvs(run.maker, env_spec, count, run.seed, FIRST_EVALUATION_ENV + first)
         parts.append(play(run.policy, envs, 13, share=Share(first, 5)))
     assert Evaluation.together(parts) == whole
 
@@ -139,7 +139,7 @@ def test_evaluation_changes_nothing_of_training(recurrent: str) -> None:
     left, right = (run.policy.state_dict() for run in runs)
     for name in left:
         assert torch.equal(left[name], right[name]), name
-    assert torch.equal(runs[0].rollout.rows, runs[1].rollout.rows)
+    assert torch.equal(runs[0].rollout.obs, runs[1].rollout.obs)
     assert torch.equal(runs[0].rollout.states, runs[1].rollout.states)
 
 

@@ -19,11 +19,11 @@ from unidle.engine.learn import device_loop
 from unidle.engine.learn.device_loop import DeviceLoop
 from unidle.envs.device.device_env import State, Step
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError
 from unidle.nn.actor_critic import Policy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 from unidle.tasks.classic_control import TASKS, Classic
 from unidle.timeline import Timeline
 
@@ -172,15 +172,19 @@ def test_ten_captured_iterations_equal_ten_eager_ones_bit_for_bit(
 def test_compiled_steps_are_those_that_were_compiled() -> None:
     """Rewards and ends are the same, numbers almost: a compiler may round in another place."""
     task, n_envs, steps = TASKS["unidle/Pendulum-v1"], 6, 5
-    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
+    env_spec = EnvSpec(
+        ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
+    )
     torch.manual_seed(0)
-    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(8,)))
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(network_arch=(8,)))
     rollouts = []
     for compiles in (False, True):
-        rollout = Rollout(steps, n_envs, contract.rows.row_bytes, contract.actions.width, 0, torch.device("cpu"))
+        rollout = Rollout(
+            steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, torch.device("cpu")
+        )
         told: list[str] = []
         collector = DeviceCollector(
-            Classic(task, n_envs, 1), contract, policy, rollout, 1, Timeline(), tell=told.append
+            Classic(task, n_envs, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append
         )
         if compiles:
             collector.compile_steps()
@@ -203,10 +207,12 @@ def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monke
 
     monkeypatch.setattr(torch, "compile", refuse)
     task = TASKS["unidle/Pendulum-v1"]
-    contract = Contract(RowLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True)
-    policy = Policy(contract.rows, contract.actions, Recipe(network_arch=(8,)))
-    rollout, told = Rollout(4, 2, contract.rows.row_bytes, 1, 0, torch.device("cpu")), []
-    collector = DeviceCollector(Classic(task, 2, 1), contract, policy, rollout, 1, Timeline(), tell=told.append)
+    env_spec = EnvSpec(
+        ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
+    )
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(network_arch=(8,)))
+    rollout, told = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
+    collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append)
     collector.compile_steps()
     collector.start()
     rewards = collector.finish().rollout.rewards

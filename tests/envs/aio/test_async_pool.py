@@ -88,7 +88,7 @@ def do(pool: HostEnvs, *what: Do) -> None:
 
 
 def places(pool: HostEnvs) -> list[tuple[int, int]]:
-    return [place(row) for row in pool.block.rows]
+    return [place(row) for row in pool.block.obs]
 
 
 # -- the same episodes as anywhere else --------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def story(envs: HostEnvs, rounds: int = 90) -> list[Any]:
         assert sorted(done) == list(range(len(envs.bounds)))
         happened = ~block.redo & ~block.skip
         ended = happened & (block.terminated | block.truncated)
-        seen += [block.rows.copy(), block.redo & ~block.skip, block.episode.copy()]
+        seen += [block.obs.copy(), block.redo & ~block.skip, block.episode.copy()]
         seen += [block.reward[happened], block.terminated[happened], block.truncated[happened]]
-        seen += [block.episode_return[ended], block.episode_length[ended], block.final_rows[happened & block.truncated]]
+        seen += [block.episode_return[ended], block.episode_length[ended], block.final_obs[happened & block.truncated]]
         seen.append(sorted((fault.env, fault.kind, fault.text.splitlines()[0]) for fault in envs.faults))
         envs.faults.clear()
     return seen
@@ -175,7 +175,7 @@ def test_one_slow_environment_keeps_nobody_waiting(started: Make) -> None:
         send(pool, slices=done)
     assert time.monotonic() - came >= 0.39
     assert rounds > 3 * 40
-    assert place(pool.block.rows[1]) == at(FIRST + 1, 0, 1)
+    assert place(pool.block.obs[1]) == at(FIRST + 1, 0, 1)
 
 
 @pytest.mark.parametrize("what", [Do.END, Do.RAISE, Do.END_AND_FAIL_RESET])
@@ -220,10 +220,10 @@ def test_recv_waits_for_as_many_as_it_was_asked_or_for_so_long(started: Make) ->
 def test_an_environment_of_a_slice_that_is_skipped_is_left_alone(started: Make) -> None:
     pool = started(n_envs=4, slices=2)
     pool.block.skip[:] = [True, True, False, True]
-    before = pool.block.rows.copy()
+    before = pool.block.obs.copy()
     do(pool, Do.HANG, Do.HANG, Do.STEP, Do.HANG)
-    assert np.array_equal(pool.block.rows[[0, 1, 3]], before[[0, 1, 3]])
-    assert place(pool.block.rows[2]) == at(FIRST + 2, 0, 1)
+    assert np.array_equal(pool.block.obs[[0, 1, 3]], before[[0, 1, 3]])
+    assert place(pool.block.obs[2]) == at(FIRST + 2, 0, 1)
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_a_thread_that_hangs_is_left_to_itself() -> None:
             return super().step(action)
 
     maker = partial(Threaded, Stuck)
-    pool = made(maker, n_envs=2, deadline=0.1, contract=probe(env_maker(Walk)))
+    pool = made(maker, n_envs=2, deadline=0.1, env_spec=probe(env_maker(Walk)))
     try:
         pool.start(np.zeros(2, np.int64))
         began = time.monotonic()
@@ -323,7 +323,7 @@ def test_an_environment_that_cannot_begin_again_says_why_and_comes_back_when_it_
     do(pool)
     do(pool)
     assert len(pool.faults) == 3
-    assert place(pool.block.rows[1])[1] == 1
+    assert place(pool.block.obs[1])[1] == 1
     assert pool.block.episode[1] == 3
 
 
@@ -419,8 +419,8 @@ def test_one_that_will_not_be_cancelled_does_not_hold_up_the_end() -> None:
 
 
 def test_an_environment_that_repeats_itself_is_brought_back_by_replaying(started: Make) -> None:
-    contract = probe(env_maker(Walk))
-    make = partial(started, partial(Threaded, Walk), n_envs=3, contract=contract)
+    env_spec = probe(env_maker(Walk))
+    make = partial(started, partial(Threaded, Walk), n_envs=3, env_spec=env_spec)
     pool = make()
     taken: list[list[np.ndarray]] = [[], [], []]
     for step in range(8):  # episodes have six steps
@@ -429,28 +429,28 @@ def test_an_environment_that_repeats_itself_is_brought_back_by_replaying(started
         assert pool.recv(3) == [0, 1, 2]
         for line, actions in enumerate(taken):
             actions.append(pool.block.actions[line].copy())
-    rows = pool.block.rows.copy()
-    points = [(1, np.array(actions[6:]), row, None) for actions, row in zip(taken, rows)]
-    points[2] = (1, points[2][1], rows[0], None)  # not what comes of these actions
+    obs = pool.block.obs.copy()
+    points = [(1, np.array(actions[6:]), row, None) for actions, row in zip(taken, obs)]
+    points[2] = (1, points[2][1], obs[0], None)  # not what comes of these actions
     other = make()
     assert other.resume(points) == [True, True, False]
-    assert np.array_equal(other.block.rows[:2], rows[:2])
+    assert np.array_equal(other.block.obs[:2], obs[:2])
     assert other.block.episode.tolist() == [1, 1, 2]
     for each in (pool, other):
         each.block.actions[:, 0] = 1
         each.send([0, 1])
         each.recv(2)
-    assert np.array_equal(other.block.rows[:2], pool.block.rows[:2])
+    assert np.array_equal(other.block.obs[:2], pool.block.obs[:2])
     assert np.array_equal(other.block.reward[:2], pool.block.reward[:2])
 
 
 def test_of_others_an_open_episode_is_lost_and_the_next_one_begins(started: Make) -> None:
     pool = started(n_envs=3)
-    first = pool.block.rows.copy()
+    first = pool.block.obs.copy()
     none, one = np.zeros((0, 1), np.float32), np.zeros((1, 1), np.float32)
     assert pool.states() == [None] * 3
     do(pool)
-    points = [(0, one, pool.block.rows[0].copy(), None), (0, none, first[1], None), (4, none, first[2], None)]
+    points = [(0, one, pool.block.obs[0].copy(), None), (0, none, first[1], None), (4, none, first[2], None)]
     assert pool.resume(points) == [False, True, False]
     assert places(pool) == [at(FIRST, 1, 0), at(FIRST + 1, 0, 0), at(FIRST + 2, 4, 0)]
 
@@ -529,22 +529,22 @@ def test_the_id_of_the_site_explorer_leads_to_it_and_to_its_twin(server: SiteSer
 def test_episodes_on_a_site_are_those_of_the_twin_stepped_serially(server: SiteServer) -> None:
     kwargs = {"site": server.urls, "topic": "comet orbit telescope", "budget": 6}
     maker = env_maker("unidle/SiteExplore-v0", kwargs)
-    contract = probe(maker)
+    env_spec = probe(maker)
     seen = []
     for envs in (
-        AsyncEnvs(maker, contract, 3, SEED),
-        SerialEnvs(EnvMaker("twin", SiteExploreEnv, kwargs, makes="one"), contract, 3, SEED),
+        AsyncEnvs(maker, env_spec, 3, SEED),
+        SerialEnvs(EnvMaker("twin", SiteExploreEnv, kwargs, makes="one"), env_spec, 3, SEED),
     ):
-        rng, rows = np.random.default_rng(0), []
+        rng, obs = np.random.default_rng(0), []
         envs.start(np.zeros(3, np.int64))
         for _ in range(15):
-            masks = contract.rows.mask_view(envs.block.rows)
+            masks = env_spec.obs_layout.mask_view(envs.block.obs)
             envs.block.actions[:, 0] = [rng.choice(np.flatnonzero(mask)) for mask in masks]
             envs.send(range(len(envs.bounds)))
             envs.recv(len(envs.bounds))
-            rows += [envs.block.rows.copy(), envs.block.reward.copy(), envs.block.episode.copy()]
+            obs += [envs.block.obs.copy(), envs.block.reward.copy(), envs.block.episode.copy()]
         envs.close()
-        seen.append(rows)
+        seen.append(obs)
     assert seen[0][-1].max() >= 2
     for ours, theirs in zip(*seen, strict=True):
         assert np.array_equal(ours, theirs)

@@ -237,7 +237,7 @@ def test_gymnax_final_observation_is_that_of_its_own_limit() -> None:
 
 def test_gymnax_kwargs_go_where_they_belong() -> None:
     pytest.importorskip("gymnax")
-    env = made("gymnax:Catch-bsuite", 2, rows=6, columns=3)
+    env = made("gymnax:Catch-bsuite", 2, obs=6, columns=3)
     assert env.observation_space.shape == (6, 3)
     with pytest.raises(UsageError, match="wheels"):
         made("gymnax:CartPole-v1", 2, wheels=3)
@@ -247,15 +247,17 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
     pytest.importorskip("gymnax")
     n_envs, steps, seed = 4, 16, 3
     maker = env_maker("gymnax:CartPole-v1", {"max_steps_in_episode": 6})
-    contract = probe(maker)
+    env_spec = probe(maker)
     torch.manual_seed(0)
-    policy = Policy(contract.rows, contract.actions, Recipe(recurrent="gru", recurrent_size=8))
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=8))
 
     def rollout() -> Rollout:
-        return Rollout(steps, n_envs, contract.rows.row_bytes, contract.actions.width, policy.state_size, CPU)
+        return Rollout(
+            steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU
+        )
 
-    here = DeviceCollector(maker.on_device(n_envs, seed), contract, policy, rollout(), seed, Timeline())
-    envs = TensorEnvs(maker.on_device(n_envs, seed), contract)
+    here = DeviceCollector(maker.on_device(n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
+    envs = TensorEnvs(maker.on_device(n_envs, seed), env_spec)
     there = Collector(envs, policy, [rollout()], seed, Timeline())
     here.start()
     there.start()
@@ -263,7 +265,7 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
     for _ in range(3):
         mine, theirs = here.finish().rollout, there.finish().rollout
         here.settle()
-        for field in ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_at", "final_rows"):
+        for field in ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_at", "final_obs"):
             assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
         cut += len(mine.final_at)
         assert here.episodes == there.episodes

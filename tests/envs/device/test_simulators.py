@@ -293,12 +293,12 @@ def test_gymnasiums_own_vector_of_tensors_is_one_too() -> None:
 
 
 def collector_of(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
-    contract = probe(maker)
-    assert contract.on_device
+    env_spec = probe(maker)
+    assert env_spec.on_device
     torch.manual_seed(0)
-    policy = Policy(contract.rows, contract.actions, Recipe(recurrent="gru", recurrent_size=4))
-    rollout = Rollout(steps, N, contract.rows.row_bytes, contract.actions.width, policy.state_size, CPU)
-    return DeviceCollector(maker.on_device(N, 0), contract, policy, rollout, 0, Timeline(), **kwargs)
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=4))
+    rollout = Rollout(steps, N, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU)
+    return DeviceCollector(maker.on_device(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
 
 
 def test_nothing_is_captured_and_every_cut_is_kept() -> None:
@@ -315,9 +315,9 @@ def test_nothing_is_captured_and_every_cut_is_kept() -> None:
     collector.settle()
     # All four are cut off at the fifth step and at the tenth.
     assert whole.final_at.tolist() == [4 * N + i for i in range(N)] + [9 * N + i for i in range(N)]
-    finals = whole.final_rows.view(torch.float32)
+    finals = whole.final_obs.view(torch.float32)
     assert finals[:, 0].tolist() == [LIMIT] * 2 * N
-    assert finals[:, 1].tolist() == whole.rows[[4, 9]].view(torch.float32)[:, :, 1].flatten().tolist()
+    assert finals[:, 1].tolist() == whole.obs[[4, 9]].view(torch.float32)[:, :, 1].flatten().tolist()
     assert collector.episodes == 2 * N
     assert told == []
 
@@ -345,14 +345,14 @@ def test_a_simulator_is_made_once_and_closed_once() -> None:
 
     maker = env_maker(make, {"num_envs": 6})
     assert vector_size(maker) == 6
-    contract = probe(maker)
-    assert contract.rows.space.shape == (2,)
+    env_spec = probe(maker)
+    assert env_spec.obs_layout.space.shape == (2,)
     assert not made[0].closed
     env = maker.on_device(6, 0)
     assert (len(made), made[0].seeds) == (1, [])
     maker.on_device(6, 0)
     assert len(made) == 2  # another one, for evaluation
-    TensorEnvs(env, contract).close()
+    TensorEnvs(env, env_spec).close()
     assert made[0].closed
     with pytest.raises(UsageError, match="many environments at once"):
         maker()

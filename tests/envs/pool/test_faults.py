@@ -67,7 +67,7 @@ def take(envs: HostEnvs) -> list[str]:
 
 
 def places(envs: HostEnvs) -> list[tuple[int, int]]:
-    return [place(row) for row in envs.block.rows]
+    return [place(row) for row in envs.block.obs]
 
 
 def where(env: int, episode: int, step: int) -> str:
@@ -219,7 +219,7 @@ def test_an_episode_whose_replay_fails_is_given_up_like_one_that_does_not_repeat
     do(envs)
     do(envs)
     do(envs)
-    row = envs.block.rows.copy()
+    row = envs.block.obs.copy()
     points = [(0, actions[i], row[i], None) for i in range(N)]
     assert envs.resume(points) == [True, False, True]
     assert take(envs) == [f"Environment 41 failed in {where(41, 0, 0)}: ZeroDivisionError: the robot fell over"]
@@ -261,7 +261,7 @@ def test_a_new_environment_whose_first_observation_is_not_finite_is_given_up(sta
         do(envs)
     (tmp_path / "blind").touch()
     assert len(do(envs, Do.RAISE, Do.STEP, Do.STEP)) == 1
-    assert np.isfinite(CONTRACT.rows.float_views(envs.block.rows)[0]).all()
+    assert np.isfinite(CONTRACT.obs.float_views(envs.block.obs)[0]).all()
     assert do(envs) == [f"Environment 40 returned a NaN or infinite observation in {where(40, 1, 0)}."]
 
 
@@ -271,7 +271,7 @@ def test_an_episode_that_is_started_with_something_not_finite_is_passed_over_too
         do(envs)
     (tmp_path / "blind").touch()
     envs.start(np.full(N, 5))
-    assert np.isfinite(CONTRACT.rows.float_views(envs.block.rows)[0]).all()
+    assert np.isfinite(CONTRACT.obs.float_views(envs.block.obs)[0]).all()
     (tmp_path / "blind").unlink()
     assert take(envs) == [
         f"Environment {env} returned a NaN or infinite observation in {where(env, 5, 0)}." for env in (40, 41, 42)
@@ -349,13 +349,13 @@ def test_a_skipped_line_is_left_exactly_as_it_is(started: Make) -> None:
         block.redo[line] = True  # whatever it says there stays
         block.actions[:, 0] = Do.STEP
         before = {name: array[line].copy() for name, array in arrays.items()}
-        others = [place(row) for row in block.rows]
+        others = [place(row) for row in block.obs]
         envs.send(range(len(envs.bounds)))
         envs.recv(len(envs.bounds))
         for name, array in arrays.items():
             assert array[line].tobytes() == before[name].tobytes(), name
         for other in {0, 1, 2} - {line}:
-            assert place(block.rows[other]) == (others[other][0], others[other][1] + 1)
+            assert place(block.obs[other]) == (others[other][0], others[other][1] + 1)
             assert not block.redo[other]
     block.skip[:] = True
     assert do(envs, Do.RAISE, Do.RAISE, Do.RAISE) == []

@@ -31,22 +31,20 @@ from unidle.envs.make import env_maker
 from unidle.envs.pool.process_pool import ProcessPool, share_out
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.worker import Switchboard, Worker
-from unidle.envs.spec import Contract, probe
+from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import TrainingError, UsageError
 
 EnvFactory = Callable[[], gymnasium.Env]
 WALK = probe(env_maker(Walk))
 
 
-def pool_of(
-    env: Any, n_envs: int = 3, workers: int = 2, contract: Contract | None = None, **kwargs: Any
-) -> ProcessPool:
+def pool_of(env: Any, n_envs: int = 3, workers: int = 2, env_spec: EnvSpec | None = None, **kwargs: Any) -> ProcessPool:
     maker = env_maker(env)
-    return ProcessPool(maker, contract or probe(maker), n_envs, kwargs.pop("seed", 5), workers, **kwargs)
+    return ProcessPool(maker, env_spec or probe(maker), n_envs, kwargs.pop("seed", 5), workers, **kwargs)
 
 
-def random_actions(contract: Contract, n_envs: int, rng: np.random.Generator) -> np.ndarray:
-    layout = contract.actions
+def random_actions(env_spec: EnvSpec, n_envs: int, rng: np.random.Generator) -> np.ndarray:
+    layout = env_spec.action_layout
     heads = [rng.integers(n, size=(n_envs, 1)) for n in layout.nvec]
     return np.concatenate([*heads, rng.uniform(layout.low, layout.high, (n_envs, layout.reals))], 1)
 
@@ -60,7 +58,7 @@ def contents(envs: ProcessPool | SerialEnvs) -> dict[str, bytes]:
 def worker_pids(pool: ProcessPool) -> list[int]:
     """What the environments (`WhereAmI`) say they live in."""
     pool.start(np.zeros(pool.n_envs, np.int64))
-    return [int(pool.contract.rows.unpack(row)["pid"][0]) for row in pool.block.rows]
+    return [int(pool.env_spec.obs_layout.unpack(row)["pid"][0]) for row in pool.block.obs]
 
 
 # -- the same as in one process ----------------------------------------------------------------------------------------
@@ -75,18 +73,18 @@ TASKS: dict[str, EnvFactory] = {
 @pytest.mark.parametrize("task", TASKS)
 def test_a_pool_leaves_the_same_bytes_in_its_block_as_environments_in_one_process(task: str) -> None:
     maker = env_maker(TASKS[task])
-    contract = probe(maker)
+    env_spec = probe(maker)
     n_envs, steps, rng = 5, 300, np.random.default_rng(0)
     with (
-        closing(ProcessPool(maker, contract, n_envs, 5, workers=2, first_index=10)) as pool,
-        closing(SerialEnvs(maker, contract, n_envs, 5, first_index=10)) as serial,
+        closing(ProcessPool(maker, env_spec, n_envs, 5, workers=2, first_index=10)) as pool,
+        closing(SerialEnvs(maker, env_spec, n_envs, 5, first_index=10)) as serial,
     ):
         ended = 0
         for envs in (pool, serial):
             envs.start(np.arange(n_envs))
         assert contents(pool) == contents(serial)
         for _ in range(steps):
-            actions = random_actions(contract, n_envs, rng)
+            actions = random_actions(env_spec, n_envs, rng)
             for envs in (pool, serial):
                 envs.block.actions[:] = actions
                 envs.send(range(len(envs.bounds)))
@@ -104,7 +102,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
             pool.start(np.zeros(3, np.int64))
             rng = np.random.default_rng(1)
             for _ in range(20):
-                pool.block.actions[:] = random_actions(pool.contract, 3, rng)
+                pool.block.actions[:] = random_actions(pool.env_spec, 3, rng)
                 pool.send(range(len(pool.bounds)))
                 pool.recv(len(pool.bounds))
             seen.append(contents(pool))
@@ -130,7 +128,7 @@ def test_masks_come_through_the_block() -> None:
     with closing(pool_of(Masked)) as pool:
         pool.start(np.zeros(3, np.int64))
         for step in range(6):
-            masks = pool.contract.rows.mask_view(pool.block.rows)
+            masks = pool.env_spec.obs_layout.mask_view(pool.block.obs)
             assert masks.tolist() == [[int(i == step % 4) for i in range(4)]] * 3
             pool.block.actions[:] = step % 4
             pool.send(range(len(pool.bounds)))
@@ -147,20 +145,20 @@ def test_states_and_replay_resume_episodes_in_new_workers() -> None:
             envs.recv(len(envs.bounds))
 
     for env, by_state, same in ((SavedWalk, True, True), (Walk, False, True), (Fickle, False, False)):
-        contract = probe(env_maker(env))
-        with closing(pool_of(env, contract=contract)) as first, closing(pool_of(env, contract=contract)) as second:
+        env_spec = probe(env_maker(env))
+        with closing(pool_of(env, env_spec=env_spec)) as first, closing(pool_of(env, env_spec=env_spec)) as second:
             first.start(np.zeros(3, np.int64))
             play(first, actions)
             states = first.states()
             assert [state is not None for state in states] == [by_state] * 3
-            rows = first.block.rows.copy()
-            points = [(0, actions[:, i], rows[i], states[i]) for i in range(3)]
+            obs = first.block.obs.copy()
+            points = [(0, actions[:, i], obs[i], states[i]) for i in range(3)]
             assert second.resume(points) == [same] * 3
             if same:
-                assert np.array_equal(second.block.rows, rows)
+                assert np.array_equal(second.block.obs, obs)
                 play(first, actions[:1])
                 play(second, actions[:1])
-                assert np.array_equal(second.block.rows, first.block.rows)
+                assert np.array_equal(second.block.obs, first.block.obs)
                 assert np.array_equal(second.block.reward, first.block.reward)
 
 
@@ -175,10 +173,10 @@ def step(pool: ProcessPool, times: int) -> None:
 
 
 def test_a_mistake_of_the_user_arrives_as_a_usage_error() -> None:
-    contract = probe(env_maker(Masked))
+    env_spec = probe(env_maker(Masked))
     sentence = r"^action_mask allows no action at all for head 0"
     with (
-        closing(pool_of(lambda: Masked(allow=0), contract=contract)) as pool,
+        closing(pool_of(lambda: Masked(allow=0), env_spec=env_spec)) as pool,
         pytest.raises(UsageError, match=sentence),
     ):
         pool.start(np.zeros(3, np.int64))
@@ -190,7 +188,7 @@ def test_a_factory_that_fails_in_the_worker_is_told_and_leaves_no_worker_behind(
 
     before = children()
     with pytest.raises(TrainingError, match=r"^Environment 0 failed in episode 0 .*OSError: no such robot"):
-        pool_of(broken, contract=WALK)
+        pool_of(broken, env_spec=WALK)
     assert children() == before
 
 
@@ -202,7 +200,7 @@ def test_a_factory_that_cannot_travel_is_said_with_what_to_do() -> None:
             return Walk()
 
     with pytest.raises(UsageError, match=r"^The environment factory cannot be sent .* or use --no-subproc\."):
-        pool_of(holding, contract=WALK)
+        pool_of(holding, env_spec=WALK)
 
 
 # -- the life of workers -----------------------------------------------------------------------------------------------
@@ -232,7 +230,7 @@ def test_environments_are_shared_out_in_runs_among_workers(here: tuple[ProcessPo
 def test_workers_import_no_torch(here: tuple[ProcessPool, list[int]]) -> None:
     pool, _ = here
     assert "torch" in sys.modules
-    assert [pool.contract.rows.unpack(row)["has_torch"] for row in pool.block.rows] == [0, 0, 0]
+    assert [pool.env_spec.obs_layout.unpack(row)["has_torch"] for row in pool.block.obs] == [0, 0, 0]
 
 
 def test_there_are_never_more_workers_than_environments() -> None:
@@ -289,7 +287,7 @@ def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
         maker = env_maker(WhereAmI)
         pool = ProcessPool(maker, probe(maker), 3, 0, 2)
         pool.start(np.zeros(3, np.int64))
-        print(*[int(pool.contract.rows.unpack(row)["pid"][0]) for row in pool.block.rows], flush=True)
+        print(*[int(pool.env_spec.obs_layout.unpack(row)["pid"][0]) for row in pool.block.obs], flush=True)
         time.sleep(600)
     """
     with run_script(tmp_path, code) as trainer:
@@ -324,7 +322,7 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_ow
         pool = ProcessPool(maker, probe(maker), 2, 0, 2)
         pool.start(np.zeros(2, np.int64))
         pool.send(range(len(pool.bounds))); pool.recv(len(pool.bounds))
-        print(pool.block.rows.view(np.float32)[:, 0].tolist(), pool.block.reward.tolist())
+        print(pool.block.obs.view(np.float32)[:, 0].tolist(), pool.block.reward.tolist())
         pool.close()
     """
     with run_script(tmp_path, code, cwd=tmp_path) as script:
@@ -342,7 +340,7 @@ def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module_of_python(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with closing(pool_of(Pictures, n_envs=1, workers=1)) as pool:
         pool.start(np.zeros(1, np.int64))
-        assert pool.block.rows.any()
+        assert pool.block.obs.any()
 
 
 def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,9 +348,9 @@ def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest
         "unidle.envs.pool.worker_process.LOOK_AROUND_SECONDS", 100.0
     )  # a lost one would now hang the test
     maker = env_maker("CartPole-v1")
-    contract = probe(maker)
+    env_spec = probe(maker)
     rng = np.random.default_rng(0)
-    with closing(ProcessPool(maker, contract, 12, seed=1, workers=3, slices=4)) as pool:
+    with closing(ProcessPool(maker, env_spec, 12, seed=1, workers=3, slices=4)) as pool:
         pool.start(np.zeros(12, np.int64))
         assert [end - first for first, end in pool.bounds] == [1] * 12
         waiting, in_flight, steps = list(range(12)), 0, np.zeros(12, int)
@@ -379,7 +377,7 @@ class StartsAChild(Walk):
 
 
 def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() -> None:
-    with closing(pool_of(StartsAChild, contract=WALK)) as pool:
+    with closing(pool_of(StartsAChild, env_spec=WALK)) as pool:
         pool.start(np.zeros(pool.n_envs, np.int64))
         step(pool, times=1)
 

@@ -67,7 +67,7 @@ def do(pool: ProcessPool, *what: Do) -> None:
 
 
 def places(pool: ProcessPool) -> list[tuple[int, int]]:
-    return [place(row) for row in pool.block.rows]
+    return [place(row) for row in pool.block.obs]
 
 
 def pid(pool: ProcessPool, worker: int) -> int:
@@ -145,11 +145,11 @@ def test_lines_that_were_skipped_in_the_step_are_renewed_and_not_redone(started:
     pool = started()
     do(pool)
     pool.block.skip[:] = [True, False, False, False]
-    last = pool.block.rows[0].copy()
+    last = pool.block.obs[0].copy()
     do(pool, Do.STEP, Do.EXIT, Do.STEP, Do.STEP)
     assert pool.block.redo.tolist() == [False, True, False, False]
     assert pool.renewed == [0]
-    assert np.array_equal(pool.block.final_rows[0], last)
+    assert np.array_equal(pool.block.final_obs[0], last)
     assert places(pool) == [at(40, 1, 0), at(41, 1, 0), at(42, 0, 2), at(43, 0, 2)]
     assert f"environments {seeds([41], [0])}." in pool.faults[0].text
 
@@ -160,12 +160,12 @@ def test_lines_that_were_skipped_in_the_step_are_renewed_and_not_redone(started:
 def test_a_worker_killed_while_its_slices_wait_renews_their_lines(started: Make) -> None:
     pool = started(workers=2, slices=2)
     do(pool, Do.CUT, Do.STEP, Do.STEP, Do.STEP)
-    last = pool.block.rows.copy()
+    last = pool.block.obs.copy()
     kill(pool, 0)
     send(pool, slices=[2, 3])
     assert pool.recv(2) == [2, 3]
     assert sorted(pool.renewed) == [0, 1]
-    assert np.array_equal(pool.block.final_rows[:2], last[:2])
+    assert np.array_equal(pool.block.final_obs[:2], last[:2])
     assert [fault.env for fault in pool.faults] == [40]
     assert pool.faults[0].text.endswith(" It was stepping none of them.")
     assert places(pool) == [at(40, 2, 0), at(41, 1, 0), at(42, 0, 2), at(43, 0, 2)]
@@ -184,7 +184,7 @@ def test_a_slice_that_was_stepped_keeps_its_step_and_its_open_episodes_are_cut_o
     pool.block.skip[0] = True
     send(pool, Do.STEP, Do.STEP, Do.END, Do.CUT, *[Do.STEP] * 4)
     when_flags_are(pool, DONE, DONE)
-    rows = pool.block.rows.copy()
+    obs = pool.block.obs.copy()
     kill(pool, 0)
     assert pool.recv(2) == [0, 1]
     block = pool.block
@@ -194,8 +194,8 @@ def test_a_slice_that_was_stepped_keeps_its_step_and_its_open_episodes_are_cut_o
     assert block.truncated[1:].tolist() == [True, False, True, *[False] * 4]
     assert block.episode_length[1:4].tolist() == [-1, 2, 2]
     assert block.reward[1:4].tolist() == [reward_of(*at(40 + env, 0, 2)) for env in (1, 2, 3)]
-    assert np.array_equal(block.final_rows[:2], rows[:2])
-    assert place(block.final_rows[3]) == at(43, 0, 2)
+    assert np.array_equal(block.final_obs[:2], obs[:2])
+    assert place(block.final_obs[3]) == at(43, 0, 2)
     expected = [at(40, 1, 0), at(41, 1, 0), at(42, 2, 0), at(43, 2, 0)]
     assert places(pool) == expected + [at(44 + env, 0, 2) for env in range(4)]
 
@@ -210,7 +210,7 @@ def test_faults_that_a_worker_told_before_it_died_are_heard(started: Make) -> No
     assert [(fault.env, fault.kind) for fault in pool.faults] == [(40, "exception"), (40, "killed")]
     assert pool.block.redo.tolist() == [True, False, False, False]
     assert pool.block.truncated.tolist() == [False, True, False, False]
-    assert place(pool.block.final_rows[1]) == at(41, 0, 1)
+    assert place(pool.block.final_obs[1]) == at(41, 0, 1)
     assert places(pool)[:2] == [at(40, 2, 0), at(41, 1, 0)]
 
 
@@ -399,7 +399,7 @@ def test_a_long_replay_is_not_taken_for_hanging(started: Make) -> None:
     pool = started(n_envs=1, workers=1, env_timeout=1.5)
     for _ in range(6):
         do(pool, Do.SLOW)
-    point = (0, np.full((6, 1), Do.SLOW, np.float32), pool.block.rows[0].copy(), None)
+    point = (0, np.full((6, 1), Do.SLOW, np.float32), pool.block.obs[0].copy(), None)
     began = time.monotonic()
     assert pool.resume([point]) == [True]
     assert time.monotonic() - began > 2
@@ -504,7 +504,7 @@ def test_a_worker_with_much_to_tell_holds_up_nobody_who_waits_for_its_other_slic
 def test_a_command_longer_than_a_pipe_holds_arrives_at_an_idle_worker(started: Make) -> None:
     pool = started(n_envs=1, workers=1)
     state = {"env": np.zeros(1_000_000), "length": 0, "return": 0.0, "episode": 0}  # which it cannot take
-    actions, row = np.zeros((0, 1), np.float32), pool.block.rows[0].copy()
+    actions, row = np.zeros((0, 1), np.float32), pool.block.obs[0].copy()
     for _ in range(3):  # the worker looks around every second, and must not do so while the message is on its way
         assert pool.resume([(0, actions, row, state)]) == [False]
         assert places(pool) == [at(40, 1, 0)]
@@ -590,7 +590,7 @@ class Ledger:
         self.cut = self.redone = 0
 
     def check_place(self, line: int) -> None:
-        assert place(self.block.rows[line]) == at(FIRST + line, self.episode[line], self.step[line])
+        assert place(self.block.obs[line]) == at(FIRST + line, self.episode[line], self.step[line])
         assert self.block.episode[line] == self.episode[line]
 
     def begin(self, line: int) -> None:
@@ -602,7 +602,7 @@ class Ledger:
 
     def renew(self, line: int) -> None:
         """This line was not being stepped, and begins a new episode all the same."""
-        assert place(self.block.final_rows[line]) == at(FIRST + line, self.episode[line], self.step[line])
+        assert place(self.block.final_obs[line]) == at(FIRST + line, self.episode[line], self.step[line])
         self.begin(line)
 
     def take(self, line: int, what: Do, *, has_died: bool) -> None:
@@ -625,7 +625,7 @@ class Ledger:
         assert block.terminated[line] == (what == Do.END)
         assert block.truncated[line] == (what == Do.CUT or cut)
         if block.truncated[line]:
-            assert place(block.final_rows[line]) == (seed, step)
+            assert place(block.final_obs[line]) == (seed, step)
         if block.terminated[line] or block.truncated[line]:
             assert block.episode_length[line] == (-1 if cut else step)
             self.begin(line)

@@ -14,23 +14,23 @@ from toy_envs import Failing, Masked, SavedWalk, Scripted, Senses, Walk
 from unidle.envs.block import Block
 from unidle.envs.make import env_maker
 from unidle.envs.pool.slot import EnvSlot, episode_seed
-from unidle.envs.spec import Contract, probe
+from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import TrainingError, UsageError
-from unidle.spaces.observations import RowLayout
+from unidle.spaces.observations import ObservationLayout
 
 EnvFactory = Callable[[], gymnasium.Env]
 
 
-def slot_of(env: EnvFactory, index: int = 3, seed: int = 11, contract: Contract | None = None) -> tuple[EnvSlot, Block]:
+def slot_of(env: EnvFactory, index: int = 3, seed: int = 11, env_spec: EnvSpec | None = None) -> tuple[EnvSlot, Block]:
     """One environment in its place."""
     maker = env_maker(env)
-    contract = contract or probe(maker)
-    block = Block(contract, 1)
-    return EnvSlot(maker, index, 0, seed, contract, block), block
+    env_spec = env_spec or probe(maker)
+    block = Block(env_spec, 1)
+    return EnvSlot(maker, index, 0, seed, env_spec, block), block
 
 
-def observation(slot: EnvSlot, rows: np.ndarray) -> Any:
-    return slot._contract.rows.unpack(rows[0])
+def observation(slot: EnvSlot, obs: np.ndarray) -> Any:
+    return slot._env_spec.obs_layout.unpack(obs[0])
 
 
 def play(slot: EnvSlot, block: Block, actions: np.ndarray) -> list[tuple]:
@@ -40,12 +40,12 @@ def play(slot: EnvSlot, block: Block, actions: np.ndarray) -> list[tuple]:
         block.actions[0] = action
         slot.step()
         flags = (block.reward[0], block.terminated[0], block.truncated[0], block.episode[0])
-        seen.append((block.rows[0].tobytes(), *flags))
+        seen.append((block.obs[0].tobytes(), *flags))
     return seen
 
 
 def random_actions(slot: EnvSlot, steps: int, seed: int = 0) -> np.ndarray:
-    layout, rng = slot._contract.actions, np.random.default_rng(seed)
+    layout, rng = slot._env_spec.action_layout, np.random.default_rng(seed)
     heads = np.stack([rng.integers(n, size=steps) for n in layout.nvec], 1)
     return np.concatenate([heads, rng.uniform(layout.low, layout.high, (steps, layout.reals))], 1).astype(np.float32)
 
@@ -73,7 +73,7 @@ def test_another_environment_or_run_begins_differently(other: dict[str, int]) ->
     for place in ({}, {}, other):
         slot, block = slot_of(Walk, **place)
         slot.start_episode(0)
-        first_rows.append(block.rows[0].copy())
+        first_rows.append(block.obs[0].copy())
     assert np.array_equal(first_rows[0], first_rows[1])
     assert not np.array_equal(first_rows[0], first_rows[2])
 
@@ -83,7 +83,7 @@ def test_each_episode_begins_from_the_seed_of_its_number() -> None:
     slot.start_episode(0)
     play(slot, block, np.ones((4, 1)))
     assert block.episode[0] == 2
-    follows = observation(slot, block.rows)
+    follows = observation(slot, block.obs)
     expected, _ = Walk().reset(seed=episode_seed(11, 3, 2))
     np.testing.assert_array_equal(follows, expected)
 
@@ -106,11 +106,11 @@ def test_a_step_writes_what_the_environment_returned() -> None:
     slot, block = slot_of(Walk)
     slot.start_episode(0)
     observations, rewards = expected_walk(2)
-    np.testing.assert_array_equal(observation(slot, block.rows), observations[0])
+    np.testing.assert_array_equal(observation(slot, block.obs), observations[0])
     for t in range(2):
         block.actions[0] = 2  # category 2 of Discrete(3, start=-1) is the action 1
         slot.step()
-        np.testing.assert_array_equal(observation(slot, block.rows), observations[t + 1])
+        np.testing.assert_array_equal(observation(slot, block.obs), observations[t + 1])
         assert block.reward[0] == np.float32(rewards[t])
         assert not block.terminated[0]
         assert not block.truncated[0]
@@ -120,15 +120,15 @@ def test_a_step_writes_what_the_environment_returned() -> None:
 def test_only_truncation_keeps_the_true_final_observation(ending: str) -> None:
     slot, block = slot_of(lambda: Walk(ending, length=3))
     slot.start_episode(0)
-    block.final_rows[:] = 255
+    block.final_obs[:] = 255
     play(slot, block, np.full((3, 1), 2))
     observations, rewards = expected_walk(3)
     if ending == "truncation":
-        np.testing.assert_array_equal(observation(slot, block.final_rows), observations[3])
+        np.testing.assert_array_equal(observation(slot, block.final_obs), observations[3])
     else:  # an episode that ends and runs out of time at once has ended
-        assert (block.final_rows == 255).all()
+        assert (block.final_obs == 255).all()
     assert (block.terminated[0], block.truncated[0]) == (ending != "truncation", ending == "truncation")
-    np.testing.assert_array_equal(observation(slot, block.rows), expected_walk(0, episode=1)[0][0])
+    np.testing.assert_array_equal(observation(slot, block.obs), expected_walk(0, episode=1)[0][0])
     assert block.episode_length[0] == 3
     assert block.episode_return[0] == pytest.approx(sum(rewards))
     assert block.episode[0] == 1
@@ -147,14 +147,14 @@ def test_the_mask_of_the_next_action_stands_in_the_row(in_observation: bool) -> 
     slot.start_episode(0)
     for step in range(5):
         expected = [int(i == step % 4) for i in range(4)]
-        assert slot._contract.rows.mask_view(block.rows)[0].tolist() == expected
+        assert slot._env_spec.obs_layout.mask_view(block.obs)[0].tolist() == expected
         block.actions[0] = step % 4
         slot.step()
 
 
 def test_a_mask_that_goes_missing_is_said_in_training_too() -> None:
-    contract = probe(env_maker(Masked))
-    slot, block = slot_of(lambda: Masked(forget=2), contract=contract)
+    env_spec = probe(env_maker(Masked))
+    slot, block = slot_of(lambda: Masked(forget=2), env_spec=env_spec)
     slot.start_episode(0)
     block.actions[0] = 0
     slot.step()
@@ -188,8 +188,8 @@ def test_replaying_the_actions_of_an_open_episode_brings_it_back(task: str, step
     assert len(played) == steps
 
     later, later_block = slot_of(TASKS[task])
-    assert later.resume(episode, played, block.rows[0].copy(), None)
-    assert np.array_equal(later_block.rows, block.rows)
+    assert later.resume(episode, played, block.obs[0].copy(), None)
+    assert np.array_equal(later_block.obs, block.obs)
     assert later_block.episode[0] == episode
     assert play(later, later_block, actions[:50]) == play(slot, block, actions[:50])
     assert later_block.episode_return[0] == block.episode_return[0]
@@ -202,7 +202,7 @@ def test_an_environment_that_does_not_repeat_itself_is_found_and_begins_its_next
     actions = np.zeros((3, 1), np.float32)
     play(slot, block, actions)
     again, again_block = slot_of(Fickle)
-    assert not again.resume(4, actions, block.rows[0].copy(), None)
+    assert not again.resume(4, actions, block.obs[0].copy(), None)
     assert again.episode == again_block.episode[0] == 5
     play(again, again_block, actions)  # and goes on
 
@@ -213,7 +213,7 @@ def test_an_episode_that_ends_while_it_is_replayed_is_not_taken_for_the_same() -
     actions = np.ones((5, 1), np.float32)
     play(slot, block, actions)
     shorter, shorter_block = slot_of(lambda: Walk(length=2))
-    assert not shorter.resume(0, actions, block.rows[0].copy(), None)
+    assert not shorter.resume(0, actions, block.obs[0].copy(), None)
     assert shorter_block.episode[0] == 1
 
 
@@ -229,14 +229,14 @@ def test_an_environment_with_a_state_of_its_own_resumes_by_it_time_limit_include
     assert state is not None
 
     later, later_block = slot_of(env)
-    assert later.resume(2, actions, block.rows[0].copy(), state)  # by replay it could not: its noise is never the same
-    assert np.array_equal(later_block.rows, block.rows)
+    assert later.resume(2, actions, block.obs[0].copy(), state)  # by replay it could not: its noise is never the same
+    assert np.array_equal(later_block.obs, block.obs)
     for place in (slot, later):
         line = later_block if place is later else block
         seen = play(place, line, actions[:2])
         assert [truncated for *_, truncated, _ in seen] == [False, True]  # 4 + 2 steps
         assert line.episode_length[0] == 6
-    assert later_block.final_rows.tobytes() == block.final_rows.tobytes()
+    assert later_block.final_obs.tobytes() == block.final_obs.tobytes()
     assert later_block.reward[0] == block.reward[0]
     assert later_block.episode_return[0] == block.episode_return[0]
 
@@ -265,11 +265,11 @@ def test_no_state_is_taken_where_the_environment_offers_none() -> None:
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
-FAILING = Contract(RowLayout.of(Walk.observation_space), probe(env_maker(Walk)).actions, 0.0)
+FAILING = EnvSpec(ObservationLayout.of(Walk.observation_space), probe(env_maker(Walk)).actions, 0.0)
 
 
 def test_a_failure_is_told_with_environment_episode_seed_step_and_traceback() -> None:
-    slot, block = slot_of(Failing, contract=FAILING)
+    slot, block = slot_of(Failing, env_spec=FAILING)
     slot.start_episode(7)
     with pytest.raises(TrainingError) as failure:
         play(slot, block, np.ones((3, 1)))
@@ -283,7 +283,7 @@ def test_a_failure_while_it_is_made_is_told_the_same_way() -> None:
     def broken() -> gymnasium.Env:
         raise OSError("no such robot")
 
-    slot, _ = slot_of(broken, contract=FAILING)
+    slot, _ = slot_of(broken, env_spec=FAILING)
     with pytest.raises(TrainingError, match=r"^Environment 3 failed in episode 0 .*OSError: no such robot"):
         slot.make()
 

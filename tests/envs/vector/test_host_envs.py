@@ -23,7 +23,7 @@ import unidle
 from unidle.envs.check_env import examine
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.spec import Contract, mask_from, probe, random_row
+from unidle.envs.spec import EnvSpec, mask_from, probe, random_row
 from unidle.envs.vector.host_envs import VectorisedEnvs, decode_all, put_random_actions, vector_size, vectorised_envs
 from unidle.errors import TrainingError, UsageError
 from unidle.report.video import film_episode
@@ -122,26 +122,26 @@ def step(envs: VectorisedEnvs) -> None:
     assert envs.recv(len(envs.bounds)) == list(range(len(envs.bounds)))
 
 
-def alone(env: gymnasium.Env, seed: int, contract: Contract) -> Iterator[dict[str, Any]]:
+def alone(env: gymnasium.Env, seed: int, env_spec: EnvSpec) -> Iterator[dict[str, Any]]:
     """What the block must hold of one environment: first after its reset, then after each action (a row) sent in."""
 
     def row(observation: Any, info: dict[str, Any]) -> bytes:
-        packed = contract.rows.pack(observation)
-        if contract.rows.mask_width:
-            mask = mask_from(observation, info, contract.rows.space)
-            contract.rows.mask_view(packed[None])[0] = contract.actions.flatten_mask(mask)
+        packed = env_spec.obs_layout.pack(observation)
+        if env_spec.obs_layout.mask_width:
+            mask = mask_from(observation, info, env_spec.obs_layout.space)
+            env_spec.obs_layout.mask_view(packed[None])[0] = env_spec.action_layout.flatten_mask(mask)
         return packed.tobytes()
 
     shown = {"row": row(*env.reset(seed=seed))}
     total, length, episode = 0.0, 0, 0
     while True:
         action = yield shown
-        observation, reward, terminated, truncated, info = env.step(contract.actions.decode(action))
+        observation, reward, terminated, truncated, info = env.step(env_spec.action_layout.decode(action))
         total, length = total + reward, length + 1
         shown = {"reward": np.float32(reward), "terminated": terminated, "truncated": truncated and not terminated}
         if terminated or truncated:
             if not terminated:
-                shown["final"] = contract.rows.pack(observation).tobytes()
+                shown["final"] = env_spec.obs_layout.pack(observation).tobytes()
             shown |= {"return": total, "length": length}
             total, length, episode = 0.0, 0, episode + 1
             observation, info = env.reset()
@@ -151,9 +151,9 @@ def alone(env: gymnasium.Env, seed: int, contract: Contract) -> Iterator[dict[st
 def in_block(envs: VectorisedEnvs, line: int) -> dict[str, Any]:
     block = envs.block
     shown = {name: getattr(block, name)[line] for name in ("reward", "terminated", "truncated", "episode")}
-    shown["row"] = block.rows[line].tobytes()
+    shown["row"] = block.obs[line].tobytes()
     if shown["truncated"]:
-        shown["final"] = block.final_rows[line].tobytes()
+        shown["final"] = block.final_obs[line].tobytes()
     if shown["truncated"] or shown["terminated"]:
         rounded = pytest.approx(block.episode_return[line], rel=1e-5, abs=1e-5)  # SB3 keeps rewards as float32
         shown |= {"return": rounded, "length": block.episode_length[line]}
@@ -164,12 +164,12 @@ def in_block(envs: VectorisedEnvs, line: int) -> dict[str, Any]:
 def test_the_block_holds_what_the_environments_show_one_by_one(way: str, task: str) -> None:
     rng = np.random.default_rng(0)
     with closing(open_envs(way, task, first_index=40)) as envs:
-        contract = envs.contract
-        assert contract.vectorised
+        env_spec = envs.env_spec
+        assert env_spec.vectorised
         seed = episode_seed(RUN_SEED, 40, 0)
-        each = [alone(TASKS[task](), seed + line, contract) for line in range(N)]
+        each = [alone(TASKS[task](), seed + line, env_spec) for line in range(N)]
         envs.start(np.zeros(N, np.int64))
-        assert [next(one)["row"] for one in each] == [row.tobytes() for row in envs.block.rows]
+        assert [next(one)["row"] for one in each] == [row.tobytes() for row in envs.block.obs]
         ends = {"terminated": 0, "truncated": 0}
         for _ in range(80):
             put_random_actions(envs, rng)
@@ -188,10 +188,10 @@ def test_all_actions_are_decoded_as_each_would_be(space: spaces.Space, seed: int
     with contextlib.suppress(UsageError):  # no bins between infinite bounds
         layout = ActionLayout.of(space, discretize)
         rng = np.random.default_rng(seed)
-        rows = np.stack([random_row(layout, rng) for _ in range(3)])
+        obs = np.stack([random_row(layout, rng) for _ in range(3)])
         together = gymnasium.vector.utils.batch_space(space, 3)
-        for index, single in enumerate(gymnasium.vector.utils.iterate(together, decode_all(layout, rows))):
-            assert layout.encode(single).tolist() == layout.encode(layout.decode(rows[index])).tolist()
+        for index, single in enumerate(gymnasium.vector.utils.iterate(together, decode_all(layout, obs))):
+            assert layout.encode(single).tolist() == layout.encode(layout.decode(obs[index])).tolist()
             assert space.contains(single)
 
 
@@ -207,22 +207,22 @@ def test_a_new_start_plays_the_same_episodes_and_other_seeds_other_ones(way: str
             for _ in range(20):
                 envs.block.actions[:] = 1
                 step(envs)
-            seen.append(envs.block.rows.copy())
+            seen.append(envs.block.obs.copy())
         assert np.array_equal(*seen)
         others.start(np.zeros(N, np.int64))
         envs.start(np.zeros(N, np.int64))
-        assert not np.array_equal(others.block.rows, envs.block.rows)
+        assert not np.array_equal(others.block.obs, envs.block.obs)
 
 
 def test_open_episodes_cannot_be_brought_back_and_begin_anew() -> None:
     with closing(open_envs("sync, same step", "Dict")) as envs:
         envs.start(np.zeros(N, np.int64))
-        first = envs.block.rows.copy()
+        first = envs.block.obs.copy()
         assert envs.states() == [None] * N
         points = [(3 + line, np.zeros((2, 2), np.float32), first[line], None) for line in range(N)]
         assert envs.resume(points) == [False] * N
         assert envs.block.episode.tolist() == [4, 5, 6, 7]
-        assert not np.array_equal(envs.block.rows, first)
+        assert not np.array_equal(envs.block.obs, first)
 
 
 def test_nothing_is_received_that_was_not_sent() -> None:
@@ -308,9 +308,9 @@ def test_sound_vector_environments_of_ones_own_are_taken() -> None:
             seen = []
             for _ in range(4):
                 step(envs)
-                seen.append([*envs.block.rows.view(np.float32)[:, 0].tolist(), *envs.block.truncated.tolist()])
+                seen.append([*envs.block.obs.view(np.float32)[:, 0].tolist(), *envs.block.truncated.tolist()])
             assert seen == [[1, 2, 0, 0], [2, 0, 0, 1], [0, 1, 1, 0], [1, 2, 0, 0]]
-            assert envs.block.final_rows.view(np.float32)[:, 0].tolist() == [3, 3]
+            assert envs.block.final_obs.view(np.float32)[:, 0].tolist() == [3, 3]
 
 
 def start_and_step(envs: VectorisedEnvs) -> None:
@@ -321,8 +321,8 @@ def start_and_step(envs: VectorisedEnvs) -> None:
 
 def test_an_environment_that_fails_ends_training_with_its_traceback() -> None:
     maker = env_maker(lambda: WAYS["sync, same step"](Failing))
-    contract = probe(env_maker(lambda: WAYS["sync, same step"](Walk)))
-    with closing(vectorised_envs(maker, contract, N, 0)) as envs, pytest.raises(TrainingError) as failure:
+    env_spec = probe(env_maker(lambda: WAYS["sync, same step"](Walk)))
+    with closing(vectorised_envs(maker, env_spec, N, 0)) as envs, pytest.raises(TrainingError) as failure:
         start_and_step(envs)
     first, *rest = str(failure.value).splitlines()
     assert first == "The vector environment failed in its step 2: ZeroDivisionError: the robot fell over"
@@ -475,20 +475,20 @@ def test_envpool_shows_what_its_environments_show_one_by_one(envpool: Any, slice
         for _ in range(2):  # from the start again: the same episodes
             each = [pool_alone(envpool, episode_seed(RUN_SEED, 40 + line, 0), kwargs) for line in range(5)]
             envs.start(np.zeros(5, np.int64))
-            rows = envs.block.rows.view(np.float32)
-            assert [next(one)[0].tolist() for one in each] == rows.tolist()
+            obs = envs.block.obs.view(np.float32)
+            assert [next(one)[0].tolist() for one in each] == obs.tolist()
             truncations = 0
             for _ in range(60):
                 put_random_actions(envs, rng)
                 step(envs)
                 for line, one in enumerate(each):
                     observation, (reward, terminated, truncated, final) = one.send(envs.block.actions[line])
-                    assert rows[line].tolist() == observation.tolist()
+                    assert obs[line].tolist() == observation.tolist()
                     assert envs.block.reward[line] == reward
                     assert (envs.block.terminated[line], envs.block.truncated[line]) == (terminated, truncated)
                     if truncated:
                         truncations += 1
-                        assert envs.block.final_rows[line].view(np.float32).tolist() == final.tolist()
+                        assert envs.block.final_obs[line].view(np.float32).tolist() == final.tolist()
             assert truncations > 5
 
 
@@ -511,7 +511,7 @@ def test_a_run_on_envpool_has_as_many_environments_as_it_is_told_and_repeats(env
 
 def test_envpool_learns_continuous_actions(envpool: Any) -> None:
     run = unidle.train("envpool:Pendulum-v1", **{**SMALL, "eval_every": 0}, n_envs=4)
-    assert run.agent.actions.reals == 1
+    assert run.agent.action_layout.reals == 1
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def server() -> Iterator[SiteServer]:
 
 
 def random_links(envs: HostEnvs, slices: list[int], rng: np.random.Generator) -> None:
-    masks = envs.contract.rows.mask_view(envs.block.rows)[slices]
+    masks = envs.env_spec.obs_layout.mask_view(envs.block.obs)[slices]
     chances = rng.random(masks.shape) * masks
     chances[:, -1] *= 1e-9
     envs.block.actions[slices, 0] = chances.argmax(1)

@@ -636,8 +636,8 @@ def test_the_twin_runs_where_another_loop_is_running(server: SiteServer) -> None
 
 def test_the_trainer_sees_its_masks(server: SiteServer) -> None:
     maker = env_maker("unidle.tasks.web.gym_env:SiteExploreEnv", {"site": server.urls, "topic": TOPICS["music"]})
-    contract = probe(maker)
-    assert contract.rows.mask_width == 17
+    env_spec = probe(maker)
+    assert env_spec.obs_layout.mask_width == 17
     with pytest.raises(UsageError, match="does not take these env_kwargs"):
         env_maker("unidle.tasks.web.gym_env:SiteExploreEnv", {"site": "http://127.0.0.1/", "topic": "x", "no": 1})()
 

@@ -20,7 +20,7 @@ from unidle.engine.checkpoint.run_folder import (
 from unidle.engine.clock import RunClock
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import Collector
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 from unidle.metrics.journal import how_good
 
@@ -69,7 +69,7 @@ class Saver:
     """The parts of a run that a checkpoint is of."""
 
     config: Config
-    contract: Contract
+    env_spec: EnvSpec
     algo: Algorithm
     collector: Collector | DeviceCollector
     progress: Progress
@@ -79,7 +79,7 @@ class Saver:
     def save(self, folder: RunFolder, evaluations: list[dict[str, Any]]) -> None:
         """Write a checkpoint; `evaluations` are those asked for and not done."""
         state = {
-            "spaces": spaces_to_plain(self.contract),
+            "spaces": spaces_to_plain(self.env_spec),
             "algo": self.algo.state_dict(),
             "collector": self.collector.state_dict(),
             "random": random_state(),
@@ -95,16 +95,16 @@ class Saver:
 
     def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
         """Write the checkpoint to evaluate and predict with: the policy alone, as it was at `step`."""
-        folder.save_best({"spaces": spaces_to_plain(self.contract), "algo": {"policy": dict(weights)}, "step": step})
+        folder.save_best({"spaces": spaces_to_plain(self.env_spec), "algo": {"policy": dict(weights)}, "step": step})
 
     def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> str:
         """Put a checkpoint's values into the parts; UsageError if it is of other ones. Returns its kernels."""
-        if state["spaces"] != spaces_to_plain(self.contract):
+        if state["spaces"] != spaces_to_plain(self.env_spec):
             raise UsageError(
                 "The environment has other spaces than the checkpoint; resume with the one it was trained on."
             )
         was_on_device = "moving" in state["collector"]
-        if was_on_device != self.contract.on_device:
+        if was_on_device != self.env_spec.on_device:
             raise UsageError(
                 "This run's environments live on the device, those of worker processes are their twins; leave out "
                 "--workers and --subproc."

@@ -15,8 +15,8 @@ from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
 from unidle.engine.collect.rollout_slot import Whole
 from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv, State, traits_of
-from unidle.envs.spec import Contract
-from unidle.nn.encoder import leaf_tensor, pack_rows
+from unidle.envs.spec import EnvSpec
+from unidle.nn.encoder import leaf_tensor, pack_obs
 from unidle.rng import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
 
@@ -42,7 +42,7 @@ class DeviceCollector:
     def __init__(
         self,
         env: DeviceEnv,
-        contract: Contract,
+        env_spec: EnvSpec,
         policy: AnyPolicy,
         rollout: Rollout,
         seed: int,
@@ -50,11 +50,11 @@ class DeviceCollector:
         capture: Capturer = as_it_is,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._env, self._rows_layout, self.policy, self._rollout = env, contract.rows, policy, rollout
+        self._env, self._rows_layout, self.policy, self._rollout = env, env_spec.obs_layout, policy, rollout
         self._seed, self._timeline, self._tell = seed, timeline, tell
         self._captured = traits_of(env).capture_safe
-        self._clock = DeviceClock(timeline) if rollout.rows.is_cuda else None
-        device, (steps, n_envs) = rollout.rows.device, rollout.shape
+        self._clock = DeviceClock(timeline) if rollout.obs.is_cuda else None
+        device, (steps, n_envs) = rollout.obs.device, rollout.shape
         self.n_envs = n_envs
         self.until: float = float("inf")
         self.number = 0
@@ -63,8 +63,8 @@ class DeviceCollector:
         self._whole = Whole(rollout, None)
         # Where the environments stand. These tensors stay where they are: a graph knows them.
         self._state, observation = env.begin()
-        self._rows = torch.zeros(n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
-        self._pack(observation, self._state, self._rows)
+        self._obs = torch.zeros(n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device)
+        self._pack(observation, self._state, self._obs)
         self._begins = torch.ones(n_envs, dtype=torch.bool, device=device)
         self._recurrent = torch.zeros(n_envs, policy.state_size, device=device)
         self._returns = torch.zeros(n_envs, device=device)  # of the open episodes
@@ -80,10 +80,12 @@ class DeviceCollector:
         limit = env.episode_limit
         self._cuts = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
         self._cut = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
-        rollout.final_rows = torch.zeros(self._cuts * n_envs, contract.rows.row_bytes, dtype=torch.uint8, device=device)
+        rollout.final_obs = torch.zeros(
+            self._cuts * n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device
+        )
         rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
         # Who is not captured may cut off an episode at any step: all last observations are kept, and sorted at the end.
-        self._lasts = torch.zeros_like(rollout.rows[1:]) if not self._captured else None
+        self._lasts = torch.zeros_like(rollout.obs[1:]) if not self._captured else None
         self._lines = torch.arange(n_envs, device=device)
         most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
@@ -97,7 +99,7 @@ class DeviceCollector:
     def moving(self) -> list[Tensor]:
         """All tensors that a step changes and the next one reads."""
         own = (
-            self._rows,
+            self._obs,
             self._begins,
             self._recurrent,
             self._returns,
@@ -153,15 +155,15 @@ class DeviceCollector:
         rollout.final_at.fill_(rollout.rewards.numel())
         if self._kernel is not None:
             self._ended.add_(self._kernel())
-            self._rows.copy_(rollout.rows[steps])
+            self._obs.copy_(rollout.obs[steps])
             return
         with torch.no_grad():
             for _ in range(self._calls):
                 self._take()
         if self._lasts is not None:
             rollout.final_at = rollout.truncated.flatten().nonzero().squeeze(1)
-            rollout.final_rows = self._lasts.flatten(0, 1)[rollout.final_at]
-        rollout.rows[steps].copy_(self._rows)
+            rollout.final_obs = self._lasts.flatten(0, 1)[rollout.final_at]
+        rollout.obs[steps].copy_(self._obs)
         rollout.starts[steps].copy_(self._begins)
         rollout.states[steps].copy_(self._recurrent)
 
@@ -211,11 +213,11 @@ class DeviceCollector:
             self._take_step()
         leaf = self._rows_layout.leaves[0]
         expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._begins.clone()]
-        expected.append(leaf_tensor(self._rows.clone(), leaf))
+        expected.append(leaf_tensor(self._obs.clone(), leaf))
         try:
             self._put_back(kept)
             kernel()
-            found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.rows[1], leaf)]
+            found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.obs[1], leaf)]
             agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
             # Products in TF32 differ a little, and now and then that decides between two actions.
             if int((~agree).sum()) > max(1, _MAY_DIFFER * self.n_envs):
@@ -236,14 +238,14 @@ class DeviceCollector:
             self._step()
 
     def _take_step(self) -> None:
-        rollout, policy, at, rows = self._rollout, self.policy, self._at, self._rows
+        rollout, policy, at, obs = self._rollout, self.policy, self._at, self._obs
         state = None
         if policy.state_size:
             rollout.states.index_copy_(0, at, self._recurrent.unsqueeze(0))
             state = self._recurrent * ~self._begins.unsqueeze(-1)
-        rollout.rows.index_copy_(0, at, rows.unsqueeze(0))
+        rollout.obs.index_copy_(0, at, obs.unsqueeze(0))
         rollout.starts.index_copy_(0, at, self._begins.unsqueeze(0))
-        params, after = policy.act(rows, state)
+        params, after = policy.act(obs, state)
         action = policy.distribution.sample(params, self._noise.index_select(0, at).squeeze(0))
         rollout.actions.index_copy_(0, at, action.unsqueeze(0))
         moved, step = self._env.step(self._state, policy.distribution.to_env(action))
@@ -257,30 +259,30 @@ class DeviceCollector:
             field.index_copy_(0, at, value.unsqueeze(0))
         self._keep_final(step.final_observation, step.truncated)
         self._account(step.reward, step.terminated | step.truncated)
-        self._pack(step.observation, moved, rows)
+        self._pack(step.observation, moved, obs)
         if after is not None:
             self._recurrent.copy_(after)
         at.add_(1)
 
-    def _pack(self, observation: Tensor, state: State, rows: Tensor) -> None:
+    def _pack(self, observation: Tensor, state: State, obs: Tensor) -> None:
         mask = self._env.mask(state) if isinstance(self._env, MaskedDeviceEnv) else None
-        pack_rows(observation, mask, self._rows_layout, rows)
+        pack_obs(observation, mask, self._rows_layout, obs)
 
     def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
         """The true last observation of the episodes that were cut off."""
         rollout, n_envs = self._rollout, len(self._lines)
         if self._lasts is not None:
-            last = torch.zeros_like(self._rows)
-            pack_rows(observation, None, self._rows_layout, last)
+            last = torch.zeros_like(self._obs)
+            pack_obs(observation, None, self._rows_layout, last)
             self._lasts.index_copy_(0, self._at, last.unsqueeze(0))
             return
         where = self._at * n_envs + self._lines
         for number in range(self._cuts):
             lines = slice(number * n_envs, (number + 1) * n_envs)
             now = truncated & (self._cut == number)
-            kept = rollout.final_rows[lines]
+            kept = rollout.final_obs[lines]
             fresh = torch.zeros_like(kept)
-            pack_rows(observation, None, self._rows_layout, fresh)  # nobody acts on it: no mask
+            pack_obs(observation, None, self._rows_layout, fresh)  # nobody acts on it: no mask
             kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
             rollout.final_at[lines] = torch.where(now, where, rollout.final_at[lines])
         self._cut.add_(truncated)

@@ -37,7 +37,7 @@ QUICK_SECONDS = 600e-6  # for a step of a slice: four times what a service of a 
 class _Boundary:
     """Where every environment stood when it had its last step of the latest finished rollout behind it."""
 
-    rows: np.ndarray
+    obs: np.ndarray
     starts: np.ndarray  # the row is the first of its episode
     episode: np.ndarray
     states: Tensor  # recurrent
@@ -78,7 +78,7 @@ class Collector:
         """
         self.envs, self.policy = envs, policy
         self._seed, self._timeline, self._on_fault = seed, timeline, on_fault
-        self._device = rollouts[0].rows.device
+        self._device = rollouts[0].obs.device
         self._steps, n_envs = rollouts[0].shape
         on_gpu = self._device.type == "cuda"
         # Inference goes ahead of learning on the GPU: environments wait for it.
@@ -266,7 +266,7 @@ class Collector:
         if np.count_nonzero(ended):
             envs, truncated = np.arange(self.envs.n_envs)[lines], block.truncated[lines]
             at = np.broadcast_to(where[0], ended.shape) * self.envs.n_envs + envs
-            notes.final_rows.append(block.final_rows[envs[truncated]])
+            notes.final_obs.append(block.final_obs[envs[truncated]])
             notes.final_at.append(at[truncated])
             ended &= block.episode_length[lines] >= 0  # less than 0: cut off by a fault, no result of the policy's
             told = (block.episode_return, block.episode_length, block.episode_success)
@@ -289,7 +289,7 @@ class Collector:
     def _finish_slice(self, number: int) -> None:
         """All steps in a rollout are behind this slice."""
         block, lane, lines = self.envs.block, self._lane(self._number[number]), slice(*self.envs.bounds[number])
-        lane.notes.last_rows[lines] = block.rows[lines]
+        lane.notes.last_obs[lines] = block.obs[lines]
         lane.notes.last_episode[lines] = block.episode[lines]
         if self.policy.state_size:
             with self._on_stream:
@@ -312,7 +312,7 @@ class Collector:
             self.log.restart(int(env))  # usually begun anew already, but not after a fault
         self.log.extend(notes.actions, notes.starts[1:])
         self._boundary = _Boundary(
-            notes.last_rows.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
+            notes.last_obs.copy(), notes.starts[-1].copy(), notes.last_episode.copy(), lane.rollout.states[-1].clone()
         )
         returns, lengths, successes = notes.finished_episodes()
         self.episodes += len(returns)
@@ -369,7 +369,7 @@ class Collector:
         rollout = lane.rollout
         if self._stream is not None:
             self._stream.synchronize()  # rare, so plainly
-        self._truncate(line, step - 1, rollout.rows[step, line].cpu().numpy())
+        self._truncate(line, step - 1, rollout.obs[step, line].cpu().numpy())
         if self.policy.state_size:
             with self._on_stream:
                 self._state[line] = rollout.states[step, line]
@@ -380,7 +380,7 @@ class Collector:
         step = int(self._done[number]) - 1
         if number in self._again and line not in self._again[number]:
             step += 1  # it waited for others of its slice, its own step noted already
-        self._truncate(line, step, self.envs.block.final_rows[line])
+        self._truncate(line, step, self.envs.block.final_obs[line])
 
     def _truncate(self, line: int, step: int, final_row: np.ndarray) -> None:
         """The trajectory of `line` ends with this step of the rollout that it is in.
@@ -396,7 +396,7 @@ class Collector:
         notes = self._lane(number).notes
         if not (notes.terminated[step, line] or notes.truncated[step, line]):
             notes.truncated[step, line] = True
-            notes.final_rows.append(final_row[np.newaxis].copy())
+            notes.final_obs.append(final_row[np.newaxis].copy())
             notes.final_at.append(np.array([step * self.envs.n_envs + line]))
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class Collector:
     def _stand(self) -> _Boundary:
         """Where the environments stand now."""
         block = self.envs.block
-        return _Boundary(block.rows.copy(), self._begins.copy(), block.episode.copy(), self._state.clone())
+        return _Boundary(block.obs.copy(), self._begins.copy(), block.episode.copy(), self._state.clone())
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the latest finished rollout, and what it acts with from there."""
@@ -420,7 +420,7 @@ class Collector:
         return {
             "number": self.number,
             "episode": torch.from_numpy(boundary.episode),
-            "rows": torch.from_numpy(boundary.rows),
+            "rows": torch.from_numpy(boundary.obs),
             "starts": torch.from_numpy(boundary.starts),
             "states": boundary.states.cpu(),
             "actions": [torch.from_numpy(self.log.actions(env)) for env in range(n_envs)],
@@ -473,7 +473,7 @@ def _worth_a_service(envs: HostEnvs, *, on_gpu: bool) -> int:
     steps and, being for all environments at once, no less for a few: then it waits for all.
     """
     slices = len(envs.bounds)
-    seconds = envs.contract.step_seconds * envs.n_envs / slices
+    seconds = envs.env_spec.step_seconds * envs.n_envs / slices
     return slices if not on_gpu and seconds < QUICK_SECONDS else max(1, slices // 4)
 
 

@@ -58,13 +58,13 @@ class Service:
     def __init__(self, policy: AnyPolicy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer) -> None:
         """`state` [N, S] is the recurrent state of the environments as they stand, shared by all services."""
         self.policy, self.rollout = policy, rollout
-        device, (steps, n_envs) = rollout.rows.device, rollout.shape
+        device, (steps, n_envs) = rollout.obs.device, rollout.shape
         self._block, self._state, self._steps = block, state, steps
         self._on_gpu = device.type == "cuda"
         self._served = 0
         self.device_ns = 0  # what a service takes on the GPU, by the latest that was timed
         self.noise = torch.zeros_like(rollout.actions_and_trash)
-        self._block_rows, self._block_actions = torch.from_numpy(block.rows), torch.from_numpy(block.actions)
+        self._block_obs, self._block_actions = torch.from_numpy(block.obs), torch.from_numpy(block.actions)
         self._starts = torch.zeros(n_envs, dtype=torch.bool)
         # What all environments would get, on the host. Only those that are ready may have theirs in the block: others
         # may just be reading what they got before.
@@ -72,14 +72,14 @@ class Service:
         self._is_staged = False
         self._numpy_actor: NumpyActor | None = None
         if not self._on_gpu:
-            self._rows_in, self._starts_in = self._block_rows, self._starts
+            self._obs_in, self._starts_in = self._block_obs, self._starts
             self._out, self._is_staged = self._staged, True
             self._numpy_actor = NumpyActor.of(policy, rollout, block, self.noise, self._staged)
             return
         self._positions = torch.full((n_envs,), steps).pin_memory()
         self._starts = self._starts.pin_memory()
         self._staged = self._staged.pin_memory()
-        self._rows_in = torch.zeros_like(self._block_rows, device=device)
+        self._obs_in = torch.zeros_like(self._block_obs, device=device)
         self._positions_in = torch.full((n_envs,), steps, device=device)
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
@@ -95,14 +95,14 @@ class Service:
 
     def _fused(self) -> Callable[[], None] | None:
         """All of it as one kernel, where there is one for such a policy."""
-        if not self._block_rows.is_pinned():
+        if not self._block_obs.is_pinned():
             return None
         try:
             from unidle.engine.fused_actor import FusedActor
         except ImportError:  # torch comes without Triton on some platforms
             return None
-        rows, positions, actions = self._block_rows, self._positions, self._block_actions
-        return FusedActor.of(self.policy, self.rollout, rows, positions, actions, self.noise)
+        obs, positions, actions = self._block_obs, self._positions, self._block_actions
+        return FusedActor.of(self.policy, self.rollout, obs, positions, actions, self.noise)
 
     def serve(self, where: Where, starts: np.ndarray | None) -> None:
         """Put into the block what the environments at `where` are to do; the actions of all others stay as they are.
@@ -131,7 +131,7 @@ class Service:
             self._block.actions[where[1]] = self._staged.numpy()[where[1]]
 
     def _infer_here(self, where: Where) -> None:
-        n_envs = len(self._block.rows)
+        n_envs = len(self._block.obs)
         if isinstance(where[0], int) and where[1] == slice(0, n_envs):  # all, in step: plain views, no indexing
             if self._numpy_actor is None:
                 self._infer((where[0],), None)
@@ -159,7 +159,7 @@ class Service:
 
     def _infer_there_and_back(self) -> None:
         """From the block to the actions on the host: the copies are part of the graph, so all of it is one launch."""
-        self._rows_in.copy_(self._block_rows, non_blocking=True)
+        self._obs_in.copy_(self._block_obs, non_blocking=True)
         self._positions_in.copy_(self._positions, non_blocking=True)
         if self._state.shape[1]:
             self._starts_in.copy_(self._starts, non_blocking=True)
@@ -171,11 +171,11 @@ class Service:
         """Store the block's observations `at` [step, environment], and the actions chosen on them."""
         policy, rollout, state = self.policy, self.rollout, None
         self._is_staged = True
-        rollout.rows[at] = self._rows_in
+        rollout.obs[at] = self._obs_in
         if policy.state_size:
             rollout.states[at] = self._state
             state = self._state * ~self._starts_in.unsqueeze(-1)
-        params, after = policy.act(self._rows_in, state)
+        params, after = policy.act(self._obs_in, state)
         action = policy.distribution.sample(params, self.noise[at])
         rollout.actions_and_trash[at] = action
         if after is not None:

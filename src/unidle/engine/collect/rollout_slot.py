@@ -28,11 +28,11 @@ class Notes:
 
     def __init__(self, rollout: Rollout) -> None:
         (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
-        self._pinned = rollout.rows.is_cuda
+        self._pinned = rollout.obs.is_cuda
         self.outcomes = self._zeros((steps, n_envs), torch.int64)  # as the block has them
         _, self.terminated, self.truncated = parts_of(self.outcomes)
         self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # made when it is whole
-        self.last_rows = self._zeros(rollout.rows.shape[1:], torch.uint8)  # the observations after the last step
+        self.last_obs = self._zeros(rollout.obs.shape[1:], torch.uint8)  # the observations after the last step
         self.last_episode = np.zeros(n_envs, np.int64)  # number of the episode then open
         self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments got them
         self.clear()
@@ -44,7 +44,7 @@ class Notes:
 
     def clear(self) -> None:
         """Forget what is kept as lists; the arrays are written over."""
-        self.final_rows: list[np.ndarray] = []  # of truncated episodes
+        self.final_obs: list[np.ndarray] = []  # of truncated episodes
         self.final_at: list[np.ndarray] = []  # t × N + environment
         self.episodes: list[np.ndarray] = []  # [t × N + environment, return, length, success] of those that ended
 
@@ -52,18 +52,18 @@ class Notes:
         """Bring to the device what the host noted; `starts` [N] says where the first step began an episode."""
         self.starts[0] = starts
         np.logical_or(self.terminated, self.truncated, out=self.starts[1:])
-        for tensor, noted in ((rollout.starts, self.starts), (rollout.rows[-1], self.last_rows)):
+        for tensor, noted in ((rollout.starts, self.starts), (rollout.obs[-1], self.last_obs)):
             tensor.copy_(torch.from_numpy(noted), non_blocking=True)
-        outcomes = torch.from_numpy(self.outcomes).to(rollout.rows.device, non_blocking=True)
+        outcomes = torch.from_numpy(self.outcomes).to(rollout.obs.device, non_blocking=True)
         rollout.rewards.copy_(outcomes.view(torch.float32)[:, ::2])
         rollout.terminated.copy_(outcomes.view(torch.uint8)[:, 4::8])
         rollout.truncated.copy_(outcomes.view(torch.uint8)[:, 5::8])
-        final_rows = np.concatenate([self.last_rows[:0], *self.final_rows])
+        final_obs = np.concatenate([self.last_obs[:0], *self.final_obs])
         final_at = np.concatenate([np.zeros(0, np.int64), *self.final_at])
         # By time, then environment: the order in which slices became ready must leave no trace.
         order = np.argsort(final_at)
-        rollout.final_rows = self._to(rollout.rows.device, final_rows[order])
-        rollout.final_at = self._to(rollout.rows.device, final_at[order])
+        rollout.final_obs = self._to(rollout.obs.device, final_obs[order])
+        rollout.final_at = self._to(rollout.obs.device, final_at[order])
 
     def _to(self, device: torch.device, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -115,7 +115,7 @@ class Lane:
         self.notes.clear()
         self.unfinished = slices
         # What sampling needs for the whole rollout, a function of seed and number alone.
-        generator = keyed_generator(self.rollout.rows.device, seed, NOISE, number)
+        generator = keyed_generator(self.rollout.obs.device, seed, NOISE, number)
         self.service.noise[:-1].copy_(self.policy.distribution.noise(self.rollout.shape, generator))
 
     def load(self, weights: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from unidle.envs.block import map_memory, shared_memory
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.worker_process import LOOK_AROUND_SECONDS, WorkerError, WorkerProcess
 from unidle.envs.protocol import Fault
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError, UsageError
 from unidle.nn.actor_critic import NetworkFactory
 
@@ -55,7 +55,7 @@ class Beside:
         self,
         config: Config,
         maker: EnvMaker,
-        contract: Contract,
+        env_spec: EnvSpec,
         network: NetworkFactory | None,
         state: dict[str, Tensor],
         processes: int,
@@ -74,7 +74,7 @@ class Beside:
         self._free = deque(range(_PLACES))
         self._next_look = self._next_hearing = 0.0
         try:
-            cargo = cloudpickle.dumps((maker, contract, config, network))
+            cargo = cloudpickle.dumps((maker, env_spec, config, network))
         except Exception as error:
             raise UsageError(
                 f"The environment factory or the network cannot be sent to other processes ({error}); use "

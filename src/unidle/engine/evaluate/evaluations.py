@@ -18,7 +18,7 @@ from unidle.engine.evaluate.async_evaluator import Beside
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Stopped, n_evaluation_envs, play
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault, HostEnvs
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 
@@ -44,7 +44,7 @@ class Evaluations:
         self,
         config: Config,
         maker: EnvMaker,
-        contract: Contract,
+        env_spec: EnvSpec,
         policy: AnyPolicy,
         network: NetworkFactory | None,
         *,
@@ -56,16 +56,16 @@ class Evaluations:
         stop: Callable[[], bool],
     ) -> None:
         """Beside training, in so many `processes`; if none, here, with environments `in_workers` or not."""
-        self._config, self._maker, self._contract = config, maker, contract
+        self._config, self._maker, self._env_spec = config, maker, env_spec
         self._policy, self._in_workers, self.processes = policy, in_workers, processes
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
         self._envs: HostEnvs | None = None
         self._is_playing = False
         self._done: list[Evaluated] = []
         self._owed: list[Record] = []  # by a run that was stopped, or for want of a place
-        self.task_names = _task_names(maker, contract, config.recipe.n_tasks)
+        self.task_names = _task_names(maker, env_spec, config.recipe.n_tasks)
         # Now, so that they are ready when the first evaluation is due, and what cannot be sent to them is told at once.
-        parts = (config, maker, contract, network, policy.state_dict())
+        parts = (config, maker, env_spec, network, policy.state_dict())
         self._beside = Beside(*parts, processes, say) if processes else None
 
     @property
@@ -117,8 +117,8 @@ class Evaluations:
             n_envs = n_evaluation_envs(run.eval_episodes)
             engine, workers = self._config.engine, 0
             if self._in_workers:
-                workers = choose_workers(engine, n_envs, self._contract.step_seconds, is_busy=True)
-            place = (self._contract, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
+                workers = choose_workers(engine, n_envs, self._env_spec.step_seconds, is_busy=True)
+            place = (self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
             self._envs = make_envs(self._maker, *place)
         self._is_playing = True
         try:
@@ -175,7 +175,7 @@ class Evaluations:
                     stack.callback(part.close)
 
 
-def choose_processes(config: Config, maker: EnvMaker, contract: Contract, workers: int, *, must_wait: bool) -> int:
+def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers: int, *, must_wait: bool) -> int:
     """Processes that evaluate beside training; 0: the trainer does it, and waits.
 
     `must_wait` says that what comes out decides how training goes on: it is then to be known before that does.
@@ -183,7 +183,7 @@ def choose_processes(config: Config, maker: EnvMaker, contract: Contract, worker
     asked = config.engine.eval_workers
     if asked == 0 or config.run.eval_every == 0:
         return 0
-    one_by_one = not (contract.on_device or contract.vectorised or maker.makes == "async")
+    one_by_one = not (env_spec.on_device or env_spec.vectorised or maker.makes == "async")
     if asked:
         if not one_by_one:
             raise UsageError(
@@ -199,10 +199,10 @@ def _copied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
-def _task_names(maker: EnvMaker, contract: Contract, n_tasks: int) -> list[str]:
+def _task_names(maker: EnvMaker, env_spec: EnvSpec, n_tasks: int) -> list[str]:
     """What the environment calls its tasks (its attribute `names`), or their numbers."""
     names: list[str] = []
-    if n_tasks > 1 and not (contract.on_device or contract.vectorised):
+    if n_tasks > 1 and not (env_spec.on_device or env_spec.vectorised):
         with contextlib.closing(maker()) as env:
             names = [str(name) for name in getattr(env.unwrapped, "names", ())]
     return names if len(names) == n_tasks else [str(task) for task in range(n_tasks)]

@@ -169,7 +169,7 @@ def _play(
     quota = quota[mine]
     results: list[list[_Episode]] = [[] for _ in range(envs.n_envs)]
     envs.start(np.zeros(envs.n_envs, np.int64))
-    rows = torch.zeros(n_envs, block.rows.shape[1], dtype=torch.uint8, device=device)
+    obs = torch.zeros(n_envs, block.obs.shape[1], dtype=torch.uint8, device=device)
     state = torch.zeros(n_envs, policy.state_size, device=device)
     going_on = torch.zeros(n_envs, 1, dtype=torch.bool, device=device)
     generator = keyed_generator(device, seed, EVALUATION)
@@ -179,10 +179,10 @@ def _play(
     while any(len(done) < n for done, n in zip(results, quota)):
         if stop():
             raise Stopped
-        rows[mine].copy_(torch.from_numpy(block.rows))
+        obs[mine].copy_(torch.from_numpy(block.obs))
         if isinstance(policy, SoftPolicy) and policy.n_tasks > 1 and not lengths.all():  # some begin now
-            tasks = policy.tasks(rows[mine]).cpu().numpy()
-        params, after = policy.act(rows, state)
+            tasks = policy.tasks(obs[mine]).cpu().numpy()
+        params, after = policy.act(obs, state)
         if deterministic:
             action = distribution.mode(params)
         else:

@@ -74,7 +74,7 @@ class EvaluationJob:
 
     trainer: int  # its process
     path: list[str]  # and its sys.path
-    cargo: bytes  # (EnvMaker, Contract, Config, network factory), pickled: unpickled once the path is set
+    cargo: bytes  # (EnvMaker, EnvSpec, Config, network factory), pickled: unpickled once the path is set
     memory: int  # descriptor of the shelf's memory
     shapes: Shapes
     places: int
@@ -91,14 +91,14 @@ class Evaluator:
 
     def __init__(self, job: EvaluationJob) -> None:
         self._job = job
-        maker, contract, config, network = cloudpickle.loads(job.cargo)
+        maker, env_spec, config, network = cloudpickle.loads(job.cargo)
         torch.set_num_threads(config.engine.threads)  # sums are split by it: as in the trainer
-        self._policy = new_policy(contract.rows, contract.actions, config.recipe, network)
+        self._policy = new_policy(env_spec.obs_layout, env_spec.action_layout, config.recipe, network)
         FlatParameters(self._policy)  # one piece of memory, as the trainer's are
         self._shelf = Shelf(map_memory(job.memory), job.shapes, job.places, job.processes)
         self._envs = SerialEnvs(
             maker.with_slots(job.n_envs),
-            contract,
+            env_spec,
             len(job.lines),
             config.run.seed,
             job.first_index + job.lines.start,

@@ -23,10 +23,10 @@ _Pieces = Generator[None, None, dict[str, Tensor]]
 
 def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
     """[T, N] whether all that came out of each step is finite."""
-    finite = encoder.all_finite(rollout.rows[1:]) & torch.isfinite(rollout.rewards)
+    finite = encoder.all_finite(rollout.obs[1:]) & torch.isfinite(rollout.rewards)
     # Where an episode was cut off, its true last observation is the one that came out of that step.
     finite = torch.nn.functional.pad(finite.view(-1), (0, 1))
-    finite[rollout.final_at] &= encoder.all_finite(rollout.final_rows)
+    finite[rollout.final_at] &= encoder.all_finite(rollout.final_obs)
     return finite[:-1].view(rollout.shape)
 
 

@@ -19,7 +19,7 @@ from unidle.envs.aio.async_env import AsyncEnv
 from unidle.envs.aio.loop_thread import LoopThread
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 CLOSING_SECONDS = 1.0  # that an environment may take to close
 _Result = TypeVar("_Result")
@@ -148,8 +148,8 @@ class Player:
 class StandIn(gymnasium.Env):
     """The environment as its slot has it: all answers are there already, but in rare cases."""
 
-    def __init__(self, player: Player, contract: Contract, thread: LoopThread) -> None:
-        self.observation_space, self.action_space = contract.rows.space, contract.actions.space
+    def __init__(self, player: Player, env_spec: EnvSpec, thread: LoopThread) -> None:
+        self.observation_space, self.action_space = env_spec.obs_layout.space, env_spec.action_layout.space
         self._player, self._thread = player, thread
         self._env = player.env
 

@@ -15,7 +15,7 @@ from unidle.envs.aio.slots import AsyncSlots
 from unidle.envs.block import Block
 from unidle.envs.faults import Fault, FaultTally
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 
 class AsyncEnvs:
@@ -26,7 +26,7 @@ class AsyncEnvs:
     def __init__(
         self,
         maker: EnvMaker,
-        contract: Contract,
+        env_spec: EnvSpec,
         n_envs: int,
         seed: int,
         first_index: int = 0,
@@ -38,8 +38,8 @@ class AsyncEnvs:
 
         A step or reset that takes longer than the maker's `deadline` is cancelled, and its environment made anew.
         """
-        self.contract, self.n_envs = contract, n_envs
-        self.block = Block(contract, n_envs)
+        self.env_spec, self.n_envs = env_spec, n_envs
+        self.block = Block(env_spec, n_envs)
         cuts = [int(part[0]) for part in np.array_split(np.arange(n_envs), min(slices or n_envs, n_envs))]
         self.bounds = list(zip(cuts, [*cuts[1:], n_envs]))
         self.faults: list[Fault] = []
@@ -49,7 +49,7 @@ class AsyncEnvs:
         self._through: list[int] = []
         self._wanted = 1  # slices that `recv` waits for
         self._news = threading.Condition()  # guards the two
-        self._slots = AsyncSlots(maker, contract, self.block, range(n_envs), seed, first_index, self._on_through)
+        self._slots = AsyncSlots(maker, env_spec, self.block, range(n_envs), seed, first_index, self._on_through)
         try:
             self._slots.make()
         except BaseException:

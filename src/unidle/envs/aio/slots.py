@@ -25,7 +25,7 @@ from unidle.envs.block import Block
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slots import Slots
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 
 class AsyncSlots:
@@ -34,7 +34,7 @@ class AsyncSlots:
     def __init__(
         self,
         maker: EnvMaker,
-        contract: Contract,
+        env_spec: EnvSpec,
         block: Block,
         lines: range,
         seed: int,
@@ -45,19 +45,19 @@ class AsyncSlots:
         """`is_unwanted` says that nobody waits any more for what was asked for."""
         self._is_unwanted = is_unwanted
         self._block, self._lines, self._first = block, lines, first_index + lines.start
-        self._decode = contract.actions.decoder()
+        self._decode = env_spec.action_layout.decoder()
         self._players = [Player(maker, seed, first_index + line) for line in lines]
         self._on_through = on_through
         self._left: dict[int, int] = {}  # slice → environments that are not through with their step
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: BaseException | None = None
         self._is_closed = False
-        self._slots = Slots(maker, contract, block, lines, seed, first_index)
+        self._slots = Slots(maker, env_spec, block, lines, seed, first_index)
         self._thread = LoopThread("environments")
         rare_collections.begin()
         self._episodes = list(self._slots)  # whose `episode` is the open one
         for slot, player in zip(self._slots, self._players):
-            slot._maker = EnvMaker(maker.name, partial(StandIn, player, contract, self._thread), makes="one")
+            slot._maker = EnvMaker(maker.name, partial(StandIn, player, env_spec, self._thread), makes="one")
 
     def take_faults(self) -> list[Fault]:
         """What failed since this was last asked."""
@@ -134,9 +134,9 @@ class AsyncSlots:
             return self._slots.resume(points)
         is_under_way = [len(actions) > 0 for _, actions, _, _ in points]
         self.start(np.array([episode + lost for (episode, *_), lost in zip(points, is_under_way)], np.int64))
-        rows = self._block.rows[self._lines.start : self._lines.stop]
+        obs = self._block.obs[self._lines.start : self._lines.stop]
         return [
-            not lost and np.array_equal(row, wanted) for row, (_, _, wanted, _), lost in zip(rows, points, is_under_way)
+            not lost and np.array_equal(row, wanted) for row, (_, _, wanted, _), lost in zip(obs, points, is_under_way)
         ]
 
     def close(self) -> None:

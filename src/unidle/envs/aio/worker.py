@@ -12,7 +12,7 @@ import numpy as np
 from unidle.envs.aio.rate_limit import share_among
 from unidle.envs.aio.slots import AsyncSlots
 from unidle.envs.pool.worker import STEP, Job, Worker
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 
 class AsyncWorker(Worker):
@@ -21,14 +21,14 @@ class AsyncWorker(Worker):
     The loop rings `go` too, so that there is still one thing to wait for; as ever a ring says nothing.
     """
 
-    def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
+    def __init__(self, pipe: Connection, job: Job, maker: Any, env_spec: EnvSpec) -> None:
         self._through: deque[int] = deque()  # slices, from the loop
         self._begun: set[int] = set()
-        super().__init__(pipe, job, maker, contract)
+        super().__init__(pipe, job, maker, env_spec)
         self._first_slice = job.slices[0]
         self._spin_seconds = 0.0  # it would take the interpreter from the loop
 
-    def _make_slots(self, maker: Any, contract: Contract, job: Job) -> AsyncSlots:
+    def _make_slots(self, maker: Any, env_spec: EnvSpec, job: Job) -> AsyncSlots:
         share_among(job.workers)
         go = self._board.go[job.worker]
 
@@ -37,7 +37,7 @@ class AsyncWorker(Worker):
             go.ring()
 
         place = (self._block, job.lines, job.seed, job.first_index)
-        return AsyncSlots(maker, contract, *place, on_through, self._is_alone)
+        return AsyncSlots(maker, env_spec, *place, on_through, self._is_alone)
 
     def _is_alone(self) -> bool:
         """Whether the trainer has hung up."""

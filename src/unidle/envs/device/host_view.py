@@ -12,7 +12,7 @@ from torch import Tensor
 from unidle.envs.block import Block
 from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv
 from unidle.envs.faults import Fault
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 
 class TensorEnvs:
@@ -20,14 +20,14 @@ class TensorEnvs:
 
     workers = 0
 
-    def __init__(self, env: DeviceEnv, contract: Contract) -> None:
-        self._env, self.contract, self.n_envs = env, contract, env.n_envs
-        self.block = Block(contract, env.n_envs)
+    def __init__(self, env: DeviceEnv, env_spec: EnvSpec) -> None:
+        self._env, self.env_spec, self.n_envs = env, env_spec, env.n_envs
+        self.block = Block(env_spec, env.n_envs)
         self.bounds = [(0, env.n_envs)]
         self.faults: list[Fault] = []
         self.renewed: list[int] = []
-        self._write: Any = contract.rows.writer(self.block.rows)
-        self._write_final: Any = contract.rows.writer(self.block.final_rows)
+        self._write: Any = env_spec.obs_layout.writer(self.block.obs)
+        self._write_final: Any = env_spec.obs_layout.writer(self.block.final_obs)
         self._returns, self._lengths = np.zeros(env.n_envs), np.zeros(env.n_envs, np.int64)
 
     def start(self, episodes: np.ndarray) -> None:
@@ -60,7 +60,7 @@ class TensorEnvs:
     def _show(self, observation: Tensor) -> None:
         self._write(slice(None), observation.cpu().numpy())
         if isinstance(self._env, MaskedDeviceEnv):
-            self.contract.rows.mask_view(self.block.rows)[:] = self._env.mask(self._state).cpu().numpy()
+            self.env_spec.obs_layout.mask_view(self.block.obs)[:] = self._env.mask(self._state).cpu().numpy()
 
     def states(self) -> list[dict[str, Any] | None]:
         """None: nobody saves these."""

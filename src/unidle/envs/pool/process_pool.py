@@ -46,7 +46,7 @@ from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE, FAILED, IDLE, SPIN_SECONDS, STEP, TOLD, Job, Switchboard
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 
 _CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
@@ -63,7 +63,7 @@ class ProcessPool:
     def __init__(
         self,
         maker: EnvMaker,
-        contract: Contract,
+        env_spec: EnvSpec,
         n_envs: int,
         seed: int,
         workers: int,
@@ -78,7 +78,7 @@ class ProcessPool:
 
         A worker that is at one slice, one reset or one replayed step for more than `env_timeout` seconds is killed.
         """
-        self.contract, self.n_envs = contract, n_envs
+        self.env_spec, self.n_envs = env_spec, n_envs
         self.workers = min(workers, n_envs)
         shares = share_out(n_envs, self.workers, slices)
         self.bounds = [bounds for share in shares for bounds in share]
@@ -94,17 +94,17 @@ class ProcessPool:
         self._spare: np.ndarray | None = None  # an observation to show where there is no environment
         self._next_look = 0.0
         try:
-            cargo = cloudpickle.dumps((maker, contract))
+            cargo = cloudpickle.dumps((maker, env_spec))
         except Exception as error:
             raise UsageError(
                 f"The environment factory cannot be sent to worker processes ({error}); "
                 "give an id or a module-level function, or use --no-subproc."
             ) from None
-        start = Block.nbytes(contract, n_envs)
+        start = Block.nbytes(env_spec, n_envs)
         # Kept open for workers that are started later.
         self._descriptor = shared_memory(start + Switchboard.nbytes(len(self.bounds), self.workers))
         memory = map_memory(self._descriptor)
-        self.block = Block(contract, n_envs, memory)
+        self.block = Block(env_spec, n_envs, memory)
         self._board = Switchboard.over(memory, start, len(self.bounds), self.workers, initialise=True)
         self._processes: list[WorkerProcess] = []
         self._cores = _cores_for(self.workers) if pin_cores else []
@@ -273,13 +273,13 @@ class ProcessPool:
             waiting = block.skip[lines] if flags[number] != IDLE else np.ones(end - first, np.bool_)
             for line in first + np.flatnonzero(waiting):
                 if line not in self.renewed:
-                    block.final_rows[line] = block.rows[line]
+                    block.final_obs[line] = block.obs[line]
                     self.renewed.append(int(line))
             if flags[number] in (STEP, FAILED):
                 block.redo[lines] |= ~waiting
             elif flags[number] in (DONE, TOLD):
                 cut = ~(waiting | block.redo[lines] | block.terminated[lines] | block.truncated[lines])
-                block.final_rows[lines][cut] = block.rows[lines][cut]
+                block.final_obs[lines][cut] = block.obs[lines][cut]
                 block.truncated[lines] |= cut
                 block.episode_length[lines][cut] = -1
             if flags[number] != IDLE:
@@ -296,7 +296,7 @@ class ProcessPool:
                 self._tell(number, "start", parts[number])
                 self._note(self._processes[number].answer(self._patience)[1])
         self.renewed.clear()
-        self._spare = self.block.rows[0].copy()
+        self._spare = self.block.obs[0].copy()
 
     def states(self) -> list[dict[str, Any] | None]:
         """Each environment's own state, where it offers one; None where it was lost, as `renewed` then says."""
@@ -316,7 +316,7 @@ class ProcessPool:
         """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
         parts = [(points[job.lines.start : job.lines.stop],) for job in self._jobs()]
         answers = self._ask("resume", parts, self._patience)
-        self._spare = self.block.rows[0].copy()
+        self._spare = self.block.obs[0].copy()
         return [
             part is not _LOST and part[index]
             for part, job in zip(answers, self._jobs())

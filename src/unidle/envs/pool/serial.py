@@ -11,7 +11,7 @@ from unidle.envs.block import Block
 from unidle.envs.faults import Fault, FaultTally
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slots import Slots
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 
 
 class SerialEnvs:
@@ -22,21 +22,21 @@ class SerialEnvs:
     def __init__(
         self,
         maker: EnvMaker,
-        contract: Contract,
+        env_spec: EnvSpec,
         n_envs: int,
         seed: int,
         first_index: int = 0,
         *,
         max_env_restarts: int = 10,
     ) -> None:
-        self.contract, self.n_envs = contract, n_envs
-        self.block = Block(contract, n_envs)
+        self.env_spec, self.n_envs = env_spec, n_envs
+        self.block = Block(env_spec, n_envs)
         self.bounds = [(0, n_envs)]
         self.faults: list[Fault] = []
         self.renewed: list[int] = []  # always empty: no environment can die while it waits
         self._tally = FaultTally(n_envs, first_index, max_env_restarts)
         self._is_sent = False
-        self._slots = Slots(maker, contract, self.block, range(n_envs), seed, first_index)
+        self._slots = Slots(maker, env_spec, self.block, range(n_envs), seed, first_index)
         self._slots.make()
 
     def start(self, episodes: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from unidle.envs.block import FAILED, SUCCEEDED, Block
 from unidle.envs.check import check_mask, check_observation, check_outcome
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import Contract, mask_from
+from unidle.envs.spec import EnvSpec, mask_from
 from unidle.errors import TrainingError, failure_of
 
 _CHECKED_STEPS = 8  # each environment's first steps are checked in full; later ones only by what the learner sees
@@ -34,18 +34,18 @@ def episode_seed(run_seed: int, env: int, episode: int) -> int:
 class EnvSlot:
     """Environment number `index` of a run, writing to line `line` of the block."""
 
-    def __init__(self, maker: EnvMaker, index: int, line: int, run_seed: int, contract: Contract, block: Block) -> None:
+    def __init__(self, maker: EnvMaker, index: int, line: int, run_seed: int, env_spec: EnvSpec, block: Block) -> None:
         """The environment itself is made when its first episode is started, or before by `make`."""
         self.env: gymnasium.Env | None = None
         self._why_none = f"Environment {index} has not been started."
         self._maker = maker
         self.index, self.line, self.run_seed = index, line, run_seed
-        self._contract, self._block = contract, block
-        self._write = contract.rows.writer(block.rows)
-        self._write_final = contract.rows.writer(block.final_rows)
-        self._masks = contract.rows.mask_view(block.rows) if contract.rows.mask_width else None
-        self._final_masks = contract.rows.mask_view(block.final_rows) if contract.rows.mask_width else None
-        self._decode = contract.actions.decoder()
+        self._env_spec, self._block = env_spec, block
+        self._write = env_spec.obs_layout.writer(block.obs)
+        self._write_final = env_spec.obs_layout.writer(block.final_obs)
+        self._masks = env_spec.obs_layout.mask_view(block.obs) if env_spec.obs_layout.mask_width else None
+        self._final_masks = env_spec.obs_layout.mask_view(block.final_obs) if env_spec.obs_layout.mask_width else None
+        self._decode = env_spec.action_layout.decoder()
         self.episode = 0
         self.length = 0  # steps of the open episode
         self._return = 0.0
@@ -131,7 +131,7 @@ class EnvSlot:
         """What might have been done next; nothing at all if the environment does not say, as it need not here."""
         if self._final_masks is None:
             return
-        actions, mask = self._contract.actions, mask_from(observation, info, self._contract.rows.space)
+        actions, mask = self._env_spec.action_layout, mask_from(observation, info, self._env_spec.obs_layout.space)
         flat = None if mask is None else actions.flatten_mask(mask)
         self._final_masks[self.line] = 0 if flat is None or actions.empty_head(flat) is not None else flat
 
@@ -139,8 +139,8 @@ class EnvSlot:
         try:
             self._write(self.line, observation)
             if self._masks is not None:
-                mask = mask_from(observation, info, self._contract.rows.space)
-                self._masks[self.line] = check_mask(self._contract.actions, mask)
+                mask = mask_from(observation, info, self._env_spec.obs_layout.space)
+                self._masks[self.line] = check_mask(self._env_spec.action_layout, mask)
         except Exception as error:
             raise self._failure(error) from error
 
@@ -168,7 +168,7 @@ class EnvSlot:
         self.start_episode(episode)
         if state is not None:
             self._guarded(lambda: self._load_state(state))
-            self._block.rows[self.line] = row
+            self._block.obs[self.line] = row
             return True
         for action in actions:
             self._block.actions[self.line] = action
@@ -176,7 +176,7 @@ class EnvSlot:
             self._beat()
             if self.episode != episode:
                 break
-        if self.episode == episode and np.array_equal(self._block.rows[self.line], row):
+        if self.episode == episode and np.array_equal(self._block.obs[self.line], row):
             return True
         self.start_episode(episode + 1)
         return False

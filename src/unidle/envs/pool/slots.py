@@ -13,7 +13,7 @@ from unidle.envs.block import Block
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slot import EnvSlot
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError
 
 
@@ -38,13 +38,13 @@ class Slots:
     """
 
     def __init__(
-        self, maker: EnvMaker, contract: Contract, block: Block, lines: range, seed: int, first_index: int
+        self, maker: EnvMaker, env_spec: EnvSpec, block: Block, lines: range, seed: int, first_index: int
     ) -> None:
         """Environments are made by `make`, by `start` or by `renew`."""
         self._block = block
-        self._slots = [EnvSlot(maker, first_index + line, line, seed, contract, block) for line in lines]
-        self._floats = contract.rows.float_views(block.rows)
-        self._final_floats = contract.rows.float_views(block.final_rows)
+        self._slots = [EnvSlot(maker, first_index + line, line, seed, env_spec, block) for line in lines]
+        self._floats = env_spec.obs_layout.float_views(block.obs)
+        self._final_floats = env_spec.obs_layout.float_views(block.final_obs)
         self._spans: dict[tuple[int, int], _Span] = {}
         self._spare: np.ndarray | None = None  # a row to show where there is no environment
         self._faults: list[Fault] = []
@@ -137,7 +137,7 @@ class Slots:
         except TrainingError as error:
             self._renew(slot, str(error))
         if self._spare is None:
-            self._spare = self._block.rows[slot.line].copy()
+            self._spare = self._block.obs[slot.line].copy()
 
     def _redo(self, slot: EnvSlot, text: str) -> None:
         """What this environment's step left behind counts for nothing."""
@@ -155,7 +155,7 @@ class Slots:
             slot.give_up(str(error))
             if self._spare is None:  # the first start of all: there is nothing to show
                 raise
-            self._block.rows[slot.line] = self._spare
+            self._block.obs[slot.line] = self._spare
 
     # -- numbers that are none -----------------------------------------------------------------------------------------
 

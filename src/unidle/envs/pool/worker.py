@@ -21,7 +21,7 @@ import numpy as np
 from unidle.envs.block import Block, map_memory
 from unidle.envs.pool.signals import SEMAPHORE_BYTES, Bell
 from unidle.envs.pool.slots import Slots
-from unidle.envs.spec import Contract
+from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 from unidle.subprocesses import end_with_trainer
 
@@ -79,7 +79,7 @@ class Job:
     """What a worker is told at its start."""
 
     path: list[str]  # sys.path of the trainer
-    cargo: bytes  # (EnvMaker, Contract), pickled: unpickled once the path is set
+    cargo: bytes  # (EnvMaker, EnvSpec), pickled: unpickled once the path is set
     memory: int  # descriptor of the shared memory
     n_envs: int  # lines of the whole block
     bounds: list[tuple[int, int]]  # lines of each slice of the pool
@@ -106,13 +106,13 @@ def main() -> None:
         # For environments that draw from the global streams.
         random.seed(job.seed + job.worker)
         np.random.seed((job.seed + job.worker) % 2**32)  # noqa: NPY002
-        maker, contract = cloudpickle.loads(job.cargo)
+        maker, env_spec = cloudpickle.loads(job.cargo)
         kind = Worker
         if maker.makes == "async":
             from unidle.envs.aio.worker import AsyncWorker  # which others do without
 
             kind = AsyncWorker
-        with contextlib.closing(kind(pipe, job, maker, contract)) as worker:
+        with contextlib.closing(kind(pipe, job, maker, env_spec)) as worker:
             pipe.send_bytes(cloudpickle.dumps(("ok", None, [])))
             worker.serve()
     except (EOFError, ConnectionError):
@@ -125,22 +125,22 @@ def main() -> None:
 class Worker:
     """Steps its slices one after the other."""
 
-    def __init__(self, pipe: Connection, job: Job, maker: Any, contract: Contract) -> None:
+    def __init__(self, pipe: Connection, job: Job, maker: Any, env_spec: EnvSpec) -> None:
         memory = map_memory(job.memory)
-        block = Block(contract, job.n_envs, memory)
-        start = Block.nbytes(contract, job.n_envs)
+        block = Block(env_spec, job.n_envs, memory)
+        start = Block.nbytes(env_spec, job.n_envs)
         board = Switchboard.over(memory, start, len(job.bounds), job.workers, initialise=False)
         self._pipe, self._number, self._board, self._block = pipe, job.worker, board, block
         self._gives_way = job.gives_way
         self._spin_seconds = _SHARING_SPIN_SECONDS if job.gives_way else SPIN_SECONDS
         self._first = job.lines.start
-        self._envs = self._make_slots(maker, contract, job)
+        self._envs = self._make_slots(maker, env_spec, job)
         # Slice → its environments, counted from this worker's first.
         self._own = {s: (job.bounds[s][0] - self._first, job.bounds[s][1] - self._first) for s in job.slices}
         self._own_flags = board.flags[job.slices[0] : job.slices[-1] + 1]
 
-    def _make_slots(self, maker: Any, contract: Contract, job: Job) -> Any:
-        return Slots(maker, contract, self._block, job.lines, job.seed, job.first_index)
+    def _make_slots(self, maker: Any, env_spec: EnvSpec, job: Job) -> Any:
+        return Slots(maker, env_spec, self._block, job.lines, job.seed, job.first_index)
 
     def serve(self) -> None:
         """Do what is handed over, and wait where there is nothing."""

@@ -19,11 +19,11 @@ from unidle.envs.check import check_mask, check_observation
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker, vector_kind
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, Contract, mask_from, random_row
+from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_row
 from unidle.envs.vector.adapters import EnvPoolVector, GymnasiumVector, Outcome, Sb3Vector, Sight, Vector, one_of
 from unidle.errors import UsageError, reported
 from unidle.spaces.actions import ActionLayout, Part
-from unidle.spaces.observations import MASK, RowLayout
+from unidle.spaces.observations import MASK, ObservationLayout
 from unidle.spaces.tree import rebuild
 
 _CHECKED_STEPS = 8  # the first steps are checked in full; later ones only by what the learner sees
@@ -37,23 +37,23 @@ class VectorisedEnvs:
     def __init__(
         self,
         vectors: Sequence[Vector],
-        contract: Contract,
+        env_spec: EnvSpec,
         seed: int,
         first_index: int = 0,
         checked_steps: int = _CHECKED_STEPS,
     ) -> None:
         """Every environment's first `checked_steps` steps are checked in full."""
-        self.contract, self._vectors = contract, vectors
+        self.env_spec, self._vectors = env_spec, vectors
         ends = np.cumsum([vector.size for vector in vectors]).tolist()
         self.bounds, self.n_envs = list(zip([0, *ends[:-1]], ends)), ends[-1]
-        self.block = Block(contract, self.n_envs)
+        self.block = Block(env_spec, self.n_envs)
         self.faults: list[Fault] = []  # none that can be survived: these are not ours to start again
         self.renewed: list[int] = []
         self._seed, self._first_index = seed, first_index
         # Typed for one line, both take an array of lines, or a slice, as well.
-        self._write: Any = contract.rows.writer(self.block.rows)
-        self._write_final = contract.rows.writer(self.block.final_rows)
-        self._masks = contract.rows.mask_view(self.block.rows) if contract.rows.mask_width else None
+        self._write: Any = env_spec.obs_layout.writer(self.block.obs)
+        self._write_final = env_spec.obs_layout.writer(self.block.final_obs)
+        self._masks = env_spec.obs_layout.mask_view(self.block.obs) if env_spec.obs_layout.mask_width else None
         self._returns, self._lengths = np.zeros(self.n_envs), np.zeros(self.n_envs, np.int64)  # of open episodes
         self._unchecked = [checked_steps] * len(vectors)
         self._under_way: list[int] = []  # slices sent and not received, the oldest first
@@ -74,7 +74,7 @@ class VectorisedEnvs:
     def send(self, slices: Sequence[int]) -> None:
         """Set these slices going on the actions in the block."""
         for number in slices:
-            actions = decode_all(self.contract.actions, self.block.actions[slice(*self.bounds[number])])
+            actions = decode_all(self.env_spec.action_layout, self.block.actions[slice(*self.bounds[number])])
             with self._reported():
                 self._vectors[number].send(actions)
             self._under_way.append(number)
@@ -124,11 +124,11 @@ class VectorisedEnvs:
         self._write(at, seen.observations)
         if self._masks is None:
             return
-        in_observation = self.contract.rows.mask_key is not None
+        in_observation = self.env_spec.obs_layout.mask_key is not None
         for index, line in enumerate(at.tolist()):
             if maskless is None or not maskless[index]:
                 mask = seen.observations[MASK][index] if in_observation else seen.mask_of(index)
-                self._masks[line] = check_mask(self.contract.actions, mask)
+                self._masks[line] = check_mask(self.env_spec.action_layout, mask)
 
     # -- checking the first steps --------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class VectorisedEnvs:
         for index in range(len(seen.lines)):
             observation = one_of(vector.observation_space, seen.observations, index)
             check_observation(vector.observation_space, observation, method, 0.0 if rewards is None else rewards[index])
-        if self._masks is None and self.contract.actions.mask_width and seen.mask_of(0) is not None:
+        if self._masks is None and self.env_spec.action_layout.mask_width and seen.mask_of(0) is not None:
             raise UsageError(UNANNOUNCED_MASK)
 
     # -- leaving and coming back ---------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class VectorisedEnvs:
 
 def vectorised_envs(
     maker: EnvMaker,
-    contract: Contract,
+    env_spec: EnvSpec,
     n_envs: int,
     seed: int,
     first_index: int = 0,
@@ -182,7 +182,7 @@ def vectorised_envs(
     checked_steps: int = _CHECKED_STEPS,
 ) -> VectorisedEnvs:
     """As many environments as the factory makes at once; of EnvPool `n_envs`, in `slices` pools."""
-    return VectorisedEnvs(_opened(maker, n_envs, slices), contract, seed, first_index, checked_steps)
+    return VectorisedEnvs(_opened(maker, n_envs, slices), env_spec, seed, first_index, checked_steps)
 
 
 def vector_size(maker: EnvMaker) -> int | None:
@@ -210,16 +210,16 @@ def as_vector(env: Any, name: str) -> Vector:
     return Sb3Vector(env) if vector_kind(env) == "sb3" else GymnasiumVector(env, name)
 
 
-def probe_vector(vector: Vector, discretize: int | None, seed: int) -> Contract:
+def probe_vector(vector: Vector, discretize: int | None, seed: int) -> EnvSpec:
     """`probe` of environments that step together."""
     space = vector.observation_space
     actions = ActionLayout.of(vector.action_space, discretize)
-    RowLayout.of(space)  # an unsupported space is said before anything is stepped
+    ObservationLayout.of(space)  # an unsupported space is said before anything is stepped
     seen = vector.reset([seed + line for line in range(vector.size)])
     mask = mask_from(one_of(space, seen.observations, 0), {MASK: seen.mask_of(0)}, space)
-    rows = RowLayout.of(space, actions.mask_width if mask is not None else 0)
-    contract = Contract(rows, actions, step_seconds=0.0, vectorised=True)
-    envs = VectorisedEnvs([vector], contract, seed)
+    obs_layout = ObservationLayout.of(space, actions.mask_width if mask is not None else 0)
+    env_spec = EnvSpec(obs_layout, actions, step_seconds=0.0, vectorised=True)
+    envs = VectorisedEnvs([vector], env_spec, seed)
     envs.start(np.zeros(envs.n_envs, np.int64))
     rng = np.random.default_rng(seed)
     seconds: list[float] = []
@@ -229,19 +229,19 @@ def probe_vector(vector: Vector, discretize: int | None, seed: int) -> Contract:
         envs.send([0])
         envs.recv(1)
         seconds.append(perf_counter() - began)
-    return replace(contract, step_seconds=float(np.median(seconds)) / envs.n_envs)
+    return replace(env_spec, step_seconds=float(np.median(seconds)) / envs.n_envs)
 
 
 def put_random_actions(envs: VectorisedEnvs, rng: np.random.Generator) -> None:
     """In the block, for each environment one that its mask allows."""
-    rows, actions = envs.contract.rows, envs.contract.actions
-    masks = rows.mask_view(envs.block.rows) if rows.mask_width else [None] * envs.n_envs
+    obs_layout, actions = envs.env_spec.obs_layout, envs.env_spec.action_layout
+    masks = obs_layout.mask_view(envs.block.obs) if obs_layout.mask_width else [None] * envs.n_envs
     envs.block.actions[:] = [random_row(actions, rng, mask) for mask in masks]
 
 
-def decode_all(layout: ActionLayout, rows: np.ndarray) -> Any:
+def decode_all(layout: ActionLayout, obs: np.ndarray) -> Any:
     """`ActionLayout.decode` for rows [N, width] at once: the structure of the space, each leaf [N, …]."""
-    return rebuild(layout.space, {part.path: _decode_all(part, rows[:, part.columns]) for part in layout.parts})
+    return rebuild(layout.space, {part.path: _decode_all(part, obs[:, part.columns]) for part in layout.parts})
 
 
 def _decode_all(part: Part, values: np.ndarray) -> np.ndarray:

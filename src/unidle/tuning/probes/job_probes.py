@@ -75,7 +75,7 @@ class _Probes:
     def _on_host(self, parts: Parts, envs: HostEnvs) -> Probed:
         recipe, engine = self._config.recipe, self._config.engine
         on_gpu = parts.algo.parameters.flat.is_cuda
-        fixed = parts.contract.vectorised or (self._maker.makes == "async" and not parts.workers)
+        fixed = parts.env_spec.vectorised or (self._maker.makes == "async" and not parts.workers)
         lane = self._lane(parts, envs)
         probes = LearningProbes(self._config, self._share, parts, lane)
         envs.start(np.zeros(envs.n_envs, np.int64))
@@ -88,11 +88,11 @@ class _Probes:
         overhead = probes.update_overhead()
         collecting, rest = self._collecting(self._config, parts, envs)
         requests = bool(envs.block.request_counts())
-        step_seconds = parts.contract.step_seconds
+        step_seconds = parts.env_spec.step_seconds
         steps: Steps | None = bare.steps
         if not fixed:  # what is quick waits for nobody, and what it takes is known well enough
             alone = step_seconds >= QUICK_STEP
-            steps = step_alone(self._maker, parts.contract, engine, self._share) if alone else None
+            steps = step_alone(self._maker, parts.env_spec, engine, self._share) if alone else None
         if not fixed:
             stepping += [self._stepping(parts, workers) for workers in self._other_workers(parts)]
         tried = probes.recipe_with()
@@ -127,7 +127,7 @@ class _Probes:
         """A rollout of the job's size, to act into and to learn from."""
         recipe, policy = self._config.recipe, parts.algo.policy
         rollout = _rollout(parts, recipe.n_steps, recipe.n_envs)
-        state = torch.zeros(recipe.n_envs, policy.state_size, device=rollout.rows.device)
+        state = torch.zeros(recipe.n_envs, policy.state_size, device=rollout.obs.device)
         lane = Lane(policy, rollout, envs.block, state, parts.capture, own_weights=recipe.overlap == "strict")
         lane.open(len(envs.bounds), self._config.run.seed, 0)
         return lane
@@ -140,8 +140,8 @@ class _Probes:
 
     def _collecting(self, config: Config, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
         """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
-        recipe, contract = config.recipe, parts.contract
-        likely = max(1e-6, contract.step_seconds * recipe.n_envs / max(1, parts.workers))
+        recipe, env_spec = config.recipe, parts.env_spec
+        likely = max(1e-6, env_spec.step_seconds * recipe.n_envs / max(1, parts.workers))
         steps = max(4, min(recipe.n_steps, int(self._share / likely)))  # what takes long is not waited for to its end
         lanes = 2 if recipe.overlap == "strict" else 1
         rollouts = [_rollout(parts, steps, recipe.n_envs) for _ in range(lanes)]
@@ -166,18 +166,18 @@ class _Probes:
         """Numbers of workers to try: all cores, and none where steps are quick."""
         n_envs, cores = self._config.recipe.n_envs, available_cores()
         found = {min(n_envs, cores)}
-        if parts.contract.step_seconds * n_envs < 0.01 * self._share:
+        if parts.env_spec.step_seconds * n_envs < 0.01 * self._share:
             found.add(0)
         return sorted(found - {parts.workers})
 
     def _stepping(self, parts: Parts, workers: int) -> Stepping:
         """Bare stepping by another number of workers."""
-        recipe, engine, contract = self._config.recipe, self._config.engine, parts.contract
+        recipe, engine, env_spec = self._config.recipe, self._config.engine, parts.env_spec
         device = parts.algo.parameters.flat.device
-        slices = choose_slices(engine, recipe.n_envs, workers, contract.step_seconds, device)
+        slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
         engine = dataclasses.replace(engine, workers=workers or None, subproc=bool(workers))
         envs = make_envs(
-            self._maker.on_host(), contract, recipe.n_envs, self._config.run.seed, workers, engine, slices=slices
+            self._maker.on_host(), env_spec, recipe.n_envs, self._config.run.seed, workers, engine, slices=slices
         )
         try:
             envs.start(np.zeros(envs.n_envs, np.int64))
@@ -247,7 +247,7 @@ class _Probes:
 
     def _probed(self, profile: Profile, parts: Parts, steps: Steps | None, requests: bool) -> Probed:
         to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)
-        sent = 0 if profile.on_device else profile.n_envs * parts.contract.rows.row_bytes
+        sent = 0 if profile.on_device else profile.n_envs * parts.env_spec.obs_layout.obs_bytes
         return Probed(
             profile,
             steps,
@@ -266,7 +266,7 @@ def _stepping(workers: int, envs: HostEnvs, bare: Bare, recipe: Recipe) -> Stepp
 
 
 def _rollout(parts: Parts, n_steps: int, n_envs: int) -> Rollout:
-    sizes = parts.contract.rows.row_bytes, parts.contract.actions.width, parts.algo.policy.state_size
+    sizes = parts.env_spec.obs_layout.obs_bytes, parts.env_spec.action_layout.width, parts.algo.policy.state_size
     return Rollout(n_steps, n_envs, *sizes, parts.algo.parameters.flat.device)
 
 
@@ -274,6 +274,6 @@ def _spread(lane: Lane, envs: HostEnvs) -> None:
     """Fill a rollout with the observations in the block, at every step, and actions that suit them."""
     rollout = lane.rollout
     lane.service.serve((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
-    rollout.rows.copy_(torch.from_numpy(envs.block.rows).to(rollout.rows.device).expand_as(rollout.rows))
+    rollout.obs.copy_(torch.from_numpy(envs.block.obs).to(rollout.obs.device).expand_as(rollout.obs))
     rollout.actions_and_trash.copy_(rollout.actions[:1].expand_as(rollout.actions_and_trash))
     torch.nn.init.normal_(rollout.rewards)

@@ -39,8 +39,8 @@ class LearningProbes:
         self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # steps that are remembered in what is only tried
         experience = experience_of(parts.algo)
         if self._device.type == "cuda" and experience is not None:
-            contract = parts.contract
-            each = experience.replay.bytes_per_place(contract.rows.row_bytes, contract.actions.width)
+            env_spec = parts.env_spec
+            each = experience.replay.bytes_per_place(env_spec.obs_layout.obs_bytes, env_spec.action_layout.width)
             self._few = min(self._few, steps_with_room(each, self._device))
 
     # -- as the job does it --------------------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ class LearningProbes:
 
     def _algorithm(self, recipe: Recipe) -> tuple[Algorithm, Capture]:
         """Of another recipe, on the same device; and what notes the slower ways that it takes."""
-        contract, capture = self._parts.contract, quiet_capture(self._config, self._parts)
-        policy = new_policy(contract.rows, contract.actions, recipe, resolve_network(recipe.network)[0])
+        env_spec, capture = self._parts.env_spec, quiet_capture(self._config, self._parts)
+        policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, resolve_network(recipe.network)[0])
         return new_algorithm(policy.to(self._device), recipe, capture, capture.fall_back), capture
 
     def _goes_the_jobs_ways(self, tried: Capture) -> bool:

@@ -15,7 +15,7 @@ from unidle.config import Engine
 from unidle.engine.build import make_envs
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import Contract, random_row
+from unidle.envs.spec import EnvSpec, random_row
 from unidle.meter.sensors.host import psutil
 from unidle.tuning.probes.timing import usual
 
@@ -66,7 +66,7 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
     before, began = _Use.now(), perf_counter()
     in_step, latencies = _in_step(envs, rng, seconds / 2)
     round_seconds = in_step
-    if len(envs.bounds) > 1 and not envs.contract.rows.mask_width:
+    if len(envs.bounds) > 1 and not envs.env_spec.obs_layout.mask_width:
         round_seconds, latencies = _freely(envs, rng, seconds / 2)
     use = _Use.now().since(before)
     wall = perf_counter() - began
@@ -85,10 +85,10 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
     )
 
 
-def step_alone(maker: EnvMaker, contract: Contract, engine: Engine, seconds: float) -> Steps:
+def step_alone(maker: EnvMaker, env_spec: EnvSpec, engine: Engine, seconds: float) -> Steps:
     """One environment by itself, in a process of its own, so that nobody else's time is taken for its own."""
     others = _Use.children()
-    envs = make_envs(maker.on_host(), contract, 1, 0, 1, engine)
+    envs = make_envs(maker.on_host(), env_spec, 1, 0, 1, engine)
     rng = np.random.default_rng(0)
     try:
         envs.start(np.zeros(1, np.int64))
@@ -107,7 +107,7 @@ def step_alone(maker: EnvMaker, contract: Contract, engine: Engine, seconds: flo
     return Steps(
         float(np.median(latencies)),
         float(np.quantile(latencies, 0.95)),
-        1.0 if contract.step_seconds < _WORTH_WAITING else min(1.0, on_core),
+        1.0 if env_spec.step_seconds < _WORTH_WAITING else min(1.0, on_core),
         use.native,
         use.threads,
     )
@@ -115,8 +115,8 @@ def step_alone(maker: EnvMaker, contract: Contract, engine: Engine, seconds: flo
 
 def _draw(envs: HostEnvs, rng: np.random.Generator) -> np.ndarray:
     """Random actions [N, width] that what is seen now allows."""
-    rows, actions = envs.contract.rows, envs.contract.actions
-    masks = rows.mask_view(envs.block.rows) if rows.mask_width else [None] * envs.n_envs
+    obs, actions = envs.env_spec.obs_layout, envs.env_spec.action_layout
+    masks = obs.mask_view(envs.block.obs) if obs.mask_width else [None] * envs.n_envs
     return np.stack([random_row(actions, rng, mask) for mask in masks])
 
 

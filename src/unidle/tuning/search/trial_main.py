@@ -121,15 +121,15 @@ def situation(trainer: Trainer) -> dict[str, Any]:
     from unidle.engine.collect.host import Collector
     from unidle.tuning.probes.training import memory_is_apart
 
-    collector, contract = trainer.collector, trainer.contract
+    collector, env_spec = trainer.collector, trainer.env_spec
     workers = collector.envs.workers if isinstance(collector, Collector) else 0
     parts = len(collector.envs.bounds) if isinstance(collector, Collector) else 1
     return {
         "cores": available_cores(),
         "gpu": gpu_name(),
         "on_gpu": trainer.algo.parameters.flat.is_cuda,
-        "on_device": contract.on_device,
-        "vectorised": contract.vectorised,
+        "on_device": env_spec.on_device,
+        "vectorised": env_spec.vectorised,
         "workers": workers,
         "slices": parts // max(1, workers),
         "memory_apart": memory_is_apart(trainer.algo),
