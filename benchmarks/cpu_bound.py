@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # samples in it. unidle refuses that and gets the next divisor.
     "old": {
         "preset": "fast",
-        "changes": {"n_envs": 48, "n_steps": 43, "n_epochs": 10, "network_arch": (256, 256), "batch_size": 516},
+        "changes": {"n_envs": 48, "n_steps": 43, "n_epochs": 10, "net_arch": (256, 256), "batch_size": 516},
         "sb3_changes": {"batch_size": 512},
         "order": ["sb3", "strict", "off"],
     },
@@ -249,7 +249,7 @@ def sb3_model(recipe: dict[str, Any], seed: int | None = None) -> Any:
         n_steps=recipe["n_steps"],
         batch_size=recipe["batch_size"],
         n_epochs=recipe["n_epochs"],
-        policy_kwargs={"net_arch": list(recipe["network_arch"])},
+        policy_kwargs={"net_arch": list(recipe["net_arch"])},
         seed=seed,
     )
 

@@ -54,7 +54,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "recipe": {"n_steps": 64, "gamma": 0.9, "log_std_init": -1.0, "learning_rate": 3e-4, "timesteps": 2_500_000},
     },
 }
-_ALL = {"n_envs": 256, "batch_size": 2048, "n_epochs": 4, "network_arch": (64, 64), "preset": "classic"}
+_ALL = {"n_envs": 256, "batch_size": 2048, "n_epochs": 4, "net_arch": (64, 64), "preset": "classic"}
 
 
 def train(task: dict[str, Any], seed: int) -> dict[str, Any]:

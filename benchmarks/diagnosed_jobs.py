@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _SMALL = "--preset classic --n-envs 4 --n-steps 64 --batch-size 64 --n-epochs 4"
-_LARGE = "--preset classic --n-envs 64 --n-steps 128 --batch-size 4096 --network-arch 2048,2048"
+_LARGE = "--preset classic --n-envs 64 --n-steps 128 --batch-size 4096 --net-arch 2048,2048"
 
 # Job → (what is planted, as `unidle diagnose` calls it; what to train).
 _ANYWHERE = {
@@ -21,14 +21,14 @@ _WITHOUT_GPU = {
     "healthy": (
         "nothing to gain",
         "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 10 "
-        "--network-arch 512,512",
+        "--net-arch 512,512",
     ),
 }
 _ON_GPU = {
     "forced sync": (
         "not captured",
         "--env slow_envs:Cheap --network slow_networks:Asking --preset classic --n-envs 64 --n-steps 32 "
-        "--batch-size 256 --n-epochs 4 --network-arch 1024,1024",
+        "--batch-size 256 --n-epochs 4 --net-arch 1024,1024",
     ),
     "throttled copy": (
         "copies and syncs",
@@ -38,7 +38,7 @@ _ON_GPU = {
     "oversized buffer": (
         "buffer on the host",
         "--env slow_envs:Pictures --preset dqn --n-envs 16 --n-steps 8 --batch-size 256 --buffer-size 300000 "
-        "--updates-per-step 0.25",
+        "--utd-ratio 0.25",
     ),
     "graphs off": (
         "small pieces",
@@ -49,7 +49,7 @@ _ON_GPU = {
     # With so large a network that nobody would rather use the CPU.
     "one environment": (
         "too few environments",
-        f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1 --network-arch 1024,1024",
+        f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1 --net-arch 1024,1024",
     ),
 }
 ON_ONE_CORE = {"healthy"}  # without a GPU: more cores would help what is healthy, on one nothing does

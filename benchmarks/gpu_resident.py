@@ -39,7 +39,7 @@ def settings(n_envs: int) -> dict[str, Any]:
         "n_steps": STEPS,
         "batch_size": n_envs * STEPS // MINIBATCHES,
         "n_epochs": EPOCHS,
-        "network_arch": (UNITS, UNITS),
+        "net_arch": (UNITS, UNITS),
         "activation": "tanh",
         "learning_rate": 2.5e-4,
         "ent_coef": 0.01,

@@ -51,7 +51,7 @@ PAGES, LINKS, PAGE_BYTES = 1000, 50, 30_000
 @contextlib.contextmanager
 def served(latency: float) -> Iterator[tuple[str, int]]:
     """The address of a site that another process serves, all of its pages made once already; and that process."""
-    command = [sys.executable, "-m", "unidle.sites", "--latency", str(latency), "--pages", str(PAGES)]
+    command = [sys.executable, "-m", "unidle.tasks.web.site", "--latency", str(latency), "--pages", str(PAGES)]
     command += ["--links", str(LINKS), "--page-bytes", str(PAGE_BYTES)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

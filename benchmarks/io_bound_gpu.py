@@ -119,7 +119,7 @@ def recipe(given: argparse.Namespace) -> dict[str, Any]:
     preset = load_preset(PRESET).values
     return {
         "preset": PRESET,
-        "network_arch": tuple(given.arch or preset["network_arch"]),
+        "net_arch": tuple(given.arch or preset["net_arch"]),
         "n_epochs": given.epochs or preset["n_epochs"],
         "batch_size": min(preset["batch_size"], given.peer_samples),
     }
@@ -163,7 +163,7 @@ def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> No
         n_steps=given.peer_samples // given.peers,
         batch_size=chosen["batch_size"],
         n_epochs=chosen["n_epochs"],
-        policy_kwargs={"net_arch": list(chosen["network_arch"])},
+        policy_kwargs={"net_arch": list(chosen["net_arch"])},
         device="auto",
     )
     model.learn(10**9, callback=Marks())

@@ -39,7 +39,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "heavy strict": {"env": "HalfCheetah-v5", "preset": "heavy", "overlap": "strict"},
     "beast off": {"env": "HalfCheetah-v5", "preset": "beast", "overlap": "off"},
-    "sac": {"env": "HalfCheetah-v5", "preset": "sac", "n_envs": 32, "updates_per_step": 0.25},
+    "sac": {"env": "HalfCheetah-v5", "preset": "sac", "n_envs": 32, "utd_ratio": 0.25},
     "device": {"env": "unidle/CartPole-v1", "n_envs": 4096, "n_steps": 32, "batch_size": 16_384},
 }
 _WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}

@@ -47,7 +47,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
         n_envs=100,
         n_steps=1,
         batch_size=batch_size,
-        network_arch=actor,
+        net_arch=actor,
         critic_arch=critic,
         activation="relu",
         max_grad_norm=float("inf"),

@@ -47,19 +47,19 @@ _CARTPOLE = {
     "unidle": {
         "n_envs": 4,
         "n_steps": 4,
-        "updates_per_step": 0.5,
-        "return_steps": 5,
-        "network_arch": [128, 128],
+        "utd_ratio": 0.5,
+        "n_step": 5,
+        "net_arch": [128, 128],
         "learning_rate": 1e-3,
         "lr_schedule": "linear",
         "batch_size": 128,
         "buffer_size": 100_000,
         "learning_starts": 992,
-        "target_every": 1,
+        "target_update_interval": 1,
         "tau": 0.0100505,
-        "double": False,
-        "epsilon_fraction": 0.2,
-        "epsilon_final": 0.05,
+        "double_dqn": False,
+        "exploration_fraction": 0.2,
+        "exploration_final_eps": 0.05,
     },
     "sb3": {
         "train_freq": 4,
@@ -83,19 +83,19 @@ _LUNAR_LANDER = {
     "unidle": {
         "n_envs": 4,
         "n_steps": 4,
-        "updates_per_step": 0.25,
-        "return_steps": 3,
-        "network_arch": [256, 256],
+        "utd_ratio": 0.25,
+        "n_step": 3,
+        "net_arch": [256, 256],
         "learning_rate": 6.3e-4,
         "lr_schedule": "linear",
         "batch_size": 128,
         "buffer_size": 100_000,
         "learning_starts": 992,
-        "target_every": 1,
+        "target_update_interval": 1,
         "tau": 0.02,
-        "double": False,
-        "epsilon_fraction": 0.2,
-        "epsilon_final": 0.05,
+        "double_dqn": False,
+        "exploration_fraction": 0.2,
+        "exploration_final_eps": 0.05,
     },
     "sb3": {
         "train_freq": 4,
@@ -119,7 +119,7 @@ _REACHER = {
     "unidle": {
         "n_envs": 4,
         "n_steps": 4,
-        "updates_per_step": 0.5,
+        "utd_ratio": 0.5,
         "learning_rate": 1e-3,
         "learning_starts": 1000,
         "buffer_size": 100_000,
@@ -135,7 +135,7 @@ _REACHER = {
 
 
 def _prioritised(task: dict[str, Any]) -> dict[str, Any]:
-    return {**task, "unidle": {**task["unidle"], "prioritised": True}}
+    return {**task, "unidle": {**task["unidle"], "per": True}}
 
 
 TASKS: dict[str, dict[str, Any]] = {

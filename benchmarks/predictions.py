@@ -32,8 +32,8 @@ _ORDINARY = {
     "beast, one worker": "--env HalfCheetah-v5 --preset beast --overlap off --workers 1",
     "beast, graphs off": "--env HalfCheetah-v5 --preset beast --overlap off --no-graphs",
     "heavy, four workers": "--env HalfCheetah-v5 --preset heavy --workers 4",
-    "sac, one worker": "--env HalfCheetah-v5 --preset sac --n-envs 16 --workers 1 --updates-per-step 0.25",
-    "sac, graphs off": "--env HalfCheetah-v5 --preset sac --n-envs 16 --no-graphs --updates-per-step 0.25",
+    "sac, one worker": "--env HalfCheetah-v5 --preset sac --n-envs 16 --workers 1 --utd-ratio 0.25",
+    "sac, graphs off": "--env HalfCheetah-v5 --preset sac --n-envs 16 --no-graphs --utd-ratio 0.25",
 }
 _PLANTED = (
     "sleeping, one worker",

@@ -21,7 +21,7 @@ def algo_of(**changes: Any) -> SAC:
     """Whose memory holds as much of each task, all of it random."""
     torch.manual_seed(0)
     given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
-    recipe = Recipe(**{**given, "network_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
+    recipe = Recipe(**{**given, "net_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
     policy = SoftPolicy(
         ObservationLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe
     )

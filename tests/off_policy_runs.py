@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "n_envs": 2,
     "n_steps": 16,
     "batch_size": 16,
-    "network_arch": (16, 16),
+    "net_arch": (16, 16),
     "buffer_size": 256,
     "learning_starts": 32,
     "gamma": 0.5,  # whole rewards and halves: every return is exact

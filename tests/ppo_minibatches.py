@@ -25,8 +25,8 @@ ACTIONS: dict[str, spaces.Space] = {
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "relu, 16 units": {"activation": "relu", "network_arch": (16, 16)},
-    "64 units, entropy": {"network_arch": (64, 64), "ent_coef": 0.1},
+    "relu, 16 units": {"activation": "relu", "net_arch": (16, 16)},
+    "64 units, entropy": {"net_arch": (64, 64), "ent_coef": 0.1},
     "values clipped": {"clip_range_vf": 0.2, "vf_coef": 0.7},
     "advantages as they are": {"normalize_advantage": False},
     "observations normalised": {"normalize_obs": True},
@@ -90,7 +90,7 @@ def an_algo(
     torch.manual_seed(1)
     actions = ActionLayout.of(action_space)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
-    recipe = Recipe(**{"network_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
+    recipe = Recipe(**{"net_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
     policy = Policy(obs, actions, recipe, network)
     for parameter in policy.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)

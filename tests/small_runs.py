@@ -77,7 +77,7 @@ def small_run(
         "n_steps": 16,
         "batch_size": 8,
         "n_epochs": 2,
-        "network_arch": (16, 16),
+        "net_arch": (16, 16),
         "recurrent_size": 8,
     }
     chosen = Recipe(**{**settings, **recipe})

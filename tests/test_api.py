@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 16,
     "n_epochs": 2,
-    "network_arch": (8,),
+    "net_arch": (8,),
     "timesteps": 96,
     "eval_every": 32,
     "eval_episodes": 2,
@@ -448,7 +448,7 @@ def test_the_config_file_of_a_run_reproduces_it() -> None:
 
 def test_settings_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("n_steps: 8\ngamma: 0.9\n")
-    few = {"batch_size": 16, "n_epochs": 1, "network_arch": (8,), "timesteps": 1, "eval_every": 0, "quiet": True}
+    few = {"batch_size": 16, "n_epochs": 1, "net_arch": (8,), "timesteps": 1, "eval_every": 0, "quiet": True}
     run = unidle.train(Choice, preset="fast", config="mine.yaml", gamma=0.5, **few)
     recipe = run.config.recipe
     assert (recipe.n_envs, recipe.n_steps, recipe.gamma) == (16, 8, 0.5)
@@ -582,7 +582,7 @@ def test_wandb_works_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     content = log.read_bytes()
     assert b"rollout/return_mean" in content
     assert b"eval/return_mean" in content
-    assert b"network_arch" in content  # the config is there too
+    assert b"net_arch" in content  # the config is there too
 
 
 def test_the_metrics_are_plain_json_with_a_record_per_iteration_and_evaluation() -> None:

@@ -220,7 +220,7 @@ def test_every_preset_is_in_the_table_as_it_is() -> None:
         recipe = preset.apply(Config()).recipe
         epochs = recipe.n_epochs if recipe.algo == "ppo" else "–"
         cells = [f"`{name}`", f"{recipe.n_envs} × {recipe.n_steps}", recipe.batch_size, epochs]
-        obs.append(f"| {' | '.join(map(str, [*cells, worded(recipe.network_arch), preset.cores]))} |")
+        obs.append(f"| {' | '.join(map(str, [*cells, worded(recipe.net_arch), preset.cores]))} |")
     lines = (ROOT / "docs" / "training.md").read_text().splitlines()
     missing = [row for row in obs if row not in lines]
     assert not missing, "put these rows in docs/training.md:\n" + "\n".join(missing)

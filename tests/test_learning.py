@@ -46,7 +46,7 @@ SMALL = {
     "n_steps": 64,
     "batch_size": 128,
     "n_epochs": 8,
-    "network_arch": (64,),
+    "net_arch": (64,),
     "learning_rate": 3e-3,
     "gamma": 0.5,
     "eval_every": 2560,

@@ -20,10 +20,10 @@ SMALL: dict[str, Any] = {
     "n_envs": 3,
     "n_steps": 8,
     "batch_size": 15,
-    "network_arch": (16, 16),
+    "net_arch": (16, 16),
     "buffer_size": 900,
     "learning_starts": 60,
-    "updates_per_step": 0.2,
+    "utd_ratio": 0.2,
     "timesteps": 240,
     "eval_episodes": 6,
     "subproc": False,
@@ -91,7 +91,7 @@ def test_the_command_trains_and_plots_and_does_not_train_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("metaworld")
-    small = ["--timesteps", "100", "--eval-episodes", "1", "--no-subproc", "--no-save-replay", "--json"]
+    small = ["--timesteps", "100", "--eval-episodes", "1", "--no-subproc", "--no-save-replay-buffer", "--json"]
     argv = ["scaling", "--actor", "8", "--critic", "4", "--runs-dir", str(tmp_path), *small]
     assert command_line(argv) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -99,7 +99,7 @@ def test_the_command_trains_and_plots_and_does_not_train_again(
     assert (point["critic"], point["step"], point["dormant"]) == (4, 100, None)
     assert Path(told["plot"]).read_text().startswith("<svg")
     config = unidle.load(point["run"]).config
-    assert (config.recipe.network_arch, config.recipe.critic_arch) == ((8,) * 3, (4,) * 3)
+    assert (config.recipe.net_arch, config.recipe.critic_arch) == ((8,) * 3, (4,) * 3)
     assert config.run.preset == "mt10-paper-400"
     before = (Path(point["run"]) / "metrics.jsonl").stat().st_mtime_ns
     assert command_line(argv) == 0

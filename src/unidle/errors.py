@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 
 LESS_MEMORY = (
-    "take fewer --n-envs, a smaller --batch-size, a smaller --network-arch, fewer --n-steps, or, for SAC and DQN, a "
+    "take fewer --n-envs, a smaller --batch-size, a smaller --net-arch, fewer --n-steps, or, for SAC and DQN, a "
     "smaller --buffer-size"
 )
 # What CUDA and its library of products say themselves, of memory that torch did not ask for.

@@ -54,7 +54,7 @@ def peer_of(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Dictat
         run.maker(),
         learning_rate=RATE,
         gamma=GAMMA,
-        policy_kwargs={"net_arch": list(recipe.network_arch), "optimizer_kwargs": {"eps": EPS}},
+        policy_kwargs={"net_arch": list(recipe.net_arch), "optimizer_kwargs": {"eps": EPS}},
         device="cpu",
         **settings,
     )
@@ -82,7 +82,7 @@ def assert_equal_weights(ours: list[nn.Linear], theirs: list[nn.Linear]) -> None
 
 @pytest.mark.parametrize("most", [10.0, 0.05], ids=["free", "clipped"])
 def test_dqn_learns_what_stable_baselines3_learns(most: float) -> None:
-    run = filled_dqn("CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double=False, max_grad_norm=most)
+    run = filled_dqn("CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double_dqn=False, max_grad_norm=most)
     algo = run.algo
     peer, memory = peer_of(run, sb3.DQN, max_grad_norm=most)
     ours, targets = (linears(policy.trunk, policy.head) for policy in (run.policy, algo.target))

@@ -40,7 +40,7 @@ ENVS: dict[str, Any] = {"Discrete": "CartPole-v1", "MultiDiscrete": Levers, "Mul
 
 
 class Values(nn.Module):
-    """A plain network of float64: latent → advantages and, duelling, a value of the state for each head."""
+    """A plain network of float64: latent → advantages and, dueling, a value of the state for each head."""
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class SlowDQN:
         observation, allowed = self.see(row)
         worth = []
         for mine, others, may in zip(self.values(observation), self.target(observation), allowed):
-            judge = mine if self.recipe.double else others
+            judge = mine if self.recipe.double_dqn else others
             choice = max((i for i in range(len(may)) if may[i]), key=lambda i: float(judge[i]))
             worth.append(float(others[choice]))
         return sum(worth) / len(worth)
@@ -113,7 +113,7 @@ class SlowDQN:
         self.saw = {"loss": loss.item(), "value": torch.stack(chosen).mean().item(), "grad_norm": norm.item()}
         self.adam.step()
         self.updates += 1
-        if self.updates % self.recipe.target_every == 0:
+        if self.updates % self.recipe.target_update_interval == 0:
             for slow, fast in zip(self.target.parameters(), self.values.parameters()):
                 slow.data.mul_(1 - self.recipe.tau).add_(self.recipe.tau * fast.data)
         return torch.stack(errors)
@@ -137,36 +137,36 @@ def assert_updates_agree(run: SmallRun, updates: int = 5) -> None:
         assert run.algo._sums.tolist() == pytest.approx([slow.saw[name] for name in names], rel=1e-4, abs=1e-5)
         if isinstance(memory, Prioritised):
             for cell in batch.index.unique():
-                priority = (float(errors[batch.index == cell].max()) + 1e-6) ** run.algo.recipe.priority_alpha
+                priority = (float(errors[batch.index == cell].max()) + 1e-6) ** run.algo.recipe.per_alpha
                 assert float(memory.tree.leaves[cell]) == pytest.approx(priority, rel=1e-3)
 
 
 @pytest.mark.parametrize("space", ENVS)
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
-@pytest.mark.parametrize("duelling", [False, True], ids=["plain", "duelling"])
-def test_five_updates_are_those_of_the_papers(space: str, double: bool, duelling: bool) -> None:
-    assert_updates_agree(filled_dqn(ENVS[space], double=double, duelling=duelling))
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+def test_five_updates_are_those_of_the_papers(space: str, double: bool, dueling: bool) -> None:
+    assert_updates_agree(filled_dqn(ENVS[space], double_dqn=double, dueling=dueling))
 
 
 @pytest.mark.parametrize("space", ENVS)
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"target_every": 2, "tau": 1.0},
-        {"target_every": 3, "tau": 0.5},
+        {"target_update_interval": 2, "tau": 1.0},
+        {"target_update_interval": 3, "tau": 0.5},
         {"max_grad_norm": 0.02},
         {"max_grad_norm": math.inf},
-        {"return_steps": 3},
-        {"prioritised": True},
-        {"prioritised": True, "duelling": True, "return_steps": 2, "max_grad_norm": 0.05, "target_every": 2},
-        {"network_arch": ()},
+        {"n_step": 3},
+        {"per": True},
+        {"per": True, "dueling": True, "n_step": 2, "max_grad_norm": 0.05, "target_update_interval": 2},
+        {"net_arch": ()},
         {"gamma": 0.0},
     ],
     ids=str,
 )
 def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
     run = filled_dqn(ENVS[space], **recipe)
-    if recipe.get("prioritised"):  # other than all alike
+    if recipe.get("per"):  # other than all alike
         memory = run.algo.experience.memory
         acted = memory.replay.acted.nonzero()[:, 0]
         memory.update(acted, torch.linspace(0.1, 3.0, len(acted)))
@@ -176,7 +176,7 @@ def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, reci
 
 def test_errors_far_from_0_pull_no_harder_than_1() -> None:
     """Huber's loss, at values all of 0: the gradient of a value is its error, cut off at 1, over the batch."""
-    run = filled_dqn(Levers, gamma=0.0, max_grad_norm=math.inf, network_arch=(), batch_size=64)
+    run = filled_dqn(Levers, gamma=0.0, max_grad_norm=math.inf, net_arch=(), batch_size=64)
     with torch.no_grad():
         run.policy.head.weight.zero_()
         run.policy.head.bias.zero_()
@@ -191,7 +191,7 @@ def test_errors_far_from_0_pull_no_harder_than_1() -> None:
 
 
 def test_the_target_moves_every_so_many_updates_and_only_then() -> None:
-    run = filled_dqn("CartPole-v1", target_every=4, tau=1.0)
+    run = filled_dqn("CartPole-v1", target_update_interval=4, tau=1.0)
     target = run.algo._target_parameters.flat
     for update in range(1, 13):
         before = target.detach().clone()
@@ -220,7 +220,7 @@ def test_what_comes_after_termination_is_worth_nothing_whatever_it_is() -> None:
     ("progress", "epsilon"), [(0.0, 1.0), (0.1, 0.76), (0.2, 0.52), (0.4, 0.04), (0.7, 0.04), (1.0, 0.04)]
 )
 def test_exploration_falls_in_a_line_to_its_final_share(progress: float, epsilon: float) -> None:
-    run = off_policy_run("CartPole-v1", "dqn", learning_starts=32, epsilon_final=0.04, epsilon_fraction=0.4)
+    run = off_policy_run("CartPole-v1", "dqn", learning_starts=32, exploration_final_eps=0.04, exploration_fraction=0.4)
     run.collect()
     metrics = learned(run.algo, run.rollout, run.shuffle(), progress)
     assert float(metrics["epsilon"]) == pytest.approx(epsilon)
@@ -228,7 +228,7 @@ def test_exploration_falls_in_a_line_to_its_final_share(progress: float, epsilon
 
 
 def test_exploration_is_all_there_is_until_learning_starts_and_may_be_left_out_after() -> None:
-    run = off_policy_run("CartPole-v1", "dqn", learning_starts=33, epsilon_final=0.04, epsilon_fraction=0.0)
+    run = off_policy_run("CartPole-v1", "dqn", learning_starts=33, exploration_final_eps=0.04, exploration_fraction=0.0)
     assert run.policy.distribution.epsilon == 1.0
     run.collect()
     learned(run.algo, run.rollout, run.shuffle(), 0.5)

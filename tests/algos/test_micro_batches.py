@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "n_envs": 4,
     "n_steps": 32,
     "batch_size": 64,
-    "network_arch": (16, 16),
+    "net_arch": (16, 16),
     "timesteps": 512,
     "eval_every": 0,
     "tensorboard": False,
@@ -101,7 +101,7 @@ def test_training_goes_on_in_pieces_says_so_once_and_learns_the_same(
 ) -> None:
     settings = {**SMALL, "algo": algo, "runs_dir": str(tmp_path), "preset": "classic" if algo == "ppo" else algo}
     if algo != "ppo":
-        settings |= {"learning_starts": 64, "buffer_size": 2000, "updates_per_step": 0.1}
+        settings |= {"learning_starts": 64, "buffer_size": 2000, "utd_ratio": 0.1}
     else:
         settings |= {"activation": "elu"}  # one that is left to torch
     plain = unidle.train(env, **settings, quiet=True)
@@ -160,7 +160,7 @@ def test_a_gpu_with_little_memory_learns_the_same_recipe_in_pieces(tmp_path: Pat
         "n_steps": 4096,
         "batch_size": 65536,
         "n_epochs": 1,
-        "network_arch": (1024, 1024),
+        "net_arch": (1024, 1024),
         "timesteps": 2 * 65536,
         "runs_dir": str(tmp_path),
         "quiet": True,

@@ -27,10 +27,10 @@ from unidle.spaces.actions import ActionLayout
 
 an_algo = partial(an_algo_on, device=torch.device("cpu"))
 NETWORKS: dict[str, dict[str, Any]] = {
-    "one layer": {"network_arch": (24,)},
-    "three layers": {"network_arch": (24, 40, 8), "activation": "relu"},
+    "one layer": {"net_arch": (24,)},
+    "three layers": {"net_arch": (24, 40, 8), "activation": "relu"},
     "a trunk for both": {"share_trunk": True, "ent_coef": 0.1, "activation": "relu"},
-    "products too large for one thread": {"network_arch": (64, 64)},
+    "products too large for one thread": {"net_arch": (64, 64)},
 }
 
 
@@ -109,8 +109,8 @@ def test_it_is_used_where_minibatches_are_small_and_the_formulas_are_known() -> 
     assert is_used(an_algo(ACTIONS["both"], {}))
     for changes in (
         {"activation": "silu"},
-        {"network_arch": (2048, 8)},
-        {"network_arch": ()},
+        {"net_arch": (2048, 8)},
+        {"net_arch": ()},
         {"recurrent": "gru"},
     ):
         assert not is_used(an_algo(ACTIONS["both"], changes)), changes

@@ -125,8 +125,8 @@ def counted(obs: Tensor) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("prioritised", [False, True], ids=["uniform", "prioritised"])
-@pytest.mark.parametrize("return_steps", [1, 3])
-def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: bool, return_steps: int) -> None:
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: bool, n_step: int) -> None:
     n_envs, n_steps, seed = 3, 11, 7  # episodes of 1 to 7 steps: borders fall into them
     run = off_policy_run(
         Counting,
@@ -136,8 +136,8 @@ def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: 
         n_steps=n_steps,
         buffer_size=3 * 40,
         learning_starts=40,
-        prioritised=prioritised,
-        return_steps=return_steps,
+        per=prioritised,
+        n_step=n_step,
     )
     records = [counting_steps(seed, env, 8 * n_steps + 1) for env in range(n_envs)]
     lines = [Line([Seen(records[env][0]["observation"])]) for env in range(n_envs)]
@@ -153,14 +153,14 @@ def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: 
                 line.step(action, now["reward"], *ended, now["next"], then["observation"])
                 ends.add(ended)
         learned(run.algo, rollout, run.shuffle(), fragment / 8)
-        assert_remembered(run.algo.experience.memory, lines, return_steps, 0.5, counted)
+        assert_remembered(run.algo.experience.memory, lines, n_step, 0.5, counted)
         run.collector.open()
     assert ends == {(False, False), (True, False), (False, True)}
     assert replay_of(run.algo.experience.memory).left.min() > 0  # the ring was written round
 
 
 def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_was() -> None:
-    before = off_policy_run(Fickle, "dqn", n_steps=6, return_steps=3)
+    before = off_policy_run(Fickle, "dqn", n_steps=6, n_step=3)
     for _ in range(3):
         rollout = before.collect()
         learned(before.algo, rollout, before.shuffle())
@@ -171,7 +171,7 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
     torch.save({"algo": before.algo.state_dict(), "collector": before.collector.state_dict()}, file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    after = off_policy_run(Fickle, "dqn", n_steps=6, return_steps=3)
+    after = off_policy_run(Fickle, "dqn", n_steps=6, n_step=3)
     after.algo.load_state_dict(state["algo"])
     assert len(after.collector.load_state_dict(state["collector"])) == 2  # no seed repeats it
     rollout = after.collect()
@@ -192,12 +192,12 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
 @st.composite
 def fragments(draw: st.DrawFn) -> tuple[int, int, int, int, bool, list[list[list[int]]], list[list[bool]]]:
     """(n_envs, n_steps, return steps, spare places, prioritised, ends [F, T, N], anew [F, N])."""
-    n_envs, n_steps, return_steps = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    n_envs, n_steps, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
     end = st.sampled_from([0, 0, 0, 1, 2, 3])  # bit 0 terminated, bit 1 truncated
     step = st.lists(end, min_size=n_envs, max_size=n_envs)
     ends = draw(st.lists(st.lists(step, min_size=n_steps, max_size=n_steps), min_size=1, max_size=6))
     anew = [[draw(st.sampled_from([False, False, True])) for _ in range(n_envs)] for _ in ends]
-    return n_envs, n_steps, return_steps, draw(st.integers(0, 20)), draw(st.booleans()), ends, anew
+    return n_envs, n_steps, n_step, draw(st.integers(0, 20)), draw(st.booleans()), ends, anew
 
 
 def names_of(obs: Tensor) -> list[int]:
@@ -208,16 +208,16 @@ def names_of(obs: Tensor) -> list[int]:
 def test_fragments_of_any_kind_are_remembered_as_a_list_would(
     drawn: tuple[int, int, int, int, bool, list[list[list[int]]], list[list[bool]]],
 ) -> None:
-    n_envs, n_steps, return_steps, spare, prioritised, ends, anew = drawn
-    places = return_steps + 2 + spare
+    n_envs, n_steps, n_step, spare, prioritised, ends, anew = drawn
+    places = n_step + 2 + spare
     recipe = Recipe(
         algo="dqn",
         n_envs=n_envs,
         n_steps=n_steps,
         buffer_size=places * n_envs,
-        return_steps=return_steps,
+        n_step=n_step,
         gamma=0.5,
-        prioritised=prioritised,
+        per=prioritised,
     )
     experience = Experience(recipe, 8, 1, CPU, as_it_is)
     rollout = Rollout(n_steps, n_envs, 8, 1, 0, CPU)
@@ -256,7 +256,7 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
         rollout.final_at = torch.tensor([at for at, _ in finals])
         rollout.final_obs = torch.stack([row for _, row in finals])
         experience.take(rollout)
-        assert_remembered(experience.memory, lines, return_steps, 0.5, names_of)
+        assert_remembered(experience.memory, lines, n_step, 0.5, names_of)
 
 
 def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
@@ -321,10 +321,10 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
         n_envs=n_envs,
         n_steps=n_steps,
         batch_size=2,
-        network_arch=(4,),
+        net_arch=(4,),
         buffer_size=200,
         learning_starts=learning_starts,
-        updates_per_step=ratio,
+        utd_ratio=ratio,
     )
     obs, actions = ObservationLayout.of(spaces.Box(-1, 1, (2,))), ActionLayout.of(spaces.Discrete(2))
     algo = kind(new_policy(obs, actions, recipe), recipe)
@@ -347,7 +347,7 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
 def test_a_checkpoint_in_the_middle_changes_no_later_update(algo: str) -> None:
     env = "CartPole-v1"
-    straight = off_policy_run(env, algo, prioritised=True, updates_per_step=0.7)
+    straight = off_policy_run(env, algo, per=True, utd_ratio=0.7)
     fragment = [straight.collect()]
     for number in range(4):
         if number:
@@ -357,7 +357,7 @@ def test_a_checkpoint_in_the_middle_changes_no_later_update(algo: str) -> None:
             file = io.BytesIO()
             torch.save(straight.algo.state_dict(), file)
             file.seek(0)
-            resumed = off_policy_run(env, algo, seed=1, prioritised=True, updates_per_step=0.7)
+            resumed = off_policy_run(env, algo, seed=1, per=True, utd_ratio=0.7)
             resumed.algo.load_state_dict(torch.load(file, weights_only=True))
         if number >= 2:
             learned(resumed.algo, fragment[0], keyed_generator(CPU, number), number / 4)
@@ -377,7 +377,7 @@ def flat(state: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def test_importance_weights_correct_in_full_at_the_end_of_the_run() -> None:
-    recipe = Recipe(algo="dqn", n_envs=2, n_steps=4, buffer_size=64, prioritised=True, priority_beta=0.4)
+    recipe = Recipe(algo="dqn", n_envs=2, n_steps=4, buffer_size=64, per=True, per_beta=0.4)
     experience = Experience(recipe, 8, 1, CPU, as_it_is)
     for progress, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
         experience.set_progress(progress)

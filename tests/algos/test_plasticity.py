@@ -28,7 +28,7 @@ def test_a_neuron_is_dormant_at_a_tenth_of_its_layers_mean_and_all_layers_count_
     assert dormant_ratio([torch.zeros(5, 3)]).item() == 1.0
 
 
-@pytest.mark.parametrize(("rows", "width"), [(40, 12), (12, 40)])
+@pytest.mark.parametrize(("obs", "width"), [(40, 12), (12, 40)])
 @pytest.mark.parametrize(
     ("values", "rank"),
     [

@@ -118,7 +118,7 @@ def test_the_gradient_is_that_of_autograd_for_every_recipe(name: str) -> None:
 def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(
     recurrent: Any, batch_size: int, length: int, pieces: int
 ) -> None:
-    changes = {"network_arch": (48,), "share_trunk": True, "recurrent": recurrent, "recurrent_size": 8, "ent_coef": 0.1}
+    changes = {"net_arch": (48,), "share_trunk": True, "recurrent": recurrent, "recurrent_size": 8, "ent_coef": 0.1}
     algo = an_algo(ACTIONS["both"], {**changes, "n_envs": 20, "n_steps": 15, "batch_size": batch_size})
     assert algo.sequence_length == length
     seen = a_batch(an_algo(ACTIONS["both"], {}).policy, ActionLayout.of(ACTIONS["both"]), weighted=True, masked=False)
@@ -257,7 +257,7 @@ def test_every_number_comes_to_every_place_as_often_as_to_any_other() -> None:
 
 
 def test_in_bf16_values_are_not_rounded_to_bf16() -> None:
-    algo = an_algo(ACTIONS["reals"], {"precision": "bf16", "network_arch": (32, 16)})
+    algo = an_algo(ACTIONS["reals"], {"precision": "bf16", "net_arch": (32, 16)})
     algo.policy.critic_head.bias.data.fill_(300.0)
     batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["reals"]), weighted=False, masked=False)
     with torch.no_grad():
@@ -276,7 +276,7 @@ _NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="NumPy, by which kernels are i
 def test_kernels_are_taken_up_where_they_prove_right(
     precision: str, overlap: str, arch: tuple[int, int], ways: set[str]
 ) -> None:
-    algo, rollout = to_prove({"precision": precision, "overlap": overlap, "network_arch": arch})
+    algo, rollout = to_prove({"precision": precision, "overlap": overlap, "net_arch": arch})
     before, plain = algo.parameters.flat.detach().clone(), algo.ways
     pytest.importorskip("triton")
     algo._take_up_kernels(rollout)
@@ -314,7 +314,7 @@ def test_a_wrong_kernel_is_told_of_and_takes_no_others_with_it(what: str, monkey
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
-    algo, rollout = to_prove({"network_arch": (32, 16)})
+    algo, rollout = to_prove({"net_arch": (32, 16)})
     told: list[str] = []
     algo._fall_back = lambda name, error, to: told.append(str(error))
     if what == "advantages":

@@ -69,7 +69,7 @@ def test_it_holds_what_one_on_the_device_does(n_tasks: int, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("_no_room")
 def test_each_update_has_a_batch_of_its_own_with_the_newest_steps_in_it() -> None:
-    recipe = Recipe(**SMALL, updates_per_step=1.5, learning_starts=24)
+    recipe = Recipe(**SMALL, utd_ratio=1.5, learning_starts=24)
     experience = Experience(recipe, 16, 2, CPU, as_it_is)
     seen: list[Transitions] = []
 
@@ -137,10 +137,10 @@ def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.Monkey
 def test_priorities_must_lie_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu_with(GIB, monkeypatch)
     with pytest.raises(UsageError) as error:
-        Experience(Recipe(algo="dqn", buffer_size=2**20, prioritised=True), 1000, 3, CUDA, as_it_is)
+        Experience(Recipe(algo="dqn", buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
     assert str(error.value) == (
         "A prioritised memory lies where the networks do: 1,048,576 steps take 1.0 GiB, and there is room for 0.9 GiB "
-        f"on the GPU; give --buffer-size at most {int(0.9 * GIB) // 1032:,}, or leave out --prioritised."
+        f"on the GPU; give --buffer-size at most {int(0.9 * GIB) // 1032:,}, or leave out --per."
     )
 
 
@@ -151,9 +151,9 @@ def trained(algo: str, folder: Path, name: str, device: str, timesteps: int) -> 
     settings = {
         **SMALL,
         "algo": algo,
-        "network_arch": (8,),
+        "net_arch": (8,),
         "learning_starts": 48,
-        "updates_per_step": 0.5,
+        "utd_ratio": 0.5,
         "timesteps": timesteps,
         "eval_every": 0,
         "overlap": "strict",
@@ -161,7 +161,7 @@ def trained(algo: str, folder: Path, name: str, device: str, timesteps: int) -> 
         "tensorboard": False,
         "quiet": True,
     }
-    settings |= {"epsilon_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in a longer run
+    settings |= {"exploration_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in a longer run
     env = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}[algo]
     return unidle.train(env, preset=algo, runs_dir=str(folder), run_name=name, device=device, **settings)
 

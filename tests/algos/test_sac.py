@@ -161,7 +161,7 @@ def assert_updates_agree(run: SmallRun, updates: int) -> SlowSAC:
         if isinstance(memory, Prioritised):
             for cell in batch.index.unique():
                 largest = float(errors[batch.index == cell].max())
-                priority = (largest + 1e-6) ** run.algo.recipe.priority_alpha
+                priority = (largest + 1e-6) ** run.algo.recipe.per_alpha
                 assert float(memory.tree.leaves[cell]) == pytest.approx(priority, rel=1e-3)
     return slow
 
@@ -180,15 +180,15 @@ def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temper
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"prioritised": True},
+        {"per": True},
         {"max_grad_norm": 0.05},
         {"max_grad_norm": 1e6},
-        {"return_steps": 3},
-        {"prioritised": True, "max_grad_norm": 0.05, "n_critics": 3, "return_steps": 2},
+        {"n_step": 3},
+        {"per": True, "max_grad_norm": 0.05, "n_critics": 3, "n_step": 2},
         {"target_entropy": 0.3},
         {"value_limit": 0.2},
         {"critic_arch": (8, 12, 8)},
-        {"critic_arch": (), "network_arch": ()},
+        {"critic_arch": (), "net_arch": ()},
         {"tau": 1.0},
         {"gamma": 0.0},
     ],
@@ -196,7 +196,7 @@ def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temper
 )
 def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
     run = filled_sac(ENVS[space], **recipe)
-    if recipe.get("prioritised"):  # other than all alike
+    if recipe.get("per"):  # other than all alike
         memory = run.algo.experience.memory
         acted = memory.replay.acted.nonzero()[:, 0]
         memory.update(acted, torch.linspace(0.1, 3.0, len(acted)))
@@ -215,7 +215,7 @@ def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
 
 @pytest.mark.parametrize("space", ENVS)
 def test_learning_reports_the_means_of_what_its_updates_saw(space: str) -> None:
-    run = filled_sac(ENVS[space], updates_per_step=0.1)
+    run = filled_sac(ENVS[space], utd_ratio=0.1)
     slow, memory = SlowSAC(run), run.algo.experience.memory
     run.collect()
     begin_learning(run)
@@ -266,7 +266,7 @@ def test_what_a_mask_forbids_is_never_likely_and_breaks_no_update() -> None:
 
 
 def test_learning_is_the_updates_one_after_another_from_one_stream() -> None:
-    one, other = (filled_sac(Drift, updates_per_step=0.25) for _ in range(2))
+    one, other = (filled_sac(Drift, utd_ratio=0.25) for _ in range(2))
     for run in (one, other):
         run.collect()
         begin_learning(run)
@@ -299,7 +299,7 @@ class HalfAllowed(gymnasium.Env):
 
 
 def test_the_entropy_aimed_at_is_one_that_the_mask_allows() -> None:
-    run = off_policy_run(HalfAllowed, "sac", learning_rate=1e-2, max_grad_norm=math.inf, updates_per_step=4.0)
+    run = off_policy_run(HalfAllowed, "sac", learning_rate=1e-2, max_grad_norm=math.inf, utd_ratio=4.0)
     for _ in range(6):
         run.collect()
         metrics = learned(run.algo, run.rollout, run.shuffle())

@@ -25,10 +25,10 @@ if not INTERPRETED:
 BATCH = 70  # no multiple of what a program takes
 RECIPES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tanh, other widths": {"activation": "tanh", "network_arch": (24,), "critic_arch": (40, 17)},
+    "tanh, other widths": {"activation": "tanh", "net_arch": (24,), "critic_arch": (40, 17)},
     "three critics, clipped": {"n_critics": 3, "max_grad_norm": 0.05},
     "never clipped": {"max_grad_norm": 1e9},
-    "tasks": {"n_tasks": 3, "initial": "he"},
+    "tasks": {"n_tasks": 3, "weight_init": "he"},
     "values kept small": {"value_limit": 0.1},
     "temperature given": {"temperature": 0.3},
     "temperature and entropy given": {"target_entropy": -1.5, "n_critics": 1},
@@ -37,7 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 def an_algorithm(reals: int, **changes: Any) -> SAC:
     torch.manual_seed(3)
-    settings: dict[str, Any] = {"activation": "relu", "network_arch": (32, 32), "critic_arch": (48, 32)} | changes
+    settings: dict[str, Any] = {"activation": "relu", "net_arch": (32, 32), "critic_arch": (48, 32)} | changes
     recipe = Recipe(algo="sac", n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
     policy = SoftPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)

@@ -28,7 +28,7 @@ from unidle.config import Config
 from unidle.envs.pool.slot import episode_seed
 
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
-SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --network-arch 8 --eval-episodes 2")
+SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --net-arch 8 --eval-episodes 2")
 Here = Callable[..., "subprocess.CompletedProcess[str]"]
 CLASSIC = ["--preset", "classic"]
 CHOICE = ["train", "--env", "cli_envs:Choice", *CLASSIC, *SMALL]
@@ -207,8 +207,8 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --learning_rat 1": "there is no setting `learning_rat`; did you mean `learning_rate`?",
     "train --env CartPole-v1 --num-envs=2.5": "--n-envs: `n_envs` must be a whole number, not '2.5'.",
     "train --env CartPole-v1 --activation step": "`activation` must be 'tanh' or 'relu' or ",
-    "train --env CartPole-v1 --network-arch 8,x": "`network_arch` must be a list of whole numbers such as 64,64",
-    "train --env CartPole-v1 --network-arch 8 8": "`8` is not understood here",
+    "train --env CartPole-v1 --net-arch 8,x": "`net_arch` must be a list of whole numbers such as 64,64",
+    "train --env CartPole-v1 --net-arch 8 8": "`8` is not understood here",
     "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is no mapping such as '{continuous: true}'",
     "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not take these env_kwargs: ",
     "train --env CartPole-v1 --subproc=maybe": "--subproc: 'maybe' is none of on, off, auto",
@@ -394,7 +394,7 @@ def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_on
 
 
 def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: Here) -> None:
-    words = "--num_envs 2 --n_steps=8 --batch-size auto --network-arch 8,8 --no-subproc --n-epochs 1 --target-kl none"
+    words = "--num_envs 2 --n_steps=8 --batch-size auto --net-arch 8,8 --no-subproc --n-epochs 1 --target-kl none"
     words += " --workers auto --slices none --checkpoint-every=auto"
     more = "--total-timesteps 1.6e1 --eval-every 0 --no-tensorboard --normalize-obs --target-return none --run-name a"
     kwargs = ["--env-kwargs", "{answer: 1}", "--preset", "classic", "--quiet", "--no-pin-cores"]
@@ -404,7 +404,7 @@ def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: H
         "n_envs": 2,
         "n_steps": 8,
         "batch_size": 16,  # the largest divisor of 16 that is not above classic's 64
-        "network_arch": [8, 8],
+        "net_arch": [8, 8],
         "subproc": False,
         "pin_cores": False,
         "target_kl": None,
@@ -449,7 +449,7 @@ def test_batch_size_auto_is_the_largest_divisor_not_above_the_presets(tmp_path: 
                 "--quiet",
                 "--batch-size",
                 "auto",
-                "--network-arch",
+                "--net-arch",
                 "8",
             )
         )
@@ -458,7 +458,7 @@ def test_batch_size_auto_is_the_largest_divisor_not_above_the_presets(tmp_path: 
 
 
 def test_a_flag_overrides_the_file_which_overrides_the_preset(tmp_path: Path, here: Here) -> None:
-    (tmp_path / "mine.yaml").write_text("n_steps: 8\nbatch_size: 8\ngamma: 0.9\nnetwork_arch: [8]\neval_every: 0\n")
+    (tmp_path / "mine.yaml").write_text("n_steps: 8\nbatch_size: 8\ngamma: 0.9\nnet_arch: [8]\neval_every: 0\n")
     words = ["--preset", "fast", "--config", "mine.yaml", "--gamma", "0.5", "--timesteps", "1", "--n-epochs", "2"]
     sound(here("train", "--env", "cli_envs:Choice", *words, "--run-name", "a", "--quiet"))
     settings = settings_of(tmp_path / "runs/a")

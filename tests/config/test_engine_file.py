@@ -17,7 +17,7 @@ from unidle.config.resolve import lay
 from unidle.config.settings import load_yaml
 from unidle.errors import UsageError
 
-SMALL = ["--n-envs", "2", "--n-steps", "16", "--batch-size", "16", "--n-epochs", "1", "--network-arch", "8"]
+SMALL = ["--n-envs", "2", "--n-steps", "16", "--batch-size", "16", "--n-epochs", "1", "--net-arch", "8"]
 SHORT = [*SMALL, "--timesteps", "32", "--eval-every", "0", "--quiet", "--no-tensorboard"]
 
 
@@ -131,7 +131,7 @@ def test_python_takes_one_too(tmp_path: Path) -> None:
         n_steps=16,
         batch_size=16,
         n_epochs=1,
-        network_arch=(8,),
+        net_arch=(8,),
         timesteps=32,
         eval_every=0,
         tensorboard=False,

@@ -36,29 +36,29 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "log_std_init": -1.0,
     "buffer_size": 5000,
     "learning_starts": 7,
-    "updates_per_step": 0.5,
-    "return_steps": 3,
-    "prioritised": True,
-    "priority_alpha": 0.5,
-    "priority_beta": 0.5,
+    "utd_ratio": 0.5,
+    "n_step": 3,
+    "per": True,
+    "per_alpha": 0.5,
+    "per_beta": 0.5,
     "tau": 0.01,
     "adam_eps": 1e-5,
-    "initial": "he",
+    "weight_init": "he",
     "n_tasks": 2,
     "n_critics": 3,
     "critic_arch": (8,),
     "temperature": 0.1,
     "target_entropy": -1.0,
     "value_limit": 10.0,
-    "double": False,
-    "duelling": True,
-    "target_every": 10,
-    "epsilon_final": 0.01,
-    "epsilon_fraction": 0.2,
+    "double_dqn": False,
+    "dueling": True,
+    "target_update_interval": 10,
+    "exploration_final_eps": 0.01,
+    "exploration_fraction": 0.2,
 }
 OWNER = {name: owners for owners, names in _OWNERS.items() for name in names}
 NEUTRAL = {
-    *("algo", "n_envs", "n_steps", "batch_size", "network_arch", "activation", "network", "recurrent_size"),
+    *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "recurrent_size"),
     *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
 }
 
@@ -104,12 +104,12 @@ def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, a
         ({"batch_size": 0}, "`batch_size` is 0; it must be at least 1."),
         ({"tau": 0}, "`tau` is 0.0; it must be above 0."),
         ({"tau": 1.1}, "`tau` is 1.1; it must lie between 0 and 1."),
-        ({"priority_alpha": 1.1}, "`priority_alpha` is 1.1; it must lie between 0 and 1."),
-        ({"priority_beta": -0.1}, "`priority_beta` is -0.1; it must lie between 0 and 1."),
-        ({"updates_per_step": -1}, "`updates_per_step` is -1.0; it must not be negative."),
-        ({"updates_per_step": "inf"}, "`updates_per_step` is inf; it must be a finite number."),
+        ({"per_alpha": 1.1}, "`per_alpha` is 1.1; it must lie between 0 and 1."),
+        ({"per_beta": -0.1}, "`per_beta` is -0.1; it must lie between 0 and 1."),
+        ({"utd_ratio": -1}, "`utd_ratio` is -1.0; it must not be negative."),
+        ({"utd_ratio": "inf"}, "`utd_ratio` is inf; it must be a finite number."),
         ({"learning_starts": -1}, "`learning_starts` is -1; it must not be negative."),
-        ({"return_steps": 0}, "`return_steps` is 0; it must be at least 1."),
+        ({"n_step": 0}, "`n_step` is 0; it must be at least 1."),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, Any], sentence: str) -> None:
@@ -125,9 +125,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, An
         ("sac", {"temperature": -0.5}, "`temperature` is -0.5; it must be above 0, or auto."),
         ("sac", {"n_critics": 0}, "`n_critics` is 0; it must be at least 1."),
         ("sac", {"target_entropy": "inf"}, "`target_entropy` is inf; it must be a finite number."),
-        ("dqn", {"target_every": 0}, "`target_every` is 0; it must be at least 1."),
-        ("dqn", {"epsilon_final": 1.5}, "`epsilon_final` is 1.5; it must lie between 0 and 1."),
-        ("dqn", {"epsilon_fraction": -0.1}, "`epsilon_fraction` is -0.1; it must lie between 0 and 1."),
+        ("dqn", {"target_update_interval": 0}, "`target_update_interval` is 0; it must be at least 1."),
+        ("dqn", {"exploration_final_eps": 1.5}, "`exploration_final_eps` is 1.5; it must lie between 0 and 1."),
+        ("dqn", {"exploration_fraction": -0.1}, "`exploration_fraction` is -0.1; it must lie between 0 and 1."),
     ],
 )
 def test_what_one_algorithm_cannot_take_is_refused_in_a_sentence(
@@ -150,10 +150,10 @@ def test_a_critic_needs_a_unit_in_every_layer() -> None:
         ("sac", {"temperature": "auto"}),
         ("sac", {"learning_starts": 0}),
         ("sac", {"batch_size": 3}),  # no divisor of anything
-        ("dqn", {"epsilon_fraction": 0, "epsilon_final": 0}),
+        ("dqn", {"exploration_fraction": 0, "exploration_final_eps": 0}),
         ("dqn", {"tau": 1.0}),
         ("dqn", {"max_grad_norm": math.inf}),
-        ("dqn", {"updates_per_step": 0}),
+        ("dqn", {"utd_ratio": 0}),
     ],
 )
 def test_what_is_just_possible_is_taken(algo: str, values: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ def test_an_algorithm_that_a_config_file_names_takes_its_own_preset_too(tmp_path
     assert layers.config.recipe.n_envs == 2
 
 
-TINY = ["--timesteps", "64", "--n-envs", "2", "--n-steps", "8", "--batch-size", "8", "--network-arch", "8"]
+TINY = ["--timesteps", "64", "--n-envs", "2", "--n-steps", "8", "--batch-size", "8", "--net-arch", "8"]
 
 
 def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
@@ -256,7 +256,7 @@ def test_a_resumed_run_keeps_the_recipe_of_its_algorithm(tmp_path: Path) -> None
         timesteps=32,
         n_envs=2,
         n_steps=8,
-        network_arch=(4,),
+        net_arch=(4,),
         eval_every=0,
         subproc=False,
         tensorboard=False,
@@ -279,7 +279,7 @@ def test_a_factory_of_vector_environments_needs_no_other_batch_size(tmp_path: Pa
         runs_dir=str(tmp_path),
         timesteps=80,
         n_steps=8,
-        network_arch=(4,),
+        net_arch=(4,),
         learning_starts=40,
         eval_every=0,
         tensorboard=False,

@@ -12,7 +12,7 @@ from unidle.config.settings import Config, section_of
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
-# name: n_envs, n_steps, batch_size, n_epochs, network_arch
+# name: n_envs, n_steps, batch_size, n_epochs, net_arch
 SHAPES = {
     "classic": (1, 2048, 64, 10, (64, 64)),
     "fast": (16, 256, 2048, 15, (512, 512)),
@@ -25,7 +25,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_preset_has_exactly_its_documented_shape(name: str) -> None:
     recipe = load_preset(name).apply(Config()).recipe
-    shape = (recipe.n_envs, recipe.n_steps, recipe.batch_size, recipe.n_epochs, recipe.network_arch)
+    shape = (recipe.n_envs, recipe.n_steps, recipe.batch_size, recipe.n_epochs, recipe.net_arch)
     assert shape == SHAPES[name]
 
 
@@ -50,7 +50,7 @@ def test_classic_is_what_stable_baselines3_does_by_default() -> None:
     assert (recipe.lr_schedule, recipe.clip_schedule) == ("constant", "constant")
 
     policy = sb3.PPO("MlpPolicy", "CartPole-v1", device="cpu").policy
-    assert policy.net_arch == {"pi": list(recipe.network_arch), "vf": list(recipe.network_arch)}
+    assert policy.net_arch == {"pi": list(recipe.net_arch), "vf": list(recipe.net_arch)}
     assert policy.activation_fn.__name__.lower() == recipe.activation
     assert policy.log_std_init == recipe.log_std_init
 
@@ -145,11 +145,11 @@ def test_a_preset_of_meta_world_has_its_documented_numbers(name: str) -> None:
     recipe, run = config.recipe, config.run
     assert (
         *(recipe.n_tasks, recipe.n_envs, run.timesteps, recipe.batch_size, recipe.buffer_size, recipe.learning_starts),
-        *(recipe.updates_per_step, recipe.network_arch, recipe.critic_arch, run.eval_episodes),
+        *(recipe.utd_ratio, recipe.net_arch, recipe.critic_arch, run.eval_episodes),
     ) == META_WORLD[name]
     assert (recipe.gamma, recipe.tau, recipe.learning_rate, recipe.target_entropy) == (0.99, 0.005, 3e-4, -4.0)
     assert recipe.value_limit == 5000.0
-    assert (recipe.adam_eps, recipe.max_grad_norm, recipe.initial, recipe.activation) == (1e-5, 1.0, "he", "relu")
+    assert (recipe.adam_eps, recipe.max_grad_norm, recipe.weight_init, recipe.activation) == (1e-5, 1.0, "he", "relu")
     assert run.env == f"metaworld:MT{recipe.n_tasks}"
     assert run.eval_every == (200_000 if recipe.n_tasks == 10 else 1_000_000)
 
@@ -177,7 +177,7 @@ def test_how_its_steps_are_collected_is_open(name: str, n_envs: int) -> None:
     config = validated(fixed_config(name, n_envs=n_envs, overlap="off", workers=4, timesteps=1000))
     assert (config.recipe.n_envs, config.recipe.overlap) == (n_envs, "off")
     assert preset.overlap == "strict"
-    for setting in ("updates_per_step", "learning_starts", "n_steps", "buffer_size", "batch_size"):
+    for setting in ("utd_ratio", "learning_starts", "n_steps", "buffer_size", "batch_size"):
         assert getattr(config.recipe, setting) == getattr(preset, setting)
 
 

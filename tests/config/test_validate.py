@@ -71,8 +71,8 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must lie between 0 and 1."),
         ({"discretize": 1}, "`discretize` is 1; each action needs at least 2 bins."),
         (
-            {"network_arch": [64, 0]},
-            "`network_arch` is (64, 0); every layer needs at least 1 unit.",
+            {"net_arch": [64, 0]},
+            "`net_arch` is (64, 0); every layer needs at least 1 unit.",
         ),
         ({"eval_every": -1}, "`eval_every` must not be negative; 0 turns evaluation off."),
         (
@@ -123,7 +123,7 @@ def test_an_impossible_setting_is_refused_with_its_sentence(values: dict[str, An
         {"subproc": True, "workers": 8},
         {"gamma": 0, "gae_lambda": 1},
         {"clip_range_vf": None, "target_kl": None, "workers": None, "checkpoint_every": None},
-        {"network_arch": []},
+        {"net_arch": []},
         {"discretize": 2},
         {"eval_every": 0},
         {"target_return": 100},

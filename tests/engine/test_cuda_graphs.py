@@ -114,8 +114,8 @@ def test_captured_training_equals_eager_training_bit_for_bit(
     ("env", "settings"),
     [
         ("Pendulum-v1", {"algo": "sac", "activation": "relu"}),  # by kernels of its own
-        ("Pendulum-v1", {"algo": "sac", "activation": "elu", "prioritised": True}),  # the plain way
-        ("CartPole-v1", {"algo": "dqn", "prioritised": True, "return_steps": 3, "duelling": True}),
+        ("Pendulum-v1", {"algo": "sac", "activation": "elu", "per": True}),  # the plain way
+        ("CartPole-v1", {"algo": "dqn", "per": True, "n_step": 3, "dueling": True}),
     ],
     ids=["sac", "plain sac", "dqn"],
 )
@@ -128,11 +128,11 @@ def test_captured_updates_equal_eager_ones_bit_for_bit(
             n_envs=4,
             n_steps=8,
             batch_size=64,
-            updates_per_step=0.4,  # so that graphs of eight and of one take turns
+            utd_ratio=0.4,  # so that graphs of eight and of one take turns
             learning_starts=100,
             buffer_size=2000,
             timesteps=1280,
-            network_arch=(32, 32),
+            net_arch=(32, 32),
             device="cuda",
             eval_every=0,
             tensorboard=False,

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 16,
     "n_epochs": 1,
-    "network_arch": (8, 8),
+    "net_arch": (8, 8),
     "recurrent_size": 6,
     "timesteps": 64,
     "eval_every": 0,

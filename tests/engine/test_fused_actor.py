@@ -81,7 +81,7 @@ def outcome(
 def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
     activation: str, arch: tuple[int, ...], n_envs: int, normalize_obs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(n_envs=n_envs, network_arch=arch, activation=activation, normalize_obs=normalize_obs)  # type: ignore[arg-type]
+    recipe = Recipe(n_envs=n_envs, net_arch=arch, activation=activation, normalize_obs=normalize_obs)  # type: ignore[arg-type]
     fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
     assert is_fused
@@ -98,7 +98,7 @@ def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
 def test_squashed_actions_are_those_of_the_plain_kernels_by_each_tasks_head(
     n_tasks: int, arch: tuple[int, ...], n_envs: int, at_random: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(algo="sac", n_envs=n_envs, network_arch=arch, activation="relu", n_tasks=n_tasks)
+    recipe = Recipe(algo="sac", n_envs=n_envs, net_arch=arch, activation="relu", n_tasks=n_tasks)
     fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch, at_random=at_random)
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch, at_random=at_random)
     assert is_fused

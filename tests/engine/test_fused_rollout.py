@@ -33,7 +33,7 @@ def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(3)
     env_spec = probe(env_maker(name))
-    recipe = Recipe(**{"network_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
+    recipe = Recipe(**{"net_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
     policy = Policy(env_spec.obs_layout, env_spec.action_layout, recipe).to(DEVICE)
     for parameter in policy.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)

@@ -35,7 +35,7 @@ SMALL = {
     "n_steps": 32,
     "batch_size": 64,
     "n_epochs": 4,
-    "network_arch": (64,),
+    "net_arch": (64,),
     "timesteps": 2560,
     "eval_every": 0,
     "tensorboard": False,

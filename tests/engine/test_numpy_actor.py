@@ -27,7 +27,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
     """A lane whose environments have been seen, and their block."""
     actions = ActionLayout.of(ACTIONS[name])
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
-    recipe = Recipe(**{"network_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
+    recipe = Recipe(**{"net_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
     torch.manual_seed(1)
     policy = Policy(obs, actions, recipe)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_it_acts_with_the_weights_as_they_are_then() -> None:
     np.testing.assert_allclose(left_behind(lane, block)[2][-1], before[-1] + 0.1, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"activation": "elu"}, {"recurrent": "gru"}, {"network_arch": (8192, 4)}])
+@pytest.mark.parametrize("changes", [{"activation": "elu"}, {"recurrent": "gru"}, {"net_arch": (8192, 4)}])
 def test_other_networks_and_large_ones_are_left_to_torch(changes: dict[str, Any]) -> None:
     lane, _ = a_lane("both", changes, masked=False, own_weights=False)
     assert lane.service._numpy_actor is None

@@ -24,10 +24,10 @@ SMALL: dict[str, Any] = {
     "n_envs": 3,
     "n_steps": 8,
     "batch_size": 16,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "buffer_size": 300,  # written round in the course of the run
     "learning_starts": 100,
-    "updates_per_step": 0.3,
+    "utd_ratio": 0.3,
     "timesteps": 480,
     "eval_every": 240,
     "eval_episodes": 2,
@@ -59,7 +59,7 @@ def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(
     algo: str, overlap: str, prioritised: bool, tmp_path: Path
 ) -> None:
     """The first time while actions are still random, the second time after the ring was written round."""
-    settings = {**SMALL, "overlap": overlap, "prioritised": prioritised, "lr_schedule": "linear", "return_steps": 2}
+    settings = {**SMALL, "overlap": overlap, "per": prioritised, "lr_schedule": "linear", "n_step": 2}
     settings |= {"algo": algo, "preset": algo, "runs_dir": str(tmp_path)}
     whole = unidle.train(ENV[algo], run_name="whole", **settings)
     unidle.train(ENV[algo], run_name="parts", after_iteration=[StopAfter(3)], **settings)
@@ -86,7 +86,7 @@ def test_worker_processes_change_no_number(algo: str, overlap: str, tmp_path: Pa
 
 @both
 def test_an_environment_on_the_device_runs_and_resumes(algo: str, tmp_path: Path) -> None:
-    settings = {**SMALL, "subproc": None, "algo": algo, "preset": algo, "runs_dir": str(tmp_path), "prioritised": True}
+    settings = {**SMALL, "subproc": None, "algo": algo, "preset": algo, "runs_dir": str(tmp_path), "per": True}
     whole = unidle.train(ON_DEVICE[algo], run_name="whole", **settings)
     unidle.train(ON_DEVICE[algo], run_name="parts", after_iteration=[StopAfter(9)], **settings)
     parts = unidle.resume(tmp_path / "parts", quiet=True)
@@ -113,7 +113,7 @@ def test_the_same_seed_repeats_a_run_and_another_does_not(algo: str, tmp_path: P
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 def test_extending_a_finished_run_equals_a_longer_one(algo: str, overlap: str, tmp_path: Path) -> None:
     settings = {**SMALL, "preset": algo, "eval_every": 0, "overlap": overlap, "runs_dir": str(tmp_path)}
-    settings |= {"epsilon_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in the longer one
+    settings |= {"exploration_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in the longer one
     longer = unidle.train(ENV[algo], run_name="longer", **{**settings, "timesteps": 360})
     short = unidle.train(ENV[algo], run_name="short", **{**settings, "timesteps": 240})
     extended = unidle.resume(short.path, quiet=True, timesteps=360)
@@ -158,8 +158,8 @@ def test_every_checkpoint_and_record_tells_the_updates_that_were_due(algo: str, 
 @both
 def test_actions_are_random_until_learning_starts_and_then_the_policys(algo: str, tmp_path: Path) -> None:
     settings = {**SMALL, "preset": algo, "runs_dir": str(tmp_path), "eval_every": 0, "n_steps": 50, "timesteps": 1500}
-    settings |= {"learning_starts": 600, "buffer_size": 3000, "updates_per_step": 0.0}
-    settings |= {"epsilon_fraction": 0.0, "epsilon_final": 0.0} if algo == "dqn" else {}
+    settings |= {"learning_starts": 600, "buffer_size": 3000, "utd_ratio": 0.0}
+    settings |= {"exploration_fraction": 0.0, "exploration_final_eps": 0.0} if algo == "dqn" else {}
     run = unidle.train(ENV[algo], **settings)
     state, policy = final_state(run.path)["algo"], run.agent.policy
     memory, n_envs = state["experience"]["memory"], 3
@@ -224,8 +224,8 @@ def levers() -> gymnasium.Env:
     [
         ("sac", arm, {}),
         ("sac", lever, {}),
-        ("dqn", lever, {"duelling": True}),
-        ("dqn", levers, {"duelling": True}),
+        ("dqn", lever, {"dueling": True}),
+        ("dqn", levers, {"dueling": True}),
     ],
 )
 def test_a_trained_run_is_loaded_evaluated_asked_and_exported(
@@ -255,7 +255,7 @@ def test_a_trained_run_is_loaded_evaluated_asked_and_exported(
 def test_masks_are_kept_to_from_the_first_random_step_to_the_last(tmp_path: Path) -> None:
     """The environment fails on an action that it did not allow."""
     settings = {**SMALL, "runs_dir": str(tmp_path), "max_env_restarts": 0}
-    run = unidle.train(Choosy, preset="dqn", duelling=True, prioritised=True, **settings)
+    run = unidle.train(Choosy, preset="dqn", dueling=True, per=True, **settings)
     assert run.summary()["faults"] == {}
     assert final_state(run.path)["step"] == 480
 
@@ -301,7 +301,7 @@ class Breaking(gymnasium.Env):
 def test_of_an_environment_that_failed_and_began_anew_only_what_is_sound_is_remembered(
     prioritised: bool, tmp_path: Path
 ) -> None:
-    settings = {**SMALL, "runs_dir": str(tmp_path), "eval_every": 0, "buffer_size": 1500, "prioritised": prioritised}
+    settings = {**SMALL, "runs_dir": str(tmp_path), "eval_every": 0, "buffer_size": 1500, "per": prioritised}
     run = unidle.train(Breaking, preset="dqn", **settings)  # 160 steps each: it fails in the 60th and the 119th
     assert sum(run.summary()["faults"].values()) == 6
     memory = final_state(run.path)["algo"]["experience"]["memory"]
@@ -323,7 +323,7 @@ def test_sac_swings_the_pendulum_up_within_8000_steps(tmp_path: Path) -> None:
         preset="sac",
         n_envs=4,
         n_steps=4,
-        network_arch=(64, 64),
+        net_arch=(64, 64),
         learning_rate=1e-3,
         timesteps=8000,
         eval_every=2000,
@@ -344,14 +344,14 @@ def test_prioritised_dqn_balances_the_pole_within_25000_steps(tmp_path: Path) ->
         n_envs=8,
         n_steps=8,
         batch_size=64,
-        network_arch=(64, 64),
+        net_arch=(64, 64),
         learning_rate=1e-3,
-        updates_per_step=1.0,
-        target_every=128,
+        utd_ratio=1.0,
+        target_update_interval=128,
         tau=1.0,
-        prioritised=True,
-        epsilon_fraction=0.16,
-        epsilon_final=0.04,
+        per=True,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
         timesteps=25_000,
         eval_every=1000,
         target_return=480,

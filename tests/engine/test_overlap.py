@@ -202,7 +202,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 32,
     "batch_size": 32,
     "n_epochs": 2,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "normalize_obs": True,
     "normalize_reward": True,
     "timesteps": 1600,

@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 50,
     "batch_size": 100,
     "n_epochs": 2,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "normalize_obs": True,
     "normalize_reward": True,
     "eval_every": 0,

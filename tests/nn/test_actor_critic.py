@@ -16,7 +16,7 @@ from unidle.spaces.observations import ObservationLayout
 
 BOX = spaces.Box(-np.inf, np.inf, (3,))
 JOINT = spaces.Dict({"go": spaces.MultiDiscrete([3, 2]), "how": spaces.Box(-1, 1, (2,))})
-SMALL = Recipe(network_arch=(8, 8))
+SMALL = Recipe(net_arch=(8, 8))
 
 
 def make_policy(
@@ -113,7 +113,7 @@ def test_sharing_saves_one_trunk() -> None:
 
 
 def test_heads_can_sit_on_the_features_without_hidden_layers() -> None:
-    policy = make_policy(recipe=replace(SMALL, network_arch=()))
+    policy = make_policy(recipe=replace(SMALL, net_arch=()))
     params, values = policy(random_rows(policy, 2, 3))
     assert params.logits.shape == (2, 3, 5)
     assert values.shape == (2, 3)
@@ -121,7 +121,7 @@ def test_heads_can_sit_on_the_features_without_hidden_layers() -> None:
 
 
 def test_initial_weights_are_orthogonal_with_a_small_gain_for_the_actor() -> None:
-    policy = make_policy(recipe=replace(SMALL, network_arch=(16, 16)))
+    policy = make_policy(recipe=replace(SMALL, net_arch=(16, 16)))
     for layer, gain in [
         (policy.actor_trunk[2], 2**0.5),
         (policy.critic_trunk[2], 2**0.5),

@@ -199,10 +199,10 @@ def test_the_noise_at_its_ends_picks_the_first_and_the_last_that_are_allowed() -
         assert both[:, 0].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("duelling", [False, True])
-def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_each_head(duelling: bool) -> None:
+@pytest.mark.parametrize("dueling", [False, True])
+def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_each_head(dueling: bool) -> None:
     nvec = [2, 4, 3]
-    recipe = Recipe(algo="dqn", network_arch=(6,), activation="tanh", duelling=duelling)
+    recipe = Recipe(algo="dqn", net_arch=(6,), activation="tanh", dueling=dueling)
     policy = new_policy(ROWS, ActionLayout.of(spaces.MultiDiscrete(nvec)), recipe)
     assert isinstance(policy, GreedyPolicy)
     observations = torch.randn(7, 4, generator=seeded())
@@ -212,7 +212,7 @@ def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_e
     assert values.shape == (7, 3, 4)
     for head, n in enumerate(nvec):
         expected = advantages[:, start : start + n]
-        if duelling:
+        if dueling:
             state = latent @ policy.value_head.weight[head] + policy.value_head.bias[head]
             expected = state.unsqueeze(1) + expected - expected.mean(1, keepdim=True)
             assert_close(values[:, head, :n].mean(1), state)

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 8,
     "batch_size": 8,
     "n_epochs": 1,
-    "network_arch": (8,),
+    "net_arch": (8,),
     "timesteps": 8,
     "eval_every": 0,
     "tensorboard": False,

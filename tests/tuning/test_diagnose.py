@@ -34,7 +34,7 @@ from unidle.tuning.probes import training
 from unidle.tuning.probes.profile import Pace
 from unidle.tuning.probes.results import Probed
 
-SMALL = "--preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --network-arch 16,16 --seconds 1"
+SMALL = "--preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --net-arch 16,16 --seconds 1"
 
 
 def diagnose(words: str, *, one_core: bool = False) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_planted_cause_is_named(job: str, cause: str) -> None:
 def test_a_healthy_job_has_nothing_to_gain() -> None:
     # On one core nobody can help learning, and a batch of 512 is work enough.
     words = "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 4"
-    found = diagnose(f"{words} --network-arch 512,512 --seconds 1", one_core=True)
+    found = diagnose(f"{words} --net-arch 512,512 --seconds 1", one_core=True)
     assert found.get("cause") == "nothing to gain", found.get("verdict", found)
 
 

@@ -52,17 +52,17 @@ class DQN:
         self.experience = Experience(recipe, *sizes, device, capture, fall_back=fall_back)
         self.pieces = Pieces("A minibatch", fall_back)
         self._sums = torch.zeros(len(_METRICS), device=device)
-        self._until_target = torch.full((), recipe.target_every, device=device)  # updates
+        self._until_target = torch.full((), recipe.target_update_interval, device=device)  # updates
         changes = [self.parameters.flat, self._target_parameters.flat, *self._adam.state_dict().values()]
         changes += [self._sums, self._until_target, *self.experience.changes]
         self._updates = Updates(self.update, changes, device, capture)
         self._explore(0.0)
 
     def _explore(self, progress: float) -> None:
-        """How often to do anything at all: always at first, falling to `epsilon_final` by `epsilon_fraction`."""
+        """Epsilon falls linearly from 1 to `exploration_final_eps` over `exploration_fraction` of the run."""
         recipe = self.recipe
-        fallen = min(1.0, progress / recipe.epsilon_fraction) if recipe.epsilon_fraction else 1.0
-        epsilon = 1.0 + fallen * (recipe.epsilon_final - 1.0)
+        fallen = min(1.0, progress / recipe.exploration_fraction) if recipe.exploration_fraction else 1.0
+        epsilon = 1.0 + fallen * (recipe.exploration_final_eps - 1.0)
         self.policy.distribution.epsilon.fill_(1.0 if self.experience.is_at_random else epsilon)
 
     # -- one fragment --------------------------------------------------------------------------------------------------
@@ -120,17 +120,17 @@ class DQN:
     def _best_value(self, obs: Tensor) -> Tensor:
         """Max Q'(s, ·) [B], the mean over heads."""
         values = self.target.values(obs)
-        if not self.recipe.double:
+        if not self.recipe.double_dqn:
             return values.amax(-1).mean(-1)
         chosen = self.policy.values(obs).argmax(-1, keepdim=True)
         return values.gather(-1, chosen).squeeze(-1).mean(-1)
 
     def _move_target(self) -> None:
-        """Every `target_every` updates, by τ of the way; without a branch, for a graph to record."""
+        """Every `target_update_interval` updates, by τ of the way; without a branch, for a graph to record."""
         self._until_target.sub_(1)
         is_due = self._until_target == 0
         self._target_parameters.flat.data.lerp_(self.parameters.flat.detach(), is_due * self.recipe.tau)
-        self._until_target.add_(is_due * self.recipe.target_every)
+        self._until_target.add_(is_due * self.recipe.target_update_interval)
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Evaluation:
         self._policy, self._length, self._pieces = policy, length, Pieces("Evaluation", fall_back)
         # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
         # What pictures or a user's own network take is not known.
-        widths = sum(recipe.network_arch) + policy.encoder.n_features
+        widths = sum(recipe.net_arch) + policy.encoder.n_features
         is_known = policy.log_std.is_cuda and policy.encoder.is_plain
         self._rows_at_once = max(recipe.batch_size, _BYTES_AT_ONCE // (4 * widths) if is_known else 4096)
 

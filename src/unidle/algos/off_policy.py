@@ -1,6 +1,6 @@
 """What off-policy algorithms have in common: a memory of what happened, and how often to learn from it.
 
-After each fragment of n_steps × n_envs steps the number of updates ever made is ⌊updates_per_step × (steps −
+After each fragment of n_steps × n_envs steps the number of updates ever made is ⌊utd_ratio × (steps −
 learning_starts)⌋, exactly, however the steps were collected. Between two fragments it is behind by at most one
 fragment's updates.
 
@@ -66,7 +66,7 @@ class Experience:
         # What follows each step, the true last observation where an episode was cut off; one place for what is none.
         self._finals = torch.zeros(recipe.total_batch + 1, obs_bytes, dtype=torch.uint8, device=place)
         self._adds: dict[int, Any] = {}  # for each rollout what adds it: it may be captured, and a graph knows tensors
-        self._ratio = Fraction(str(recipe.updates_per_step))  # as it is written: 0.29 × 100 is 29
+        self._ratio = Fraction(str(recipe.utd_ratio))  # as it is written: 0.29 × 100 is 29
         self.steps = self.updates = 0
         self._since, self._before = recipe.learning_starts, 0  # updates are due from that step on, after so many others
 
@@ -144,7 +144,7 @@ class Experience:
     def set_progress(self, progress: float) -> None:
         """From 0 to 1 of the run: importance weights correct in full at its end."""
         if isinstance(self.replay, Prioritised):
-            first = self._recipe.priority_beta
+            first = self._recipe.per_beta
             self.replay.beta.fill_(first + (1 - first) * progress)
 
     def note_errors(self, index: Tensor, errors: Tensor) -> None:
@@ -182,14 +182,14 @@ def _must_lie_apart(
 ) -> bool:
     """Whether there is room for the memory on the host only; a UsageError, before any is taken, if not even there."""
     size = recipe.buffer_size
-    kind: Any = TaskReplay if recipe.n_tasks > 1 else Prioritised if recipe.prioritised else Replay
+    kind: Any = TaskReplay if recipe.n_tasks > 1 else Prioritised if recipe.per else Replay
     each, on_gpu = kind.bytes_per_place(obs_bytes, width), device.type == "cuda"
     room = int(_MAY_BE_SPENT * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
     why = f"{size:,} steps take {in_gib(size * each)}, and there is room for {in_gib(room)} on the GPU"
     if kind is Prioritised and on_gpu and size * each > room:
         raise UsageError(
             f"A prioritised memory lies where the networks do: {why}; give --buffer-size at most {room // each:,}, or "
-            "leave out --prioritised."
+            "leave out --per."
         )
     if choose_place(size, each, device, room, int(_MAY_BE_SPENT * free_memory())) == "device":
         return False
@@ -204,8 +204,8 @@ def _new_replay(
     of_lines, of_tasks = _kinds(place, fall_back)
     if recipe.n_tasks > 1:
         return of_tasks(size, recipe.n_tasks, n_envs, obs_bytes, width, place, gamma)
-    replay = of_lines(size, n_envs, obs_bytes, width, place, gamma, n_steps=recipe.return_steps)
-    return Prioritised(replay, recipe.priority_alpha, recipe.priority_beta) if recipe.prioritised else replay
+    replay = of_lines(size, n_envs, obs_bytes, width, place, gamma, n_steps=recipe.n_step)
+    return Prioritised(replay, recipe.per_alpha, recipe.per_beta) if recipe.per else replay
 
 
 def _kinds(

@@ -32,7 +32,7 @@ from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
 from unidle.rng import PLASTICITY, keyed_generator
 
 _OF_THE_MOST = 0.98  # entropy that categories aim at, as a part of the most they can have
-_HE_HEAD = 3e-3  # how close to 0 the critics' heads begin with initial: he
+_HE_HEAD = 3e-3  # how close to 0 the critics' heads begin with weight_init: he
 _METRICS = ("critic_loss", "value", "actor_loss", "entropy")
 
 
@@ -43,12 +43,12 @@ class Critics(nn.Module):
         super().__init__()
         self.encoder: Encoder = copy.deepcopy(policy.encoder)
         reals, categories = policy.distribution.reals, policy.distribution.n_logits
-        arch = recipe.network_arch if recipe.critic_arch is None else recipe.critic_arch
+        arch = recipe.net_arch if recipe.critic_arch is None else recipe.critic_arch
         inputs = self.encoder.n_features + reals
         self._n_tasks, self._takes_actions = recipe.n_tasks, reals > 0
         outputs = recipe.n_tasks * max(1, categories)
         self.ensemble = Ensemble(recipe.n_critics, inputs, arch, outputs, recipe.activation)
-        if recipe.initial == "he":
+        if recipe.weight_init == "he":
             self.ensemble.begin_as_he(_HE_HEAD)
 
     def forward(self, obs: Tensor, actions: Tensor | None) -> Tensor:

@@ -196,7 +196,7 @@ def presets_command(argv: list[str]) -> Result:
                 "total_batch": recipe.total_batch,
                 "batch_size": recipe.batch_size,
                 "n_epochs": recipe.n_epochs if recipe.algo == "ppo" else None,
-                "network": list(recipe.network_arch),
+                "network": list(recipe.net_arch),
                 "cores": preset.cores,
                 "memory_gb": round(preset.memory() / 2**30, 1),
                 "fits": preset.fits(cores, memory),

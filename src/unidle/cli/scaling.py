@@ -38,7 +38,7 @@ class _ScalingFlags:
     """Episodes per evaluation; none: the preset's."""
     seed: int = 0
     """Seed of each run."""
-    save_replay: bool = True
+    save_replay_buffer: bool = True
     """Keep what is remembered in checkpoints; without it a run that was stopped first collects anew."""
     runs_dir: str = "runs"
     """Folder that holds the run folders, and gets the plot."""
@@ -89,8 +89,8 @@ def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
             return run
         run = resume(path, **settings)
     else:
-        settings |= {"network_arch": (flags.actor,) * _LAYERS, "critic_arch": (width,) * _LAYERS, "seed": flags.seed}
-        settings |= {"run_name": run_name, "runs_dir": flags.runs_dir, "save_replay": flags.save_replay}
+        settings |= {"net_arch": (flags.actor,) * _LAYERS, "critic_arch": (width,) * _LAYERS, "seed": flags.seed}
+        settings |= {"run_name": run_name, "runs_dir": flags.runs_dir, "save_replay_buffer": flags.save_replay_buffer}
         env = f"metaworld:{flags.tasks.upper()}"
         run = train(env, preset=preset.name, allow_recipe_change=True, **settings)
     if not is_whole(run, settings["timesteps"]):

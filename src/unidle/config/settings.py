@@ -37,7 +37,7 @@ class Recipe:
     """Minibatch size; PPO: a divisor of n_envs × n_steps, auto: the largest not above the preset's."""
     n_epochs: int = 10
     """Passes over the total batch per iteration."""
-    network_arch: tuple[int, ...] = (64, 64)
+    net_arch: tuple[int, ...] = (64, 64)
     """Hidden layers of actor and critic."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
@@ -90,19 +90,19 @@ class Recipe:
     """SAC, DQN: steps that are remembered."""
     learning_starts: int = 1000
     """SAC, DQN: steps with random actions before anything is learned."""
-    updates_per_step: float = 1.0
+    utd_ratio: float = 1.0
     """SAC, DQN: updates for each environment step after those."""
     adam_eps: float = 1e-8
     """SAC, DQN: what Adam adds to a deviation before it divides by it; PPO's is 1e-5."""
-    initial: Literal["torch", "he"] = "torch"
+    weight_init: Literal["torch", "he"] = "torch"
     """SAC: first weights, as torch's layers have them; he: He's uniform ones, no biases, and heads close to 0."""
-    return_steps: int = 1
+    n_step: int = 1
     """SAC, DQN: steps that a return sums up before it trusts a value."""
-    prioritised: bool = False
+    per: bool = False
     """SAC, DQN: what surprised more is learned from more often."""
-    priority_alpha: float = 0.6
+    per_alpha: float = 0.6
     """How much more often; 0: no more."""
-    priority_beta: float = 0.4
+    per_beta: float = 0.4
     """How far that is corrected for at the start of the run; in full at its end."""
     tau: float = 0.005
     """SAC, DQN: how far target networks move at a time."""
@@ -118,15 +118,15 @@ class Recipe:
     """SAC: entropy that the temperature aims at; auto: minus the number of actions, or 0.98 of a choice's most."""
     value_limit: float | None = None
     """SAC: the critics' loss clips their values and targets to plus or minus this; none: it does not."""
-    double: bool = True
+    double_dqn: bool = True
     """DQN: the network chooses the action that its target values."""
-    duelling: bool = False
+    dueling: bool = False
     """DQN: values of states and of actions apart."""
-    target_every: int = 1
+    target_update_interval: int = 1
     """DQN: updates between two moves of the target."""
-    epsilon_final: float = 0.05
+    exploration_final_eps: float = 0.05
     """DQN: share of random actions in the end."""
-    epsilon_fraction: float = 0.1
+    exploration_fraction: float = 0.1
     """DQN: part of the run in which it falls to that."""
 
     @property
@@ -193,7 +193,7 @@ class Run:
     """Steps between checkpoints; auto: a twentieth of the run, or more where saving takes long."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints are kept, beside the best."""
-    save_replay: bool = True
+    save_replay_buffer: bool = True
     """SAC, DQN: keep what is remembered in checkpoints; without it a resumed run first collects anew."""
     tensorboard: bool = True
     """Write TensorBoard events."""

@@ -22,13 +22,13 @@ _AT_LEAST_ONE = (
     "keep_checkpoints",
     "threads",
     "buffer_size",
-    "return_steps",
+    "n_step",
     "n_critics",
     "n_tasks",
-    "target_every",
+    "target_update_interval",
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm", "tau", "adam_eps")
-_NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "updates_per_step", "max_env_restarts")
+_NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts")
 _POSITIVE_OR_NONE = (
     "clip_range_vf",
     "target_kl",
@@ -38,7 +38,7 @@ _POSITIVE_OR_NONE = (
     "checkpoint_every",
     "env_timeout",
 )
-_SHARES = ("gamma", "gae_lambda", "tau", "priority_alpha", "priority_beta", "epsilon_final", "epsilon_fraction")
+_SHARES = ("gamma", "gae_lambda", "tau", "per_alpha", "per_beta", "exploration_final_eps", "exploration_fraction")
 # Settings that not every algorithm has, and whose they are.
 _OWNERS = {
     ("ppo",): (
@@ -60,16 +60,16 @@ _OWNERS = {
     ("sac", "dqn"): (
         "buffer_size",
         "learning_starts",
-        "updates_per_step",
-        "return_steps",
-        "prioritised",
-        "priority_alpha",
-        "priority_beta",
+        "utd_ratio",
+        "n_step",
+        "per",
+        "per_alpha",
+        "per_beta",
         "tau",
         "adam_eps",
     ),
-    ("sac",): ("initial", "n_critics", "critic_arch", "temperature", "target_entropy", "value_limit", "n_tasks"),
-    ("dqn",): ("double", "duelling", "target_every", "epsilon_final", "epsilon_fraction"),
+    ("sac",): ("weight_init", "n_critics", "critic_arch", "temperature", "target_entropy", "value_limit", "n_tasks"),
+    ("dqn",): ("double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"),
 }
 # What a preset of fixed numbers leaves open: how many environments give the steps, and how old the weights are that act
 # in them. The updates for each step stay the same.
@@ -112,7 +112,7 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
     recipe, engine = config.recipe, config.engine
     if recipe.discretize is not None and recipe.discretize < 2:
         raise UsageError(f"`discretize` is {recipe.discretize}; each action needs at least 2 bins.")
-    for name in ("network_arch", "critic_arch"):
+    for name in ("net_arch", "critic_arch"):
         if any(width < 1 for width in flat[name] or ()):
             raise UsageError(f"`{name}` is {flat[name]}; every layer needs at least 1 unit.")
     if engine.subproc is False and engine.workers is not None:
@@ -178,10 +178,10 @@ def _off_policy(recipe: Recipe) -> Recipe:
             f"`buffer_size` is {recipe.buffer_size:,}, and one iteration is {recipe.total_batch:,} steps; "
             "remember at least twice as many."
         )
-    if recipe.n_tasks > 1 and (recipe.prioritised or recipe.return_steps > 1):
+    if recipe.n_tasks > 1 and (recipe.per or recipe.n_step > 1):
         raise UsageError(
-            "The memory of several tasks draws as much of each and looks one step ahead; leave out `prioritised` and "
-            "`return_steps`, or give `n_tasks` 1."
+            "The memory of several tasks draws as much of each and looks one step ahead; leave out `per` and "
+            "`n_step`, or give `n_tasks` 1."
         )
     return recipe
 

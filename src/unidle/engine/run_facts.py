@@ -25,8 +25,8 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step
         backend = "on the device"
     how_often = f"{recipe.n_epochs} epochs"
     if recipe.algo != "ppo":
-        how_often = f"{recipe.updates_per_step:g} updates a step, from {recipe.buffer_size:,} steps"
-    layers = ",".join(map(str, recipe.network_arch)) or "linear"
+        how_often = f"{recipe.utd_ratio:g} updates a step, from {recipe.buffer_size:,} steps"
+    layers = ",".join(map(str, recipe.net_arch)) or "linear"
     core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
     policy = parts.algo.policy
     device = next(policy.parameters()).device

@@ -60,7 +60,7 @@ class Policy(nn.Module):
         if recipe.recurrent != "none":
             self.core = RecurrentCore(recipe.recurrent, n_features, recipe.recurrent_size)
             n_features = self.core.size
-        arch, activation = recipe.network_arch, recipe.activation
+        arch, activation = recipe.net_arch, recipe.activation
         self.actor_trunk = mlp(n_features, arch, activation)
         self.critic_trunk = None if recipe.share_trunk else mlp(n_features, arch, activation)
         n_latent = arch[-1] if arch else n_features

@@ -54,10 +54,10 @@ class GreedyPolicy(nn.Module):
         self.obs_layout = obs_layout
         self.distribution = GreedyActions(action_layout)
         self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
-        self.trunk = mlp(self.encoder.n_features, recipe.network_arch, recipe.activation, orthogonally=False)
-        latent = recipe.network_arch[-1] if recipe.network_arch else self.encoder.n_features
+        self.trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonally=False)
+        latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features
         self.head = nn.Linear(latent, self.distribution.n_logits)
-        self.value_head = nn.Linear(latent, action_layout.heads) if recipe.duelling else None
+        self.value_head = nn.Linear(latent, action_layout.heads) if recipe.dueling else None
         member = torch.repeat_interleave(torch.arange(action_layout.heads), torch.tensor(action_layout.nvec))
         self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head that each category is of
         is_category = torch.arange(self.distribution.most) < torch.tensor(action_layout.nvec).unsqueeze(-1)

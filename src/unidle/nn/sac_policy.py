@@ -17,7 +17,7 @@ from unidle.spaces.distributions import LOG_SQRT_2PI, ActionDistribution, Params
 from unidle.spaces.observations import ObservationLayout
 
 LOG_STD_RANGE = (-20.0, 2.0)
-_HE_HEAD = 1e-3  # how close to 0 the head begins with initial: he
+_HE_HEAD = 1e-3  # how close to 0 the head begins with weight_init: he
 
 
 def task_of(features: Tensor, n_tasks: int) -> Tensor:
@@ -88,8 +88,8 @@ class SoftPolicy(nn.Module):
         self.obs_layout = obs_layout
         self.distribution = SquashedActions(action_layout)
         self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
-        self.actor_trunk = mlp(self.encoder.n_features, recipe.network_arch, recipe.activation, orthogonally=False)
-        latent = recipe.network_arch[-1] if recipe.network_arch else self.encoder.n_features
+        self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonally=False)
+        latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features
         self.n_tasks = recipe.n_tasks
         if self.n_tasks > 1 and not (self.encoder.is_plain and self.encoder.n_numbers > self.n_tasks):
             raise UsageError(
@@ -98,7 +98,7 @@ class SoftPolicy(nn.Module):
             )
         self.actor_head = nn.Linear(latent, self.n_tasks * (self.distribution.n_logits + 2 * self.distribution.reals))
 
-        if recipe.initial == "he":
+        if recipe.weight_init == "he":
             for module in self.actor_trunk:
                 if isinstance(module, nn.Linear):
                     nn.init.kaiming_uniform_(module.weight, nonlinearity="relu")

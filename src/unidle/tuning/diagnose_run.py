@@ -67,7 +67,7 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealR
             eval_every=0,
             target_return=None,
             checkpoint_every=config.run.timesteps,
-            save_replay=False,
+            save_replay_buffer=False,
             wandb=False,
             trace=False,
         )

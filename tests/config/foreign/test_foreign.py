@@ -144,7 +144,7 @@ def test_an_isaac_lab_file_moves_over_whole(read: Read) -> None:
         "clip_range": 0.3,
         "max_grad_norm": 1.5,
         "activation": "elu",
-        "network_arch": (48, 24),
+        "net_arch": (48, 24),
         "device": "cuda",
         "normalize_obs": True,
         "normalize_reward": False,
@@ -158,7 +158,7 @@ def test_a_translated_file_over_its_base_is_a_valid_run(read: Read) -> None:
     assert result.base_preset is not None
     config = load_preset(result.base_preset).apply(Config()).with_values(result.values, "file")
     config = config.with_values({"env": "A-v0", "n_envs": 64}, "command line")
-    assert validated(config).recipe.network_arch == (48, 24)
+    assert validated(config).recipe.net_arch == (48, 24)
 
 
 def test_a_missing_n_envs_is_said(read: Read) -> None:
@@ -169,7 +169,7 @@ def test_policy_kwargs_may_be_a_mapping(read: Read) -> None:
     text = "policy_kwargs:\n  activation_fn: nn.ELU\n  net_arch: [32, 16]\n  squash_output: false\n"
     result = sb3(read, text)
     assert result.values["activation"] == "elu"
-    assert result.values["network_arch"] == (32, 16)
+    assert result.values["net_arch"] == (32, 16)
     assert result.notes == []
 
 
@@ -239,7 +239,7 @@ def test_an_entry_may_build_on_another(read: Read) -> None:
         "normalize_obs": True,
         "normalize_reward": False,
         "activation": "relu",
-        "network_arch": (128, 96),
+        "net_arch": (128, 96),
     }
     assert result.notes == ["`policy_kwargs.ortho_init` has no counterpart in unidle and is ignored."]
 
@@ -346,14 +346,14 @@ def test_the_network_is_read_in_every_form(
     read: Read, net_arch: str, expected: tuple[int, ...], note: str | None
 ) -> None:
     result = sb3(read, f'policy_kwargs: "dict(net_arch={net_arch})"')
-    assert result.values["network_arch"] == expected
+    assert result.values["net_arch"] == expected
     assert len(result.notes) == (note is not None)
     assert note is None or note in result.notes[0]
 
 
 @pytest.mark.parametrize("text", ["net_arch='wide'", "net_arch=dict(pi=3, vf=3)", "net_arch=[0.5]"])
 def test_a_network_that_is_no_list_of_widths_is_refused(read: Read, text: str) -> None:
-    with pytest.raises(UsageError, match="`network_arch` must be a list of whole numbers"):
+    with pytest.raises(UsageError, match="`net_arch` must be a list of whole numbers"):
         sb3(read, f'policy_kwargs: "dict({text})"')
 
 
@@ -435,7 +435,7 @@ def test_more_of_elegantrl(read: Read) -> None:
         "lambda_entropy: 0.02\nclip_grad_norm: 3\nbreak_step: 1e5\nrandom_seed: 5\ngpu_id: 0\n"
     )
     assert result.values == {
-        "network_arch": (64, 32),
+        "net_arch": (64, 32),
         "n_steps": 128,
         "clip_range": 0.25,
         "gae_lambda": 0.9,
@@ -474,8 +474,8 @@ def test_two_words_for_one_setting_must_agree(read: Read) -> None:
 
 
 def test_num_envs_alone_does_not_excuse_a_misspelling(read: Read) -> None:
-    with pytest.raises(UsageError, match="there is no setting `n_step`"):
-        read("num_envs: 8\nn_step: 4\n")
+    with pytest.raises(UsageError, match="there is no setting `n_stepz`"):
+        read("num_envs: 8\nn_stepz: 4\n")
 
 
 # --- Nothing in a file is run
@@ -518,7 +518,7 @@ def test_yaml_tuples_and_python_names_are_read_as_plain_values(read: Read) -> No
         read,
         "policy_kwargs:\n  net_arch: !!python/tuple [32, 16]\n  activation_fn: !!python/name:torch.nn.ReLU ''\n",
     )
-    assert result.values["network_arch"] == (32, 16)
+    assert result.values["net_arch"] == (32, 16)
     assert result.values["activation"] == "relu"
 
 
@@ -545,7 +545,7 @@ def test_a_target_step_for_no_environments_is_left_to_the_sentence_about_those(r
 
 
 def test_an_array_is_taken_as_a_list_of_its_numbers() -> None:
-    config = Config().with_values({"network_arch": np.array([64, 32]), "n_envs": np.int64(3), "workers": None}, "flags")
-    assert (config.recipe.network_arch, config.recipe.n_envs) == ((64, 32), 3)
+    config = Config().with_values({"net_arch": np.array([64, 32]), "n_envs": np.int64(3), "workers": None}, "flags")
+    assert (config.recipe.net_arch, config.recipe.n_envs) == ((64, 32), 3)
     with pytest.raises(UsageError, match="`workers` must be"):
         Config().with_values({"workers": np.array([1, 2])}, "flags")

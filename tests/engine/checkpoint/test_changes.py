@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 32,
     "batch_size": 64,
     "n_epochs": 1,
-    "network_arch": (8,),
+    "net_arch": (8,),
     "eval_every": 0,
     "tensorboard": False,
     "quiet": True,

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 32,
     "batch_size": 48,
     "n_epochs": 2,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "normalize_obs": True,
     "normalize_reward": True,
     "lr_schedule": "linear",

@@ -205,7 +205,7 @@ def test_a_checkpoint_of_another_format_or_nowhere_is_refused(tmp_path: Path) ->
 
 
 def test_a_folder_remembers_its_config_and_is_created_only_once(tmp_path: Path) -> None:
-    config = Config().with_values({"env": "CartPole-v1", "n_envs": 3, "network_arch": (7,)}, "test")
+    config = Config().with_values({"env": "CartPole-v1", "n_envs": 3, "net_arch": (7,)}, "test")
     RunFolder.create(tmp_path / "run", config).unlock()
     assert RunFolder.open(tmp_path / "run").config() == config
     with pytest.raises(UsageError, match="--resume"):

@@ -91,7 +91,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 64,
     "n_epochs": 2,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "normalize_obs": True,
     "normalize_reward": True,
     "eval_episodes": 4,
@@ -114,7 +114,7 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(recurrent: str, tmp_p
 
 @pytest.mark.learning
 def test_cartpole_on_tensors_is_solved(tmp_path: Path) -> None:
-    settings = {**SMALL, "n_envs": 256, "n_steps": 32, "batch_size": 1024, "n_epochs": 4, "network_arch": (64, 64)}
+    settings = {**SMALL, "n_envs": 256, "n_steps": 32, "batch_size": 1024, "n_epochs": 4, "net_arch": (64, 64)}
     run = unidle.train(
         "unidle/CartPole-v1",
         timesteps=600_000,

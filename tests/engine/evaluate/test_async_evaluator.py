@@ -52,10 +52,10 @@ SMALL: dict[str, Any] = {
     "n_envs": 3,
     "n_steps": 8,
     "batch_size": 15,
-    "network_arch": (32, 32),
+    "net_arch": (32, 32),
     "buffer_size": 900,
     "learning_starts": 60,
-    "updates_per_step": 0.3,
+    "utd_ratio": 0.3,
     "timesteps": 480,
     "eval_every": 120,
     "eval_episodes": 13,
@@ -96,14 +96,14 @@ def walker(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
     maker = env_maker(Errands, kwargs)
     env_spec = probe(maker)
     torch.manual_seed(1)
-    recipe = Recipe(algo="sac", n_tasks=3, network_arch=(16,))
+    recipe = Recipe(algo="sac", n_tasks=3, net_arch=(16,))
     policy = SoftPolicy(env_spec.obs_layout, env_spec.action_layout, recipe)
     torch.nn.init.normal_(policy.actor_head.weight)
     return policy, maker, env_spec
 
 
 def config_of(**run: Any) -> Config:
-    return Config(recipe=Recipe(algo="sac", n_tasks=3, network_arch=(16,))).with_values(run, "test")
+    return Config(recipe=Recipe(algo="sac", n_tasks=3, net_arch=(16,))).with_values(run, "test")
 
 
 # -- success -----------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
             assert taken is not None
             found.append((taken[0].step, taken[0].about, taken[1]))
             beside.release()
-        evaluators = [child for child in psutil.Process().children() if "evaluator_main" in " ".join(child.cmdline())]
+        evaluators = [child for child in psutil.Process().children() if "evaluate.worker_main" in " ".join(child.cmdline())]
         gives_way = min(19, psutil.Process().nice() + 10)
         assert [child.nice() for child in evaluators] == [gives_way, gives_way]
         assert found == [(step, {"at": float(step)}, result) for step, result in enumerate(expected)]

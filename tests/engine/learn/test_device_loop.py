@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 64,
     "n_epochs": 2,
-    "network_arch": (16, 16),
+    "net_arch": (16, 16),
     "normalize_obs": True,
     "normalize_reward": True,
     "lr_schedule": "linear",
@@ -176,7 +176,7 @@ def test_compiled_steps_are_those_that_were_compiled() -> None:
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
     torch.manual_seed(0)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(network_arch=(8,)))
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
     rollouts = []
     for compiles in (False, True):
         rollout = Rollout(
@@ -210,7 +210,7 @@ def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monke
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(network_arch=(8,)))
+    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
     rollout, told = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
     collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append)
     collector.compile_steps()

@@ -551,7 +551,7 @@ def test_episodes_on_a_site_are_those_of_the_twin_stepped_serially(server: SiteS
 
 
 def test_which_page_came_first_changes_nothing_that_is_learned(server: SiteServer, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"n_envs": 6, "n_steps": 8, "batch_size": 48, "n_epochs": 1, "network_arch": (16,)}
+    settings: dict[str, Any] = {"n_envs": 6, "n_steps": 8, "batch_size": 48, "n_epochs": 1, "net_arch": (16,)}
     weights = []
     for name, engine in (("each alone", {}), ("in two groups", {"slices": 2})):
         run = unidle.train(
@@ -576,7 +576,7 @@ def test_which_page_came_first_changes_nothing_that_is_learned(server: SiteServe
 def test_ppo_trains_on_a_site_and_says_that_open_episodes_cannot_be_resumed(
     server: SiteServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, Any] = {"n_envs": 8, "n_steps": 16, "batch_size": 64, "n_epochs": 2, "network_arch": (16,)}
+    settings: dict[str, Any] = {"n_envs": 8, "n_steps": 16, "batch_size": 64, "n_epochs": 2, "net_arch": (16,)}
     run = unidle.train(
         "unidle/SiteExplore-v0",
         env_kwargs={"site": server.urls, "topic": "comet orbit telescope", "budget": 10},
@@ -615,7 +615,7 @@ class Interrupting(gymnasium.Wrapper):
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 def test_a_run_that_is_broken_off_in_a_rollout_goes_on_as_if_it_had_not_been(tmp_path: Path, overlap: str) -> None:
     env = partial(Threaded, lambda: Interrupting(gymnasium.make("CartPole-v1")))
-    settings: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 64, "n_epochs": 2, "network_arch": (16,)}
+    settings: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 64, "n_epochs": 2, "net_arch": (16,)}
     settings |= {"eval_every": 0, "device": "cpu", "tensorboard": False, "quiet": True, "runs_dir": str(tmp_path)}
 
     def arm(moment: unidle.Moment) -> None:

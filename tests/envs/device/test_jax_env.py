@@ -280,7 +280,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 64,
     "n_epochs": 2,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "eval_episodes": 4,
     "eval_every": 0,
     "tensorboard": False,
@@ -317,7 +317,7 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(tmp_path: Path, capsy
 @pytest.mark.learning
 def test_gymnax_cartpole_is_learned(tmp_path: Path) -> None:
     pytest.importorskip("gymnax")
-    settings = {**SMALL, "n_envs": 128, "n_steps": 32, "batch_size": 512, "n_epochs": 4, "network_arch": (64, 64)}
+    settings = {**SMALL, "n_envs": 128, "n_steps": 32, "batch_size": 512, "n_epochs": 4, "net_arch": (64, 64)}
     run = unidle.train(
         "gymnax:CartPole-v1",
         timesteps=300_000,

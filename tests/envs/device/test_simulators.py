@@ -363,7 +363,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 64,
     "n_epochs": 4,
-    "network_arch": (16,),
+    "net_arch": (16,),
     "learning_rate": 5e-3,
     "eval_episodes": 8,
     "tensorboard": False,

@@ -376,7 +376,7 @@ SMALL: dict[str, Any] = {
     "n_steps": 16,
     "batch_size": 32,
     "n_epochs": 2,
-    "network_arch": (8,),
+    "net_arch": (8,),
     "timesteps": 256,
     "eval_every": 128,
     "eval_episodes": 3,

@@ -21,6 +21,7 @@ import pytest
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 
 from nvml_door import DOOR, binding, read  # noqa: E402
+from paths import DOCS  # noqa: E402
 from record_nvml import Recorder  # noqa: E402
 
 from unidle.meter.sensors.reading import EARLY  # noqa: E402
@@ -231,7 +232,7 @@ def test_recorded(name: str, fact: Callable[[Played], None]) -> None:
 def test_the_picture_in_the_docs_shows_that_recording_as_the_monitor_does_now() -> None:
     """Else draw it again: the first lines of picture_monitor.py say how."""
     pytest.importorskip("psutil")
-    committed = HERE.parents[1] / "docs" / "images" / "monitor.svg"
+    committed = DOCS / "images" / "monitor.svg"
     drawn = python(
         [str(HERE / "picture_monitor.py"), str(RECORDINGS / "h200.json.gz"), "/dev/stdout"], dict(os.environ)
     )

@@ -174,11 +174,11 @@ def test_only_recorded_metrics_get_a_plot(tmp_path: Path) -> None:
 
 
 def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, [], env_kwargs={"gravity": -9.8}, network_arch=[128, 64])
+    folder = run_folder(tmp_path, [], env_kwargs={"gravity": -9.8}, net_arch=[128, 64])
     page = page_of(folder)
     shown = dict(zip(page.of("th"), page.of("td")))
     assert list(shown) == list(Config().flat())
-    assert shown["network_arch"] == "[128, 64]"
+    assert shown["net_arch"] == "[128, 64]"
     assert shown["env_kwargs"] == "{gravity: -9.8}"
     assert (shown["target_kl"], shown["workers"], shown["overlap"]) == ("none", "auto", "off")
     assert page.of("h3") == ["recipe", "engine", "run"]

@@ -217,7 +217,7 @@ def test_whatever_servers_do_training_goes_on_and_each_is_counted_in_the_metrics
 def test_the_command_line_names_a_site(server: SiteServer, tmp_path: Path, algo: str) -> None:
     flags = ["--preset", "site-explore"]
     if algo == "dqn":
-        flags = ["--algo", "dqn", "--prioritised", "--learning-starts", "32", "--buffer-size", "512"]
+        flags = ["--algo", "dqn", "--per", "--learning-starts", "32", "--buffer-size", "512"]
         flags += ["--network", "unidle.nn.link_network:LinkNetwork"]
     sizes = ["--n-envs", "8", "--n-steps", "8", "--batch-size", "32", "--timesteps", "128", "--eval-every", "0"]
     words = ["train", "--env", "unidle/SiteExplore-v0", "--site", server.urls[0], "--env-kwargs", "{budget: 6}"]

@@ -212,7 +212,7 @@ def test_a_minibatch_is_never_advised_that_does_not_divide_the_rollout() -> None
 
 def test_updates_of_an_off_policy_algorithm_become_fewer_and_larger() -> None:
     sac = facts(of_profile={"update_overhead": 1.0}, recipe={"algo": "sac", "batch_size": 256})
-    found = advice_of(learning.small_pieces(sac), "--updates-per-step 0.5 --batch-size 512")
+    found = advice_of(learning.small_pieces(sac), "--utd-ratio 0.5 --batch-size 512")
     assert found.speedup == pytest.approx(1 / (1 - (1 / 3) / 2))
 
 

@@ -41,7 +41,7 @@ SECONDS = 0.8  # of probing, in all
 
 
 def job(env: str, **settings: Any) -> Config:
-    small: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 32, "n_epochs": 2, "network_arch": (16, 16)}
+    small: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 32, "n_epochs": 2, "net_arch": (16, 16)}
     layers = lay("classic", None, False, env)
     return validated(layers.settled_with({**small, "env": env, **settings}), layers.preset_batch_size)
 
@@ -152,12 +152,12 @@ def test_another_program_that_ends_while_updates_are_probed_is_not_taken_for_ove
 
 def test_an_algorithm_that_first_acts_at_random_is_probed_while_it_learns() -> None:
     layers = lay("dqn", None, False, "slow_envs:Cheap", None, "dqn")
-    wanted = {"env": "slow_envs:Cheap", "n_envs": 2, "buffer_size": 2000, "network_arch": (64, 64)}
+    wanted = {"env": "slow_envs:Cheap", "n_envs": 2, "buffer_size": 2000, "net_arch": (64, 64)}
     config = validated(layers.settled_with(wanted), layers.preset_batch_size)
     assert config.recipe.learning_starts > config.recipe.total_batch
-    idle = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, updates_per_step=0.001))
+    idle = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, utd_ratio=0.001))
     learning, hardly = measure_profile(config, SECONDS), measure_profile(idle, SECONDS)
-    assert learning.updates == config.recipe.total_batch * config.recipe.updates_per_step
+    assert learning.updates == config.recipe.total_batch * config.recipe.utd_ratio
     assert learning.pace.learning > 3 * hardly.pace.learning
 
 
@@ -189,7 +189,7 @@ def test_learning_that_takes_long_is_measured_without_its_captures(
 
 
 def test_a_device_on_which_learning_takes_far_too_long_is_left_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = job("slow_envs:Cheap", n_steps=256, network_arch=(256, 256))
+    config = job("slow_envs:Cheap", n_steps=256, net_arch=(256, 256))
     pieces = 0
     advance = Learner.advance
 

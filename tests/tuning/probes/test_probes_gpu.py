@@ -24,7 +24,7 @@ def job(preset: str, env: str, **settings: Any) -> Config:
     return validated(layers.settled_with(wanted), layers.preset_batch_size)
 
 
-SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 64, "batch_size": 64, "n_epochs": 2, "network_arch": (64, 64)}
+SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 64, "batch_size": 64, "n_epochs": 2, "net_arch": (64, 64)}
 
 
 def test_copies_the_cpu_and_tf32_are_tried_and_the_precision_is_put_back() -> None:
@@ -58,7 +58,7 @@ def test_graphs_are_tried_where_they_are_off() -> None:
 def test_a_memory_that_does_not_fit_is_compared_with_one_that_does() -> None:
     held = torch.empty(torch.cuda.mem_get_info()[0] - 4 * GIB, dtype=torch.uint8, device="cuda")
     try:
-        settings = {"n_envs": 16, "batch_size": 256, "updates_per_step": 0.25, "buffer_size": 5 * GIB // 28_224}
+        settings = {"n_envs": 16, "batch_size": 256, "utd_ratio": 0.25, "buffer_size": 5 * GIB // 28_224}
         found = probe_job(job("dqn", "slow_envs:Pictures", precision="fp32", **settings), SECONDS)
     finally:
         del held

@@ -32,13 +32,13 @@ from unidle.tuning.search.tune import tune
 
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
-SMALL = shlex.split("--preset classic --n-envs 8 --n-steps 16 --batch-size 32 --n-epochs 1 --network-arch 8")
+SMALL = shlex.split("--preset classic --n-envs 8 --n-steps 16 --batch-size 32 --n-epochs 1 --net-arch 8")
 SLEEPY = ["--env", "tuning_envs:Sleepy", *SMALL, "--n-steps", "8"]
 
 
 def spoiled(how: str, **values: Any) -> Config:
     """A job that is sound in the trainer's process only."""
-    small = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "network_arch": (8,), **values}
+    small = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "net_arch": (8,), **values}
     kwargs = {"env": "tuning_envs:Spoiling", "env_kwargs": {"how": how}}
     return validated(Config().with_values({**kwargs, **small}, "test"))
 

@@ -24,7 +24,7 @@ _ELEGANTRL_RENAMED = {
     "horizon_len": "n_steps",
     "repeat_times": "n_epochs",
     "worker_num": "workers",
-    "net_dims": "network_arch",
+    "net_dims": "net_arch",
     "ratio_clip": "clip_range",
     "lambda_gae_adv": "gae_lambda",
     "lambda_entropy": "ent_coef",

@@ -118,7 +118,7 @@ def _policy_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, option in options.items():
         if name == "net_arch":
-            values["network_arch"] = _net_arch(option, notes)
+            values["net_arch"] = _net_arch(option, notes)
         elif name == "activation_fn":
             values |= _activation_fn(option, notes)
         elif name == "lstm_hidden_size":

@@ -89,7 +89,7 @@ class Saver:
             "seconds": self.clock.seconds(),
             "kernels": self.kernels,
         }
-        if not self.config.run.save_replay:
+        if not self.config.run.save_replay_buffer:
             state = without_memory(state)
         folder.save(state, self.progress.step, self.config.run.keep_checkpoints)
 
@@ -116,7 +116,7 @@ class Saver:
             self.algo.load_state_dict(state["algo"])
         if "memory" not in state["algo"].get("experience", {"memory": None}):
             say(
-                f"What was remembered is not in the checkpoint (--no-save-replay): learning goes on when "
+                f"What was remembered is not in the checkpoint (--no-save-replay-buffer): learning goes on when "
                 f"{recipe.learning_starts:,} steps are collected anew."
             )
         lost = self.collector.load_state_dict(state["collector"])

@@ -113,7 +113,7 @@ class SiteExplore:
         elif not self._has_fetched and start not in _reached:
             raise UsageError(
                 f"{start} could not be fetched ({page.failure}: {page.why}); check the address, or serve a generated "
-                "site with: python -m unidle.sites"
+                "site with: python -m unidle.tasks.web.site"
             )
         return self._observe(), self._info()
 

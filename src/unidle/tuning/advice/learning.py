@@ -71,7 +71,7 @@ def small_pieces(facts: Facts) -> Finding | None:
         advice = if_worth(Advice("recipe", text, f"--batch-size {times * recipe.batch_size}", faster))
     elif recipe.algo != "ppo":
         text = "half as many updates a step, each of a batch twice as large"
-        flags = f"--updates-per-step {recipe.updates_per_step / 2:g} --batch-size {2 * recipe.batch_size}"
+        flags = f"--utd-ratio {recipe.utd_ratio / 2:g} --batch-size {2 * recipe.batch_size}"
         advice = if_worth(Advice("recipe", text, flags, 1 / (1 - facts.learning * overhead / 2)))
     return Finding(
         "small pieces",

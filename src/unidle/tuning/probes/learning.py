@@ -172,7 +172,7 @@ class LearningProbes:
 def updates_of(recipe: Recipe) -> float:
     """Minibatches that an iteration learns from."""
     if recipe.algo != "ppo":
-        return max(1e-9, recipe.total_batch * recipe.updates_per_step)
+        return max(1e-9, recipe.total_batch * recipe.utd_ratio)
     assert isinstance(recipe.batch_size, int)
     return recipe.n_epochs * recipe.total_batch / recipe.batch_size
 

@@ -185,7 +185,7 @@ def _for_trial(config: Config, folder: Path) -> Config:
         eval_every=0,
         run_name=None,
         runs_dir=str(folder),
-        save_replay=False,
+        save_replay_buffer=False,
         target_return=None,
         tensorboard=False,
         wandb=False,

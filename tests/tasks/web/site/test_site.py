@@ -196,7 +196,7 @@ def test_it_runs_in_the_background_of_a_program() -> None:
 
 
 def test_it_runs_from_the_command_line_until_it_is_ended() -> None:
-    command = [sys.executable, "-m", "unidle.sites", "--port", "0", "--pages", "50", "--page-bytes", "2000"]
+    command = [sys.executable, "-m", "unidle.tasks.web.site", "--port", "0", "--pages", "50", "--page-bytes", "2000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

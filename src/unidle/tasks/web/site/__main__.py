@@ -1,4 +1,4 @@
-"""`python -m unidle.sites --port 8000 --latency 0.05`."""
+"""`python -m unidle.tasks.web.site --port 8000 --latency 0.05`."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,6 @@ from unidle.tasks.web.site.serve import Serving, serve_forever
 if __name__ == "__main__":
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serve_forever(tyro.cli(Serving, prog="python -m unidle.sites")))
+            asyncio.run(serve_forever(tyro.cli(Serving, prog="python -m unidle.tasks.web.site")))
     except UsageError as error:
         raise SystemExit(f"error: {error}") from None
