@@ -11,6 +11,12 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels run step by step on the CPU
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 FAKE_DRIVER = Path(__file__).with_name("fake_nvml.c")
@@ -24,8 +30,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items:
-        import torch
-
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

@@ -13,11 +13,11 @@ from unidle.algos.fused_loss import FusedLoss, has_fused_loss
 from unidle.algos.fused_minibatch import FusedMinibatch
 from unidle.algos.fused_step import FusedStep
 from unidle.algos.ppo import PPO, Batch
-from unidle.algos.proof import compare, undone
 from unidle.algos.small_network import shape_of
 from unidle.buffers.fused_gae import fused_gae
 from unidle.buffers.fused_shuffle import fused_shuffle
 from unidle.buffers.rollout import Rollout
+from unidle.kernels.dispatch import compare, restored
 from unidle.spaces.distributions import Params
 
 _EXACTLY = 1e-3  # of a result's length, where both sides come from the same numbers and no products in TF32
@@ -40,7 +40,7 @@ def of_minibatches(algo: PPO, rollout: Rollout) -> dict[str, Any]:
     """Ways to evaluate and to learn; a RuntimeError if one is wrong on this rollout."""
     devices = [algo.sums.device] if algo.sums.is_cuda else []
     # A user's layers may draw and count, as those of dropout and batch normalisation do.
-    with torch.random.fork_rng(devices), undone(list(algo.policy.buffers())):
+    with torch.random.fork_rng(devices), restored(list(algo.policy.buffers())):
         evaluated = log_probs, values = algo.ways.evaluate(rollout)
         targets = _targets(algo, rollout, values, algo.ways.gae)
         batch = algo.cut(rollout, log_probs, values, *targets, _importance(algo, rollout))
@@ -133,6 +133,6 @@ def _around_network(algo: PPO, batch: Batch, order: Tensor) -> dict[str, Any]:
 def _changes(algo: PPO, step: Callable[[], None]) -> list[Tensor]:
     """How `step` changes the parameters, and what it counts, after which all is as it was."""
     flat, counted = algo.parameters.flat.detach(), [algo.sums, algo.minibatches, algo.stopped]
-    with undone([flat, *algo.adam.state_dict().values(), *counted]) as before:
+    with restored([flat, *algo.adam.state_dict().values(), *counted]) as before:
         step()
         return [flat - before[0], *(tensor.clone() for tensor in counted)]

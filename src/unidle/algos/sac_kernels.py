@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unidle.algos.fused_adam import FusedAdam
 from unidle.algos.fused_sac import FusedUpdate, suits
-from unidle.algos.proof import compare, undone
+from unidle.kernels.dispatch import compare, restored
 
 if TYPE_CHECKING:
     from unidle.algos.sac import SAC
@@ -41,7 +41,7 @@ def _seen(algo: SAC, learn: Callable[[], Tensor]) -> list[Tensor]:
 
     At a rate above 0 rounding alone would make the critics that the policy then learns from two different ones.
     """
-    with undone([*algo.changes, algo.learning_rate]):
+    with restored([*algo.changes, algo.learning_rate]):
         algo.learning_rate.zero_()
         algo.sums.zero_()
         errors = learn().clone()
@@ -58,7 +58,7 @@ def _compare_steps(algo: SAC, name: str, step: FusedAdam) -> None:
     changed = [adam.flat, algo.target_flat, *adam.state_dict().values()]
 
     def moved(way: Callable[[], None]) -> list[Tensor]:
-        with undone([*changed, adam.grad]) as before:
+        with restored([*changed, adam.grad]) as before:
             way()
             return [tensor - value for tensor, value in zip(changed, before)]
 

@@ -203,7 +203,9 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
             assert taken is not None
             found.append((taken[0].step, taken[0].about, taken[1]))
             beside.release()
-        evaluators = [child for child in psutil.Process().children() if "evaluate.worker_main" in " ".join(child.cmdline())]
+        evaluators = [
+            child for child in psutil.Process().children() if "evaluate.worker_main" in " ".join(child.cmdline())
+        ]
         gives_way = min(19, psutil.Process().nice() + 10)
         assert [child.nice() for child in evaluators] == [gives_way, gives_way]
         assert found == [(step, {"at": float(step)}, result) for step, result in enumerate(expected)]

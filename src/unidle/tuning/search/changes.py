@@ -26,7 +26,7 @@ class Change:
         """`config` with it."""
         return config.with_values(dict(self.values), "tune")
 
-    def undone(self, config: Config) -> tuple[tuple[str, Any], ...]:
+    def restored(self, config: Config) -> tuple[tuple[str, Any], ...]:
         """The values that `config` has instead."""
         now = config.flat()
         return tuple((name, now[name]) for name, _ in self.values)

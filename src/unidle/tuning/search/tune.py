@@ -181,7 +181,7 @@ class _Tuner:
             return
         kept = found.measured.low > 1
         if kept:
-            self._tried.add(change.undone(self.tuned.config))
+            self._tried.add(change.restored(self.tuned.config))
             self._trial, self._rival = self._rival, self._trial
             self.tuned.config, self.tuned.situation, self.tuned.rate = then, situation, found.rate
             self._start_seconds, self._go_seconds = started, found.seconds
@@ -269,7 +269,7 @@ class _Tuner:
             measured = interval([after - before for before, after in zip(own, gains)])
             kept = measured.low > 0
             if kept:
-                self._tried.add(change.undone(self.tuned.config))
+                self._tried.add(change.restored(self.tuned.config))
                 self.tuned.config, own = then, gains
             self._settle(Outcome(change, predicted, measured, kept))
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from unidle.algos.proof import compare, undone
+from unidle.kernels.dispatch import compare, restored
 
 
 def test_what_differs_by_little_is_the_same_and_nobody_is_warned_of_gradients() -> None:
@@ -20,13 +20,13 @@ def test_what_differs_by_little_is_the_same_and_nobody_is_warned_of_gradients() 
 @pytest.mark.parametrize("wrong", [1.1, float("nan")])
 def test_what_differs_by_more_or_is_no_number_is_told(wrong: float) -> None:
     theirs = torch.linspace(-1, 1, 50)
-    with pytest.raises(RuntimeError, match="the kernel's numbers are not those of the plain formulas"):
+    with pytest.raises(RuntimeError, match="the kernel's numbers differ from the reference's"):
         compare("numbers", wrong * theirs, theirs)
 
 
 def test_what_happens_inside_is_undone() -> None:
     tensor = torch.ones(3)
-    with undone([tensor]) as before:
+    with restored([tensor]) as before:
         tensor.zero_()
         assert before[0].tolist() == [1, 1, 1]
     assert tensor.tolist() == [1, 1, 1]

@@ -1,0 +1,76 @@
+"""Which implementation of an operation a run uses.
+
+Every operation has one plain reference in PyTorch. A faster implementation replaces it if it supports the case and its
+results agree with the reference's on the run's first real batch. Otherwise the reference serves: it is as exact, only
+slower. The reason is reported once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+_Implementation = TypeVar("_Implementation")
+Report = Callable[[str, Exception, str], None]  # operation, error, what is done instead
+
+TOLERANCE = 0.02  # of a result's norm: TF32 rounding stays below, a wrong formula does not
+
+
+def no_report(operation: str, error: Exception, instead: str) -> None:
+    """For those who need no report."""
+
+
+class Dispatch:
+    """Chooses an implementation for each operation of a run, and remembers why a reference was kept."""
+
+    def __init__(self, report: Report = no_report) -> None:
+        self.fallbacks: dict[str, str] = {}  # operation → why the reference serves
+        self._report = report
+
+    def choose(
+        self,
+        operation: str,
+        reference: _Implementation,
+        build: Callable[[], _Implementation],
+        verify: Callable[[_Implementation], None],
+        unsupported: str | None = None,
+    ) -> _Implementation:
+        """What `build` makes, if `verify` raises nothing; else `reference`.
+
+        `unsupported` says why there is no faster implementation for this case; None: there is one. That is expected,
+        so it is kept in `fallbacks` and not reported.
+        """
+        if unsupported is not None:
+            self.fallbacks[operation] = unsupported
+            return reference
+        try:
+            implementation = build()
+            verify(implementation)
+        except Exception as error:
+            self.fallbacks[operation] = f"{type(error).__name__}: {error}"
+            self._report(operation, error, "uses the plain PyTorch implementation")
+            return reference
+        return implementation
+
+
+@torch.no_grad()
+def compare(what: str, ours: Tensor, reference: Tensor, tolerance: float = TOLERANCE) -> None:
+    """RuntimeError if the two differ by more than `tolerance` of the reference's norm, or if one is NaN."""
+    error = float(torch.linalg.vector_norm(ours - reference))
+    if not error <= tolerance * float(torch.linalg.vector_norm(reference)) + 1e-6:
+        raise RuntimeError(f"the kernel's {what} differ from the reference's")
+
+
+@contextmanager
+def restored(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Restores `tensors` on exit, whatever happens inside; yields their values on entry."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield before
+    finally:
+        for tensor, value in zip(tensors, before):
+            tensor.copy_(value)
