@@ -29,10 +29,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu_items:
-        if not torch.cuda.is_available():
-            for item in gpu_items:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    if gpu_items and not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def outcome(
         "env actions of others": torch.from_numpy(block.actions[1::2].copy()),
         "actions": rollout.actions[:2, ready].cpu(),
         "others": rollout.actions[:, 1::2].cpu(),
-        "rows": rollout.obs[:2, ready].cpu(),
+        "obs": rollout.obs[:2, ready].cpu(),
         "later": rollout.actions[2:].cpu(),
     }
     lock.close()
@@ -87,8 +87,8 @@ def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
     assert is_fused
     for name in ("env actions", "actions"):
         torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
-    assert torch.equal(fused["rows"], plain["rows"])
-    assert fused["rows"].any()
+    assert torch.equal(fused["obs"], plain["obs"])
+    assert fused["obs"].any()
     for name in ("others", "env actions of others", "later"):
         assert not fused[name].any()
 
@@ -105,7 +105,7 @@ def test_squashed_actions_are_those_of_the_plain_kernels_by_each_tasks_head(
     for name in ("env actions", "actions"):
         torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
     assert float(plain["actions"].std()) > 0.1
-    assert torch.equal(fused["rows"], plain["rows"])
+    assert torch.equal(fused["obs"], plain["obs"])
     for name in ("others", "env actions of others", "later"):
         assert not fused[name].any()
 

@@ -25,7 +25,7 @@ if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
 STEPS, ENVS = 9, 40  # no multiple of what a block takes
-FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_obs", "final_at")
+FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "final_obs", "final_at")
 
 
 def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:

@@ -102,7 +102,7 @@ def test_the_same_seed_repeats_a_run_and_another_does_not(algo: str, tmp_path: P
         for name, seed in (("one", 1), ("again", 1), ("other", 2))
     )
     assert_same(again, one)
-    rewards = [state["algo"]["experience"]["memory"]["rows"] for state in (one, other)]
+    rewards = [state["algo"]["experience"]["memory"]["obs"] for state in (one, other)]
     assert not torch.equal(*rewards)
     for name, weight in one["algo"]["policy"].items():
         if weight.numel() > 1:
@@ -165,7 +165,7 @@ def test_actions_are_random_until_learning_starts_and_then_the_policys(algo: str
     memory, n_envs = state["experience"]["memory"], 3
     places = 3000 // n_envs
     cells = memory["order"].view(places, n_envs)[:500].long()  # [steps, environments]
-    obs, actions = memory["rows"][cells], memory["actions"][cells].squeeze(-1)
+    obs, actions = memory["obs"][cells], memory["actions"][cells].squeeze(-1)
     with torch.no_grad():
         params, _ = policy.act(obs.flatten(0, 1))
         mode = policy.distribution.mode(params).view(500, n_envs)
@@ -305,11 +305,11 @@ def test_of_an_environment_that_failed_and_began_anew_only_what_is_sound_is_reme
     run = unidle.train(Breaking, preset="dqn", **settings)  # 160 steps each: it fails in the 60th and the 119th
     assert sum(run.summary()["faults"].values()) == 6
     memory = final_state(run.path)["algo"]["experience"]["memory"]
-    assert memory["rows"].view(torch.float32).isfinite().all()
+    assert memory["obs"].view(torch.float32).isfinite().all()
     ended = (memory["ended"] & memory["acted"]).nonzero()[:, 0]
     assert len(ended) == 6
     assert not memory["terminated"].any()
-    finals = memory["rows"].view(torch.float32)[ended + 3, 0]  # the next cell of the same environment
+    finals = memory["obs"].view(torch.float32)[ended + 3, 0]  # the next cell of the same environment
     assert finals.tolist() == [0.5] * 6
 
 

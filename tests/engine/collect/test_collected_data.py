@@ -41,7 +41,7 @@ from unidle.timeline import Timeline
 SEED = 3
 CHECKED = 8  # first steps in which what is not finite is still the user's mistake
 Plan = dict[tuple[int, int, int], Break]  # (environment, episode, step or IN_RESET) → how it fails there
-FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
+FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -272,7 +272,7 @@ def check_rollouts(run: SmallRun, plan: Plan, rollouts: int) -> tuple[list[dict[
         for env, life in enumerate(lives):
             assert collector.log.actions(env)[:, 0].tolist() == life.actions
             assert state["episode"][env] == life.episode
-        assert places(state["rows"]) == [life.place for life in lives]
+        assert places(state["obs"]) == [life.place for life in lives]
         assert state["starts"].tolist() == [life.step == 0 for life in lives]
         taken.append(copied(rollout))
         checkpoints.append(frozen(state))

@@ -55,7 +55,7 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
     for _ in range(4):
         mine, theirs = here.finish().rollout, there.finish().rollout
         here.settle()
-        for field in ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states"):
+        for field in ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states"):
             assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
         used = mine.final_at < steps * n_envs
         order = mine.final_at[used].argsort()

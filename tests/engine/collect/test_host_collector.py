@@ -21,7 +21,7 @@ from unidle.engine.collect import action_log as episodes
 from unidle.engine.collect.action_log import EpisodeLog, as_tensors
 from unidle.rng import keyed_generator
 
-FIELDS = ("rows", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
+FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
 
 
 def copied(rollout: Rollout) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others(
     first, again, other = rollouts(7), rollouts(7), rollouts(8)
     for left, right in zip(first, again):
         assert_identical(left, right)
-    assert not torch.equal(first[0]["rows"], other[0]["rows"])
+    assert not torch.equal(first[0]["obs"], other[0]["obs"])
     assert not torch.equal(first[0]["actions"], other[0]["actions"])
 
 

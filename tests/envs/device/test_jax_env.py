@@ -265,7 +265,7 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
     for _ in range(3):
         mine, theirs = here.finish().rollout, there.finish().rollout
         here.settle()
-        for field in ("rows", "starts", "actions", "rewards", "terminated", "truncated", "final_at", "final_obs"):
+        for field in ("obs", "starts", "actions", "rewards", "terminated", "truncated", "final_at", "final_obs"):
             assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
         cut += len(mine.final_at)
         assert here.episodes == there.episodes

@@ -420,7 +420,7 @@ class Collector:
         return {
             "number": self.number,
             "episode": torch.from_numpy(boundary.episode),
-            "rows": torch.from_numpy(boundary.obs),
+            "obs": torch.from_numpy(boundary.obs),
             "starts": torch.from_numpy(boundary.starts),
             "states": boundary.states.cpu(),
             "actions": [torch.from_numpy(self.log.actions(env)) for env in range(n_envs)],
@@ -441,7 +441,7 @@ class Collector:
         """
         actions = [piece.numpy() for piece in state["actions"]]
         env_states = [as_arrays(part) for part in state["env_states"]]
-        points = list(zip(state["episode"].tolist(), actions, state["rows"].numpy(), env_states))
+        points = list(zip(state["episode"].tolist(), actions, state["obs"].numpy(), env_states))
         repeated = self.envs.resume(points)
         lost = [env for env, same in enumerate(repeated) if not same]
         self._begins[:] = state["starts"].numpy()
