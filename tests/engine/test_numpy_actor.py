@@ -35,7 +35,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
         if policy.encoder.norm is not None:
             policy.encoder.norm.shift.normal_()
             policy.encoder.norm.scale.uniform_(0.5, 20)
-    env_spec: Any = SimpleNamespace(obs=obs, actions=actions)
+    env_spec: Any = SimpleNamespace(obs_layout=obs, action_layout=actions)
     block = Block(env_spec, N_ENVS)
     random = np.random.default_rng(2)
     block.obs.view(np.float32)[:, :5] = random.standard_normal((N_ENVS, 5))

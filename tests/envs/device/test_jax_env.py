@@ -237,7 +237,7 @@ def test_gymnax_final_observation_is_that_of_its_own_limit() -> None:
 
 def test_gymnax_kwargs_go_where_they_belong() -> None:
     pytest.importorskip("gymnax")
-    env = made("gymnax:Catch-bsuite", 2, obs=6, columns=3)
+    env = made("gymnax:Catch-bsuite", 2, rows=6, columns=3)
     assert env.observation_space.shape == (6, 3)
     with pytest.raises(UsageError, match="wheels"):
         made("gymnax:CartPole-v1", 2, wheels=3)

@@ -181,7 +181,7 @@ def test_learning_that_takes_long_is_measured_without_its_captures(
 
     monkeypatch.setattr(probes_learning, "steps_with_room", lambda *_: 1)
     algo = SimpleNamespace(parameters=SimpleNamespace(flat=SimpleNamespace(device=torch.device(device))))
-    parts = SimpleNamespace(algo=algo, env_spec=SimpleNamespace(obs=SimpleNamespace(obs_bytes=1)))
+    parts = SimpleNamespace(algo=algo, env_spec=SimpleNamespace(obs_layout=SimpleNamespace(obs_bytes=1)))
     probes = LearningProbes(job("slow_envs:Cheap"), 1.0, cast(Any, parts), cast(Any, None))
     monkeypatch.setattr(probes, "once", learn)
     assert probes.seconds() == taken[learned - 1]
@@ -341,7 +341,7 @@ def test_what_is_tried_remembers_no_more_than_a_quarter_of_the_room_on_the_gpu(
     replay = TaskReplay(1000, n_tasks, *sizes) if n_tasks > 1 else Replay(1000, *sizes)
     parameters = SimpleNamespace(flat=SimpleNamespace(device=torch.device("cuda")))
     algo = SimpleNamespace(parameters=parameters, experience=SimpleNamespace(replay=replay))
-    env_spec = SimpleNamespace(obs=SimpleNamespace(obs_bytes=4000), actions=SimpleNamespace(width=2))
+    env_spec = SimpleNamespace(obs_layout=SimpleNamespace(obs_bytes=4000), action_layout=SimpleNamespace(width=2))
     parts = SimpleNamespace(algo=algo, env_spec=env_spec)
     config = small_dqn()
     config = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, buffer_size=10**6))
