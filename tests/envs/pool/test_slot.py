@@ -265,7 +265,7 @@ def test_no_state_is_taken_where_the_environment_offers_none() -> None:
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
-FAILING = EnvSpec(ObservationLayout.of(Walk.observation_space), probe(env_maker(Walk)).actions, 0.0)
+FAILING = EnvSpec(ObservationLayout.of(Walk.observation_space), probe(env_maker(Walk)).action_layout, 0.0)
 
 
 def test_a_failure_is_told_with_environment_episode_seed_step_and_traceback() -> None:
