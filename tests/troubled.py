@@ -105,14 +105,14 @@ class _WellBehaved(Troubled):
         return super().step(Do.STEP)
 
 
-CONTRACT: EnvSpec = probe(env_maker(_WellBehaved))
+ENV_SPEC: EnvSpec = probe(env_maker(_WellBehaved))
 SEED = 5
 CHECKED = 8  # first steps in which what is not finite is still the user's mistake
 
 
 def place(row: np.ndarray) -> tuple[int, int]:
     """(seed, step) that a row shows."""
-    seed, step = CONTRACT.obs.unpack(row)["at"]
+    seed, step = ENV_SPEC.obs_layout.unpack(row)["at"]
     return int(seed), int(step)
 
 

@@ -54,7 +54,7 @@ def test_an_unsupported_space_is_said_before_anything_is_stepped() -> None:
 
 
 def test_discretize_reaches_the_layout_of_actions() -> None:
-    assert probe(env_maker(Pictures), discretize=5).actions.nvec == (5, 5)
+    assert probe(env_maker(Pictures), discretize=5).action_layout.nvec == (5, 5)
 
 
 @pytest.mark.parametrize("in_observation", [False, True])
@@ -74,7 +74,7 @@ def test_a_mask_without_anything_to_mask_is_left_alone() -> None:
             super().__init__(spaces.Box(-1, 1, (1,)), (where, info), (where, 0.0, False, False, info))
             self.action_space = spaces.Tuple((spaces.Box(-1, 1), spaces.Box(-1, 1)))
 
-    assert probe(env_maker(Reals)).obs.mask_width == 0
+    assert probe(env_maker(Reals)).obs_layout.mask_width == 0
 
 
 def test_a_mask_that_is_missing_after_some_steps_is_said() -> None:

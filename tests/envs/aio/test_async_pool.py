@@ -21,7 +21,7 @@ import pytest
 import torch
 from processes import wait_until
 from toy_envs import Walk
-from troubled import CHECKED, CONTRACT, SEED, Do, Troubled, at, place
+from troubled import CHECKED, ENV_SPEC, SEED, Do, Troubled, at, place
 from waiting import Waiting
 
 import unidle
@@ -47,7 +47,7 @@ Make = Callable[..., AsyncEnvs]
 
 def made(env: Any = Waiting, n_envs: int = 4, slices: int | None = None, **settings: Any) -> AsyncEnvs:
     maker = replace(env_maker(env, settings.pop("kwargs", None)), deadline=settings.pop("deadline", None))
-    return AsyncEnvs(maker, settings.pop("contract", CONTRACT), n_envs, SEED, FIRST, slices, **settings)
+    return AsyncEnvs(maker, settings.pop("env_spec", ENV_SPEC), n_envs, SEED, FIRST, slices, **settings)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def story(envs: HostEnvs, rounds: int = 90) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def as_it_should_be() -> list[Any]:
-    return story(SerialEnvs(env_maker(Troubled), CONTRACT, 6, SEED, FIRST, max_env_restarts=10**6))
+    return story(SerialEnvs(env_maker(Troubled), ENV_SPEC, 6, SEED, FIRST, max_env_restarts=10**6))
 
 
 @pytest.mark.parametrize("slices", [None, 4, 1])
@@ -153,7 +153,7 @@ def test_a_thread_for_each_makes_no_difference(as_it_should_be: list[Any]) -> No
 
 def test_nor_do_event_loops_in_worker_processes(as_it_should_be: list[Any]) -> None:
     maker = env_maker(Waiting)
-    pool = ProcessPool(maker, CONTRACT, 6, SEED, 2, FIRST, 3, max_env_restarts=10**6)
+    pool = ProcessPool(maker, ENV_SPEC, 6, SEED, 2, FIRST, 3, max_env_restarts=10**6)
     try:
         assert len(pool.bounds) == 6
         seen = story(pool)
@@ -194,7 +194,7 @@ def test_nor_does_one_whose_next_episode_is_slow_to_begin(started: Make, tmp_pat
 
 
 def test_a_worker_process_has_all_its_slices_under_way() -> None:
-    pool = ProcessPool(env_maker(Waiting), CONTRACT, 8, SEED, 1, FIRST, 8)
+    pool = ProcessPool(env_maker(Waiting), ENV_SPEC, 8, SEED, 1, FIRST, 8)
     try:
         pool.start(np.zeros(8, np.int64))
         began = time.monotonic()
@@ -254,7 +254,7 @@ def test_a_step_past_its_deadline_did_not_happen_and_its_environment_is_made_ane
 
 def test_a_deadline_is_kept_in_worker_processes_too() -> None:
     engine = Engine(workers=2, env_timeout=0.2)
-    pool = make_envs(env_maker(Waiting), CONTRACT, 4, SEED, 2, engine, FIRST, 1)
+    pool = make_envs(env_maker(Waiting), ENV_SPEC, 4, SEED, 2, engine, FIRST, 1)
     try:
         assert isinstance(pool, ProcessPool)
         pool.start(np.zeros(4, np.int64))
@@ -266,7 +266,7 @@ def test_a_deadline_is_kept_in_worker_processes_too() -> None:
 
 
 def test_a_worker_process_that_dies_is_replaced() -> None:
-    pool = ProcessPool(env_maker(Waiting), CONTRACT, 4, SEED, 2, FIRST, 2)
+    pool = ProcessPool(env_maker(Waiting), ENV_SPEC, 4, SEED, 2, FIRST, 2)
     try:
         pool.start(np.zeros(4, np.int64))
         do(pool)
@@ -496,7 +496,7 @@ def test_the_twin_of_any_of_them_steps_as_it_does() -> None:
 def test_worker_processes_have_a_loop_each_where_they_are_asked_for(
     engine: Engine, workers: int, kind: type, slices: int
 ) -> None:
-    envs = make_envs(env_maker(Waiting), CONTRACT, 4, SEED, workers, engine)
+    envs = make_envs(env_maker(Waiting), ENV_SPEC, 4, SEED, workers, engine)
     try:
         assert isinstance(envs, kind)
         assert len(envs.bounds) == slices

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from troubled import CHECKED, CONTRACT, SEED, Do, Troubled, at, place, reward_of
+from troubled import CHECKED, ENV_SPEC, SEED, Do, Troubled, at, place, reward_of
 
 from unidle.envs.block import Block
 from unidle.envs.faults import Fault, FaultTally
@@ -32,9 +32,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     def make(env: Any = Troubled, **kwargs: Any) -> HostEnvs:
         maker = env_maker(env)
         if request.param == "serial":
-            made.append(SerialEnvs(maker, CONTRACT, N, SEED, FIRST, **kwargs))
+            made.append(SerialEnvs(maker, ENV_SPEC, N, SEED, FIRST, **kwargs))
         else:
-            made.append(ProcessPool(maker, CONTRACT, N, SEED, 2, FIRST, **kwargs))
+            made.append(ProcessPool(maker, ENV_SPEC, N, SEED, 2, FIRST, **kwargs))
         return made[-1]
 
     yield make
@@ -261,7 +261,7 @@ def test_a_new_environment_whose_first_observation_is_not_finite_is_given_up(sta
         do(envs)
     (tmp_path / "blind").touch()
     assert len(do(envs, Do.RAISE, Do.STEP, Do.STEP)) == 1
-    assert np.isfinite(CONTRACT.obs.float_views(envs.block.obs)[0]).all()
+    assert np.isfinite(ENV_SPEC.obs_layout.float_views(envs.block.obs)[0]).all()
     assert do(envs) == [f"Environment 40 returned a NaN or infinite observation in {where(40, 1, 0)}."]
 
 
@@ -271,7 +271,7 @@ def test_an_episode_that_is_started_with_something_not_finite_is_passed_over_too
         do(envs)
     (tmp_path / "blind").touch()
     envs.start(np.full(N, 5))
-    assert np.isfinite(CONTRACT.obs.float_views(envs.block.obs)[0]).all()
+    assert np.isfinite(ENV_SPEC.obs_layout.float_views(envs.block.obs)[0]).all()
     (tmp_path / "blind").unlink()
     assert take(envs) == [
         f"Environment {env} returned a NaN or infinite observation in {where(env, 5, 0)}." for env in (40, 41, 42)
@@ -319,7 +319,7 @@ def test_a_finished_episode_makes_up_for_all_failures_before_it(started: Make, e
 
 def test_what_a_skipped_or_cut_line_shows_makes_up_for_nothing() -> None:
     tally = FaultTally(4, FIRST, most=1)
-    block = Block(CONTRACT, 4)
+    block = Block(ENV_SPEC, 4)
     for env in range(4):
         tally.add(Fault(FIRST + env, "exception", "it broke"))
     block.terminated[:] = [True, True, False, True]

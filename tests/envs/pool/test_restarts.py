@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from paths import SOURCE, TESTS
 from processes import is_running, wait_until
-from troubled import CHECKED, CONTRACT, SEED, Do, Troubled, at, place, reward_of
+from troubled import CHECKED, ENV_SPEC, SEED, Do, Troubled, at, place, reward_of
 
 from unidle.envs.make import env_maker
 from unidle.envs.pool import worker_process as process
@@ -43,7 +43,7 @@ def started() -> Iterator[Make]:
     made: list[ProcessPool] = []
 
     def started(env: Any = Troubled, n_envs: int = 4, workers: int = 2, slices: int = 1, **kwargs: Any) -> ProcessPool:
-        pool = ProcessPool(env_maker(env), CONTRACT, n_envs, SEED, workers, FIRST, slices, **kwargs)
+        pool = ProcessPool(env_maker(env), ENV_SPEC, n_envs, SEED, workers, FIRST, slices, **kwargs)
         made.append(pool)
         pool.start(np.zeros(n_envs, np.int64))
         return pool
@@ -527,11 +527,11 @@ def test_when_the_trainer_is_killed_workers_that_were_started_again_end_too(tmp_
     code = """
         import os, signal, time
         import numpy as np
-        from troubled import CONTRACT, Do, Troubled
+        from troubled import ENV_SPEC, Do, Troubled
         from unidle.envs.make import env_maker
         from unidle.envs.pool.process_pool import ProcessPool
 
-        pool = ProcessPool(env_maker(Troubled), CONTRACT, 2, 0, 2)
+        pool = ProcessPool(env_maker(Troubled), ENV_SPEC, 2, 0, 2)
         pool.start(np.zeros(2, np.int64))
         old = [worker._process.pid for worker in pool._processes]
         pool.block.actions[:, 0] = Do.EXIT
@@ -569,7 +569,7 @@ def resources() -> tuple[int, int]:
 def test_a_pool_that_is_gone_has_given_back_all_it_had() -> None:
     gc.collect()
     before = resources()
-    pool = ProcessPool(env_maker(Troubled), CONTRACT, 2, SEED, 2)
+    pool = ProcessPool(env_maker(Troubled), ENV_SPEC, 2, SEED, 2)
     pool.start(np.zeros(2, np.int64))
     do(pool, Do.EXIT, Do.STEP)
     pool.close()
@@ -693,12 +693,12 @@ def soak(envs: HostEnvs, rng: random.Random, exceptions: int, kills: int) -> Non
 
 
 def test_two_hundred_faults_at_random_in_this_process() -> None:
-    with closing(SerialEnvs(env_maker(Troubled), CONTRACT, 12, SEED, FIRST, max_env_restarts=10**6)) as envs:
+    with closing(SerialEnvs(env_maker(Troubled), ENV_SPEC, 12, SEED, FIRST, max_env_restarts=10**6)) as envs:
         soak(envs, random.Random(1), exceptions=200, kills=0)
 
 
 def test_two_hundred_faults_at_random_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LOOK_AROUND_SECONDS", 0.02)
-    pool = ProcessPool(env_maker(Troubled), CONTRACT, 12, SEED, 2, FIRST, slices=3, max_env_restarts=10**6)
+    pool = ProcessPool(env_maker(Troubled), ENV_SPEC, 12, SEED, 2, FIRST, slices=3, max_env_restarts=10**6)
     with closing(pool):
         soak(pool, random.Random(2), exceptions=150, kills=50)
