@@ -99,7 +99,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     from unidle.engine.learn.device_loop import DeviceLoop
     from unidle.envs.make import env_maker
     from unidle.envs.spec import probe
-    from unidle.nn.actor_critic import Policy
+    from unidle.nn.actor_critic import ActorCritic
     from unidle.timeline import Timeline
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,7 +108,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     recipe = Recipe(**{name: value for name, value in settings(n_envs).items() if name in fields})
     maker = env_maker("unidle/CartPole-v1")
     env_spec = probe(maker)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
     algo = PPO(policy, recipe)
     rollout = Rollout(STEPS, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
     collector = DeviceCollector(maker.on_device(n_envs, 0, device), env_spec, policy, rollout, 0, Timeline())

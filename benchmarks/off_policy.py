@@ -33,7 +33,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     from unidle.algos.sac import SAC
     from unidle.config import Recipe
     from unidle.engine.cuda_graphs import Capture
-    from unidle.nn.sac_policy import SoftPolicy
+    from unidle.nn.sac_policy import SACPolicy
     from unidle.spaces.actions import ActionLayout
     from unidle.spaces.observations import ObservationLayout
 
@@ -53,7 +53,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
         max_grad_norm=float("inf"),
         buffer_size=FILLED + 1000,
     )
-    policy = SoftPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (ACTIONS,))), recipe).to(device)
+    policy = SACPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (ACTIONS,))), recipe).to(device)
     algo = SAC(policy, recipe, Capture(device, print))
 
     def some_rows() -> Any:

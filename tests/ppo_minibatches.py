@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from unidle.algos.ppo import PPO, Batch
 from unidle.config import Recipe
-from unidle.nn.actor_critic import NetworkFactory, Policy
+from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
@@ -38,7 +38,7 @@ LEARNING: dict[str, dict[str, Any]] = {
 }
 
 
-def a_batch(policy: Policy, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
+def a_batch(policy: ActorCritic, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
     """Experience that a slightly different policy might have had: some ratios are clipped, some are not."""
     generator, device = torch.Generator().manual_seed(7), policy.log_std.device
 
@@ -91,7 +91,7 @@ def an_algo(
     actions = ActionLayout.of(action_space)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
     recipe = Recipe(**{"net_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
-    policy = Policy(obs, actions, recipe, network)
+    policy = ActorCritic(obs, actions, recipe, network)
     for parameter in policy.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     algo = PPO(policy.to(device), recipe)

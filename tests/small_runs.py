@@ -20,7 +20,7 @@ from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import probe
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.rng import keyed_generator
 from unidle.spaces.distributions import Params
 from unidle.timeline import Timeline
@@ -41,7 +41,7 @@ class SmallRun:
     iteration: int = 0
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> ActorCritic:
         return self.algo.policy
 
     def collect(self) -> Rollout:
@@ -84,7 +84,7 @@ def small_run(
     maker = env_maker(env, kwargs)
     env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, chosen)
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, chosen)
     algo = PPO(policy, chosen)
     obs, width = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width
     rollouts = [
@@ -112,7 +112,7 @@ def frozen(state: Any) -> Any:
 def twin(run: SmallRun) -> PPO:
     """A second learner that stands exactly where the first one does: what it prepares leaves the first alone."""
     env_spec = run.envs.env_spec
-    other = PPO(Policy(env_spec.obs_layout, env_spec.action_layout, run.algo.recipe), run.algo.recipe)
+    other = PPO(ActorCritic(env_spec.obs_layout, env_spec.action_layout, run.algo.recipe), run.algo.recipe)
     other.load_state_dict(frozen(run.algo.state_dict()))
     return other
 

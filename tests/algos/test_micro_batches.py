@@ -15,8 +15,8 @@ import unidle
 from unidle.algos.micro_batches import Pieces
 from unidle.algos.sac import Critics
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
-from unidle.nn.actor_critic import Policy
-from unidle.nn.q_policy import GreedyPolicy
+from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.q_policy import QPolicy
 
 SMALL: dict[str, Any] = {
     "n_envs": 4,
@@ -83,10 +83,10 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe
 @pytest.mark.parametrize(
     ("algo", "env", "kind", "method"),
     [
-        ("ppo", "Pendulum-v1", Policy, "forward"),
+        ("ppo", "Pendulum-v1", ActorCritic, "forward"),
         ("sac", "Pendulum-v1", Critics, "forward"),
         ("sac", "CartPole-v1", Critics, "forward"),
-        ("dqn", "CartPole-v1", GreedyPolicy, "values"),
+        ("dqn", "CartPole-v1", QPolicy, "values"),
     ],
     ids=["ppo", "sac", "sac of choices", "dqn"],
 )
@@ -122,14 +122,14 @@ def test_the_whole_rollout_is_evaluated_in_pieces_too(monkeypatch: pytest.Monkey
     try:
         rollout = run.collect()
         values = run.algo.prepare(rollout).values
-        plain = Policy.forward
+        plain = ActorCritic.forward
 
-        def stingy(self: Policy, obs: torch.Tensor, *more: Any) -> Any:
+        def stingy(self: ActorCritic, obs: torch.Tensor, *more: Any) -> Any:
             if len(obs) > 8:
                 raise torch.OutOfMemoryError("out of memory")
             return plain(self, obs, *more)
 
-        monkeypatch.setattr(Policy, "forward", stingy)
+        monkeypatch.setattr(ActorCritic, "forward", stingy)
         assert_close(run.algo.prepare(rollout).values, values)
         assert run.algo.pieces.count == 1  # learning may still have room
     finally:

@@ -17,7 +17,7 @@ from unidle.engine.build import make_envs
 from unidle.envs.make import EnvMaker
 from unidle.envs.spec import probe
 from unidle.errors import UsageError
-from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
+from unidle.nn.sac_policy import SACPolicy, outputs_of_task
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
@@ -86,7 +86,7 @@ def test_a_batch_that_is_no_multiple_of_the_tasks_is_learned_from_too() -> None:
 def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:
     actions, recipe = ActionLayout.of(spaces.Box(-1, 1, (2,))), Recipe(algo="sac", n_tasks=5, batch_size=30)
     with pytest.raises(UsageError, match="The last 5 numbers of an observation must tell the task"):
-        SoftPolicy(ObservationLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
+        SACPolicy(ObservationLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
 
 
 class Turns(gymnasium.Env):

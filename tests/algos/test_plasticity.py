@@ -13,8 +13,8 @@ from unidle.algos.dormancy import TOO_DORMANT, remedy
 from unidle.algos.plasticity import dormant_ratio, feature_rank, of_ensemble, of_trunk
 from unidle.algos.sac import SAC
 from unidle.nn.ensemble import Ensemble
+from unidle.nn.mlp import mlp
 from unidle.nn.optim.flat_parameters import FlatParameters
-from unidle.nn.trunks import mlp
 from unidle.rng import keyed_generator
 
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from unidle.algos.sac import SAC
 from unidle.buffers.replay import Transitions
 from unidle.config import Recipe
-from unidle.nn.sac_policy import SoftPolicy
+from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
@@ -40,7 +40,7 @@ def an_algorithm(reals: int, **changes: Any) -> SAC:
     settings: dict[str, Any] = {"activation": "relu", "net_arch": (32, 32), "critic_arch": (48, 32)} | changes
     recipe = Recipe(algo="sac", n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
-    policy = SoftPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
+    policy = SACPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
     return SAC(policy, recipe)
 
 
@@ -133,7 +133,7 @@ def test_what_has_no_kernels_learns_the_plain_way(space: spaces.Space) -> None:
     from unidle.algos.fused_sac import suits
 
     recipe = Recipe(algo="sac", n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
-    policy = SoftPolicy(ObservationLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
+    policy = SACPolicy(ObservationLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
     assert not suits(SAC(policy, recipe))
     assert suits(an_algorithm(2))
     assert not suits(an_algorithm(2, activation="elu"))

@@ -14,9 +14,9 @@ from unidle.engine.cuda_graphs import Capture
 from unidle.envs.block import Block
 from unidle.envs.make import env_maker
 from unidle.envs.spec import probe
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.optim.flat_parameters import FlatParameters
-from unidle.nn.sac_policy import SoftPolicy
+from unidle.nn.sac_policy import SACPolicy
 
 pytestmark = pytest.mark.gpu
 STEPS = 5
@@ -30,7 +30,7 @@ def outcome(
     torch.set_float32_matmul_precision("highest")
     env_spec = probe(env_maker(env), None, 0)
     torch.manual_seed(1)
-    kind = SoftPolicy if recipe.algo == "sac" else Policy
+    kind = SACPolicy if recipe.algo == "sac" else ActorCritic
     policy = kind(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
     if at_random:
         policy.distribution.at_random.fill_(1.0)

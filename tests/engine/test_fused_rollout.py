@@ -14,7 +14,7 @@ from unidle.config import Recipe
 from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.make import env_maker
 from unidle.envs.spec import probe
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.tasks.classic_control import TASKS, Classic
 from unidle.timeline import Timeline
@@ -34,7 +34,7 @@ def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
     torch.manual_seed(3)
     env_spec = probe(env_maker(name))
     recipe = Recipe(**{"net_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, recipe).to(DEVICE)
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, recipe).to(DEVICE)
     for parameter in policy.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     if policy.encoder.norm is not None:

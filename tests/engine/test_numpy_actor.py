@@ -16,7 +16,7 @@ from unidle.config import Recipe
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.block import Block
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
@@ -29,7 +29,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
     recipe = Recipe(**{"net_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
     torch.manual_seed(1)
-    policy = Policy(obs, actions, recipe)
+    policy = ActorCritic(obs, actions, recipe)
     with torch.no_grad():
         policy.actor_head.weight.mul_(50)  # what is said depends on what is seen
         if policy.encoder.norm is not None:

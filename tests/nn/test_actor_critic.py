@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unidle.config import Recipe
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import Policy, n_parameters
+from unidle.nn.actor_critic import ActorCritic, n_parameters
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
@@ -25,13 +25,15 @@ def make_policy(
     recipe: Recipe = SMALL,
     masked: bool = False,
     **kwargs,
-) -> Policy:
+) -> ActorCritic:
     torch.manual_seed(0)
     actions = ActionLayout.of(action)
-    return Policy(ObservationLayout.of(observation, actions.mask_width if masked else 0), actions, recipe, **kwargs)
+    return ActorCritic(
+        ObservationLayout.of(observation, actions.mask_width if masked else 0), actions, recipe, **kwargs
+    )
 
 
-def random_rows(policy: Policy, *lead: int) -> Tensor:
+def random_rows(policy: ActorCritic, *lead: int) -> Tensor:
     """Rows of normal numbers, all actions allowed."""
     layout = policy.obs_layout
     obs = np.zeros((int(np.prod(lead)), layout.obs_bytes), np.uint8)

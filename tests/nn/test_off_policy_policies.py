@@ -18,9 +18,9 @@ from unidle.algos.registry import new_policy
 from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.q_policy import GreedyActions, GreedyPolicy
-from unidle.nn.sac_policy import SoftPolicy, SquashedActions
-from unidle.nn.trunks import ACTIVATIONS
+from unidle.nn.mlp import ACTIVATIONS
+from unidle.nn.q_policy import GreedyActions, QPolicy
+from unidle.nn.sac_policy import SACPolicy, SquashedActions
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import Params
 from unidle.spaces.observations import ObservationLayout
@@ -204,7 +204,7 @@ def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_e
     nvec = [2, 4, 3]
     recipe = Recipe(algo="dqn", net_arch=(6,), activation="tanh", dueling=dueling)
     policy = new_policy(ROWS, ActionLayout.of(spaces.MultiDiscrete(nvec)), recipe)
-    assert isinstance(policy, GreedyPolicy)
+    assert isinstance(policy, QPolicy)
     observations = torch.randn(7, 4, generator=seeded())
     latent = torch.tanh(nn.functional.linear(observations, policy.trunk[0].weight, policy.trunk[0].bias))
     advantages = nn.functional.linear(latent, policy.head.weight, policy.head.bias)
@@ -306,5 +306,5 @@ def test_a_space_that_an_algorithm_does_not_take_is_refused_in_a_sentence(
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
 def test_a_box_in_bins_is_a_choice(algo: Any) -> None:
     policy = new_policy(ROWS, ActionLayout.of(spaces.Box(-2, 2, (1,)), 5), Recipe(algo=algo))
-    assert isinstance(policy, SoftPolicy if algo == "sac" else GreedyPolicy)
+    assert isinstance(policy, SACPolicy if algo == "sac" else QPolicy)
     assert policy.distribution.n_logits == 5

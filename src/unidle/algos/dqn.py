@@ -24,7 +24,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
-from unidle.nn.q_policy import GreedyPolicy
+from unidle.nn.q_policy import QPolicy
 
 _METRICS = ("loss", "value", "grad_norm")
 
@@ -34,7 +34,7 @@ class DQN:
 
     def __init__(
         self,
-        policy: GreedyPolicy,
+        policy: QPolicy,
         recipe: Recipe,
         capture: Capturer = as_it_is,
         fall_back: FallBack = lambda name, error, to: None,

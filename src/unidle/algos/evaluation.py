@@ -8,7 +8,7 @@ from torch import Tensor
 from unidle.algos.micro_batches import FallBack, Pieces
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.distributions import Params
 
 _BYTES_AT_ONCE = 1 << 29  # of activations
@@ -24,7 +24,7 @@ def sequences(field: Tensor, length: int) -> Tensor:
 class Evaluation:
     """How a policy sees a rollout that it, or another one, has acted in."""
 
-    def __init__(self, policy: Policy, recipe: Recipe, length: int, fall_back: FallBack) -> None:
+    def __init__(self, policy: ActorCritic, recipe: Recipe, length: int, fall_back: FallBack) -> None:
         """`length` is that of the sequences that are learned from; `fall_back` hears if memory runs out."""
         assert isinstance(recipe.batch_size, int)
         self._policy, self._length, self._pieces = policy, length, Pieces("Evaluation", fall_back)
@@ -34,7 +34,7 @@ class Evaluation:
         is_known = policy.log_std.is_cuda and policy.encoder.is_plain
         self._rows_at_once = max(recipe.batch_size, _BYTES_AT_ONCE // (4 * widths) if is_known else 4096)
 
-    def score(self, policy: Policy, rollout: Rollout) -> Tensor:
+    def score(self, policy: ActorCritic, rollout: Rollout) -> Tensor:
         """Log-probabilities [T, N] of what was done, by `policy`."""
         return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
 
@@ -65,7 +65,7 @@ class Evaluation:
         """Of rows [n, obs_bytes] seen in recurrent states [n, S]."""
         return self._in_chunks(self._policy.value, obs, states)
 
-    def _forward(self, policy: Policy, rollout: Rollout) -> tuple[Params, Tensor]:
+    def _forward(self, policy: ActorCritic, rollout: Rollout) -> tuple[Params, Tensor]:
         """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
         lead = rollout.obs.shape[:2]
         obs, starts = rollout.obs.flatten(0, 1), rollout.starts.flatten(0, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unidle.algos.small_network import distribution, inputs, network
 from unidle.buffers.rollout import Rollout
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 
 _ROWS = 64  # that a block takes
 
@@ -54,7 +54,7 @@ def _evaluate(
 class FusedEvaluation:
     """Evaluates rollouts with one policy, or with a copy of it whose parameters are one flat tensor too."""
 
-    def __init__(self, policy: Policy, shape: dict[str, Any]) -> None:
+    def __init__(self, policy: ActorCritic, shape: dict[str, Any]) -> None:
         """`shape` is that of `policy` (see `shape_of`)."""
         self._policy, self._shape = policy, shape
         self._nothing = torch.zeros(1, device=policy.log_std.device)
@@ -63,11 +63,11 @@ class FusedEvaluation:
         """Log-probabilities [T, N] of all that was done, and values [T + 1, N]."""
         return self._evaluated(self._policy, rollout)
 
-    def score(self, policy: Policy, rollout: Rollout) -> Tensor:
+    def score(self, policy: ActorCritic, rollout: Rollout) -> Tensor:
         """Log-probabilities [T, N] of all that was done, by a copy of the policy."""
         return self._evaluated(policy, rollout)[0]
 
-    def _evaluated(self, policy: Policy, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def _evaluated(self, policy: ActorCritic, rollout: Rollout) -> tuple[Tensor, Tensor]:
         values = torch.empty_like(rollout.starts, dtype=torch.float32)
         log_probs = torch.empty_like(rollout.rewards)
         self._launch(policy, rollout.obs.flatten(0, 1), rollout.actions, log_probs, values, 2)
@@ -80,7 +80,7 @@ class FusedEvaluation:
         return values
 
     def _launch(
-        self, policy: Policy, obs: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int
+        self, policy: ActorCritic, obs: Tensor, actions: Tensor, log_probs: Tensor, values: Tensor, networks: int
     ) -> None:
         norm, nothing = policy.encoder.norm, self._nothing
         first = next(p for p in policy.parameters() if p.numel())  # begins where the flat tensor begins

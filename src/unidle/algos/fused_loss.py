@@ -22,7 +22,7 @@ from unidle.algos.small_network import distribution
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch
-    from unidle.nn.actor_critic import Policy
+    from unidle.nn.actor_critic import ActorCritic
 
 _MOST_OUTPUTS, _MOST_HEADS = 128, 8
 _OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # that a program looks at
@@ -186,7 +186,7 @@ class _Loss(torch.autograd.Function):
         return (*(slope * by_given for by_given in ctx.saved_tensors), *(None,) * 4)
 
 
-def has_fused_loss(policy: Policy) -> bool:
+def has_fused_loss(policy: ActorCritic) -> bool:
     """Whether there are kernels for the loss of such a policy."""
     chosen = policy.distribution
     return chosen.n_logits + chosen.reals <= _MOST_OUTPUTS and chosen.heads <= _MOST_HEADS

@@ -26,7 +26,7 @@ from unidle.algos.numpy_minibatch import NumpyMinibatch
 from unidle.buffers.rollout import Rollout, discounted_returns, gae
 from unidle.config import Recipe
 from unidle.config.validate import largest_divisor, sequence_length
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.normalise import RunningNorm
 from unidle.nn.numpy_layers import is_small
 from unidle.nn.optim.adam import FlatAdam
@@ -74,7 +74,7 @@ class Ways(NamedTuple):
 
     shuffle: Callable[[int, torch.Generator], Tensor]  # the numbers below n, in a random order
     evaluate: Callable[[Rollout], tuple[Tensor, Tensor]]  # log-probabilities [T, N] and values [T + 1, N]
-    score: Callable[[Policy, Rollout], Tensor]  # log-probabilities [T, N] by the policy that acted
+    score: Callable[[ActorCritic, Rollout], Tensor]  # log-probabilities [T, N] by the policy that acted
     value: Callable[[Tensor, Tensor], Tensor]  # of rows [n, obs_bytes] seen in recurrent states [n, S]
     gae: Callable[..., tuple[Tensor, Tensor]]
     loss: Callable[[Batch, Tensor, Tensor], Loss]  # of some sequences that are part of a minibatch
@@ -126,7 +126,7 @@ class PPO:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: ActorCritic,
         recipe: Recipe,
         capture: Capturer = as_it_is,
         fall_back: FallBack = lambda name, error, to: None,
@@ -183,7 +183,7 @@ class PPO:
         self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
 
     def learning(
-        self, rollout: Rollout, shuffle: torch.Generator, behaviour: Policy | None = None
+        self, rollout: Rollout, shuffle: torch.Generator, behaviour: ActorCritic | None = None
     ) -> Generator[None, None, dict[str, Tensor]]:
         """Learn from `rollout`, pausing after each piece of the work.
 
@@ -232,11 +232,11 @@ class PPO:
         bound.take_over(batch)
         return learn
 
-    def prepare(self, rollout: Rollout, behaviour: Policy | None = None) -> Batch:
+    def prepare(self, rollout: Rollout, behaviour: ActorCritic | None = None) -> Batch:
         """`preparing` in one go."""
         return in_one_go(self.preparing(rollout, behaviour))
 
-    def preparing(self, rollout: Rollout, behaviour: Policy | None) -> Generator[None, None, Batch]:
+    def preparing(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
         """Values, log-probabilities, advantages and importance weights of a rollout, cut into sequences."""
         with torch.no_grad():
             log_probs, values = self.ways.evaluate(rollout)

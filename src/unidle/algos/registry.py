@@ -10,15 +10,15 @@ from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.nn.actor_critic import NetworkFactory, Policy
+from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.nn.optim.flat_parameters import FlatParameters
-from unidle.nn.q_policy import GreedyPolicy
-from unidle.nn.sac_policy import SoftPolicy
+from unidle.nn.q_policy import QPolicy
+from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
-AnyPolicy = Policy | SoftPolicy | GreedyPolicy
-_POLICIES: dict[str, type[AnyPolicy]] = {"ppo": Policy, "sac": SoftPolicy, "dqn": GreedyPolicy}
+AnyPolicy = ActorCritic | SACPolicy | QPolicy
+_POLICIES: dict[str, type[AnyPolicy]] = {"ppo": ActorCritic, "sac": SACPolicy, "dqn": QPolicy}
 
 
 def new_policy(

@@ -28,7 +28,7 @@ from unidle.nn.encoder import Encoder
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
-from unidle.nn.sac_policy import SoftPolicy, outputs_of_task
+from unidle.nn.sac_policy import SACPolicy, outputs_of_task
 from unidle.rng import PLASTICITY, keyed_generator
 
 _OF_THE_MOST = 0.98  # entropy that categories aim at, as a part of the most they can have
@@ -39,7 +39,7 @@ _METRICS = ("critic_loss", "value", "actor_loss", "entropy")
 class Critics(nn.Module):
     """What actions are worth: Q(s, a) [E, B] of reals, or [E, B, categories]."""
 
-    def __init__(self, policy: SoftPolicy, recipe: Recipe) -> None:
+    def __init__(self, policy: SACPolicy, recipe: Recipe) -> None:
         super().__init__()
         self.encoder: Encoder = copy.deepcopy(policy.encoder)
         reals, categories = policy.distribution.reals, policy.distribution.n_logits
@@ -66,7 +66,7 @@ class SAC:
 
     def __init__(
         self,
-        policy: SoftPolicy,
+        policy: SACPolicy,
         recipe: Recipe,
         capture: Capturer = as_it_is,
         fall_back: FallBack = lambda name, error, to: None,
@@ -303,7 +303,7 @@ def _counting(batch: Transitions) -> Tensor:
     return (batch.weights > 0).float()
 
 
-def _target_entropy(policy: SoftPolicy, recipe: Recipe) -> float:
+def _target_entropy(policy: SACPolicy, recipe: Recipe) -> float:
     """What the recipe says; else −1 for each real (2018, table 1), or 0.98 of the most that categories can have."""
     if recipe.target_entropy is not None:
         return recipe.target_entropy

@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 _UNITS = (16, 32, 64)  # more, and the weights do not fit beside their gradient
 _MOST_INPUTS, _MOST_OUTPUTS, _MOST_HEADS = 64, 32, 8
 
 
-def shape_of(policy: Policy) -> dict[str, Any] | None:
+def shape_of(policy: ActorCritic) -> dict[str, Any] | None:
     """What a kernel must know of `policy`, whose parameters are one flat tensor; None if it has no such network.
 
     It has: one vector of numbers as observation, and separate actor and critic of two equal hidden layers.

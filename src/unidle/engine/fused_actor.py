@@ -22,8 +22,8 @@ from triton.language.extra import libdevice
 from unidle.algos.registry import AnyPolicy
 from unidle.algos.small_network import ACTIVATIONS
 from unidle.buffers.rollout import Rollout
-from unidle.nn.actor_critic import Policy
-from unidle.nn.sac_policy import LOG_STD_RANGE, SoftPolicy
+from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.sac_policy import LOG_STD_RANGE, SACPolicy
 
 _MOST_ENVS = 1024
 _MOST_BLOCKS = 128
@@ -279,9 +279,9 @@ class FusedActor:
         policy: AnyPolicy, rollout: Rollout, obs: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
     ) -> FusedActor | None:
         """For observations `obs`, `positions` [N] and `actions` in page-locked memory; None if it does not apply."""
-        if not isinstance(policy, (Policy, SoftPolicy)):
+        if not isinstance(policy, (ActorCritic, SACPolicy)):
             return None
-        n_tasks = policy.n_tasks if isinstance(policy, SoftPolicy) else 0
+        n_tasks = policy.n_tasks if isinstance(policy, SACPolicy) else 0
         encoder, distribution, trunk = policy.encoder, policy.distribution, policy.actor_trunk
         linears: list[Any] = [layer for layer in trunk if isinstance(layer, nn.Linear)] + [policy.actor_head]
         kinds = {type(layer) for layer in trunk if not isinstance(layer, nn.Linear)}
@@ -290,7 +290,7 @@ class FusedActor:
         together = all(layer.weight.untyped_storage().data_ptr() == storage.data_ptr() for layer in linears)
         if (
             n_envs > _MOST_ENVS
-            or (isinstance(policy, Policy) and (policy.core is not None or policy.in_bf16))
+            or (isinstance(policy, ActorCritic) and (policy.core is not None or policy.in_bf16))
             or not encoder.is_plain
             or policy.masked
             or distribution.heads
@@ -315,7 +315,7 @@ class FusedActor:
             nothing if norm is None else norm.shift,
             nothing if norm is None else norm.scale,
             torch.empty(0, device=device).set_(storage),
-            policy.distribution.at_random if isinstance(policy, SoftPolicy) else policy.log_std,
+            policy.distribution.at_random if isinstance(policy, SACPolicy) else policy.log_std,
             distribution._scale,
             distribution._shift,
             distribution._low,

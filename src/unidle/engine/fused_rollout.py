@@ -21,7 +21,7 @@ from unidle.algos.registry import AnyPolicy
 from unidle.algos.small_network import activated, layer, layer_bias, layer_weights, normalised, shape_of
 from unidle.buffers.rollout import Rollout
 from unidle.envs.device.device_env import scrambled
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.tasks.classic_control import Classic
 from unidle.tasks.classic_kernels import advance, begin, episode_word, observation
 
@@ -162,7 +162,7 @@ class FusedRollout:
 
         None if it does not apply.
         """
-        if type(env) is not Classic or not isinstance(policy, Policy):
+        if type(env) is not Classic or not isinstance(policy, ActorCritic):
             return None
         shape = shape_of(policy)
         if shape is None or shape["MASKED"]:

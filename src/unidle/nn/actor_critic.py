@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from unidle.config import Recipe
 from unidle.nn.encoder import CustomEncoder, Encoder
-from unidle.nn.trunks import RecurrentCore, mlp, orthogonal
+from unidle.nn.mlp import mlp, orthogonal
+from unidle.nn.recurrent import RecurrentCore
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import ActionDistribution, Params
 from unidle.spaces.observations import ObservationLayout
@@ -40,7 +41,7 @@ def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
     return mask | ~mask.any(-1, keepdim=True)
 
 
-class Policy(nn.Module):
+class ActorCritic(nn.Module):
     """Rows of observations → what to do (`Params`) and what it is worth (value)."""
 
     def __init__(

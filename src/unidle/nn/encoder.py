@@ -1,4 +1,4 @@
-"""From rows of bytes to features: real numbers normalised, categories one-hot, pictures through a CNN."""
+"""From rows of bytes to features: real numbers normalised, categories one-hot, images through a CNN."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from unidle.errors import UsageError
+from unidle.nn.cnn import ImageEncoder
 from unidle.nn.normalise import RunningNorm
-from unidle.nn.trunks import PictureEncoder
 from unidle.spaces.observations import Leaf, ObservationLayout, image_axes
 from unidle.spaces.tree import Path, rebuild
 
@@ -56,16 +56,16 @@ class Encoder(nn.Module):
         self._classes = [
             leaf for leaf in layout.leaves if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))
         ]
-        self._pictures = [leaf for leaf in layout.leaves if leaf.is_image]
+        self._images = [leaf for leaf in layout.leaves if leaf.is_image]
         self.n_numbers = sum(math.prod(leaf.shape) for leaf in self._numbers)
         self.norm = RunningNorm(self.n_numbers) if normalize and self.n_numbers else None
-        self.cnns = nn.ModuleList(PictureEncoder(leaf.shape, *_axes(leaf)) for leaf in self._pictures)
+        self.cnns = nn.ModuleList(ImageEncoder(leaf.shape, *_axes(leaf)) for leaf in self._images)
         # Feature j of the one-hot part says whether component[j] of the classes has value[j].
         component, value = _one_hot_table(self._classes)
         self.register_buffer("_component", component, persistent=False)
         self.register_buffer("_value", value, persistent=False)
         n_bits = sum(math.prod(leaf.shape) for leaf in self._bits)
-        self.n_features = self.n_numbers + n_bits + len(value) + PictureEncoder.n_features * len(self.cnns)
+        self.n_features = self.n_numbers + n_bits + len(value) + ImageEncoder.n_features * len(self.cnns)
 
     _component: Tensor
     _value: Tensor
@@ -90,7 +90,7 @@ class Encoder(nn.Module):
         if self._classes:
             classes = self._concatenated(observation, self._classes)
             parts.append((classes[..., self._component] == self._value).float())
-        parts += [cnn(observation[leaf.path]) for leaf, cnn in zip(self._pictures, self.cnns)]
+        parts += [cnn(observation[leaf.path]) for leaf, cnn in zip(self._images, self.cnns)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     @staticmethod

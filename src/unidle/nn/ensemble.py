@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from unidle.nn.trunks import ACTIVATIONS
+from unidle.nn.mlp import ACTIVATIONS
 
 
 class Ensemble(nn.Module):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.encoder import CLIP
 from unidle.nn.optim.flat_parameters import FlatParameters
 
@@ -25,7 +25,7 @@ _MOST_OF_MATRICES, _MOST_WITH_A_VECTOR = 1 << 18, 9000
 _ALIGNMENT = 64  # bytes, of torch's own tensors
 
 
-def is_small(policy: Policy, obs: int) -> bool:
+def is_small(policy: ActorCritic, obs: int) -> bool:
     """Whether `policy` is of a kind that is known here, and quicker so with that many rows at a time."""
     trunks = [trunk for trunk in (policy.actor_trunk, policy.critic_trunk) if trunk is not None]
     return (
@@ -141,7 +141,7 @@ class Trunk:
 class Inputs:
     """Rows [n, obs_bytes] → what goes into the first layers [n, ins], and what may not be done [n, logits] or None."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ActorCritic) -> None:
         """`policy`'s encoder must be a plain one."""
         self._ins, self._norm = policy.encoder.n_numbers, policy.encoder.norm
         start, width = policy.obs_layout.mask_offset, policy.obs_layout.mask_width

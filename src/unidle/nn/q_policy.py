@@ -9,7 +9,7 @@ from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
 from unidle.nn.encoder import Encoder
-from unidle.nn.trunks import mlp
+from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import ActionDistribution, Params
 from unidle.spaces.observations import ObservationLayout
@@ -33,7 +33,7 @@ class GreedyActions(ActionDistribution):
         return torch.where(explores, anything, self.mode(params))
 
 
-class GreedyPolicy(nn.Module):
+class QPolicy(nn.Module):
     """Rows of observations → the value of every category of every head, in `Params.logits`.
 
     Duelling (Wang et al. 2016): Q = V + A − mean A, in each head.

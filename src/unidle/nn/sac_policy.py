@@ -11,7 +11,7 @@ from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
 from unidle.nn.encoder import Encoder
-from unidle.nn.trunks import mlp
+from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import LOG_SQRT_2PI, ActionDistribution, Params
 from unidle.spaces.observations import ObservationLayout
@@ -68,7 +68,7 @@ class SquashedActions(ActionDistribution):
         return torch.tanh(u), (log_prob - log_slope).sum(-1)
 
 
-class SoftPolicy(nn.Module):
+class SACPolicy(nn.Module):
     """Rows of observations → `Params` of the next action. With several tasks, each has a head of its own."""
 
     state_size = 0  # of a recurrent state: there is none

@@ -34,7 +34,7 @@ from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE
 from unidle.envs.protocol import Fault
 from unidle.envs.spec import probe
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.timeline import Timeline
 
@@ -301,7 +301,7 @@ def test_each_environment_got_what_is_recorded_and_nothing_else_though_some_fail
     maker = env_maker(EchoReals)
     env_spec = probe(maker)
     torch.manual_seed(SEED)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(32, 32))).to(place)
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(32, 32))).to(place)
     FlatParameters(policy)
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0
     rollouts = [Rollout(*shape, *sizes, place) for _ in range(2 if overlap == "strict" else 1)]

@@ -18,7 +18,7 @@ from unidle.engine.collect.host import Collector
 from unidle.envs.device.host_view import TensorEnvs
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 from unidle.tasks.classic_control import TASKS, Classic
@@ -39,7 +39,7 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
     torch.manual_seed(0)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
 
     def rollout() -> Rollout:
         return Rollout(
@@ -73,7 +73,7 @@ def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe())
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe())
     rollout = Rollout(9, 3, env_spec.obs_layout.obs_bytes, 1, 0, CPU)
     collector = DeviceCollector(Classic(task, 3, 0), env_spec, policy, rollout, 0, Timeline())
     collector.start()

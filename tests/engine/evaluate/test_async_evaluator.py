@@ -42,7 +42,7 @@ from unidle.envs.pool.slot import episode_seed
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import probe
 from unidle.errors import TrainingError, UsageError
-from unidle.nn.sac_policy import SoftPolicy
+from unidle.nn.sac_policy import SACPolicy
 from unidle.report.history import read_history
 from unidle.timeline import EVALUATE, OTHER, Timeline
 
@@ -76,7 +76,7 @@ def evaluations(run: unidle.TrainedRun) -> list[dict[str, Any]]:
     ]
 
 
-def by_hand(policy: SoftPolicy, n_envs: int, env: int, episode: int) -> tuple[float, bool, int]:
+def by_hand(policy: SACPolicy, n_envs: int, env: int, episode: int) -> tuple[float, bool, int]:
     """Return, success and task of one episode with the mode action."""
     errands, obs = Errands(n_envs), policy.obs_layout
     number = FIRST_EVALUATION_ENV + env
@@ -91,13 +91,13 @@ def by_hand(policy: SoftPolicy, n_envs: int, env: int, episode: int) -> tuple[fl
     return total, succeeded, errands.task
 
 
-def walker(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
+def walker(**kwargs: Any) -> tuple[SACPolicy, Any, Any]:
     """A policy that goes far enough to meet some of the places, with its environments' maker and contract."""
     maker = env_maker(Errands, kwargs)
     env_spec = probe(maker)
     torch.manual_seed(1)
     recipe = Recipe(algo="sac", n_tasks=3, net_arch=(16,))
-    policy = SoftPolicy(env_spec.obs_layout, env_spec.action_layout, recipe)
+    policy = SACPolicy(env_spec.obs_layout, env_spec.action_layout, recipe)
     torch.nn.init.normal_(policy.actor_head.weight)
     return policy, maker, env_spec
 
@@ -255,13 +255,13 @@ class Closing(Errands):
             Path(self._note).touch()
 
 
-def closing(**kwargs: Any) -> tuple[SoftPolicy, Any, Any]:
+def closing(**kwargs: Any) -> tuple[SACPolicy, Any, Any]:
     policy, _, env_spec = walker()
     return policy, env_maker(Closing, kwargs), env_spec
 
 
 def evaluations_of(
-    policy: SoftPolicy, maker: Any, env_spec: Any, processes: int, in_workers: bool = False, **run: Any
+    policy: SACPolicy, maker: Any, env_spec: Any, processes: int, in_workers: bool = False, **run: Any
 ) -> Evaluations:
     return Evaluations(
         config_of(seed=0, **run),
@@ -354,7 +354,7 @@ class Slow:
     task_names = ()
     are_beside = False
 
-    def __init__(self, timeline: Timeline, policy: SoftPolicy) -> None:
+    def __init__(self, timeline: Timeline, policy: SACPolicy) -> None:
         self.n_open, self.phases = 3, list[int]()
         self._timeline, self._policy = timeline, policy
 

@@ -21,7 +21,7 @@ from unidle.envs.device.device_env import State, Step
 from unidle.envs.make import EnvMaker
 from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 from unidle.tasks.classic_control import TASKS, Classic
@@ -176,7 +176,7 @@ def test_compiled_steps_are_those_that_were_compiled() -> None:
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
     torch.manual_seed(0)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
     rollouts = []
     for compiles in (False, True):
         rollout = Rollout(
@@ -210,7 +210,7 @@ def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monke
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
     rollout, told = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
     collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append)
     collector.compile_steps()

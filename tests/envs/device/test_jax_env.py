@@ -31,7 +31,7 @@ from unidle.envs.device.jax_env import JaxEnv, JaxTask, _Words, space_of  # noqa
 from unidle.envs.make import env_maker  # noqa: E402
 from unidle.envs.spec import probe  # noqa: E402
 from unidle.errors import UsageError  # noqa: E402
-from unidle.nn.actor_critic import Policy  # noqa: E402
+from unidle.nn.actor_critic import ActorCritic  # noqa: E402
 from unidle.timeline import Timeline  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -249,7 +249,7 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
     maker = env_maker("gymnax:CartPole-v1", {"max_steps_in_episode": 6})
     env_spec = probe(maker)
     torch.manual_seed(0)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=8))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=8))
 
     def rollout() -> Rollout:
         return Rollout(

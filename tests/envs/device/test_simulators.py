@@ -34,7 +34,7 @@ from unidle.envs.make import env_maker
 from unidle.envs.spec import probe
 from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import Policy
+from unidle.nn.actor_critic import ActorCritic
 from unidle.timeline import Timeline
 
 CPU = torch.device("cpu")
@@ -296,7 +296,7 @@ def collector_of(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
     env_spec = probe(maker)
     assert env_spec.on_device
     torch.manual_seed(0)
-    policy = Policy(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=4))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=4))
     rollout = Rollout(steps, N, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU)
     return DeviceCollector(maker.on_device(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unidle.nn.trunks import has_own_kernels
+from unidle.nn.mlp import has_own_kernels
 
 
 def kernels_on(device: torch.device) -> str:

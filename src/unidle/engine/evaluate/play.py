@@ -12,7 +12,7 @@ import torch
 from unidle.algos.registry import AnyPolicy
 from unidle.envs.block import SUCCEEDED
 from unidle.envs.protocol import Fault, HostEnvs, Storied
-from unidle.nn.sac_policy import SoftPolicy
+from unidle.nn.sac_policy import SACPolicy
 from unidle.rng import EVALUATION, keyed_generator
 
 _LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
@@ -143,7 +143,7 @@ def play(
         [episode.total for episode in results],
         [episode.length for episode in results],
         [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
-        [episode.task for episode in results] if isinstance(policy, SoftPolicy) and policy.n_tasks > 1 else [],
+        [episode.task for episode in results] if isinstance(policy, SACPolicy) and policy.n_tasks > 1 else [],
         _take_story(envs),
     )
 
@@ -180,7 +180,7 @@ def _play(
         if stop():
             raise Stopped
         obs[mine].copy_(torch.from_numpy(block.obs))
-        if isinstance(policy, SoftPolicy) and policy.n_tasks > 1 and not lengths.all():  # some begin now
+        if isinstance(policy, SACPolicy) and policy.n_tasks > 1 and not lengths.all():  # some begin now
             tasks = policy.tasks(obs[mine]).cpu().numpy()
         params, after = policy.act(obs, state)
         if deterministic:

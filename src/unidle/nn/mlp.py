@@ -1,0 +1,73 @@
+"""Multi-layer perceptrons, with orthogonal initialisation by default."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+_Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+
+
+def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
+    """`layer` with orthogonal weights of that gain and no bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+@functools.cache
+def _fused_layers() -> dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Activation → a layer that ends in it with fewer kernels, on a GPU."""
+    try:
+        from unidle.nn.activated_linear import linear_relu, linear_tanh
+
+        one = torch.ones(1, 1, device="cuda", requires_grad=True)
+        linear_tanh(one, one, one[0]).backward()
+    except Exception:  # torch comes without Triton on some platforms, and Triton finds no C compiler on others
+        return {}
+    return {nn.Tanh: linear_tanh, nn.ReLU: linear_relu}
+
+
+def has_own_kernels() -> bool:
+    """Whether unidle's own kernels of linear layers run on the GPU here."""
+    return bool(_fused_layers())
+
+
+class Mlp(nn.Sequential):
+    """Linear layers, an activation after each."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[.., inputs] → [.., outputs]"""
+        learns = values.is_cuda and torch.is_grad_enabled()  # what is fused is the way back
+        layer = _fused_layers().get(type(self[1])) if len(self) and learns else None
+        flat = values.reshape(-1, values.shape[-1])  # a linear layer takes a detour with more dimensions
+        if layer is None:
+            flat = super().forward(flat)
+        else:
+            for linear in self:
+                if isinstance(linear, nn.Linear):
+                    flat = layer(flat, linear.weight, linear.bias)
+        return flat.view(*values.shape[:-1], flat.shape[-1])
+
+
+def mlp(n_inputs: int, widths: tuple[int, ...], activation: str, *, orthogonally: bool = True) -> Mlp:
+    """Linear layers of these widths, an activation after each; their weights begin orthogonal, or as torch's do."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        linear = nn.Linear(n_inputs, width)
+        layers += [orthogonal(linear) if orthogonally else linear, ACTIVATIONS[activation]()]
+        n_inputs = width
+    return Mlp(*layers)
