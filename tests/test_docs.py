@@ -206,21 +206,21 @@ def worded(value: Any, none: str = "none") -> str:
 def test_every_setting_is_in_the_table_with_its_default_and_meaning() -> None:
     defaults, texts = Config().flat(), meanings()
     assert texts.keys() == defaults.keys()
-    obs = [f"| `{name}` | {worded(defaults[name], word_for_none(name))} | {texts[name]} |" for name in defaults]
+    table_rows = [f"| `{name}` | {worded(defaults[name], word_for_none(name))} | {texts[name]} |" for name in defaults]
     lines = (ROOT / "docs" / "recipe-and-engine.md").read_text().splitlines()
-    missing = [row for row in obs if row not in lines]
+    missing = [row for row in table_rows if row not in lines]
     assert not missing, "put these rows in docs/recipe-and-engine.md:\n" + "\n".join(missing)
-    assert sum(line.startswith("| `") for line in lines) == len(obs), "the page has a setting that is gone"
+    assert sum(line.startswith("| `") for line in lines) == len(table_rows), "the page has a setting that is gone"
 
 
 def test_every_preset_is_in_the_table_as_it_is() -> None:
-    obs = []
+    table_rows = []
     for name in preset_names():
         preset = load_preset(name)
         recipe = preset.apply(Config()).recipe
         epochs = recipe.n_epochs if recipe.algo == "ppo" else "–"
         cells = [f"`{name}`", f"{recipe.n_envs} × {recipe.n_steps}", recipe.batch_size, epochs]
-        obs.append(f"| {' | '.join(map(str, [*cells, worded(recipe.net_arch), preset.cores]))} |")
+        table_rows.append(f"| {' | '.join(map(str, [*cells, worded(recipe.net_arch), preset.cores]))} |")
     lines = (ROOT / "docs" / "training.md").read_text().splitlines()
-    missing = [row for row in obs if row not in lines]
+    missing = [row for row in table_rows if row not in lines]
     assert not missing, "put these rows in docs/training.md:\n" + "\n".join(missing)
