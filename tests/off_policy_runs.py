@@ -10,10 +10,9 @@ from small_runs import CPU, SmallRun
 from torch import Tensor
 
 from unidle.algos.capturing import as_it_is
-from unidle.algos.registry import new_policy
+from unidle.algos.registry import new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
-from unidle.engine.build import new_algorithm
 from unidle.engine.collect.host import Collector
 from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs

@@ -231,7 +231,7 @@ def fitted(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
     recipe, engine = config.recipe, config.engine
     if recipe.overlap != "auto":
         return config, notes
-    are_many = recipe.algo == "ppo" and recipe.n_envs >= _OVERLAP_PAYS_FROM
+    are_many = recipe.on_policy and recipe.n_envs >= _OVERLAP_PAYS_FROM
     are_single = size is None and engine.subproc is not False and _placed(maker, config).makes in ("one", "either")
     pays = are_many and are_single and choose_device(engine.device).type == "cuda"
     if pays:
@@ -253,7 +253,7 @@ def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str
             f"{maker.name} makes {size} environments at once, not {recipe.n_envs}; leave out --n-envs, or say {size}."
         )
     # The preset's batch size was meant for the preset's number of environments; the user's own was not.
-    is_preset = recipe.algo == "ppo" and recipe.batch_size == preset["batch_size"]
+    is_preset = recipe.on_policy and recipe.batch_size == preset["batch_size"]
     with_it: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
     recipe = dataclasses.replace(recipe, n_envs=size, **with_it)
     return dataclasses.replace(config, recipe=recipe), [f"n_envs is {size}: as many as {maker.name} makes at once."]

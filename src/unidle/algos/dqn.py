@@ -132,6 +132,10 @@ class DQN:
         self._target_parameters.flat.data.lerp_(self.parameters.flat.detach(), is_due * self.recipe.tau)
         self._until_target.add_(is_due * self.recipe.target_update_interval)
 
+    def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
+        """Not measured."""
+        return {}
+
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -111,6 +111,14 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     return 1 - (returns - values).var() / returns.var().clamp(min=1e-12)
 
 
+def iteration_nodes(recipe: Recipe) -> int | None:
+    """CUDA-graph nodes of one iteration's updates; None: a recurrent policy's are not captured with the rollout."""
+    assert isinstance(recipe.batch_size, int)
+    if recipe.recurrent != "none":
+        return None
+    return recipe.n_epochs * recipe.total_batch // recipe.batch_size * NODES_PER_MINIBATCH
+
+
 def in_one_go(pieces: Generator[None, None, _Result]) -> _Result:
     """What such work returns, without the pauses."""
     while True:
@@ -373,6 +381,10 @@ class PPO:
             kl = approximate_kl(log_ratio)
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
             return Loss(loss, torch.stack((policy_term, value_term, entropy_term, kl, clip_fraction)))
+
+    def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
+        """Not measured."""
+        return {}
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 

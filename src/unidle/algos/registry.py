@@ -1,13 +1,19 @@
-"""What the engine asks of an algorithm, whichever it is."""
+"""The algorithms by name. A new one is one file, one settings dataclass and one line in `ALGORITHMS`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from unidle.algos.capturing import Capturer
+from unidle.algos.dqn import DQN
+from unidle.algos.micro_batches import FallBack
+from unidle.algos.ppo import PPO, iteration_nodes
+from unidle.algos.sac import SAC
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.nn.actor_critic import ActorCritic, NetworkFactory
@@ -18,32 +24,69 @@ from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
 AnyPolicy = ActorCritic | SACPolicy | QPolicy
-_POLICIES: dict[str, type[AnyPolicy]] = {"ppo": ActorCritic, "sac": SACPolicy, "dqn": QPolicy}
-
-
-def new_policy(
-    obs_layout: ObservationLayout, action_layout: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
-) -> AnyPolicy:
-    """What acts, untrained, for the recipe's algorithm."""
-    return _POLICIES[recipe.algo](obs_layout, action_layout, recipe, network)
 
 
 class Algorithm(Protocol):
-    """A policy, and how a fragment of experience improves it."""
+    """What the engine asks of an algorithm: a policy, and how a rollout improves it."""
 
     policy: Any
     parameters: FlatParameters  # of the policy
 
     def set_progress(self, progress: float) -> None:
-        """From 0 to 1 of the run: what follows a schedule."""
+        """Update schedules; `progress` is the finished part of the run, 0 to 1."""
 
     def learning(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: Any = None
     ) -> Generator[None, None, dict[str, Tensor]]:
-        """Learn from `rollout`, pausing after each piece of the work; returns metrics as tensors."""
+        """Learn from `rollout`, yielding between parts of the work; returns metrics as tensors.
+
+        `behaviour` is the policy that acted, where that is not the current one.
+        """
+
+    def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
+        """Plasticity metrics of the networks at `step`; empty if the algorithm does not measure them."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning depends on, as tensors and plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put a checkpoint's values into the tensors that are already here."""
+        """Copy a checkpoint's values into the existing tensors."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm and the policy it trains."""
+
+    algorithm: Callable[..., Algorithm]
+    policy: type[AnyPolicy]
+    # CUDA-graph nodes of one iteration's updates; None: they cannot be captured together with the rollout.
+    iteration_nodes: Callable[[Recipe], int | None] = lambda recipe: None
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "ppo": Entry(PPO, ActorCritic, iteration_nodes),
+    "sac": Entry(SAC, SACPolicy),
+    "dqn": Entry(DQN, QPolicy),
+}
+
+
+def new_policy(
+    obs_layout: ObservationLayout, action_layout: ActionLayout, recipe: Recipe, network: NetworkFactory | None = None
+) -> AnyPolicy:
+    """An untrained policy of the recipe's algorithm."""
+    return ALGORITHMS[recipe.algo].policy(obs_layout, action_layout, recipe, network)
+
+
+def new_algorithm(policy: Any, recipe: Recipe, capture: Capturer, fall_back: FallBack) -> Algorithm:
+    """The recipe's algorithm, which trains `policy`; the policy is already on its device."""
+    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, fall_back)
+
+
+def run_to_end(updates: Generator[None, None, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Run `Algorithm.learning` without pauses; returns its metrics."""
+    while True:
+        try:
+            next(updates)
+        except StopIteration as end:
+            metrics: dict[str, Tensor] = end.value
+            return metrics

@@ -195,7 +195,7 @@ def presets_command(argv: list[str]) -> Result:
                 "n_steps": recipe.n_steps,
                 "total_batch": recipe.total_batch,
                 "batch_size": recipe.batch_size,
-                "n_epochs": recipe.n_epochs if recipe.algo == "ppo" else None,
+                "n_epochs": recipe.n_epochs if recipe.on_policy else None,
                 "network": list(recipe.net_arch),
                 "cores": preset.cores,
                 "memory_gb": round(preset.memory() / 2**30, 1),

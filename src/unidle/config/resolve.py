@@ -14,7 +14,7 @@ from typing import Any
 from unidle.config.engine_file import EngineFile
 from unidle.config.foreign.files import read_config
 from unidle.config.presets import EXPLORER, default_preset, load_preset
-from unidle.config.settings import Config
+from unidle.config.settings import OFF_POLICY, Config
 from unidle.errors import UsageError
 
 _N_ENVS_OF_FIXED = "NUM_PARALLEL_ENVS"  # the environment variable for what one may tune of a preset of fixed numbers
@@ -62,7 +62,7 @@ def lay(
     named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
     if translated:
         env, algo = env or translated.values.get("env"), algo or translated.values.get("algo")
-        if not preset and algo in ("sac", "dqn") and translated.is_of_sb3s_ppo:
+        if not preset and algo in OFF_POLICY and translated.is_of_sb3s_ppo:
             raise UsageError(
                 f"{file} is in Stable-Baselines3's words, and what it leaves out would be that of its PPO; name the "
                 f"preset too: --preset {algo}."

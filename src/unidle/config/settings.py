@@ -18,6 +18,8 @@ from unidle.errors import UsageError
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
 
+OFF_POLICY = ("sac", "dqn")  # algorithms that learn from a replay buffer
+
 _Value = TypeVar("_Value")
 # A setting that unidle chooses where it is None; any other is then switched off, or not given.
 OrAuto = Annotated[_Value, "auto"] | None  # the word lies within, where it is seen by whoever is given the type
@@ -128,6 +130,11 @@ class Recipe:
     """DQN: share of random actions in the end."""
     exploration_fraction: float = 0.1
     """DQN: part of the run in which it falls to that."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether an iteration learns only from its own rollout."""
+        return self.algo not in OFF_POLICY
 
     @property
     def total_batch(self) -> int:

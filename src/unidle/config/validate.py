@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import yaml
 
-from unidle.config.presets import load_preset
+from unidle.config.presets import default_preset, load_preset
 from unidle.config.settings import Config, Recipe, word_for_none
 from unidle.errors import UsageError
 
@@ -133,7 +133,7 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
     if not resumed:
         _keep_fixed(config)
     _refuse_others_settings(recipe)
-    if recipe.algo != "ppo":
+    if not recipe.on_policy:
         return dataclasses.replace(config, recipe=_off_policy(recipe))
     return dataclasses.replace(config, recipe=_with_batch_size(recipe, preset_batch_size))
 
@@ -159,7 +159,7 @@ def _refuse_others_settings(recipe: Recipe) -> None:
             if getattr(recipe, name) != getattr(Recipe(), name):
                 raise UsageError(
                     f"`{name}` is a setting of {' and '.join(owners)} and means nothing to {recipe.algo}; leave it "
-                    f"out, or start from --preset {'classic' if recipe.algo == 'ppo' else recipe.algo}."
+                    f"out, or start from --preset {default_preset(has_gpu=False, algo=recipe.algo)}."
                 )
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from unidle.algos.capturing import Capturer
-from unidle.algos.dqn import DQN
-from unidle.algos.ppo import PPO
-from unidle.algos.registry import Algorithm, AnyPolicy, new_policy
-from unidle.algos.sac import SAC
+from unidle.algos.registry import AnyPolicy, new_policy
 from unidle.config import Config, Engine, Recipe
 from unidle.config.machine import available_cores
 from unidle.engine.collect.host import QUICK_SECONDS
@@ -165,11 +160,3 @@ def policy_from(
     actions = ActionLayout.of(space_from_plain(plain["action"]), config.recipe.discretize)
     obs_layout = ObservationLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])
     return new_policy(obs_layout, actions, config.recipe, network), obs_layout, actions
-
-
-def new_algorithm(
-    policy: Any, recipe: Recipe, capture: Capturer, fall_back: Callable[[str, Exception, str], None]
-) -> Algorithm:
-    """What improves `policy`, which is on its device already."""
-    kinds: dict[str, Callable[..., Algorithm]] = {"ppo": PPO, "sac": SAC, "dqn": DQN}
-    return kinds[recipe.algo](policy, recipe, capture, fall_back)

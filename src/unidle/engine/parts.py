@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from unidle.algos.capturing import Capturer, as_it_is
-from unidle.algos.ppo import PPO
-from unidle.algos.registry import Algorithm, new_policy
+from unidle.algos.registry import Algorithm, new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config
 from unidle.config.settings import whole_steps
-from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, new_algorithm, set_numerics
+from unidle.engine.build import choose_device, choose_slices, choose_workers, make_envs, set_numerics
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import Collector
 from unidle.engine.cuda_graphs import Capture
@@ -64,7 +63,7 @@ def build_parts(
     capture = Capture(device, say, graphs=engine.graphs)
     env = maker.on_device(recipe.n_envs, run.seed, device) if env_spec.on_device else None
     # Iterations that are captured whole have no captured parts.
-    is_whole = recipe.algo == "ppo" and env is not None and fits(env, recipe)
+    is_whole = env is not None and fits(env, recipe)
     capture_parts: Capturer = as_it_is if is_whole else capture
     algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
@@ -79,7 +78,6 @@ def build_parts(
         if engine.compile:
             collector.compile_steps()
         if is_whole:
-            assert isinstance(algo, PPO)
             loop = DeviceLoop(collector, algo, run.seed, timeline, capture)
     else:
         # It serves a GPU, or learns while the environments go on.

@@ -24,7 +24,7 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step
     if env_spec.on_device:
         backend = "on the device"
     how_often = f"{recipe.n_epochs} epochs"
-    if recipe.algo != "ppo":
+    if not recipe.on_policy:
         how_often = f"{recipe.utd_ratio:g} updates a step, from {recipe.buffer_size:,} steps"
     layers = ",".join(map(str, recipe.net_arch)) or "linear"
     core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""

@@ -318,7 +318,7 @@ class Trainer:
             normalise = ", or normalise observations and rewards (--normalize-obs --normalize-reward)"
             raise TrainingError(
                 f"Learning diverged: {what} is not finite at step {self.progress.step}; {self._kept_checkpoint()}. "
-                f"Lower the learning rate{normalise if self.config.recipe.algo == 'ppo' else ''}."
+                f"Lower the learning rate{normalise if self.config.recipe.on_policy else ''}."
             )
 
     def _on_fault(self, fault: Fault, rollout: int | None = None) -> None:

@@ -51,7 +51,7 @@ def shortened(config: Config, profile: Profile, longest: float) -> Config:
     told = iteration_seconds(profile, config.engine, recipe.overlap) or 0.0
     assert isinstance(recipe.batch_size, int)
     while told > longest and recipe.n_steps % 2 == 0 and recipe.recurrent == "none":
-        if recipe.algo == "ppo" and (recipe.total_batch // 2) % recipe.batch_size:
+        if recipe.on_policy and (recipe.total_batch // 2) % recipe.batch_size:
             break
         recipe = dataclasses.replace(recipe, n_steps=recipe.n_steps // 2)
         told /= 2

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from unidle.algos import off_policy as experience
+from unidle.algos.registry import new_algorithm
 from unidle.buffers.multitask import TaskReplay
 from unidle.buffers.replay import Replay
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
 from unidle.config.resolve import lay
 from unidle.config.validate import validated
-from unidle.engine.build import new_algorithm
 from unidle.engine.collect.host import Collector
 from unidle.engine.learn.learner import Learner
 from unidle.engine.parts import Parts

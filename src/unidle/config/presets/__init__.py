@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidle.config.settings import Config, flatten_sections, read_yaml
+from unidle.config.settings import OFF_POLICY, Config, flatten_sections, read_yaml
 from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent
@@ -64,7 +64,7 @@ def load_preset(name: str) -> Preset:
 
 def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = None) -> str:
     """What a user who names no preset gets."""
-    if algo is not None and algo != "ppo":
+    if algo in OFF_POLICY:
         return algo
     if env == EXPLORER:
         return "site-explore"

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from unidle.algos.dormancy import DORMANT, TOO_DORMANT, remedy
 from unidle.algos.registry import Algorithm
-from unidle.algos.sac import SAC
 from unidle.config import Config
 from unidle.engine.callbacks import Callback, Listener, Moment
 from unidle.engine.checkpoint.run_folder import RunFolder
@@ -118,7 +117,7 @@ class Judge:
 
     def _plasticity(self) -> dict[str, Tensor]:
         """What is left of the networks' ability to learn, where the algorithm measures it; read with the record."""
-        return self.algo.plasticity(self.config.run.seed, self.progress.step) if isinstance(self.algo, SAC) else {}
+        return self.algo.plasticity(self.config.run.seed, self.progress.step)
 
     def _warn(self, record: dict[str, Any]) -> None:
         """Say it when too much of the critic has fallen asleep; once, until it wakes up."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unidle.algos.capturing import Capturer
-from unidle.algos.ppo import NODES_PER_MINIBATCH, PPO, in_one_go
+from unidle.algos.registry import ALGORITHMS, Algorithm, run_to_end
 from unidle.config import Recipe
 from unidle.engine.collect.device import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learn.learner import all_finite
@@ -39,16 +39,18 @@ class Flaw:
 
 def fits(env: DeviceEnv, recipe: Recipe) -> bool:
     """Whether a whole iteration can be one graph."""
-    assert isinstance(recipe.batch_size, int)
-    minibatches = recipe.n_epochs * recipe.total_batch // recipe.batch_size
-    nodes = recipe.n_steps * NODES_PER_STEP + minibatches * NODES_PER_MINIBATCH
-    return traits_of(env).capture_safe and recipe.recurrent == "none" and nodes <= _MOST_NODES
+    updates = ALGORITHMS[recipe.algo].iteration_nodes(recipe)
+    if updates is None or not traits_of(env).capture_safe:
+        return False
+    return recipe.n_steps * NODES_PER_STEP + updates <= _MOST_NODES
 
 
 class DeviceLoop:
     """Runs iterations of `algo` on what `collector` collects, in bursts."""
 
-    def __init__(self, collector: DeviceCollector, algo: PPO, seed: int, timeline: Timeline, capture: Capturer) -> None:
+    def __init__(
+        self, collector: DeviceCollector, algo: Algorithm, seed: int, timeline: Timeline, capture: Capturer
+    ) -> None:
         """Nothing in `collector` and `algo` may be captured on its own."""
         self._collector, self._algo, self._seed = collector, algo, seed
         device = algo.parameters.flat.device
@@ -68,7 +70,7 @@ class DeviceLoop:
         rollout = self._collector.collect(self._noise)
         finite = all_finite(algo.policy.encoder, rollout)
         self._look_for_flaws(finite, rollout.rewards)
-        metrics = in_one_go(algo.learning(rollout, self._shuffle))
+        metrics = run_to_end(algo.learning(rollout, self._shuffle))
         metrics["experience_finite"] = finite.all()
         values = torch.stack([value.detach().float() for value in metrics.values()])
         if not self._values.numel():  # the first time, which no graph records

@@ -172,7 +172,7 @@ def too_few_envs(facts: Facts) -> Finding | None:
 def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
     """Nearly so many steps of so many environments, which minibatches divide."""
     unit = 1
-    if recipe.algo == "ppo":
+    if recipe.on_policy:
         assert isinstance(recipe.batch_size, int)
         unit = recipe.batch_size // math.gcd(n_envs, recipe.batch_size)
     return unit * max(1, round(steps / unit))

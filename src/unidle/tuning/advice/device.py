@@ -195,7 +195,7 @@ def memory(facts: Facts) -> Finding | None:
 def _less(facts: Facts) -> str:
     """Flags for a job that keeps less; none where minibatches would not divide it."""
     recipe = facts.config.recipe
-    if recipe.algo != "ppo":
+    if not recipe.on_policy:
         return f"--buffer-size {recipe.buffer_size // 2}"
     assert isinstance(recipe.batch_size, int)
     for n_envs in (3 * recipe.n_envs // 4, recipe.n_envs // 2):

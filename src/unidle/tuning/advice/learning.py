@@ -64,12 +64,12 @@ def small_pieces(facts: Facts) -> Finding | None:
     update = profile.pace.learning / profile.updates
     advice: tuple[Advice, ...] = ()
     times = next((n for n in (4, 2) if recipe.total_batch % (n * recipe.batch_size) == 0), None)
-    if recipe.algo == "ppo" and times is not None:
+    if recipe.on_policy and times is not None:
         learning = overhead / times + 1 - overhead
         text = f"minibatches {times} times as large: fewer updates"
         faster = 1 / (1 - facts.learning * (1 - learning))
         advice = if_worth(Advice("recipe", text, f"--batch-size {times * recipe.batch_size}", faster))
-    elif recipe.algo != "ppo":
+    elif not recipe.on_policy:
         text = "half as many updates a step, each of a batch twice as large"
         flags = f"--utd-ratio {recipe.utd_ratio / 2:g} --batch-size {2 * recipe.batch_size}"
         advice = if_worth(Advice("recipe", text, flags, 1 / (1 - facts.learning * overhead / 2)))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from unidle.algos.registry import Algorithm, new_policy
+from unidle.algos.registry import Algorithm, new_algorithm, new_policy
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
-from unidle.engine.build import new_algorithm, resolve_network, set_numerics
+from unidle.engine.build import resolve_network, set_numerics
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.cuda_graphs import Capture
 from unidle.engine.learn.learner import Learner
@@ -104,7 +104,7 @@ class LearningProbes:
         size = recipe.batch_size
         assert isinstance(size, int)
         times = 8
-        while recipe.algo == "ppo" and times > 1 and recipe.total_batch % (size * times):
+        while recipe.on_policy and times > 1 and recipe.total_batch % (size * times):
             times //= 2
         if times == 1 or memory_is_apart(self._parts.algo):  # the host draws such batches, and the GPU waits for them
             return None
@@ -151,7 +151,7 @@ class LearningProbes:
         """Learn until there is nothing left to set up, and return the seconds of the last time."""
         if self._device.type == "cuda":
             # The first captures graphs; the second, where the first only fills a memory to learn from.
-            for _ in range(1 if recipe.algo == "ppo" else 2):
+            for _ in range(1 if recipe.on_policy else 2):
                 self.once(algo, recipe, longest)
         return self.once(algo, recipe, longest)
 
@@ -171,7 +171,7 @@ class LearningProbes:
 
 def updates_of(recipe: Recipe) -> float:
     """Minibatches that an iteration learns from."""
-    if recipe.algo != "ppo":
+    if not recipe.on_policy:
         return max(1e-9, recipe.total_batch * recipe.utd_ratio)
     assert isinstance(recipe.batch_size, int)
     return recipe.n_epochs * recipe.total_batch / recipe.batch_size

@@ -113,7 +113,7 @@ def recipe_changes(config: Config, seen: Situation) -> list[Change]:
         found.append(Change((("overlap", "strict"),), "overlap off → strict"))
     for name in _DOUBLED:
         value = getattr(recipe, name)
-        if name != "n_epochs" or recipe.algo == "ppo":
+        if name != "n_epochs" or recipe.on_policy:
             found.append(Change(((name, 2 * value),), f"{name} {value} → {2 * value}"))
     return [change for change in found if is_sound(change.applied(config))]
 
