@@ -54,10 +54,11 @@ def kernels_of(algo: PPO) -> tuple[Any, Any]:
     pytest.importorskip("triton")
     from unidle.algos.fused_evaluation import FusedEvaluation
     from unidle.algos.fused_minibatch import FusedMinibatch
-    from unidle.algos.small_network import shape_of
+    from unidle.kernels.triton.small_mlp import SmallMlp
+    from unidle.nn.describe import describe_small_mlp
 
-    shape = shape_of(algo.policy)
-    assert shape is not None
+    shape = describe_small_mlp(algo.policy)
+    assert isinstance(shape, SmallMlp)
     return FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
 
 

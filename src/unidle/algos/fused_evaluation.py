@@ -1,21 +1,19 @@
 """Log-probabilities and values of a whole rollout as one kernel, for a small network (Triton).
 
 By ordinary kernels every activation of every step goes through memory several times; here only observations and actions
-are read, and one number for each is written. The arithmetic is that of the kernel that learns (`small_network`), so the
+are read, and one number for each is written. The arithmetic is that of the kernel that learns (`small_mlp`), so the
 first ratios are 1.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.small_network import distribution, inputs, network
 from unidle.buffers.rollout import Rollout
+from unidle.kernels.triton.small_mlp import SmallMlp, distribution, inputs, network
 from unidle.nn.actor_critic import ActorCritic
 
 _ROWS = 64  # that a block takes
@@ -33,11 +31,11 @@ def _evaluate(
     ACTOR_PLACES: tl.constexpr, CRITIC_PLACES: tl.constexpr, LOG_STD: tl.constexpr,
     ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
     OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
-    MASKED: tl.constexpr, NORMALISE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr,
+    MASKED: tl.constexpr, NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    x = inputs(obs, i, i < VALUES, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
+    x = inputs(obs, i, i < VALUES, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE, OBS_CLIP)
     if tl.program_id(1) == 0:
         y = network(x, parameters, CRITIC_PLACES, INS, INS_UP, UNITS, 1, 16, ACTIVATION, PRECISION)
         value = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, y, 0.0), 1)
@@ -54,9 +52,9 @@ def _evaluate(
 class FusedEvaluation:
     """Evaluates rollouts with one policy, or with a copy of it whose parameters are one flat tensor too."""
 
-    def __init__(self, policy: ActorCritic, shape: dict[str, Any]) -> None:
-        """`shape` is that of `policy` (see `shape_of`)."""
-        self._policy, self._shape = policy, shape
+    def __init__(self, policy: ActorCritic, shape: SmallMlp) -> None:
+        """`shape` is that of `policy`."""
+        self._policy, self._shape = policy, shape.constants()
         self._nothing = torch.zeros(1, device=policy.log_std.device)
 
     def rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.small_network import activated, through_activation
+from unidle.kernels.triton.small_mlp import activated, through_activation
 
 _ROWS, _COLUMNS = 8, 256  # of a tile
 _SUMMED_ROWS, _SUMMED_COLUMNS = 128, 16

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unidle.algos.fused_step import FIGURES
 from unidle.algos.micro_batches import Loss
-from unidle.algos.small_network import distribution
+from unidle.kernels.triton.small_mlp import distribution
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch

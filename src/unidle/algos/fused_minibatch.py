@@ -11,17 +11,18 @@ The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_ppo_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.fused_adam import take_step
 from unidle.algos.fused_loss import policy_terms, value_terms
 from unidle.algos.fused_step import FIGURES, count_minibatch
-from unidle.algos.small_network import (
+from unidle.kernels.triton.adam import take_step
+from unidle.kernels.triton.small_mlp import (
+    SmallMlp,
     activated,
     distribution,
     inputs,
@@ -48,7 +49,8 @@ def _network_gradient(
     ACTOR: tl.constexpr, PLACES: tl.constexpr, LOG_STD: tl.constexpr, SAMPLES: tl.constexpr, FLAT: tl.constexpr,
     ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
     OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
-    MASKED: tl.constexpr, WEIGHTED: tl.constexpr, NORMALISE: tl.constexpr, CLIP_VALUES: tl.constexpr,
+    MASKED: tl.constexpr, WEIGHTED: tl.constexpr, NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr,
+    CLIP_VALUES: tl.constexpr,
     VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +73,7 @@ def _network_gradient(
         sample = begin + tl.arange(0, BM)
         inside = sample < SAMPLES
         i = tl.load(order + sample, mask=inside, other=0)
-        x = inputs(obs, i, inside, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE)
+        x = inputs(obs, i, inside, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE, OBS_CLIP)
         h1 = activated(layer(x, w1, b1, PRECISION), ACTIVATION)
         h2 = activated(layer(h1, w2, b2, PRECISION), ACTIVATION)
         y = layer(h2, w3, b3, PRECISION)
@@ -150,7 +152,8 @@ def _minibatch_gradient(
     LOG_STD: tl.constexpr, SAMPLES: tl.constexpr, FLAT: tl.constexpr,
     ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
     OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
-    MASKED: tl.constexpr, WEIGHTED: tl.constexpr, NORMALISE: tl.constexpr, CLIP_VALUES: tl.constexpr,
+    MASKED: tl.constexpr, WEIGHTED: tl.constexpr, NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr,
+    CLIP_VALUES: tl.constexpr,
     VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
@@ -159,16 +162,16 @@ def _minibatch_gradient(
             obs, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
             norm_shift, norm_scale, parameters, gradients, sums,
             True, ACTOR_PLACES, LOG_STD, SAMPLES, FLAT, ROW, INS, INS_UP, UNITS, OUTS, OUTS_UP,
-            HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, CLIP_VALUES, VALUE_RANGE, ENTROPY, VALUE,
-            ACTIVATION, PRECISION, BLOCKS, BM, FIGURES,
+            HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, OBS_CLIP, CLIP_VALUES, VALUE_RANGE, ENTROPY,
+            VALUE, ACTIVATION, PRECISION, BLOCKS, BM, FIGURES,
         )  # fmt: skip
     else:
         _network_gradient(
             obs, masks, actions, log_probs, values, advantages, returns, weights, order, advantage_norm, clip_range,
             norm_shift, norm_scale, parameters, gradients, sums,
             False, CRITIC_PLACES, LOG_STD, SAMPLES, FLAT, ROW, INS, INS_UP, UNITS, 1, 16,
-            HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, CLIP_VALUES, VALUE_RANGE, ENTROPY, VALUE,
-            ACTIVATION, PRECISION, BLOCKS, BM, FIGURES,
+            HEADS, STARTS, REALS, LOGITS, MASKED, WEIGHTED, NORMALISE, OBS_CLIP, CLIP_VALUES, VALUE_RANGE, ENTROPY,
+            VALUE, ACTIVATION, PRECISION, BLOCKS, BM, FIGURES,
         )  # fmt: skip
 
 
@@ -205,14 +208,14 @@ def _sum_up(
 class FusedMinibatch:
     """Learns from minibatches of an algorithm's batch, in three kernels each."""
 
-    def __init__(self, algo: PPO, shape: dict[str, Any]) -> None:
-        """`shape` is that of the algorithm's policy (see `shape_of`)."""
+    def __init__(self, algo: PPO, shape: SmallMlp) -> None:
+        """`shape` is that of the algorithm's policy."""
         recipe, flat = algo.recipe, algo.parameters.flat
         assert isinstance(recipe.batch_size, int)
         self._algo = algo
         blocks = min(_BLOCKS, triton.cdiv(recipe.batch_size, _ROWS))
         self._constants = {
-            **shape,
+            **shape.constants(),
             "SAMPLES": recipe.batch_size,
             "FLAT": flat.numel(),
             "CLIP_VALUES": recipe.clip_range_vf is not None,

@@ -1,9 +1,9 @@
 """Multi-layer perceptrons on buffers that stay, forwards and backwards (Triton beside torch's matrix products).
 
-For networks too wide for one block of threads (see small_network.py). Through autograd a layer of a batch of a few
-hundred rows is mostly kernels that take longer to start than to run: bias, activation, their gradients, copies. Here a
-layer is one product and one kernel; back, two products and one kernel. Products of weights' gradients, which nothing
-waits for until the optimiser, run beside the rest, as one alone does not fill a large GPU.
+For networks too wide for one block of threads (see kernels/triton/small_mlp.py). Through autograd a layer of a batch of
+a few hundred rows is mostly kernels that take longer to start than to run: bias, activation, their gradients, copies.
+Here a layer is one product and one kernel; back, two products and one kernel. Products of weights' gradients, which
+nothing waits for until the optimiser, run beside the rest, as one alone does not fill a large GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.small_network import activated, through_activation
+from unidle.kernels.triton.small_mlp import activated, through_activation
 
 _ROWS, _COLUMNS = 16, 128  # of a tile
 _SUMMED_ROWS, _SUMMED_COLUMNS = 128, 16

@@ -1,7 +1,7 @@
 """An update of SAC for reals in some 65 kernels instead of 250 (Triton beside torch's matrix products).
 
 The formulas are those of sac.py, differentiated by hand. Networks go forwards and back in fused_network.py, critics end
-in fused_heads.py, parameters are stepped in fused_adam.py. Here is what lies between: actions and their
+in fused_heads.py, parameters are stepped in kernels/triton/adam.py. Here is what lies between: actions and their
 log-probabilities, targets and losses, and the temperature. The policy acts on what came next and on what was seen in
 one pass, as its weights are the same.
 """
@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from unidle.algos.fused_adam import BETAS, FusedAdam, adam
 from unidle.algos.fused_heads import FusedHeads, task_of
 from unidle.algos.fused_network import BatchedGradient, BatchedNetwork, SideStream
-from unidle.algos.small_network import ACTIVATIONS
+from unidle.kernels.triton.adam import FusedAdam, adam, beta_constants
+from unidle.kernels.triton.small_mlp import ACTIVATIONS
 from unidle.nn.sac_policy import LOG_STD_RANGE
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class FusedUpdate:
             "BLOCKS": blocks,
             "AUTO": recipe.temperature == "auto",
             "EPS": recipe.adam_eps,
-            **BETAS,
+            **beta_constants(algo.adams["temperature"]),
         }
         whole = self._padded[:, : seen + reals]
         self._next, self._chosen, self._taken = whole.view(3, batch, -1).expand(members, -1, -1, -1).unbind(1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.fused_adam import SQUARED, room_for_squares, sum_squares, take_step
+from unidle.kernels.triton.adam import SQUARES_BLOCK, new_squares, sum_squares, take_step
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO
@@ -50,7 +50,7 @@ class FusedStep:
     """Does what `PPO.step_along` does."""
 
     def __init__(self, algo: PPO) -> None:
-        self._algo, self._squares = algo, room_for_squares(algo.parameters.flat)
+        self._algo, self._squares = algo, new_squares(algo.parameters.flat)
 
     @torch.no_grad()
     def __call__(self, logged: Tensor) -> None:
@@ -65,7 +65,7 @@ class FusedStep:
             algo.minibatches,
             algo.sums,
             SIZE=algo.parameters.flat.numel(),
-            BLOCK=SQUARED,
+            BLOCK=SQUARES_BLOCK,
             FIGURES=FIGURES,
             STOPS=recipe.target_kl is not None,
             MOST_KL=1.5 * (recipe.target_kl or 0.0),

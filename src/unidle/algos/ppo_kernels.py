@@ -13,11 +13,12 @@ from unidle.algos.fused_loss import FusedLoss, has_fused_loss
 from unidle.algos.fused_minibatch import FusedMinibatch
 from unidle.algos.fused_step import FusedStep
 from unidle.algos.ppo import PPO, Batch
-from unidle.algos.small_network import shape_of
 from unidle.buffers.fused_gae import fused_gae
 from unidle.buffers.fused_shuffle import fused_shuffle
 from unidle.buffers.rollout import Rollout
 from unidle.kernels.dispatch import compare, restored
+from unidle.kernels.triton.small_mlp import SmallMlp
+from unidle.nn.describe import describe_small_mlp
 from unidle.spaces.distributions import Params
 
 _EXACTLY = 1e-3  # of a result's length, where both sides come from the same numbers and no products in TF32
@@ -46,8 +47,8 @@ def of_minibatches(algo: PPO, rollout: Rollout) -> dict[str, Any]:
         batch = algo.cut(rollout, log_probs, values, *targets, _importance(algo, rollout))
         order = torch.randperm(len(batch.obs), generator=_generator(algo), device=algo.sums.device)
         order = order[: algo.orders.shape[1]]
-        shape = shape_of(algo.policy)
-        if shape is None:
+        shape = describe_small_mlp(algo.policy)
+        if isinstance(shape, str):
             return _around_network(algo, batch, order)
         return _with_network(algo, shape, rollout, evaluated, batch, order)
 
@@ -78,7 +79,7 @@ def _targets(
 
 
 def _with_network(
-    algo: PPO, shape: dict[str, Any], rollout: Rollout, evaluated: tuple[Tensor, Tensor], batch: Batch, order: Tensor
+    algo: PPO, shape: SmallMlp, rollout: Rollout, evaluated: tuple[Tensor, Tensor], batch: Batch, order: Tensor
 ) -> dict[str, Any]:
     """Ways for a small network, which goes through the kernels too."""
     evaluation, minibatch = FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)

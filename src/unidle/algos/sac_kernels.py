@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unidle.algos.fused_adam import FusedAdam
 from unidle.algos.fused_sac import FusedUpdate, suits
 from unidle.kernels.dispatch import compare, restored
+from unidle.kernels.triton.adam import FusedAdam
 
 if TYPE_CHECKING:
     from unidle.algos.sac import SAC

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from triton.language.extra import libdevice
 
 from unidle.algos.registry import AnyPolicy
-from unidle.algos.small_network import ACTIVATIONS
 from unidle.buffers.rollout import Rollout
+from unidle.kernels.triton.small_mlp import ACTIVATIONS
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.sac_policy import LOG_STD_RANGE, SACPolicy
 

@@ -18,10 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from unidle.algos.registry import AnyPolicy
-from unidle.algos.small_network import activated, layer, layer_bias, layer_weights, normalised, shape_of
 from unidle.buffers.rollout import Rollout
 from unidle.envs.device.device_env import scrambled
+from unidle.kernels.triton.small_mlp import activated, layer, layer_bias, layer_weights, normalised
 from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.describe import describe_small_mlp
 from unidle.tasks.classic_control import Classic
 from unidle.tasks.classic_kernels import advance, begin, episode_word, observation
 
@@ -50,7 +51,8 @@ def _roll(
     TASK: tl.constexpr, PHYSICS: tl.constexpr, LIMIT: tl.constexpr, CUTS: tl.constexpr,
     ACTOR_PLACES: tl.constexpr, LOG_STD: tl.constexpr, ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr,
     UNITS: tl.constexpr, OUTS: tl.constexpr, OUTS_UP: tl.constexpr, REALS: tl.constexpr,
-    NORMALISE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+    NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     env = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = env < N
@@ -81,7 +83,7 @@ def _roll(
         at = t * N + env.to(tl.int64)
         tl.store(obs + at[:, None] * ROW + column, seen, mask=keeps)
         tl.store(starts + at, starting, mask=inside)
-        x = normalised(seen, norm_shift, norm_scale, INS, INS_UP, NORMALISE)
+        x = normalised(seen, norm_shift, norm_scale, INS, INS_UP, NORMALISE, OBS_CLIP)
         h = activated(layer(x, w1, b1, PRECISION), ACTIVATION)
         h = activated(layer(h, w2, b2, PRECISION), ACTIVATION)
         y = layer(h, w3, b3, PRECISION)
@@ -164,9 +166,10 @@ class FusedRollout:
         """
         if type(env) is not Classic or not isinstance(policy, ActorCritic):
             return None
-        shape = shape_of(policy)
-        if shape is None or shape["MASKED"]:
+        description = describe_small_mlp(policy)
+        if isinstance(description, str) or description.mask_offset is not None:
             return None
+        shape = description.constants()
         _, n_envs = rollout.shape
         norm, distribution = policy.encoder.norm, policy.distribution
         nothing = torch.zeros(1, device=noise.device)
@@ -198,7 +201,7 @@ class FusedRollout:
         )
         names = ("ACTOR_PLACES", "LOG_STD", "ROW", "INS", "INS_UP", "UNITS", "OUTS", "OUTS_UP", "REALS", "NORMALISE")
         constants = {
-            **{name: shape[name] for name in (*names, "ACTIVATION", "PRECISION")},
+            **{name: shape[name] for name in (*names, "OBS_CLIP", "ACTIVATION", "PRECISION")},
             "T": rollout.shape[0],
             "N": n_envs,
             "TASK": env.task.name,

@@ -15,6 +15,8 @@ BETA1, BETA2 = 0.9, 0.999
 class FlatAdam:
     """Steps `flat` along `grad`. The learning rate is a tensor, so that a captured step sees it change."""
 
+    betas = (BETA1, BETA2)
+
     def __init__(self, flat: Tensor, grad: Tensor, learning_rate: Tensor, eps: float) -> None:
         self.flat, self.grad, self.learning_rate, self.eps = flat.detach(), grad, learning_rate, eps
         self.mean = torch.zeros_like(self.flat)  # of the gradient

@@ -1,71 +1,82 @@
-"""A small network inside a kernel (Triton): what the kernels that act, evaluate and learn have in common.
+"""A small actor-critic inside a kernel: what the kernels that act, evaluate and learn share.
 
-A block of threads keeps all weights of a network and takes some rows through it; activations never leave the chip.
+One block of threads holds all weights of a network and runs a tile of observations through it; activations never leave
+the chip.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import nn
 
-from unidle.nn.actor_critic import ActorCritic
+from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_ZERO
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
-_UNITS = (16, 32, 64)  # more, and the weights do not fit beside their gradient
-_MOST_INPUTS, _MOST_OUTPUTS, _MOST_HEADS = 64, 32, 8
+_UNITS = (16, 32, 64)  # with more, the weights do not fit next to their gradient
+_MAX_INPUTS, _MAX_OUTPUTS, _MAX_HEADS = 64, 32, 8
+_LOG_SQRT_2PI, _LOG_ZERO = tl.constexpr(LOG_SQRT_2PI), tl.constexpr(LOG_ZERO)
 
 
-def shape_of(policy: ActorCritic) -> dict[str, Any] | None:
-    """What a kernel must know of `policy`, whose parameters are one flat tensor; None if it has no such network.
+@dataclass(frozen=True)
+class SmallMlp:
+    """Separate actor and critic MLPs of two equal hidden layers, their parameters in one flat tensor."""
 
-    It has: one vector of numbers as observation, and separate actor and critic of two equal hidden layers.
-    """
-    distribution, encoder = policy.distribution, policy.encoder
-    if policy.critic_trunk is None or policy.core is not None or not encoder.is_plain:
+    actor_offsets: tuple[int, ...]  # of each layer's weight and bias in the flat tensor
+    critic_offsets: tuple[int, ...]
+    log_std_offset: int
+    obs_bytes: int  # of a packed observation
+    mask_offset: int | None  # bytes into it; None: actions are not masked
+    inputs: int
+    hidden: tuple[int, ...]
+    activation: str
+    nvec: tuple[int, ...]  # categories of each discrete action
+    reals: int  # continuous actions
+    obs_clip: float | None  # bound on normalised observations; None: they are not normalised
+    precision: str  # of products: ieee, tf32, bf16
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the actor."""
+        return sum(self.nvec) + self.reals
+
+    def unsupported(self) -> str | None:
+        """Why the kernels do not take this network; None: they do."""
+        if len(self.hidden) != 2 or self.hidden[0] != self.hidden[1] or self.hidden[0] not in _UNITS:
+            return f"hidden layers {self.hidden}: kernels take two of equal width, one of {_UNITS}"
+        if self.activation not in ACTIVATIONS.values():
+            return f"activation {self.activation}: kernels take tanh and relu"
+        if self.inputs > _MAX_INPUTS:
+            return f"{self.inputs} inputs: kernels take up to {_MAX_INPUTS}"
+        if self.outputs > _MAX_OUTPUTS or len(self.nvec) > _MAX_HEADS:
+            return f"kernels take up to {_MAX_OUTPUTS} outputs and {_MAX_HEADS} discrete actions"
         return None
-    trunks = (policy.actor_trunk, policy.critic_trunk)
-    kinds = {type(module) for trunk in trunks for module in trunk if not isinstance(module, nn.Linear)}
-    linears: list[list[Any]] = [
-        [*(module for module in trunk if isinstance(module, nn.Linear)), head]
-        for trunk, head in zip(trunks, (policy.actor_head, policy.critic_head))
-    ]
-    units = linears[0][0].out_features
-    outputs = distribution.n_logits + distribution.reals
-    if (
-        [module.out_features for module in linears[0][:-1]] != [units, units]
-        or units not in _UNITS
-        or len(kinds) != 1
-        or not kinds <= ACTIVATIONS.keys()
-        or encoder.n_numbers > _MOST_INPUTS
-        or outputs > _MOST_OUTPUTS
-        or distribution.heads > _MOST_HEADS
-    ):
-        return None
-    places = [tuple(p.storage_offset() for module in net for p in (module.weight, module.bias)) for net in linears]
-    precision = "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee"
-    return {
-        "ACTOR_PLACES": places[0],
-        "CRITIC_PLACES": places[1],
-        "LOG_STD": policy.log_std.storage_offset() if distribution.reals else 0,
-        "ROW": policy.obs_layout.obs_bytes // 4,
-        "INS": encoder.n_numbers,
-        "INS_UP": max(16, triton.next_power_of_2(encoder.n_numbers)),
-        "UNITS": units,
-        "OUTS": outputs,
-        "OUTS_UP": max(16, triton.next_power_of_2(outputs)),
-        "HEADS": distribution.nvec,
-        "STARTS": tuple(sum(distribution.nvec[:head]) for head in range(distribution.heads)),
-        "REALS": distribution.reals,
-        "LOGITS": distribution.n_logits,
-        "MASKED": policy.masked,
-        "NORMALISE": encoder.norm is not None,
-        "ACTIVATION": ACTIVATIONS[kinds.pop()],
-        "PRECISION": "bf16" if policy.in_bf16 else precision,
-    }
+
+    def constants(self) -> dict[str, Any]:
+        """What the kernels are specialised for."""
+        return {
+            "ACTOR_PLACES": self.actor_offsets,
+            "CRITIC_PLACES": self.critic_offsets,
+            "LOG_STD": self.log_std_offset,
+            "ROW": self.obs_bytes // 4,
+            "INS": self.inputs,
+            "INS_UP": max(16, triton.next_power_of_2(self.inputs)),
+            "UNITS": self.hidden[0],
+            "OUTS": self.outputs,
+            "OUTS_UP": max(16, triton.next_power_of_2(self.outputs)),
+            "HEADS": self.nvec,
+            "STARTS": tuple(sum(self.nvec[:head]) for head in range(len(self.nvec))),
+            "REALS": self.reals,
+            "LOGITS": sum(self.nvec),
+            "MASKED": self.mask_offset is not None,
+            "NORMALISE": self.obs_clip is not None,
+            "OBS_CLIP": self.obs_clip or 0.0,
+            "ACTIVATION": self.activation,
+            "PRECISION": self.precision,
+        }
 
 
 # -- inside a kernel ---------------------------------------------------------------------------------------------------
@@ -73,14 +84,14 @@ def shape_of(policy: ActorCritic) -> dict[str, Any] | None:
 
 @triton.jit
 def activated(z, ACTIVATION: tl.constexpr):
-    """Give f(z)."""
-    # Not libdevice's tanh, which takes several times as long; to 1e-7 of the range the same.
+    """f(z)"""
+    # Not libdevice's tanh, which takes several times as long; they agree to 1e-7.
     return tl.maximum(z, 0.0) if ACTIVATION == "relu" else 1.0 - 2.0 / (tl.exp(2.0 * z) + 1.0)
 
 
 @triton.jit
 def through_activation(gradient, y, ACTIVATION: tl.constexpr):
-    """The gradient by z, of that by y = f(z)."""
+    """The gradient with respect to z, given that with respect to y = f(z)."""
     return tl.where(y > 0, gradient, 0.0) if ACTIVATION == "relu" else gradient * (1.0 - y * y)
 
 
@@ -101,28 +112,30 @@ def layer_bias(parameters, at, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
 @triton.jit
 def inputs(
     obs, i, inside, norm_shift, norm_scale, ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr,
-    NORMALISE: tl.constexpr,
+    NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr,
 ):  # fmt: skip
-    """Observations [.., INS_UP] of samples i, as the encoder gives them."""
+    """Encoded observations [.., INS_UP] of samples i."""
     column = tl.arange(0, INS_UP)
     x = tl.load(obs + i[:, None] * ROW + column[None, :], mask=inside[:, None] & (column[None, :] < INS), other=0.0)
-    return normalised(x, norm_shift, norm_scale, INS, INS_UP, NORMALISE)
+    return normalised(x, norm_shift, norm_scale, INS, INS_UP, NORMALISE, OBS_CLIP)
 
 
 @triton.jit
-def normalised(x, norm_shift, norm_scale, INS: tl.constexpr, INS_UP: tl.constexpr, NORMALISE: tl.constexpr):
-    """Observations x [.., INS_UP] as the encoder gives them."""
+def normalised(
+    x, norm_shift, norm_scale, INS: tl.constexpr, INS_UP: tl.constexpr, NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr
+):
+    """Encoded observations x [.., INS_UP]."""
     if NORMALISE:
         column = tl.arange(0, INS_UP)
         x -= tl.load(norm_shift + column, mask=column < INS, other=0.0)[None, :]
         x *= tl.load(norm_scale + column, mask=column < INS, other=0.0)[None, :]
-        x = tl.minimum(tl.maximum(x, -10.0), 10.0)
+        x = tl.minimum(tl.maximum(x, -OBS_CLIP), OBS_CLIP)
     return x
 
 
 @triton.jit
 def product(left, right, PRECISION: tl.constexpr):
-    """The matrix product left · right, summed in float32."""
+    """The matrix product left · right, accumulated in float32."""
     if PRECISION == "bf16":
         left, right = left.to(tl.bfloat16), right.to(tl.bfloat16)
     return tl.dot(left, right, input_precision="ieee" if PRECISION == "bf16" else PRECISION)
@@ -130,7 +143,7 @@ def product(left, right, PRECISION: tl.constexpr):
 
 @triton.jit
 def layer(x, w, b, PRECISION: tl.constexpr):
-    """Of x [M, INS]: x · wᵀ [OUTS, INS] + b."""
+    """X [M, INS] · wᵀ [OUTS, INS] + b."""
     return product(x, tl.trans(w), PRECISION) + b[None, :]
 
 
@@ -154,10 +167,10 @@ def distribution(
     ROW_BYTES: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
     OUTS_UP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Of samples i, whose outputs are y: log-probability of their actions, entropy, and the gradients of both.
+    """Log-probability of the actions of samples i, whose network outputs are y, the entropy, and gradients.
 
-    The gradient of the log-probability by y, and by log_std [columns of the reals]; that of the entropy by y (by
-    log_std it is 1).
+    Gradients of the log-probability with respect to y and log_std [columns of the reals], and of the entropy with
+    respect to y (with respect to log_std it is 1).
     """
     column = tl.arange(0, OUTS_UP)[None, :]
     log_prob = tl.zeros((y.shape[0],), tl.float32)
@@ -168,7 +181,7 @@ def distribution(
     width: tl.constexpr = len(HEADS) + REALS
     if MASKED:
         allowed = tl.load(masks + i[:, None] * ROW_BYTES + column, mask=inside[:, None] & (column < LOGITS), other=1)
-        y = tl.where(allowed == 0, -1e8, y)
+        y = tl.where(allowed == 0, _LOG_ZERO, y)
     for head in tl.static_range(len(HEADS)):
         of_head = (column >= STARTS[head]) & (column < STARTS[head] + HEADS[head])
         scores = tl.where(of_head, y, -1e30)
@@ -191,9 +204,8 @@ def distribution(
         at = actions + i[:, None] * width + len(HEADS) + real
         action = tl.load(at, mask=inside[:, None] & is_real, other=0.0)
         z = tl.where(is_real, (action - y) * tl.exp(-spread), 0.0)
-        # 0.5 log 2π
-        log_prob -= tl.sum(tl.where(is_real, 0.5 * z * z + spread + 0.9189385332046727, 0.0), 1)
-        entropy += tl.sum(tl.where(is_real, spread + 1.4189385332046727, 0.0), 1)
+        log_prob -= tl.sum(tl.where(is_real, 0.5 * z * z + spread + _LOG_SQRT_2PI, 0.0), 1)
+        entropy += tl.sum(tl.where(is_real, spread + (0.5 + _LOG_SQRT_2PI), 0.0), 1)
         by_y += tl.where(is_real, z * tl.exp(-spread), 0.0)
         by_log_std += tl.where(is_real, z * z - 1.0, 0.0)
     return log_prob, entropy, by_y, entropy_by_y, by_log_std

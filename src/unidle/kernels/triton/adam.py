@@ -1,26 +1,38 @@
-"""Clipping, Adam and the targets that follow, in two kernels (Triton): one to measure the gradient, one for the rest.
+"""Gradient clipping, Adam and the soft target update in two kernels: one sums squares, one does the rest.
 
-torch's fused Adam gives every 65,536 numbers of one tensor to one block, so that on a network of four million half of a
-large GPU is idle; and the parameters go through memory once more for their targets.
+torch's fused Adam gives each block 65,536 elements of a tensor, so a network of four million parameters leaves half of
+a large GPU idle; and the target update reads all parameters once more.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.nn.optim.adam import BETA1, BETA2, FlatAdam
+_BLOCK, SQUARES_BLOCK = 1024, 8192  # elements per program
 
-_BLOCK, SQUARED = 1024, 8192  # numbers that a program takes
+
+class AdamState(Protocol):
+    """The tensors and constants of one Adam optimiser (see `nn.optim.adam.FlatAdam`)."""
+
+    flat: Tensor  # parameters
+    grad: Tensor
+    mean: Tensor  # first moment
+    square: Tensor  # second moment
+    steps: Tensor  # []
+    learning_rate: Tensor  # []
+    eps: float
+    betas: tuple[float, float]
 
 
 @triton.jit
 def sum_squares(grad, squares, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up the squares of each program's block."""
+    """Sum the squares of each program's block."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     gradient = tl.load(grad + at, mask=at < SIZE, other=0.0)
     tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
@@ -31,7 +43,7 @@ def adam(
     parameter, gradient, mean, square, count, learning_rate,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Give parameter, mean and mean square after the `count`-th step."""
+    """Parameter and moments after step number `count`."""
     mean += (1.0 - BETA1) * (gradient - mean)
     square = BETA2 * square + (1.0 - BETA2) * gradient * gradient
     count = count.to(tl.float64)  # 1 − β² loses its digits in single precision
@@ -48,9 +60,9 @@ def _step(
     MAX_NORM: tl.constexpr, STOPS: tl.constexpr, FOLLOW: tl.constexpr, TAU: tl.constexpr,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Step along the clipped gradient; with FOLLOW the targets move by TAU of the way.
+    """Clip the gradient and step; with FOLLOW also update the targets by TAU.
 
-    With STOPS its length is added to `norms`, and nothing happens where `stopped`.
+    With STOPS the gradient norm is added to `norms`, and nothing changes where `stopped` is set.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -59,7 +71,7 @@ def _step(
         part = tl.arange(0, SQUARES_UP)
         norm = tl.sqrt(tl.sum(tl.load(squares + part, mask=part < SQUARES, other=0.0)))
     if CLIP:
-        # Written so that what is not a number stays in, to be seen.
+        # Written so that NaN propagates and is noticed.
         gradient *= tl.where(norm + 1e-6 > MAX_NORM, MAX_NORM / (norm + 1e-6), 1.0)
     if STOPS:
         stop = tl.load(stopped) > 0
@@ -84,16 +96,19 @@ def _step(
         tl.store(targets + at, target + TAU * (parameter - target), mask=inside)
 
 
-BETAS = {"LOG_BETA1": math.log(BETA1), "LOG_BETA2": math.log(BETA2), "BETA1": BETA1, "BETA2": BETA2}
+def beta_constants(state: AdamState) -> dict[str, float]:
+    """The constants that `adam` needs besides EPS."""
+    beta1, beta2 = state.betas
+    return {"LOG_BETA1": math.log(beta1), "LOG_BETA2": math.log(beta2), "BETA1": beta1, "BETA2": beta2}
 
 
-def room_for_squares(flat: Tensor) -> Tensor:
-    """For what `sum_squares` gives of a gradient by these parameters, in blocks of SQUARED."""
-    return torch.zeros(triton.cdiv(flat.numel(), SQUARED), device=flat.device)
+def new_squares(flat: Tensor) -> Tensor:
+    """A buffer for what `sum_squares` gives in blocks of SQUARES_BLOCK."""
+    return torch.zeros(triton.cdiv(flat.numel(), SQUARES_BLOCK), device=flat.device)
 
 
 def take_step(
-    plain: FlatAdam,
+    state: AdamState,
     squares: Tensor,
     max_norm: float,
     *,
@@ -102,22 +117,22 @@ def take_step(
     tau: float = 0.0,
     stops: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Step as `plain` does, but for counting, along its gradient clipped to `max_norm`; `squares` add up to its square.
+    """Step along the gradient clipped to `max_norm`; `squares` sum to its squared norm. Does not count the step.
 
-    A program takes `block` numbers. `targets` move by `tau` of the way towards the parameters. `stops` are what is 0
-    unless nothing is to happen, and the sum of lengths that the gradient's is added to.
+    Each program takes `block` elements. `targets` move by `tau` towards the parameters. `stops` is (a flag that skips
+    the step unless it is 0, a sum of gradient norms to add to).
     """
-    size, nothing = plain.flat.numel(), squares
+    size, unused = state.flat.numel(), squares
     _step[(triton.cdiv(size, block),)](
-        plain.flat,
-        plain.grad,
-        plain.mean,
-        plain.square,
-        nothing if targets is None else targets,
+        state.flat,
+        state.grad,
+        state.mean,
+        state.square,
+        unused if targets is None else targets,
         squares,
-        plain.steps,
-        plain.learning_rate,
-        *((nothing, nothing) if stops is None else stops),
+        state.steps,
+        state.learning_rate,
+        *((unused, unused) if stops is None else stops),
         SIZE=size,
         BLOCK=block,
         SQUARES=len(squares),
@@ -127,23 +142,23 @@ def take_step(
         STOPS=stops is not None,
         FOLLOW=targets is not None,
         TAU=tau,
-        EPS=plain.eps,
-        **BETAS,
+        EPS=state.eps,
+        **beta_constants(state),
         num_warps=4 if block >= _BLOCK else 2,
     )
 
 
 class FusedAdam:
-    """Does what `FlatAdam` does, on its tensors, except to count the step: that is up to whoever calls."""
+    """Steps one Adam optimiser's tensors; the caller counts the steps."""
 
-    def __init__(self, plain: FlatAdam, max_norm: float, targets: Tensor | None = None, tau: float = 0.0) -> None:
-        """`targets` move by `tau` of the way towards the parameters with every step."""
-        self._plain, self._max_norm, self._targets, self._tau = plain, max_norm, targets, tau
-        self._squares = room_for_squares(plain.flat)
+    def __init__(self, state: AdamState, max_norm: float, targets: Tensor | None = None, tau: float = 0.0) -> None:
+        """`targets` move by `tau` towards the parameters with every step."""
+        self._state, self._max_norm, self._targets, self._tau = state, max_norm, targets, tau
+        self._squares = new_squares(state.flat)
 
     def step(self) -> None:
-        """One step along the gradient, which is clipped on the way and stays as it is."""
-        plain, squares = self._plain, self._squares
+        """Step along the gradient, clipped on the fly: the gradient itself stays unchanged."""
+        state, squares = self._state, self._squares
         if math.isfinite(self._max_norm):
-            sum_squares[(len(squares),)](plain.grad, squares, SIZE=plain.flat.numel(), BLOCK=SQUARED, num_warps=8)
-        take_step(plain, squares, self._max_norm, targets=self._targets, tau=self._tau)
+            sum_squares[(len(squares),)](state.grad, squares, SIZE=state.flat.numel(), BLOCK=SQUARES_BLOCK, num_warps=8)
+        take_step(state, squares, self._max_norm, targets=self._targets, tau=self._tau)
