@@ -30,7 +30,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     import torch
     from gymnasium import spaces
 
-    from unidle.algos.sac import SAC
+    from unidle.algos.registry import new_algorithm
     from unidle.config import Recipe
     from unidle.engine.cuda_graphs import Capture
     from unidle.nn.sac_policy import SACPolicy
@@ -54,13 +54,14 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
         buffer_size=FILLED + 1000,
     )
     policy = SACPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (ACTIONS,))), recipe).to(device)
-    algo = SAC(policy, recipe, Capture(device, print))
+    capture = Capture(device, print)
+    algo: Any = new_algorithm(policy, recipe, capture, capture.fall_back)
 
     def some_rows() -> Any:
         noise = torch.randn(100, rows.obs_bytes // 4, device=device)
         return noise.view(torch.uint8)
 
-    memory: Any = algo.experience.memory
+    memory: Any = algo.experience.sampler
     none = torch.zeros(100, dtype=torch.bool, device=device)
     memory.start(some_rows())
     for _ in range(FILLED // 100):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
+from unidle.algos.off_policy import OffPolicy
 from unidle.algos.sac import SAC
 from unidle.buffers.multitask import TaskReplay
 from unidle.config import Recipe
@@ -17,7 +18,7 @@ from unidle.spaces.observations import ObservationLayout
 TASKS, SEEN = 3, 5
 
 
-def algo_of(**changes: Any) -> SAC:
+def algo_of(**changes: Any) -> OffPolicy:
     """Whose memory holds as much of each task, all of it random."""
     torch.manual_seed(0)
     given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
@@ -25,8 +26,8 @@ def algo_of(**changes: Any) -> SAC:
     policy = SACPolicy(
         ObservationLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe
     )
-    algo = SAC(policy, recipe)
-    memory, none = algo.experience.memory, torch.zeros(6, dtype=torch.bool)
+    algo = OffPolicy(SAC, policy, recipe)
+    memory, none = algo.experience.sampler, torch.zeros(6, dtype=torch.bool)
     assert isinstance(memory, TaskReplay)
     memory.start(some_rows())
     for _ in range(20):

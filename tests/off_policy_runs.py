@@ -72,7 +72,7 @@ def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
         learned(run.algo, run.rollout, run.shuffle())
         run.collector.open()
     with torch.no_grad():  # a target that is another network from the start
-        flat = run.algo._target_parameters.flat
+        flat = run.algo.rule.target_parameters.flat
         flat.add_(0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)))
     return run
 

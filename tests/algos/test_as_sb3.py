@@ -66,7 +66,7 @@ def peer_of(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Dictat
 def drawn(run: SmallRun, number: int) -> tuple[Transitions, torch.Generator]:
     """What our update of that number draws, and the generator to draw on from."""
     generator = torch.Generator().manual_seed(number)
-    return run.algo.experience.memory.sample(run.algo.recipe.batch_size, generator), generator
+    return run.algo.experience.sampler.sample(run.algo.recipe.batch_size, generator), generator
 
 
 def copy_weights(ours: list[nn.Linear], theirs: list[nn.Linear]) -> None:
@@ -85,7 +85,7 @@ def test_dqn_learns_what_stable_baselines3_learns(most: float) -> None:
     run = filled_dqn("CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double_dqn=False, max_grad_norm=most)
     algo = run.algo
     peer, memory = peer_of(run, sb3.DQN, max_grad_norm=most)
-    ours, targets = (linears(policy.trunk, policy.head) for policy in (run.policy, algo.target))
+    ours, targets = (linears(policy.trunk, policy.head) for policy in (run.policy, algo.rule.target))
     theirs, their_targets = linears(peer.q_net), linears(peer.q_net_target)
     copy_weights(ours, theirs)
     copy_weights(targets, their_targets)
@@ -130,7 +130,7 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
         for name in ("weight", "bias"):
             for head, part in zip(heads, getattr(run.policy.actor_head, name).split(reals), strict=True):
                 getattr(head, name).copy_(part)
-        networks = [(algo.critics, peer.critic), (algo.targets, peer.critic_target)]
+        networks = [(algo.rule.critics, peer.critic), (algo.rule.targets, peer.critic_target)]
         for ours, others in networks:
             for member, other in enumerate(others.q_networks):
                 copy_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
@@ -151,5 +151,5 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
                 plain = linears(plain_network(ours.ensemble, member, nn.ReLU).float())
                 assert_equal_weights(plain, linears(network))
         if temperature == "auto":
-            assert_close(algo.log_temperature, peer.log_ent_coef, atol=2e-6, rtol=1e-5)
+            assert_close(algo.rule.log_alpha, peer.log_ent_coef, atol=2e-6, rtol=1e-5)
     assert (algo.parameters.flat - first).abs().max() > 5 * RATE

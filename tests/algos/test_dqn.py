@@ -72,7 +72,7 @@ class SlowDQN:
     def __init__(self, run: SmallRun) -> None:
         self.recipe, self.obs = run.algo.recipe, run.policy.obs_layout
         self.n_inputs = run.policy.encoder.n_features
-        self.values, self.target = Values(run.policy), Values(run.algo.target)
+        self.values, self.target = Values(run.policy), Values(run.algo.rule.target)
         self.adam = torch.optim.Adam(self.values.parameters(), lr=self.recipe.learning_rate, eps=1e-8)
         self.updates = 0
 
@@ -120,21 +120,21 @@ class SlowDQN:
 
 
 def assert_same(run: SmallRun, slow: SlowDQN) -> None:
-    for policy, network in ((run.policy, slow.values), (run.algo.target, slow.target)):
+    for policy, network in ((run.policy, slow.values), (run.algo.rule.target, slow.target)):
         for mine, others in zip(Values(policy).parameters(), network.parameters(), strict=True):
             assert_close(mine, others, atol=1e-5, rtol=1e-5)
 
 
 def assert_updates_agree(run: SmallRun, updates: int = 5) -> None:
-    slow, memory = SlowDQN(run), run.algo.experience.memory
+    slow, memory = SlowDQN(run), run.algo.experience.sampler
     for number in range(updates):
         batch = memory.sample(run.algo.recipe.batch_size, torch.Generator().manual_seed(number))
-        run.algo._sums.zero_()
+        run.algo.rule.sums.zero_()
         run.algo.update(torch.Generator().manual_seed(number))
         errors = slow.update(batch)
         assert_same(run, slow)
         names = ("loss", "value", "grad_norm")
-        assert run.algo._sums.tolist() == pytest.approx([slow.saw[name] for name in names], rel=1e-4, abs=1e-5)
+        assert run.algo.rule.sums.tolist() == pytest.approx([slow.saw[name] for name in names], rel=1e-4, abs=1e-5)
         if isinstance(memory, Prioritised):
             for cell in batch.index.unique():
                 priority = (float(errors[batch.index == cell].max()) + 1e-6) ** run.algo.recipe.per_alpha
@@ -167,7 +167,7 @@ def test_five_updates_are_those_of_the_papers(space: str, double: bool, dueling:
 def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
     run = filled_dqn(ENVS[space], **recipe)
     if recipe.get("per"):  # other than all alike
-        memory = run.algo.experience.memory
+        memory = run.algo.experience.sampler
         acted = memory.replay.acted.nonzero()[:, 0]
         memory.update(acted, torch.linspace(0.1, 3.0, len(acted)))
         assert memory.sample(16, torch.Generator().manual_seed(0)).weights.unique().numel() > 4
@@ -180,7 +180,7 @@ def test_errors_far_from_0_pull_no_harder_than_1() -> None:
     with torch.no_grad():
         run.policy.head.weight.zero_()
         run.policy.head.bias.zero_()
-    batch = run.algo.experience.memory.sample(64, torch.Generator().manual_seed(0))
+    batch = run.algo.experience.sampler.sample(64, torch.Generator().manual_seed(0))
     run.algo.update(torch.Generator().manual_seed(0))
     expected = torch.zeros(9)
     for action, reward in zip(batch.actions, batch.returns):
@@ -192,7 +192,7 @@ def test_errors_far_from_0_pull_no_harder_than_1() -> None:
 
 def test_the_target_moves_every_so_many_updates_and_only_then() -> None:
     run = filled_dqn("CartPole-v1", target_update_interval=4, tau=1.0)
-    target = run.algo._target_parameters.flat
+    target = run.algo.rule.target_parameters.flat
     for update in range(1, 13):
         before = target.detach().clone()
         run.algo.update(torch.Generator().manual_seed(update))
@@ -204,7 +204,7 @@ def test_the_target_moves_every_so_many_updates_and_only_then() -> None:
 
 def test_what_comes_after_termination_is_worth_nothing_whatever_it_is() -> None:
     run = filled_dqn("CartPole-v1")
-    replay = run.algo.experience.memory
+    replay = run.algo.experience.sampler
     ended = replay.terminated.nonzero()[:, 0]
     assert len(ended)
     before = replay.at(ended)
@@ -212,7 +212,7 @@ def test_what_comes_after_termination_is_worth_nothing_whatever_it_is() -> None:
     after = replay.at(ended)
     assert not torch.equal(before.next_obs, after.next_obs)
     with torch.no_grad():
-        following = after.returns + after.discounts * run.algo._best_value(after.next_obs).nan_to_num()
+        following = after.returns + after.discounts * run.algo.rule._next_value(after.next_obs).nan_to_num()
     assert torch.equal(following, before.returns)
 
 
@@ -242,7 +242,7 @@ def test_exploration_is_all_there_is_until_learning_starts_and_may_be_left_out_a
 def test_a_linear_schedule_ends_at_a_learning_rate_of_0() -> None:
     run = filled_dqn("CartPole-v1", lr_schedule="linear")
     run.algo.set_progress(0.25)
-    assert run.algo.learning_rate.item() == pytest.approx(0.75e-3)
+    assert run.algo.rule.learning_rate.item() == pytest.approx(0.75e-3)
     run.algo.set_progress(1.0)
     before = run.algo.parameters.flat.detach().clone()
     run.algo.update(torch.Generator().manual_seed(0))

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 import unidle
 from unidle.algos.micro_batches import Pieces
-from unidle.algos.sac import Critics
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
 from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.critics import Critics
 from unidle.nn.q_policy import QPolicy
 
 SMALL: dict[str, Any] = {

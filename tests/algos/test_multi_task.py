@@ -38,9 +38,9 @@ def test_an_update_for_one_task_leaves_the_heads_of_the_others_alone() -> None:
     algo = algo_of()
     obs = some_rows()[[0, 3]]  # both of task 0
     params, _ = algo.policy.act(obs)
-    loss = params.mean.sum() + algo.critics(obs, torch.zeros(2, 2)).sum()
+    loss = params.mean.sum() + algo.rule.critics(obs, torch.zeros(2, 2)).sum()
     head = algo.policy.actor_head.weight
-    of_actor, of_critics = torch.autograd.grad(loss, (head, algo.critics.ensemble.weights[-1]))
+    of_actor, of_critics = torch.autograd.grad(loss, (head, algo.rule.critics.ensemble.weights[-1]))
     touched = of_actor.view(TASKS, -1).abs().sum(1) > 0
     assert touched.tolist() == [True, False, False]
     assert (of_critics.abs().sum((0, 1)) > 0).tolist() == [True, False, False]
@@ -49,7 +49,7 @@ def test_an_update_for_one_task_leaves_the_heads_of_the_others_alone() -> None:
 def test_each_task_has_a_temperature_that_follows_its_own_entropy() -> None:
     algo = algo_of(learning_rate=0.01)
     entropies = torch.tensor([5.0, -5.0, 5.0])
-    algo._target_entropy = 0.0
+    algo.rule.target_entropy = 0.0
     sampled = algo.policy.distribution.sampled_with_log_prob
 
     def told(params: Any, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def test_each_task_has_a_temperature_that_follows_its_own_entropy() -> None:
     algo.policy.distribution.sampled_with_log_prob = told  # type: ignore[method-assign]
     algo.update(torch.Generator().manual_seed(1))
     # Adam's first step is the learning rate, against the gradient's sign: too much entropy cools, too little heats.
-    assert algo.log_temperature.tolist() == pytest.approx([-0.01, 0.01, -0.01], abs=1e-6)
+    assert algo.rule.log_alpha.tolist() == pytest.approx([-0.01, 0.01, -0.01], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_batch_that_is_no_multiple_of_the_tasks_is_learned_from_too() -> None:
     settings = {"algo": "sac", "n_tasks": 3, "batch_size": 31, "n_steps": 1, "env": "Pendulum-v1"}
     assert validated(Config().with_values(settings, "test")).recipe.batch_size == 31
     algo = algo_of(batch_size=31)
-    before = algo.log_temperature.clone()
+    before = algo.rule.log_alpha.clone()
     algo.update(torch.Generator().manual_seed(1))
-    assert (algo.log_temperature != before).all()
+    assert (algo.rule.log_alpha != before).all()
 
 
 def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:

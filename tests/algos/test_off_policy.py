@@ -20,7 +20,8 @@ from torch import Tensor
 
 from unidle.algos.capturing import as_it_is
 from unidle.algos.dqn import DQN
-from unidle.algos.off_policy import Experience
+from unidle.algos.experience_replay import ExperienceReplay
+from unidle.algos.off_policy import OffPolicy
 from unidle.algos.registry import new_policy
 from unidle.algos.sac import SAC
 from unidle.buffers.prioritised import Prioritised
@@ -153,10 +154,10 @@ def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: 
                 line.step(action, now["reward"], *ended, now["next"], then["observation"])
                 ends.add(ended)
         learned(run.algo, rollout, run.shuffle(), fragment / 8)
-        assert_remembered(run.algo.experience.memory, lines, n_step, 0.5, counted)
+        assert_remembered(run.algo.experience.sampler, lines, n_step, 0.5, counted)
         run.collector.open()
     assert ends == {(False, False), (True, False), (False, True)}
-    assert replay_of(run.algo.experience.memory).left.min() > 0  # the ring was written round
+    assert replay_of(run.algo.experience.sampler).left.min() > 0  # the ring was written round
 
 
 def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_was() -> None:
@@ -179,7 +180,7 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
     assert not torch.equal(rollout.obs[0], last_obs)
     learned(after.algo, rollout, after.shuffle())
     for env in range(2):
-        batch = held(after.algo.experience.memory, env)
+        batch = held(after.algo.experience.sampler, env)
         assert len(batch.obs) == 24
         old = slice(16, 18)  # the last two steps before the border
         for row in batch.next_obs[old]:
@@ -219,7 +220,7 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
         gamma=0.5,
         per=prioritised,
     )
-    experience = Experience(recipe, 8, 1, CPU, as_it_is)
+    experience = ExperienceReplay(recipe, 8, 1, CPU, as_it_is)
     rollout = Rollout(n_steps, n_envs, 8, 1, 0, CPU)
     names = iter(range(1, 10_000))
 
@@ -255,8 +256,8 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
         finals.append((n_steps * n_envs, torch.full((8,), 255, dtype=torch.uint8)))  # as the device's collector does
         rollout.final_at = torch.tensor([at for at, _ in finals])
         rollout.final_obs = torch.stack([row for _, row in finals])
-        experience.take(rollout)
-        assert_remembered(experience.memory, lines, n_step, 0.5, names_of)
+        experience.store(rollout)
+        assert_remembered(experience.sampler, lines, n_step, 0.5, names_of)
 
 
 def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
@@ -268,7 +269,7 @@ def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
         run.collector.open()
     seen, layout = torch.cat(obs), run.policy.obs_layout
     for env in range(2):
-        batch = held(run.algo.experience.memory, env)
+        batch = held(run.algo.experience.sampler, env)
         masks = batch.obs[:, layout.mask_offset : layout.mask_offset + 8]
         assert torch.equal(batch.obs, seen[:, env])
         for head, part in enumerate((masks[:, :3], masks[:, 3:])):
@@ -278,24 +279,14 @@ def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
 # -- how often it is learned from --------------------------------------------------------------------------------------
 
 
-class CountedDQN(DQN):
-    """Counts its updates as they are made."""
+class Counted(OffPolicy):
+    """Counts its updates."""
 
     calls = 0
 
-    def update(self, generator: torch.Generator) -> None:
+    def update(self, generator: torch.Generator, phase: int = 0) -> None:
         self.calls += 1
-        super().update(generator)
-
-
-class CountedSAC(SAC):
-    """Counts its updates as they are made."""
-
-    calls = 0
-
-    def update(self, generator: torch.Generator) -> None:
-        self.calls += 1
-        super().update(generator)
+        super().update(generator, phase)
 
 
 def nothing_but_noise(rollout: Rollout, seed: int) -> None:
@@ -307,7 +298,7 @@ def nothing_but_noise(rollout: Rollout, seed: int) -> None:
 
 @settings(max_examples=25)
 @given(
-    kind=st.sampled_from([CountedDQN, CountedSAC]),
+    kind=st.sampled_from([DQN, SAC]),
     ratio=st.one_of(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 1.5]), st.floats(0.0, 2.0, allow_subnormal=False)),
     n_envs=st.integers(1, 4),
     n_steps=st.integers(1, 6),
@@ -317,7 +308,7 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
     kind: Any, ratio: float, n_envs: int, n_steps: int, learning_starts: int
 ) -> None:
     recipe = Recipe(
-        algo="dqn" if kind is CountedDQN else "sac",
+        algo="dqn" if kind is DQN else "sac",
         n_envs=n_envs,
         n_steps=n_steps,
         batch_size=2,
@@ -327,7 +318,7 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
         utd_ratio=ratio,
     )
     obs, actions = ObservationLayout.of(spaces.Box(-1, 1, (2,))), ActionLayout.of(spaces.Discrete(2))
-    algo = kind(new_policy(obs, actions, recipe), recipe)
+    algo = Counted(kind, new_policy(obs, actions, recipe), recipe)
     rollout = Rollout(n_steps, n_envs, obs.obs_bytes, 1, 0, CPU)
     made = 0
     for number in range(1, 6):
@@ -340,7 +331,7 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
         assert metrics["updates_in_all"] == due
         made = due
         random = number * n_steps * n_envs < learning_starts
-        explores = algo.policy.distribution.epsilon if kind is CountedDQN else algo.policy.distribution.at_random
+        explores = algo.policy.distribution.epsilon if kind is DQN else algo.policy.distribution.at_random
         assert (explores == 1.0) == random
 
 
@@ -378,10 +369,10 @@ def flat(state: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 def test_importance_weights_correct_in_full_at_the_end_of_the_run() -> None:
     recipe = Recipe(algo="dqn", n_envs=2, n_steps=4, buffer_size=64, per=True, per_beta=0.4)
-    experience = Experience(recipe, 8, 1, CPU, as_it_is)
+    experience = ExperienceReplay(recipe, 8, 1, CPU, as_it_is)
     for progress, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
         experience.set_progress(progress)
-        assert float(experience.memory.beta) == pytest.approx(beta)
+        assert float(experience.sampler.beta) == pytest.approx(beta)
 
 
 def test_without_its_memory_a_run_collects_anew_before_it_learns_on() -> None:
@@ -389,14 +380,14 @@ def test_without_its_memory_a_run_collects_anew_before_it_learns_on() -> None:
     for _ in range(2):  # stopped twice before anything was learned
         take_up_without_memory(run, fragments=1)
         assert run.algo.experience.updates == 0
-        assert run.algo.experience.is_at_random
+        assert run.algo.experience.is_warm_up
     take_up_without_memory(run, fragments=3)
     assert run.algo.experience.updates == 8  # 24 steps since, of which 16 do not count
-    assert not run.algo.experience.is_at_random
+    assert not run.algo.experience.is_warm_up
     take_up_without_memory(run, fragments=4)
     assert run.algo.experience.updates == 8 + 16
-    assert not run.algo.experience.is_at_random  # it has learned something already
-    assert int(run.algo.experience.memory.count) == 32
+    assert not run.algo.experience.is_warm_up  # it has learned something already
+    assert int(run.algo.experience.sampler.count) == 32
 
 
 def take_up_without_memory(run: SmallRun, fragments: int) -> None:
@@ -410,7 +401,7 @@ def take_up_without_memory(run: SmallRun, fragments: int) -> None:
         new_policy(run.policy.obs_layout, run.envs.env_spec.action_layout, run.algo.recipe),
         run.algo.recipe,
     )
-    run.algo = DQN(policy, recipe)
+    run.algo = OffPolicy(DQN, policy, recipe)
     run.algo.load_state_dict(torch.load(file, weights_only=True))
     rollout = Rollout(recipe.n_steps, recipe.n_envs, policy.obs_layout.obs_bytes, 1, 0, CPU)
     for number in range(fragments):

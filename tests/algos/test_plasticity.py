@@ -10,8 +10,8 @@ from multitask_sac import algo_of
 from torch import nn
 
 from unidle.algos.dormancy import TOO_DORMANT, remedy
+from unidle.algos.off_policy import OffPolicy
 from unidle.algos.plasticity import dormant_ratio, feature_rank, of_ensemble, of_trunk
-from unidle.algos.sac import SAC
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.mlp import mlp
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -96,7 +96,7 @@ def test_a_gradient_counts_as_clipped_whether_it_was_in_place_or_not() -> None:
     assert after.item() == pytest.approx(before.item(), rel=1e-4)
 
 
-def learned() -> SAC:
+def learned() -> OffPolicy:
     algo = algo_of()
     for number in range(3):
         algo.update(keyed_generator(torch.device("cpu"), number))
@@ -106,7 +106,10 @@ def learned() -> SAC:
 
 def test_sac_measures_actor_and_first_critic_and_changes_nothing() -> None:
     algo = learned()
-    before, stream = {name: value.clone() for name, value in algo.critics.state_dict().items()}, torch.get_rng_state()
+    before, stream = (
+        {name: value.clone() for name, value in algo.rule.critics.state_dict().items()},
+        torch.get_rng_state(),
+    )
     one, same, other = algo.plasticity(0, 100), algo.plasticity(0, 100), algo.plasticity(0, 200)
     assert {f"plasticity/{of}/{name}" for of in ("actor", "critic") for name in ("dormant", "rank")} <= one.keys()
     assert {"plasticity/critic/grad_norm/2", "plasticity/actor/weight_norm/1"} <= one.keys()
@@ -114,11 +117,11 @@ def test_sac_measures_actor_and_first_critic_and_changes_nothing() -> None:
     assert any(not torch.equal(one[name], other[name]) for name in one)  # another batch
     assert one["plasticity/critic/grad_norm/0"] > 0
     assert torch.equal(torch.get_rng_state(), stream)
-    for name, value in algo.critics.state_dict().items():
+    for name, value in algo.rule.critics.state_dict().items():
         assert torch.equal(value, before[name]), name
     with torch.no_grad():
-        algo.critics.ensemble.weights[0][1].zero_()  # of the second critic, which is not measured
-        algo.critics.ensemble.biases[0][1].zero_()
+        algo.rule.critics.ensemble.weights[0][1].zero_()  # of the second critic, which is not measured
+        algo.rule.critics.ensemble.biases[0][1].zero_()
     again = algo.plasticity(0, 100)
     assert all(torch.equal(one[name], again[name]) for name in one)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import unidle
-from unidle.algos import off_policy as subject
 from unidle.algos.capturing import as_it_is
-from unidle.algos.off_policy import Experience, Updates
+from unidle.algos.experience_replay import ExperienceReplay, Updates
+from unidle.buffers import placement as subject
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.replay import Replay, Transitions
 from unidle.buffers.rollout import Rollout
@@ -57,11 +57,13 @@ def test_it_holds_what_one_on_the_device_does(n_tasks: int, monkeypatch: pytest.
     held = []
     for place in ("device", "host"):
         monkeypatch.setattr(subject, "choose_place", lambda *sizes, place=place: place)
-        experience = Experience(recipe, 16, 2, CPU, as_it_is, tasks_of)
+        experience = ExperienceReplay(
+            recipe, 16, 2, CPU, as_it_is, n_tasks=n_tasks, tasks_of=tasks_of if n_tasks > 1 else None
+        )
         for number in range(7):
-            experience.take(fragment(number))
+            experience.store(fragment(number))
         held.append(experience.state_dict())
-        assert isinstance(experience.memory, Prefetch) == (place == "host")
+        assert isinstance(experience.sampler, Prefetch) == (place == "host")
     for name, value in held[0]["memory"].items():
         assert torch.equal(value, held[1]["memory"][name]), name
     assert held[0]["memory"]["entered"].sum() == 7 * 24
@@ -70,21 +72,21 @@ def test_it_holds_what_one_on_the_device_does(n_tasks: int, monkeypatch: pytest.
 @pytest.mark.usefixtures("_no_room")
 def test_each_update_has_a_batch_of_its_own_with_the_newest_steps_in_it() -> None:
     recipe = Recipe(**SMALL, utd_ratio=1.5, learning_starts=24)
-    experience = Experience(recipe, 16, 2, CPU, as_it_is)
+    experience = ExperienceReplay(recipe, 16, 2, CPU, as_it_is)
     seen: list[Transitions] = []
 
-    def update(generator: torch.Generator) -> None:
-        batch = experience.memory.sample(16, generator)
+    def update(generator: torch.Generator, phase: int) -> None:
+        batch = experience.sampler.sample(16, generator)
         seen.append(Transitions(*(t.clone() for t in batch.tensors())))
 
     updates = Updates(update, [], CPU, as_it_is)
     for number in range(3):
         seen.clear()
         newest = fragment(number)
-        pieces = list(experience.rehearse(newest, updates, torch.Generator().manual_seed(number)))
+        pieces = list(experience.store_and_update(newest, updates, torch.Generator().manual_seed(number)))
         assert len(seen) == (36 if number else 0)  # nothing is sent that is not due
         assert len(pieces) == len(seen)  # environments may be served after each
-        replay = experience.replay
+        replay = experience.buffer
         assert isinstance(replay, Replay)
         for batch in seen:
             for mine, theirs in zip(batch.tensors(), replay.at(batch.index).tensors()):
@@ -106,7 +108,7 @@ def on_a_gpu_with(free: int, monkeypatch: pytest.MonkeyPatch, host: int = 10 * G
 def placed(recipe: Recipe) -> tuple[bool, list[str]]:
     """Whether its memory lies apart, with rows of 1000 bytes, and what is said about it."""
     said: list[str] = []
-    return subject._must_lie_apart(recipe, 1000, 3, CUDA, Capture(CUDA, said.append).fall_back), said
+    return subject.lies_on_host(recipe, 1000, 3, CUDA, 1, Capture(CUDA, said.append).fall_back), said
 
 
 def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +119,8 @@ def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     assert placed(recipe) == (
         True,
         [
-            "The memory lies on the host, from where each batch is sent to the GPU, which is slower: 1,048,576 steps "
-            "take 1.0 GiB, and there is room for 0.9 GiB on the GPU."
+            "The replay buffer is on the host, and each batch is copied to the GPU, which is slower: 1,048,576 steps "
+            "take 1.0 GiB, and the GPU has room for 0.9 GiB."
         ],
     )
 
@@ -126,7 +128,7 @@ def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu_with(GIB, monkeypatch, host=10 * GIB)
     with pytest.raises(UsageError) as error:
-        Experience(Recipe(algo="sac", buffer_size=10**8), 1000, 3, CUDA, as_it_is)
+        ExperienceReplay(Recipe(algo="sac", buffer_size=10**8), 1000, 3, CUDA, as_it_is)
     most = int(0.9 * 10 * GIB) // 1023
     assert str(error.value) == (
         "A memory of 100,000,000 steps takes 95.3 GiB, but cuda has room for 0.9 GiB and the host has room for "
@@ -137,10 +139,10 @@ def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.Monkey
 def test_priorities_must_lie_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu_with(GIB, monkeypatch)
     with pytest.raises(UsageError) as error:
-        Experience(Recipe(algo="dqn", buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
+        ExperienceReplay(Recipe(algo="dqn", buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
     assert str(error.value) == (
-        "A prioritised memory lies where the networks do: 1,048,576 steps take 1.0 GiB, and there is room for 0.9 GiB "
-        f"on the GPU; give --buffer-size at most {int(0.9 * GIB) // 1032:,}, or leave out --per."
+        "A prioritised replay buffer must be on the GPU: 1,048,576 steps take 1.0 GiB, and the GPU has room for "
+        f"0.9 GiB; give --buffer-size at most {int(0.9 * GIB) // 1032:,}, or leave out --per."
     )
 
 
@@ -180,7 +182,7 @@ def test_a_run_learns_from_it_goes_on_from_it_and_says_so(
     algo: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = trained(algo, tmp_path, "whole", device, timesteps=240)
-    assert "The memory lies on the host" in capsys.readouterr().err
+    assert "The replay buffer is on the host" in capsys.readouterr().err
     part = trained(algo, tmp_path, "part", device, timesteps=120)
     before = state_of(part)
     assert before["experience"]["updates"] == math.floor(0.5 * (120 - 48))

@@ -36,8 +36,8 @@ class SlowSAC:
         self.reals, self.categories = run.policy.distribution.reals, run.policy.distribution.n_logits
         self.actor = nn.Sequential(*(_twin(layer) for layer in (*run.policy.actor_trunk, run.policy.actor_head)))
         members = range(self.recipe.n_critics)
-        self.critics = [plain(algo.critics.ensemble, member, nn.ReLU) for member in members]
-        self.targets = [plain(algo.targets.ensemble, member, nn.ReLU) for member in members]
+        self.critics = [plain(algo.rule.critics.ensemble, member, nn.ReLU) for member in members]
+        self.targets = [plain(algo.rule.targets.ensemble, member, nn.ReLU) for member in members]
         first = 0.0 if self.recipe.temperature == "auto" else math.log(self.recipe.temperature)
         self.log_temperature = torch.tensor(first, dtype=torch.float64, requires_grad=True)
         rate = self.recipe.learning_rate
@@ -141,16 +141,19 @@ def assert_same(run: SmallRun, slow: SlowSAC) -> None:
     for mine, others in zip(linears, (layer for layer in slow.actor if isinstance(layer, nn.Linear)), strict=True):
         assert_close(mine.weight.double(), others.weight, **close)
         assert_close(mine.bias.double(), others.bias, **close)
-    for ensemble, networks in ((run.algo.critics.ensemble, slow.critics), (run.algo.targets.ensemble, slow.targets)):
+    for ensemble, networks in (
+        (run.algo.rule.critics.ensemble, slow.critics),
+        (run.algo.rule.targets.ensemble, slow.targets),
+    ):
         for member, network in enumerate(networks):
             for mine, others in zip(plain(ensemble, member, nn.ReLU).parameters(), network.parameters(), strict=True):
                 assert_close(mine, others, **close)
-    assert_close(run.algo.log_temperature[0].double(), slow.log_temperature, **close)
+    assert_close(run.algo.rule.log_alpha[0].double(), slow.log_temperature, **close)
 
 
 def assert_updates_agree(run: SmallRun, updates: int) -> SlowSAC:
     """The same batches and the same noise for both."""
-    slow, memory = SlowSAC(run), run.algo.experience.memory
+    slow, memory = SlowSAC(run), run.algo.experience.sampler
     for number in range(updates):
         generator = torch.Generator().manual_seed(number)
         batch = memory.sample(run.algo.recipe.batch_size, generator)
@@ -197,7 +200,7 @@ def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temper
 def test_five_updates_are_those_of_the_papers_with_each_setting(space: str, recipe: dict[str, Any]) -> None:
     run = filled_sac(ENVS[space], **recipe)
     if recipe.get("per"):  # other than all alike
-        memory = run.algo.experience.memory
+        memory = run.algo.experience.sampler
         acted = memory.replay.acted.nonzero()[:, 0]
         memory.update(acted, torch.linspace(0.1, 3.0, len(acted)))
         assert memory.sample(16, torch.Generator().manual_seed(0)).weights.unique().numel() > 4
@@ -208,7 +211,7 @@ def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
     whole, clipped = filled_sac(Drift), filled_sac(Drift, max_grad_norm=0.01)
     for run in (whole, clipped):
         run.algo.update(torch.Generator().manual_seed(0))
-    norms = [torch.linalg.vector_norm(run.algo.critic_parameters.grad).item() for run in (whole, clipped)]
+    norms = [torch.linalg.vector_norm(run.algo.rule.critic_parameters.grad).item() for run in (whole, clipped)]
     assert norms[0] > 0.1
     assert norms[1] == pytest.approx(0.01, rel=1e-3)
 
@@ -216,7 +219,7 @@ def test_gradients_that_are_clipped_are_those_of_all_critics_together() -> None:
 @pytest.mark.parametrize("space", ENVS)
 def test_learning_reports_the_means_of_what_its_updates_saw(space: str) -> None:
     run = filled_sac(ENVS[space], utd_ratio=0.1)
-    slow, memory = SlowSAC(run), run.algo.experience.memory
+    slow, memory = SlowSAC(run), run.algo.experience.sampler
     run.collect()
     begin_learning(run)
     metrics = learned(run.algo, run.rollout, run.shuffle())
@@ -238,14 +241,14 @@ def test_the_temperature_rises_where_entropy_is_short_and_falls_where_there_is_p
         for number in range(3):
             run.algo.update(torch.Generator().manual_seed(number))
         # Adam's first steps are as long as the learning rate.
-        assert run.algo.log_temperature.item() == pytest.approx(sign * 3e-3, rel=1e-2)
+        assert run.algo.rule.log_alpha.item() == pytest.approx(sign * 3e-3, rel=1e-2)
 
 
 @pytest.mark.parametrize("space", ENVS)
 def test_the_learning_rate_falls_to_0_by_a_linear_schedule(space: str) -> None:
     run = filled_sac(ENVS[space], lr_schedule="linear")
     run.algo.set_progress(0.25)
-    assert run.algo.learning_rate.item() == pytest.approx(0.75e-3)
+    assert run.algo.rule.learning_rate.item() == pytest.approx(0.75e-3)
     run.algo.set_progress(1.0)
     before = run.algo.parameters.flat.detach().clone()
     run.algo.update(torch.Generator().manual_seed(0))
@@ -272,12 +275,12 @@ def test_learning_is_the_updates_one_after_another_from_one_stream() -> None:
         begin_learning(run)
     metrics = learned(one.algo, one.rollout, one.shuffle())
     assert metrics["updates"] == 8
-    other.algo.experience.take(other.rollout)
+    other.algo.experience.store(other.rollout)
     generator = other.shuffle()
     for _ in range(8):
         other.algo.update(generator)
     assert torch.equal(one.algo.parameters.flat, other.algo.parameters.flat)
-    assert torch.equal(one.algo.target_flat, other.algo.target_flat)
+    assert torch.equal(one.algo.rule.target_flat, other.algo.rule.target_flat)
 
 
 class HalfAllowed(gymnasium.Env):

@@ -10,9 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from unidle.algos.off_policy import whole_batch
 from unidle.algos.sac import SAC
+from unidle.algos.sac_kernels import choose_sac_update, unsupported
 from unidle.buffers.replay import Transitions
 from unidle.config import Recipe
+from unidle.kernels.dispatch import Dispatch
 from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -41,7 +44,7 @@ def an_algorithm(reals: int, **changes: Any) -> SAC:
     recipe = Recipe(algo="sac", n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
     policy = SACPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
-    return SAC(policy, recipe)
+    return SAC(policy, recipe, whole_batch())
 
 
 def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
@@ -78,17 +81,17 @@ def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
 @pytest.mark.parametrize("reals", [1, 4])
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES.keys())
 def test_an_update_is_the_plain_one(changes: dict[str, Any], reals: int) -> None:
-    from unidle.algos.fused_sac import FusedUpdate
+    from unidle.algos.sac_kernels import FusedUpdate
 
     torch.set_float32_matmul_precision("highest")
     plain, fused = (an_algorithm(reals, **changes) for _ in range(2))
     batch, noise = a_batch(plain)
-    learn = FusedUpdate(fused).learn
+    learn = FusedUpdate(fused)
     begun = [tensor.clone() for tensor in plain.changes]
     for _ in range(3):  # so that moments, temperature and targets count as well
-        errors = plain.learn_plainly(batch, noise)
+        errors = plain.update(batch, noise)
         torch.testing.assert_close(learn(batch, noise), errors, rtol=2e-4, atol=2e-5)
-    assert float(plain.temperature_grad.abs().sum()) > 0 or "temperature" in changes
+    assert float(plain.alpha_grad.abs().sum()) > 0 or "temperature" in changes
     for mine, theirs, before in zip(fused.changes, plain.changes, begun):
         # Of all that moved: a single weight moves by the learning rate however small its gradient is, up to rounding.
         assert float((mine - theirs).norm()) <= 0.02 * float((theirs - before).norm()) + 1e-6
@@ -100,41 +103,41 @@ def test_an_update_is_the_plain_one(changes: dict[str, Any], reals: int) -> None
 
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES.keys())
 def test_they_are_proven_on_the_first_batch_and_leave_nothing_behind(changes: dict[str, Any]) -> None:
-    from unidle.algos.sac_kernels import proven_update
-
     algo = an_algorithm(2, **changes)
     batch, noise = a_batch(algo)
-    algo.learn_plainly(batch, noise)
+    algo.update(batch, noise)
     before = [tensor.clone() for tensor in (*algo.changes, algo.learning_rate)]
-    assert proven_update(algo, batch, noise) is not None
+    dispatch = Dispatch()
+    assert choose_sac_update(dispatch, algo, batch, noise) != algo.update
+    assert not dispatch.fallbacks
     assert all(torch.equal(a, b) for a, b in zip((*algo.changes, algo.learning_rate), before))
 
 
 @pytest.mark.parametrize("wrong", ["_judge_values", "_judge_actions", "_through_choice", "_choose"])
 def test_a_kernel_that_is_wrong_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unidle.algos import fused_sac
-    from unidle.algos.sac_kernels import proven_update
+    from unidle.kernels.triton import sac_update
 
     algo = an_algorithm(2)
     batch, noise = a_batch(algo)
-    honest = fused_sac.FusedUpdate._run
+    honest = sac_update.SacUpdate._run
 
     def skip(self: Any, kernel: Any, *tensors: Any, **words: Any) -> None:
-        if kernel is not getattr(fused_sac, wrong):
+        if kernel is not getattr(sac_update, wrong):
             honest(self, kernel, *tensors, **words)
 
-    monkeypatch.setattr(fused_sac.FusedUpdate, "_run", skip)
-    with pytest.raises(RuntimeError, match="differ from the reference's"):
-        proven_update(algo, batch, noise)
+    monkeypatch.setattr(sac_update.SacUpdate, "_run", skip)
+    reported: list[str] = []
+    dispatch = Dispatch(lambda operation, error, instead: reported.append(f"{operation} {instead}"))
+    assert choose_sac_update(dispatch, algo, batch, noise) == algo.update
+    assert "differ from the reference's" in dispatch.fallbacks["The SAC update"]
+    assert reported == ["The SAC update uses the plain PyTorch implementation"]
 
 
 @pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))], ids=["parts"])
 def test_what_has_no_kernels_learns_the_plain_way(space: spaces.Space) -> None:
-    from unidle.algos.fused_sac import suits
-
     recipe = Recipe(algo="sac", n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
     policy = SACPolicy(ObservationLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
-    assert not suits(SAC(policy, recipe))
-    assert suits(an_algorithm(2))
-    assert not suits(an_algorithm(2, activation="elu"))
-    assert not suits(an_algorithm(2, critic_arch=()))
+    assert unsupported(SAC(policy, recipe, whole_batch())) == "the observation is not one float32 vector"
+    assert unsupported(an_algorithm(2)) is None
+    assert unsupported(an_algorithm(2, activation="elu")) == "no kernel for the activation ELU"
+    assert unsupported(an_algorithm(2, critic_arch=())) == "the critics are linear"

@@ -12,15 +12,42 @@ What is returned are tensors, to be read later; only the rank waits for the devi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from unidle.buffers.replay import Transitions
+from unidle.nn.critics import Critics
+from unidle.nn.encoder import Encoder
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.optim.flat_parameters import FlatParameters
 
 _SCORE, _EPSILON = 0.1, 1e-9
 _RANKED, _OF_ALL = 512, 0.99
+
+
+class _Actor(Protocol):
+    encoder: Encoder
+
+    @property
+    def actor_trunk(self) -> nn.Sequential: ...
+
+
+def of_actor_and_critic(
+    policy: _Actor,
+    critics: Critics,
+    parameters: tuple[FlatParameters, FlatParameters],
+    batch: Transitions,
+    clip: float,
+) -> dict[str, Tensor]:
+    """Metrics of the actor and the first critic; `parameters` are theirs, in this order."""
+    _, inputs = critics.inputs(batch.obs, batch.actions)
+    parts = {
+        "critic": of_ensemble(critics.ensemble, inputs, parameters[1], clip),
+        "actor": of_trunk(policy.actor_trunk, policy.encoder(batch.obs), parameters[0], clip),
+    }
+    return {f"plasticity/{of}/{name}": value for of, part in parts.items() for name, value in part.items()}
 
 
 @torch.no_grad()

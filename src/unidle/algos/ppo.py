@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation, sequences
+from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.micro_batches import FallBack, Loss, Pieces
 from unidle.algos.numpy_minibatch import NumpyMinibatch
 from unidle.buffers.rollout import Rollout, discounted_returns, gae
@@ -131,6 +132,8 @@ def in_one_go(pieces: Generator[None, None, _Result]) -> _Result:
 
 class PPO:
     """A policy, its optimiser, and how a rollout improves it."""
+
+    experience: ExperienceReplay | None = None  # it learns from rollouts, not from a replay buffer
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer
 from unidle.algos.dqn import DQN
-from unidle.algos.micro_batches import FallBack
+from unidle.algos.experience_replay import ExperienceReplay
+from unidle.algos.off_policy import OffPolicy
 from unidle.algos.ppo import PPO, iteration_nodes
 from unidle.algos.sac import SAC
+from unidle.algos.sac_kernels import choose_sac_update
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
+from unidle.kernels.dispatch import Report
 from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.q_policy import QPolicy
@@ -31,6 +35,10 @@ class Algorithm(Protocol):
 
     policy: Any
     parameters: FlatParameters  # of the policy
+
+    @property
+    def experience(self) -> ExperienceReplay | None:
+        """The replay buffer and its schedule; None if the algorithm learns from rollouts."""
 
     def set_progress(self, progress: float) -> None:
         """Update schedules; `progress` is the finished part of the run, 0 to 1."""
@@ -65,8 +73,8 @@ class Entry:
 
 ALGORITHMS: dict[str, Entry] = {
     "ppo": Entry(PPO, ActorCritic, iteration_nodes),
-    "sac": Entry(SAC, SACPolicy),
-    "dqn": Entry(DQN, QPolicy),
+    "sac": Entry(partial(OffPolicy, SAC, choose_update=choose_sac_update), SACPolicy),
+    "dqn": Entry(partial(OffPolicy, DQN), QPolicy),
 }
 
 
@@ -77,9 +85,9 @@ def new_policy(
     return ALGORITHMS[recipe.algo].policy(obs_layout, action_layout, recipe, network)
 
 
-def new_algorithm(policy: Any, recipe: Recipe, capture: Capturer, fall_back: FallBack) -> Algorithm:
+def new_algorithm(policy: Any, recipe: Recipe, capture: Capturer, report: Report) -> Algorithm:
     """The recipe's algorithm, which trains `policy`; the policy is already on its device."""
-    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, fall_back)
+    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report)
 
 
 def run_to_end(updates: Generator[None, None, dict[str, Tensor]]) -> dict[str, Tensor]:

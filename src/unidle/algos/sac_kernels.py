@@ -1,70 +1,154 @@
-"""SAC's faster way on a GPU, compared with the plain one before anything is learned by it."""
+"""Chooses SAC's Triton update on a GPU: describes the algorithm to the kernels and verifies them on the first batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unidle.algos.fused_sac import FusedUpdate, suits
-from unidle.kernels.dispatch import compare, restored
-from unidle.kernels.triton.adam import FusedAdam
+from unidle.algos.off_policy import Update
+from unidle.algos.sac import SAC
+from unidle.buffers.replay import Transitions
+from unidle.kernels.dispatch import TOLERANCE, Dispatch, compare, restored
+from unidle.nn.ensemble import Ensemble
+from unidle.nn.sac_policy import LOG_STD_RANGE
 
-if TYPE_CHECKING:
-    from unidle.algos.sac import SAC
-    from unidle.buffers.replay import Transitions
+if TYPE_CHECKING:  # Triton is optional
+    from unidle.kernels.triton.sac_update import Layers, SacState, SacUpdate
 
-# Of the policy's gradient: in TF32 another critic may be the lower one of a sample or two.
-_POLICY_TOLERANCE = 0.1
-
-
-def proven_update(algo: SAC, batch: Transitions, noise: Tensor) -> FusedUpdate | None:
-    """What learns by kernels, if there are any for this algorithm; a RuntimeError if they are wrong on this batch."""
-    if not suits(algo):
-        return None
-    fused = FusedUpdate(algo)
-    plain, ours = (_seen(algo, partial(way, batch, noise)) for way in (algo.learn_plainly, fused.learn))
-    names = ("errors", "critics' gradient", "policy's gradient", "temperature's gradient", "losses")
-    for name, mine, theirs in zip(names, ours, plain):
-        compare(name, mine, theirs, _POLICY_TOLERANCE if name == "policy's gradient" else 0.02)
-    for name, step in fused.steps.items():
-        _compare_steps(algo, name, step)
-    return fused
+# Of the actor's gradient: TF32 rounding may change which critic is the minimum for a transition or two.
+_ACTOR_TOLERANCE = 0.1
 
 
-def _seen(algo: SAC, learn: Callable[[], Tensor]) -> list[Tensor]:
-    """What there is to compare after learning at a rate of 0, after which all is as it was.
+def choose_sac_update(dispatch: Dispatch, sac: SAC, batch: Transitions, noise: Tensor) -> Update:
+    """SAC's update in Triton where that is possible and agrees with `sac.update` on this batch."""
+    return dispatch.choose(
+        "The SAC update",
+        sac.update,
+        lambda: FusedUpdate(sac),
+        lambda fused: verify(sac, fused, batch, noise),  # type: ignore[arg-type]
+        unsupported(sac),
+    )
 
-    At a rate above 0 rounding alone would make the critics that the policy then learns from two different ones.
+
+def unsupported(sac: SAC) -> str | None:
+    """Why there are no kernels for this algorithm; None: there are."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    from unidle.kernels.triton.small_mlp import ACTIVATIONS
+
+    encoder, ensemble = sac.policy.encoder, sac.critics.ensemble
+    if not sac.policy.distribution.reals:
+        return "actions are discrete"
+    if not encoder.is_plain or encoder.norm is not None:
+        return "the observation is not one float32 vector"
+    if len(ensemble.weights) < 2:
+        return "the critics are linear"
+    if type(ensemble.activation) not in ACTIVATIONS:
+        return f"no kernel for the activation {type(ensemble.activation).__name__}"
+    return None
+
+
+class FusedUpdate:
+    """`SAC.update` by Triton kernels, on the same tensors."""
+
+    def __init__(self, sac: SAC) -> None:
+        from unidle.kernels.triton.sac_update import SacUpdate
+
+        self.kernels: SacUpdate = SacUpdate(describe(sac))
+
+    def __call__(self, batch: Transitions, noise: Tensor) -> Tensor:
+        """Update from one batch; returns |TD error| [B]."""
+        fields = batch.obs, batch.actions, batch.returns, batch.discounts, batch.next_obs, batch.weights
+        return self.kernels(*fields, noise)
+
+
+def describe(sac: SAC) -> SacState:
+    """The tensors and constants of `sac` for its kernels."""
+    from unidle.kernels.triton.sac_update import Layers, SacState
+    from unidle.kernels.triton.small_mlp import ACTIVATIONS
+
+    policy, recipe, ensemble = sac.policy, sac.recipe, sac.critics.ensemble
+    assert isinstance(recipe.batch_size, int)
+    linears = [*(module for module in policy.actor_trunk if isinstance(module, nn.Linear)), policy.actor_head]
+    grad_of = sac.parameters.grad_of
+    return SacState(
+        actor=Layers([m.weight.detach().t()[None] for m in linears], [m.bias.detach()[None] for m in linears]),
+        actor_grads=Layers([grad_of(m.weight).t()[None] for m in linears], [grad_of(m.bias)[None] for m in linears]),
+        critics=_layers(ensemble, lambda parameter: parameter.detach()),
+        critic_grads=_layers(ensemble, sac.critic_parameters.grad_of),
+        targets=_layers(sac.targets.ensemble, lambda parameter: parameter.detach()),
+        targets_flat=sac.target_flat,
+        actor_adam=sac.adams["actor"],
+        critics_adam=sac.adams["critics"],
+        alpha_adam=sac.adams["temperature"],
+        sums=sac.sums,
+        batch_size=recipe.batch_size,
+        obs_words=policy.obs_layout.obs_bytes // 4,
+        n_inputs=policy.encoder.n_features,
+        reals=policy.distribution.reals,
+        n_tasks=sac.n_tasks,
+        activation=ACTIVATIONS[type(ensemble.activation)],
+        log_std_range=LOG_STD_RANGE,
+        target_entropy=sac.target_entropy,
+        learns_alpha=recipe.temperature == "auto",
+        value_limit=math.inf if recipe.value_limit is None else recipe.value_limit,
+        max_grad_norm=recipe.max_grad_norm,
+        tau=recipe.tau,
+    )
+
+
+def _layers(ensemble: Ensemble, view: Callable[[Tensor], Tensor]) -> Layers:
+    from unidle.kernels.triton.sac_update import Layers
+
+    return Layers([view(weight) for weight in ensemble.weights], [view(bias).squeeze(1) for bias in ensemble.biases])
+
+
+def verify(sac: SAC, fused: FusedUpdate, batch: Transitions, noise: Tensor) -> None:
+    """RuntimeError if the kernels differ from `sac.update` on this batch. Leaves `sac` unchanged."""
+    reference, ours = (_outcome(sac, partial(update, batch, noise)) for update in (sac.update, fused))
+    for name, mine, theirs in zip(
+        ("TD errors", "critic gradients", "actor gradients", "α gradients", "losses"), ours, reference
+    ):
+        compare(name, mine, theirs, _ACTOR_TOLERANCE if name == "actor gradients" else TOLERANCE)
+    for name in fused.kernels.steps:
+        _verify_step(sac, fused, name)
+
+
+def _outcome(sac: SAC, update: Callable[[], Tensor]) -> list[Tensor]:
+    """What an update computes, at a learning rate of 0.
+
+    Otherwise rounding alone would lead to different critics, from which the actor then learns.
     """
-    with restored([*algo.changes, algo.learning_rate]):
-        algo.learning_rate.zero_()
-        algo.sums.zero_()
-        errors = learn().clone()
-        grads = [parameters.grad.clone() for parameters in (algo.critic_parameters, algo.parameters)]
+    with restored([*sac.changes, sac.learning_rate]):
+        sac.learning_rate.zero_()
+        sac.sums.zero_()
+        errors = update().clone()
+        grads = [parameters.grad.clone() for parameters in (sac.critic_parameters, sac.parameters)]
         for grad in grads:
-            if math.isfinite(algo.recipe.max_grad_norm):  # the plain way clips in place, before it steps
-                grad.mul_((algo.recipe.max_grad_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
-        return [errors, *grads, algo.temperature_grad.clone(), algo.sums.clone()]
+            if math.isfinite(sac.recipe.max_grad_norm):  # the reference clips in place
+                grad.mul_((sac.recipe.max_grad_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
+        return [errors, *grads, sac.alpha_grad.clone(), sac.sums.clone()]
 
 
-def _compare_steps(algo: SAC, name: str, step: FusedAdam) -> None:
-    """Adam along the same gradient, which is in place: where that is close to 0, rounding alone turns a step round."""
-    adam = algo.adams[name]
-    changed = [adam.flat, algo.target_flat, *adam.state_dict().values()]
+def _verify_step(sac: SAC, fused: FusedUpdate, name: str) -> None:
+    """Compare Adam's step along one and the same gradient: near 0, rounding alone turns a step around."""
+    optimiser = sac.adams[name]
+    changed = [optimiser.flat, sac.target_flat, *optimiser.state_dict().values()]
 
-    def moved(way: Callable[[], None]) -> list[Tensor]:
-        with restored([*changed, adam.grad]) as before:
-            way()
+    def moved(step: Callable[[], None]) -> list[Tensor]:
+        with restored([*changed, optimiser.grad]) as before:
+            step()
             return [tensor - value for tensor, value in zip(changed, before)]
 
-    def fused() -> None:
-        adam.steps.add_(1.0)
-        step.step()
+    def fused_step() -> None:
+        optimiser.steps.add_(1.0)
+        fused.kernels.steps[name].step()
 
-    for mine, theirs in zip(moved(fused), moved(partial(algo.step_plainly, name))):
-        compare(f"step of the {name}", mine, theirs, 1e-3)
+    for mine, theirs in zip(moved(fused_step), moved(partial(sac.step, name))):
+        compare(f"steps of the {name}", mine, theirs, 1e-3)

@@ -48,9 +48,12 @@ class Transitions:
         """The fields, in order."""
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
-    def part(self, obs: slice) -> Transitions:
-        """Some of them."""
-        return Transitions(*(tensor[obs] for tensor in self.tensors()))
+    def __len__(self) -> int:
+        return len(self.returns)
+
+    def __getitem__(self, rows: slice) -> Transitions:
+        """A part of the batch."""
+        return Transitions(*(tensor[rows] for tensor in self.tensors()))
 
     def copy_(self, other: Transitions) -> None:
         """Take over another batch's values, in place, without waiting for a copy between devices."""

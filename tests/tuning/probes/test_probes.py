@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from unidle.algos import off_policy as experience
 from unidle.algos.registry import new_algorithm
+from unidle.buffers import placement
 from unidle.buffers.multitask import TaskReplay
 from unidle.buffers.replay import Replay
 from unidle.config import Config, Recipe
@@ -232,7 +232,7 @@ def test_graphs_are_not_tried_out_of_another_memory_than_the_jobs(monkeypatch: p
     probes = _Probes(config, job_maker(config), share=0.01)
     monkeypatch.setattr(probes, "_pace_with", lambda *_, **__: Pace(1.0, 1.0))
     for place in ("device", "host"):
-        monkeypatch.setattr(experience, "choose_place", lambda *_, place=place: place)
+        monkeypatch.setattr(placement, "choose_place", lambda *_, place=place: place)
         with probes._built(config, lambda text: None) as parts:
             assert (probes._graphed(parts, config.recipe) is None) == (place == "host")
 
@@ -322,7 +322,7 @@ def test_a_memory_for_which_there_is_too_little_room_is_left_and_nothing_said_of
 def test_what_would_learn_from_the_host_instead_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_dqn()
     with learning(config) as (probes, _):
-        monkeypatch.setattr(experience, "choose_place", lambda *_: "host")  # by now others have taken the room
+        monkeypatch.setattr(placement, "choose_place", lambda *_: "host")  # by now others have taken the room
         assert probes.seconds_with() is None
         assert probes.update_overhead() is None
     with learning(config) as (probes, _):  # of a job that does so itself
@@ -340,7 +340,7 @@ def test_what_is_tried_remembers_no_more_than_a_quarter_of_the_room_on_the_gpu(
     sizes = 2, 4000, 2, torch.device("cpu"), 0.99
     replay = TaskReplay(1000, n_tasks, *sizes) if n_tasks > 1 else Replay(1000, *sizes)
     parameters = SimpleNamespace(flat=SimpleNamespace(device=torch.device("cuda")))
-    algo = SimpleNamespace(parameters=parameters, experience=SimpleNamespace(replay=replay))
+    algo = SimpleNamespace(parameters=parameters, experience=SimpleNamespace(buffer=replay))
     env_spec = SimpleNamespace(obs_layout=SimpleNamespace(obs_bytes=4000), action_layout=SimpleNamespace(width=2))
     parts = SimpleNamespace(algo=algo, env_spec=env_spec)
     config = small_dqn()

@@ -20,7 +20,7 @@ from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.probes.device import if_it_fits, steps_with_room
 from unidle.tuning.probes.timing import typical
-from unidle.tuning.probes.training import experience_of, memory_is_apart
+from unidle.tuning.probes.training import memory_is_apart
 
 _MOST_OF_A_PROBE = 3  # times its share of the time: what has to be waited for, waits no longer
 _WORTH_SHARING = 2e-3  # seconds of an update
@@ -37,10 +37,10 @@ class LearningProbes:
         self._config, self._share, self._parts, self._lane = config, share, parts, lane
         self._device = parts.algo.parameters.flat.device
         self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # steps that are remembered in what is only tried
-        experience = experience_of(parts.algo)
+        experience = parts.algo.experience
         if self._device.type == "cuda" and experience is not None:
             env_spec = parts.env_spec
-            each = experience.replay.bytes_per_place(env_spec.obs_layout.obs_bytes, env_spec.action_layout.width)
+            each = experience.buffer.bytes_per_place(env_spec.obs_layout.obs_bytes, env_spec.action_layout.width)
             self._few = min(self._few, steps_with_room(each, self._device))
 
     # -- as the job does it --------------------------------------------------------------------------------------------

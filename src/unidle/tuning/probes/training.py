@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from unidle.algos.off_policy import Experience
 from unidle.algos.registry import Algorithm
 from unidle.buffers.prefetch import Prefetch
 from unidle.config import Config
@@ -43,15 +42,9 @@ def train(trainer: Trainer) -> Path:
     return folder
 
 
-def experience_of(algo: Algorithm) -> Experience | None:
-    """What it remembers, and how; None if that is nothing."""
-    return getattr(algo, "experience", None)
-
-
 def memory_is_apart(algo: Algorithm) -> bool:
-    """Whether what is remembered lies on the host though the networks are on a GPU."""
-    experience = experience_of(algo)
-    return experience is not None and isinstance(experience.memory, Prefetch)
+    """Whether the replay buffer is on the host though the networks are on a GPU."""
+    return algo.experience is not None and isinstance(algo.experience.sampler, Prefetch)
 
 
 class _Saying(Silent):

@@ -1,35 +1,29 @@
-"""An update of SAC for reals in some 65 kernels instead of 250 (Triton beside torch's matrix products).
+"""One SAC update for continuous actions in about 65 kernels instead of 250.
 
-The formulas are those of sac.py, differentiated by hand. Networks go forwards and back in fused_network.py, critics end
-in fused_heads.py, parameters are stepped in kernels/triton/adam.py. Here is what lies between: actions and their
-log-probabilities, targets and losses, and the temperature. The policy acts on what came next and on what was seen in
-one pass, as its weights are the same.
+The formulas are those of algos/sac.py, differentiated by hand. mlp.py runs the networks forwards and backwards,
+task_heads.py the critics' output layers, adam.py the optimiser steps. Here is what lies between: actions and their
+log-probabilities, targets and losses, and the temperature. The policy acts on next and current observations in one
+pass, as its weights are the same.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
-from unidle.algos.fused_heads import FusedHeads, task_of
-from unidle.algos.fused_network import BatchedGradient, BatchedNetwork, SideStream
-from unidle.kernels.triton.adam import FusedAdam, adam, beta_constants
-from unidle.kernels.triton.small_mlp import ACTIVATIONS
-from unidle.nn.sac_policy import LOG_STD_RANGE
+from unidle.kernels.triton.adam import AdamState, FusedAdam, adam, beta_constants
+from unidle.kernels.triton.mlp import BatchedGradient, BatchedMlp, SideStream
+from unidle.kernels.triton.task_heads import TaskHeads, task_of
 
-if TYPE_CHECKING:
-    from unidle.algos.sac import SAC
-    from unidle.buffers.replay import Transitions
-
-_ROWS = 32  # of a batch that a program takes
+_ROWS = 32  # transitions per program
 _LOG_SQRT_2PI = tl.constexpr(0.9189385332046727)
 _LOG_2 = tl.constexpr(0.6931471805599453)
-_FIGURES = tl.constexpr(4)  # that are logged: loss and mean of the values, loss of the policy, entropy
+_FIGURES = tl.constexpr(4)  # logged sums: critic loss, mean Q, actor loss, entropy
 
 
 @triton.jit
@@ -38,7 +32,7 @@ def _spread(
     B: tl.constexpr, ROW: tl.constexpr, SEEN: tl.constexpr, SEEN_UP: tl.constexpr, REALS: tl.constexpr,
     REALS_UP: tl.constexpr, WIDTH: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Lay out what networks get, [3 B, WIDTH]: what came next, and what was seen without and with its action."""
+    """Write the networks' inputs [3 B, WIDTH]: next observations, observations, observations with their actions."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = (sample < B)[:, None]
     column = tl.arange(0, SEEN_UP)[None, :]
@@ -53,15 +47,15 @@ def _spread(
     tl.store(inputs + (2 * B + sample)[:, None] * WIDTH + SEEN + real, action, mask=inside & (real < REALS))
     if TASKS > 1:
         place = tl.arange(0, TASKS_UP)[None, :]
-        told = tl.load(
+        one_hot = tl.load(
             obs + sample[:, None] * ROW + SEEN - TASKS + place, mask=inside & (place < TASKS), other=-float("inf")
         )
-        tl.store(tasks + sample, tl.argmax(told, 1), mask=sample < B)
+        tl.store(tasks + sample, tl.argmax(one_hot, 1), mask=sample < B)
 
 
 @triton.jit
-def _temperature(log_temperature, task):
-    return tl.exp(tl.load(log_temperature + task))
+def _alpha(log_alpha, task):
+    return tl.exp(tl.load(log_alpha + task))
 
 
 @triton.jit
@@ -98,13 +92,13 @@ def _choose(
 
 @triton.jit
 def _value(values, member, sample, inside, B: tl.constexpr):
-    """What a critic says."""
+    """Load the values of one critic."""
     return tl.load(values + member * B + sample, mask=inside, other=0.0)
 
 
 @triton.jit
 def _least(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
-    """Give the least of the critics' values."""
+    """Take the minimum over the critics."""
     least = _value(values, 0, sample, inside, B)
     for member in tl.static_range(1, E):
         least = tl.minimum(least, _value(values, member, sample, inside, B), tl.PropagateNan.ALL)
@@ -113,22 +107,22 @@ def _least(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _limited(values, LIMIT: tl.constexpr):
-    """Keep values within ±LIMIT."""
+    """Clip values to ±LIMIT."""
     return tl.minimum(tl.maximum(values, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _judge_values(
-    next_values, values, tasks, returns, discounts, weights, log_probs, log_temperature, slopes, errors, figures,
+    next_values, values, tasks, returns, discounts, weights, log_probs, log_alpha, slopes, errors, figures,
     LIMIT: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Take the critics' loss, and its slope by their values [E, B]."""
+    """Compute the critic loss and its gradient with respect to their values [E, B]."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
     soft = _least(next_values, sample, inside, E, B)
-    soft -= _temperature(log_temperature, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
+    soft -= _alpha(log_alpha, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
     following = tl.load(returns + sample, mask=inside, other=0.0)
     following += tl.load(discounts + sample, mask=inside, other=0.0) * soft
     following = _limited(following, LIMIT)
@@ -150,11 +144,11 @@ def _judge_values(
 
 @triton.jit
 def _judge_actions(
-    values, tasks, weights, log_probs, log_temperature, slopes, figures,
+    values, tasks, weights, log_probs, log_alpha, slopes, figures,
     ENTROPY: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Take the policy's loss, its slope by the critics' values, and that of the temperature by its logarithm."""
+    """Compute the actor loss, its gradient with respect to the critics' values, and the gradient of log α."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
@@ -167,7 +161,7 @@ def _judge_actions(
         is_least = _value(values, member, sample, inside, B) == least
         tl.store(slopes + member * B + sample, tl.where(is_least, -counts / (equal * B), 0.0), mask=inside)
     log_prob = tl.load(log_probs + B + sample, mask=inside, other=0.0)
-    loss = counts * (_temperature(log_temperature, task) * log_prob - least)
+    loss = counts * (_alpha(log_alpha, task) * log_prob - least)
     own = figures + tl.program_id(0) * (_FIGURES + TASKS_UP)
     tl.store(own + 2, tl.sum(tl.where(inside, loss, 0.0)) / B)
     tl.store(own + 3, -tl.sum(log_prob) / B)
@@ -178,11 +172,11 @@ def _judge_actions(
 
 @triton.jit
 def _through_choice(
-    by_actions, outputs, bias, noise, tasks, weights, inputs, log_temperature, by_outputs,
+    by_actions, outputs, bias, noise, tasks, weights, inputs, log_alpha, by_outputs,
     E: tl.constexpr, B: tl.constexpr, REALS: tl.constexpr, SEEN: tl.constexpr, WIDTH: tl.constexpr,
     TASKS: tl.constexpr, OUTS_UP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """From slopes by actions [E, B, REALS] to those by the policy's outputs [B, TASKS × 2 REALS]."""
+    """Turn gradients of actions [E, B, REALS] into gradients of the policy's outputs [B, TASKS × 2 REALS]."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
@@ -200,7 +194,7 @@ def _through_choice(
     log_std = tl.load(outputs + row[:, None] * (TASKS * 2 * REALS) + place, mask=own, other=0.0)
     log_std += tl.load(bias + place, mask=own, other=0.0)
     counts = (tl.load(weights + sample, mask=inside, other=0.0) > 0).to(tl.float32)
-    by_log_prob = (counts * _temperature(log_temperature, task) / B)[:, None]
+    by_log_prob = (counts * _alpha(log_alpha, task) / B)[:, None]
     by_u = by_action * (1.0 - action * action) + by_log_prob * 2.0 * action
     by_log_std = by_u * drawn * tl.exp(log_std) - by_log_prob
     by_log_std = tl.where((log_std < LOW) | (log_std > HIGH), 0.0, by_log_std)
@@ -214,11 +208,11 @@ def _through_choice(
 
 @triton.jit
 def _finish(
-    figures, sums, grad, log_temperature, means, mean_squares, steps, learning_rate,
+    figures, sums, grad, log_alpha, means, mean_squares, steps, learning_rate,
     BLOCKS: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, AUTO: tl.constexpr,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Add up what all programs noted, in order, and step the temperature."""
+    """Sum the metrics of all programs, in order, and step the temperature."""
     figure, head = tl.arange(0, _FIGURES), tl.arange(0, TASKS_UP)
     logged, slope = tl.zeros((_FIGURES,), tl.float32), tl.zeros((TASKS_UP,), tl.float32)
     for block in range(BLOCKS):
@@ -230,7 +224,7 @@ def _finish(
         inside = head < TASKS
         tl.store(grad + head, slope, mask=inside)
         temperature, mean, square = adam(
-            tl.load(log_temperature + head, mask=inside, other=0.0),
+            tl.load(log_alpha + head, mask=inside, other=0.0),
             slope,
             tl.load(means + head, mask=inside, other=0.0),
             tl.load(mean_squares + head, mask=inside, other=0.0),
@@ -238,146 +232,161 @@ def _finish(
             tl.load(learning_rate),
             LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPS,
         )  # fmt: skip
-        tl.store(log_temperature + head, temperature, mask=inside)
+        tl.store(log_alpha + head, temperature, mask=inside)
         tl.store(means + head, mean, mask=inside)
         tl.store(mean_squares + head, square, mask=inside)
 
 
-def suits(algo: SAC) -> bool:
-    """Whether there are kernels for it: reals from one vector of numbers as it is, through plain layers."""
-    policy, encoder = algo.policy, algo.policy.encoder
-    return (
-        bool(policy.distribution.reals)
-        and encoder.is_plain
-        and encoder.norm is None
-        and len(algo.critics.ensemble.weights) > 1
-        and type(algo.critics.ensemble.activation) in ACTIVATIONS
-    )
+@dataclass(frozen=True)
+class Layers:
+    """Weights [E, n, m] and biases [E, m] of each layer of E networks, as views of their parameters or gradients."""
+
+    weights: list[Tensor]
+    biases: list[Tensor]
 
 
-class FusedUpdate:
-    """Learns from batches as `SAC.learn_plainly` does, on the same parameters, gradients, optimisers and sums."""
+@dataclass(frozen=True)
+class SacState:
+    """The tensors that an update reads and writes, and its constants."""
 
-    def __init__(self, algo: SAC) -> None:
-        policy, recipe, device = algo.policy, algo.recipe, algo.parameters.flat.device
-        assert isinstance(recipe.batch_size, int)
-        self._algo, batch, reals = algo, recipe.batch_size, policy.distribution.reals
-        seen, members = policy.encoder.n_features, recipe.n_critics
-        activation = ACTIVATIONS[type(algo.critics.ensemble.activation)]
-        linears: list[Any] = [*(m for m in policy.actor_trunk if isinstance(m, nn.Linear)), policy.actor_head]
+    actor: Layers  # of 1 network
+    actor_grads: Layers
+    critics: Layers
+    critic_grads: Layers
+    targets: Layers
+    targets_flat: Tensor  # all parameters of the target networks
+    actor_adam: AdamState
+    critics_adam: AdamState
+    alpha_adam: AdamState  # of log α [tasks]
+    sums: Tensor  # [4] critic loss, mean Q, actor loss, entropy
+    batch_size: int
+    obs_words: int  # 4-byte words of a packed observation
+    n_inputs: int  # of them are inputs
+    reals: int
+    n_tasks: int
+    activation: str
+    log_std_range: tuple[float, float]
+    target_entropy: float
+    learns_alpha: bool
+    value_limit: float
+    max_grad_norm: float
+    tau: float
+
+
+class SacUpdate:
+    """Updates actor, critics, targets and temperature in place, as `SAC.update` does."""
+
+    def __init__(self, state: SacState) -> None:
+        self._state, batch, reals = state, state.batch_size, state.reals
+        device, seen, members = state.sums.device, state.n_inputs, len(state.critics.weights[0])
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        width = -(-(seen + reals) // 4) * 4  # rows that begin at a multiple of 16 bytes
+        width = -(-(seen + reals) // 4) * 4  # rows start at multiples of 16 bytes
         self._padded = zeros(3 * batch, width)
         self._tasks = zeros(batch, dtype=torch.int32)
         self._log_probs, self._errors = zeros(2 * batch), zeros(batch)
-        blocks, tasks_up = triton.cdiv(batch, _ROWS), triton.next_power_of_2(recipe.n_tasks)
+        blocks, tasks_up = triton.cdiv(batch, _ROWS), triton.next_power_of_2(state.n_tasks)
         self._figures = zeros(blocks, _FIGURES.value + tasks_up)
-        outs = 2 * reals * recipe.n_tasks
-        self._by_outputs = zeros(1, batch, outs)  # of the policy
+        outs = 2 * reals * state.n_tasks
+        self._by_outputs = zeros(1, batch, outs)  # gradient of the actor's outputs
         self._slopes, self._by_actions = zeros(members, batch), zeros(members, batch, reals)
-        self._sizes: dict[str, Any] = {
+        self._constants: dict[str, Any] = {
             "B": batch,
             "E": members,
             "BM": _ROWS,
-            "ROW": policy.obs_layout.obs_bytes // 4,
+            "ROW": state.obs_words,
             "SEEN": seen,
             "SEEN_UP": triton.next_power_of_2(seen),
             "REALS": reals,
             "REALS_UP": triton.next_power_of_2(reals),
             "WIDTH": width,
-            "TASKS": recipe.n_tasks,
+            "TASKS": state.n_tasks,
             "TASKS_UP": tasks_up,
             "OUTS_UP": triton.next_power_of_2(outs),
-            "LOW": LOG_STD_RANGE[0],
-            "HIGH": LOG_STD_RANGE[1],
-            "ENTROPY": algo.target_entropy,
-            "LIMIT": math.inf if recipe.value_limit is None else recipe.value_limit,
+            "LOW": state.log_std_range[0],
+            "HIGH": state.log_std_range[1],
+            "ENTROPY": state.target_entropy,
+            "LIMIT": state.value_limit,
             "BLOCKS": blocks,
-            "AUTO": recipe.temperature == "auto",
-            "EPS": recipe.adam_eps,
-            **beta_constants(algo.adams["temperature"]),
+            "AUTO": state.learns_alpha,
+            "EPS": state.alpha_adam.eps,
+            **beta_constants(state.alpha_adam),
         }
         whole = self._padded[:, : seen + reals]
         self._next, self._chosen, self._taken = whole.view(3, batch, -1).expand(members, -1, -1, -1).unbind(1)
-        self._seen = whole[None, : 2 * batch, :seen]  # what came next, then what was seen
+        self._seen = whole[None, : 2 * batch, :seen]  # next observations, then current ones
         self._action_columns = slice(seen, seen + reals)
 
-        self._beside = SideStream(device)
-        actor = BatchedNetwork(
-            [m.weight.detach().t()[None] for m in linears],
-            [m.bias.detach()[None] for m in linears],
-            2 * batch,
-            activation,
+        self._side = SideStream(device)
+        self._actor = BatchedMlp(state.actor.weights, state.actor.biases, 2 * batch, state.activation)
+        self._critics, self._targets = (
+            BatchedMlp(layers.weights[:-1], layers.biases[:-1], batch, state.activation)
+            for layers in (state.critics, state.targets)
         )
-        own, follow = (_layers(net.ensemble) for net in (algo.critics, algo.targets))
-        critics, targets = (BatchedNetwork(w[:-1], b[:-1], batch, activation) for w, b in (own, follow))
-        self._critics_heads, self._targets_heads = (
-            FusedHeads(w[-1], b[-1], b[-2], self._tasks, activation) for w, b in (own, follow)
+        self._critic_heads, self._target_heads = (
+            TaskHeads(layers.weights[-1], layers.biases[-1], layers.biases[-2], self._tasks, state.activation)
+            for layers in (state.critics, state.targets)
         )
-        self._actor, self._critics, self._targets = actor, critics, targets
-        self._actor_back = BatchedGradient(actor, self._beside, since=batch)
-        self._critics_back = BatchedGradient(critics, self._beside)
-        grads = [algo.parameters.grad_of(p) for m in linears for p in (m.weight, m.bias)]
-        self._actor_grads = [g.t()[None] for g in grads[::2]], [g[None] for g in grads[1::2]]
-        ensemble = algo.critics.ensemble
-        weights = [algo.critic_parameters.grad_of(p) for p in ensemble.weights]
-        biases = [algo.critic_parameters.grad_of(p).squeeze(1) for p in ensemble.biases]
+        self._actor_back = BatchedGradient(self._actor, self._side, since=batch)
+        self._critics_back = BatchedGradient(self._critics, self._side)
+        weights, biases = state.critic_grads.weights, state.critic_grads.biases
         self._critic_grads = weights[:-1], [*biases[:-2], None]
         self._head_grads = biases[-2], weights[-1], biases[-1]
-        self._counts = [each.steps for name, each in algo.adams.items() if name != "temperature" or self._sizes["AUTO"]]
+        learned = [state.actor_adam, state.critics_adam, *([state.alpha_adam] if state.learns_alpha else [])]
+        self._counts = [each.steps for each in learned]
         self.steps = {
-            "critics": FusedAdam(algo.adams["critics"], recipe.max_grad_norm, algo.target_flat, recipe.tau),
-            "actor": FusedAdam(algo.adams["actor"], recipe.max_grad_norm),
+            "critics": FusedAdam(state.critics_adam, state.max_grad_norm, state.targets_flat, state.tau),
+            "actor": FusedAdam(state.actor_adam, state.max_grad_norm),
         }
 
     @torch.no_grad()
-    def learn(self, batch: Transitions, noise: Tensor) -> Tensor:
-        """Take a step of all parts; returns how wrong the values were [B]. The same memory every time."""
-        algo = self._algo
+    def __call__(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        returns: Tensor,
+        discounts: Tensor,
+        next_obs: Tensor,
+        weights: Tensor,
+        noise: Tensor,
+    ) -> Tensor:
+        """Update from a batch (fields of `buffers.replay.Transitions`); returns |TD error| [B] in the same buffer."""
+        state, alpha = self._state, self._state.alpha_adam
         torch._foreach_add_(self._counts, 1.0)
-        self._run(_spread, batch.obs.view(torch.float32), batch.next_obs.view(torch.float32), batch.actions,
-                  self._padded, self._tasks)  # fmt: skip
-        with self._beside():
+        self._run(_spread, obs.view(torch.float32), next_obs.view(torch.float32), actions, self._padded, self._tasks)
+        with self._side():
             products = self._critics.forward(self._taken)
-            said = self._critics_heads.forward(products, keep=True)
+            said = self._critic_heads.forward(products, keep=True)
         outputs, bias = self._actor.forward(self._seen), self._actor.biases[-1]
         self._run(_choose, outputs, bias, noise, self._tasks, self._padded, self._log_probs, programs=2)
-        expected = self._targets_heads.forward(self._targets.forward(self._next), keep=False)
-        self._beside.join()
-        self._run(_judge_values, expected, said, self._tasks, batch.returns, batch.discounts, batch.weights,
-                  self._log_probs, algo.log_temperature, self._slopes, self._errors, self._figures)  # fmt: skip
-        gradient = self._critics_heads.back(self._slopes, products, self._head_grads)
+        expected = self._target_heads.forward(self._targets.forward(self._next), keep=False)
+        self._side.join()
+        self._run(_judge_values, expected, said, self._tasks, returns, discounts, weights, self._log_probs,
+                  alpha.flat, self._slopes, self._errors, self._figures)  # fmt: skip
+        gradient = self._critic_heads.back(self._slopes, products, self._head_grads)
         self._critics_back.by_parameters(self._taken, gradient, *self._critic_grads)
-        self._beside.join()
+        self._side.join()
         self.steps["critics"].step()
 
         products = self._critics.forward(self._chosen)
-        said = self._critics_heads.forward(products, keep=True)
-        self._run(_judge_actions, said, self._tasks, batch.weights, self._log_probs, algo.log_temperature,
-                  self._slopes, self._figures)  # fmt: skip
-        gradient = self._critics_heads.back(self._slopes, products)
+        said = self._critic_heads.forward(products, keep=True)
+        self._run(_judge_actions, said, self._tasks, weights, self._log_probs, alpha.flat, self._slopes, self._figures)
+        gradient = self._critic_heads.back(self._slopes, products)
         self._critics_back.by_inputs(gradient, self._action_columns, self._by_actions)
-        self._run(_through_choice, self._by_actions, outputs, bias, noise, self._tasks, batch.weights, self._padded,
-                  algo.log_temperature, self._by_outputs)  # fmt: skip
+        self._run(_through_choice, self._by_actions, outputs, bias, noise, self._tasks, weights, self._padded,
+                  alpha.flat, self._by_outputs)  # fmt: skip
         seen = self._seen[:, len(self._errors) :]
-        self._actor_back.by_parameters(seen, self._by_outputs, *self._actor_grads)
-        self._beside.join()
+        self._actor_back.by_parameters(seen, self._by_outputs, state.actor_grads.weights, state.actor_grads.biases)
+        self._side.join()
         self.steps["actor"].step()
-        temperature = algo.adams["temperature"]
-        self._run(_finish, self._figures, algo.sums, algo.temperature_grad, algo.log_temperature, temperature.mean,
-                  temperature.square, temperature.steps, algo.learning_rate, programs=0)  # fmt: skip
+        self._run(_finish, self._figures, state.sums, alpha.grad, alpha.flat, alpha.mean, alpha.square, alpha.steps,
+                  alpha.learning_rate, programs=0)  # fmt: skip
         return self._errors
 
     def _run(self, kernel: Any, *tensors: Tensor, programs: int = 1) -> None:
-        """`programs` for each part of the batch; 0: one in all."""
-        sizes = {name: self._sizes[name] for name in kernel.arg_names if name in self._sizes}
-        count = programs * triton.cdiv(self._sizes["B"], _ROWS) if programs else 1
-        kernel[(count,)](*tensors, **sizes)
-
-
-def _layers(ensemble: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights [E, n, m] and biases [E, m]."""
-    return [p.detach() for p in ensemble.weights], [p.detach().squeeze(1) for p in ensemble.biases]
+        """Launch `programs` per block of the batch; 0: one in total."""
+        constants = {name: self._constants[name] for name in kernel.arg_names if name in self._constants}
+        count = programs * triton.cdiv(self._constants["B"], _ROWS) if programs else 1
+        kernel[(count,)](*tensors, **constants)

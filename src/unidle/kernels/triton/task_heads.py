@@ -1,7 +1,7 @@
-"""The last layer of critics with a head for each task, forwards and back (Triton).
+"""Output layers of critics with one head per task, forwards and backwards.
 
-A sample is of one task, so of all heads' values only one is wanted, and a product with ten columns, which libraries are
-slow at, becomes a sum along a row. The activation before it happens on the way. The same serves a single task.
+A transition belongs to one task, so only one head's value is needed: a product with ten columns, at which libraries are
+slow, becomes a sum along a row. The activation before it is applied in the same kernel. A single task works too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from unidle.kernels.triton.small_mlp import activated, through_activation
 
-_ROWS, _COLUMNS = 8, 256  # of a tile
+_ROWS, _COLUMNS = 8, 256  # tile size
 _SUMMED_ROWS, _SUMMED_COLUMNS = 128, 16
 
 
 @triton.jit
 def task_of(tasks, sample, inside, TASKS: tl.constexpr):
-    """Which of the tasks' heads the samples are for."""
+    """Load the task of each sample."""
     return tl.load(tasks + sample, mask=inside, other=0) if TASKS > 1 else tl.zeros_like(sample)
 
 
@@ -36,7 +36,7 @@ def _values(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TASKS: tl.constexpr, ACTIVATION: tl.constexpr, KEEP: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """From products z [E, ROWS, COLUMNS] to h = f(z + bias), with KEEP in place, and to values [E, ROWS]."""
+    """Compute h = f(z + bias) of products z [E, ROWS, COLUMNS], in place with KEEP, and values [E, ROWS]."""
     member = tl.program_id(1)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     task = task_of(tasks, row, row < ROWS, TASKS)
@@ -60,9 +60,9 @@ def _back(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, ACTIVATION: tl.constexpr,
     SUM: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """From slopes by the values [E, ROWS] to those by z; with SUM also to those by all parameters on the way.
+    """Turn gradients of the values [E, ROWS] into gradients of z; with SUM also those of the parameters.
 
-    A program takes all rows of its columns, in order, if it sums.
+    To sum, a program takes all rows of its columns in order.
     """
     member = tl.program_id(2)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -95,8 +95,8 @@ def _back(
             tl.store(by_head_bias + member * TASKS + head, of_head_bias, mask=head < TASKS)
 
 
-class FusedHeads:
-    """E heads for each task on top of E networks' products [E, rows, columns], whose bias and activation are due."""
+class TaskHeads:
+    """E heads per task on the products [E, rows, columns] of E networks, before their bias and activation."""
 
     def __init__(self, weights: Tensor, bias: Tensor, before: Tensor, tasks: Tensor, activation: str) -> None:
         """`weights` [E, columns, tasks], `bias` [E, tasks], the bias `before` [E, columns]; `tasks` of the rows."""
@@ -106,11 +106,11 @@ class FusedHeads:
         self._values = weights.new_zeros(members, rows)
         self._gradient = weights.new_zeros(members, rows, columns)
         self._sizes: dict[str, Any] = {"ROWS": rows, "COLUMNS": columns, "TASKS": n_tasks, "ACTIVATION": activation}
-        # A product in a kernel has 16 columns at least.
+        # tl.dot needs at least 16 columns.
         self._tasks_up = 1 if n_tasks == 1 else max(16, triton.next_power_of_2(n_tasks))
 
     def forward(self, products: Tensor, *, keep: bool) -> Tensor:
-        """Values [E, rows]; with `keep` the products become what the last layer gets, for the way back."""
+        """Values [E, rows]; with `keep` the products become the inputs of the heads, for `back`."""
         rows, members = self._sizes["ROWS"], len(self._weights)
         _values[triton.cdiv(rows, _ROWS), members](
             products, self._before, self._weights, self._bias, self._tasks, self._values,
@@ -119,9 +119,9 @@ class FusedHeads:
         return self._values
 
     def back(self, slopes: Tensor, given: Tensor, grads: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-        """Slopes by the products, from those by the values [E, rows] and what the last layer got.
+        """Gradients of the products, given those of the values [E, rows] and the inputs of the heads.
 
-        `grads` are filled with those by the bias before, by the heads' weights and by their bias.
+        `grads` receive those of the bias before, of the heads' weights and of their bias.
         """
         shape = (_ROWS, _COLUMNS) if grads is None else (_SUMMED_ROWS, _SUMMED_COLUMNS)
         grid = (

@@ -1,9 +1,9 @@
-"""Multi-layer perceptrons on buffers that stay, forwards and backwards (Triton beside torch's matrix products).
+"""Multi-layer perceptrons on fixed buffers, forwards and backwards (Triton and torch's matrix products).
 
-For networks too wide for one block of threads (see kernels/triton/small_mlp.py). Through autograd a layer of a batch of
-a few hundred rows is mostly kernels that take longer to start than to run: bias, activation, their gradients, copies.
-Here a layer is one product and one kernel; back, two products and one kernel. Products of weights' gradients, which
-nothing waits for until the optimiser, run beside the rest, as one alone does not fill a large GPU.
+For networks too wide for one block of threads (see small_mlp.py). Through autograd, a layer of a batch of a few hundred
+rows is mostly kernels that take longer to launch than to run: bias, activation, their gradients, copies. Here a layer
+is one matrix product and one kernel; backwards, two products and one kernel. Products for the weights' gradients are
+not needed before the optimiser step, so they run on a second stream: one alone does not fill a large GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unidle.kernels.triton.small_mlp import activated, through_activation
 
-_ROWS, _COLUMNS = 16, 128  # of a tile
+_ROWS, _COLUMNS = 16, 128  # tile size
 _SUMMED_ROWS, _SUMMED_COLUMNS = 128, 16
 
 
@@ -40,9 +40,9 @@ def _back(
     dy, y, sums, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, SUM: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Turn gradients by y = f(z) [E, ROWS, COLUMNS] into those by z, in place; with SUM also add them up by column.
+    """Turn gradients of y = f(z) [E, ROWS, COLUMNS] into gradients of z, in place; with SUM also sum them by column.
 
-    Without an activation they stay as they are. A program takes all rows of its columns, in order, if it sums.
+    Without an activation they are unchanged. To sum, a program takes all rows of its columns in order.
     """
     member = tl.program_id(2)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -62,14 +62,14 @@ def _back(
 
 
 class SideStream:
-    """A second stream: `with beside: …` starts work that nobody waits for until `join`. On a CPU, nothing special."""
+    """A second CUDA stream: work inside `with side():` runs asynchronously until `join`. On a CPU it runs in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """What is inside runs as soon as what was started before it is done."""
+        """Start after all work launched so far."""
         if self._stream is None:
             yield
             return
@@ -78,24 +78,24 @@ class SideStream:
             yield
 
     def join(self) -> None:
-        """What comes now waits for what was started beside."""
+        """Make the current stream wait for the side stream."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
 
-class BatchedNetwork:
+class BatchedMlp:
     """E networks: inputs [E, rows, n] → outputs [E, rows, m], the last layer without activation and *without bias*.
 
-    Whoever reads the outputs adds it (`biases[-1]`), as that reader is a kernel that looks at a few of them.
+    The kernel that reads the outputs adds it (`biases[-1]`), as it reads only a few of them.
     """
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor], rows: int, activation: str) -> None:
         """`weights` [E, n, m] and `biases` [E, m] of each layer, as views of the parameters."""
         self.weights, self.biases, self._rows, self._activation = weights, biases, rows, activation
-        self._values = [w.new_zeros(len(w), rows, w.shape[2]) for w in weights]  # what each layer gave
+        self._values = [w.new_zeros(len(w), rows, w.shape[2]) for w in weights]  # outputs of each layer
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs [E, rows, m], without the last bias; the same memory every time."""
+        """Outputs [E, rows, m] without the last bias, always in the same buffer."""
         for layer, (weight, bias, values) in enumerate(zip(self.weights, self.biases, self._values)):
             torch.bmm(inputs, weight, out=values)
             if layer < len(self.weights) - 1:
@@ -107,35 +107,35 @@ class BatchedNetwork:
 
 
 class BatchedGradient:
-    """The way back through the rows of a `BatchedNetwork` from `since` on."""
+    """The backward pass of a `BatchedMlp` for its rows from `since` on."""
 
-    def __init__(self, network: BatchedNetwork, beside: SideStream, since: int = 0) -> None:
-        self._network, self._beside = network, beside
+    def __init__(self, network: BatchedMlp, side: SideStream, since: int = 0) -> None:
+        self._network, self._side = network, side
         self._hidden = [values[:, since:] for values in network._values[:-1]]
         assert all(values.is_contiguous() for values in self._hidden)
-        self._gradients = [torch.zeros_like(values) for values in self._hidden]  # by what each layer gave
+        self._gradients = [torch.zeros_like(values) for values in self._hidden]  # of the outputs of each layer
 
     def by_parameters(
         self, inputs: Tensor, by_outputs: Tensor, weights: list[Tensor], biases: Sequence[Tensor | None]
     ) -> None:
-        """Put the gradient by the parameters in `weights` and `biases`, given those by the outputs [E, rows, m].
+        """Write the parameters' gradients to `weights` and `biases`, given those of the outputs [E, rows, m].
 
-        Without a last bias, whoever gave the outputs has summed up its gradient. The weights' products may still run:
-        `join` before they are read.
+        A last bias of None was already handled by the kernel that made `by_outputs`. The weights' products may still
+        run on the side stream: `join` before reading them.
         """
         gradient, activation, last = by_outputs, "none", len(weights) - 1
         for layer in range(last, -1, -1):
             if layer < last or biases[last] is not None:
                 self._pass(gradient, layer, activation, biases[layer])
             values = self._hidden[layer - 1] if layer else inputs
-            with self._beside():
+            with self._side():
                 torch.bmm(values.transpose(1, 2), gradient, out=weights[layer])
             if layer:
                 gradient = self._to_inputs(gradient, layer)
             activation = self._network._activation
 
     def by_inputs(self, by_outputs: Tensor, columns: slice, result: Tensor) -> None:
-        """Put the gradient by some columns of the inputs in `result` [E, rows, columns]."""
+        """Write the gradient of some columns of the inputs to `result` [E, rows, columns]."""
         gradient = by_outputs
         for layer in range(len(self._network.weights) - 1, 0, -1):
             gradient = self._to_inputs(gradient, layer)
@@ -143,11 +143,11 @@ class BatchedGradient:
         torch.bmm(gradient, self._network.weights[0][:, columns].transpose(1, 2), out=result)
 
     def _to_inputs(self, gradient: Tensor, layer: int) -> Tensor:
-        """From a layer's z to its inputs."""
+        """Gradient of a layer's inputs, given that of its z."""
         return torch.bmm(gradient, self._network.weights[layer].transpose(1, 2), out=self._gradients[layer - 1])
 
     def _pass(self, gradient: Tensor, layer: int, activation: str, sums: Tensor | None) -> None:
-        """From what a layer gave to its z, in place."""
+        """Turn the gradient of a layer's outputs into that of its z, in place."""
         members, rows, columns = gradient.shape
         values = gradient if activation == "none" else self._hidden[layer]
         shape = (_ROWS, _COLUMNS) if sums is None else (_SUMMED_ROWS, _SUMMED_COLUMNS)

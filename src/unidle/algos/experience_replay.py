@@ -1,0 +1,235 @@
+"""Experience replay: stores rollouts in a replay buffer and runs the updates that are due.
+
+After each rollout the total number of updates is ⌊utd_ratio × (steps − learning_starts)⌋, exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.algos.capturing import Capturer
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.placement import HOST, ReplayBuffer, lies_on_host, new_replay_buffer
+from unidle.buffers.prefetch import Prefetch
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.rollout import Rollout
+from unidle.config import Recipe
+from unidle.kernels.dispatch import Dispatch, Report, no_report
+
+_UPDATES_PER_GRAPH = 8
+
+
+class ExperienceReplay:
+    """The replay buffer of one run, and how many updates are due.
+
+    `buffer` stores the transitions. Updates sample from `sampler`: the buffer itself, or, if it is on the host, batches
+    that are copied to the device ahead of their updates.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        obs_bytes: int,
+        width: int,
+        device: torch.device,
+        capture: Capturer,
+        *,
+        n_tasks: int = 1,
+        tasks_of: Callable[[Tensor], Tensor] | None = None,
+        report: Report = no_report,
+    ) -> None:
+        """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several."""
+        self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
+        self._on_host = lies_on_host(recipe, obs_bytes, width, device, n_tasks, report)
+        place = HOST if self._on_host else device
+        self.buffer: ReplayBuffer = new_replay_buffer(recipe, obs_bytes, width, place, n_tasks, Dispatch(report))
+        self.sampler: ReplayBuffer | Prefetch = self.buffer
+        if self._on_host:
+            assert isinstance(recipe.batch_size, int)
+            self.sampler = Prefetch(self.buffer, recipe.batch_size, device)
+        self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=device)  # by the last stored step
+        self._starts = torch.zeros(recipe.n_envs, dtype=torch.bool, device=place)
+        # Successors of all steps: the true final observation where an episode was truncated. The last one is a dummy.
+        self._successors = torch.zeros(recipe.total_batch + 1, obs_bytes, dtype=torch.uint8, device=place)
+        self._adds: dict[int, Callable[[], None]] = {}  # one per rollout: a captured graph is tied to its tensors
+        self._utd_ratio = Fraction(str(recipe.utd_ratio))  # exact in decimal: 0.29 × 100 is 29
+        self.steps = self.updates = 0
+        # Updates are due for steps after `_since`; before those, `_before` were made.
+        self._since, self._before = recipe.learning_starts, 0
+
+    def store_and_update(
+        self, rollout: Rollout, updates: Updates, shuffle: torch.Generator
+    ) -> Generator[None, None, int]:
+        """Store a rollout and run the updates that are due, yielding between them; returns how many.
+
+        It does not yield before the first update: a GPU would idle.
+        """
+        due = left = self.store(rollout)
+        updates.begin(shuffle, self.updates - due)
+        if isinstance(self.sampler, Prefetch):
+            yield from _with_prefetch(due, updates, self.sampler, shuffle)
+            return due
+        while left:
+            left -= updates.run(left)
+            yield
+        return due
+
+    def store(self, rollout: Rollout) -> int:
+        """Store a rollout; returns how many updates are due now, and counts them as made."""
+        stored = _copy_to_host(rollout) if self._on_host else rollout
+        self._successors[:-1].copy_(stored.obs[1:].flatten(0, 1))
+        self._successors[stored.final_at] = stored.final_obs
+        # The first rollout; later, environments that were restarted between two rollouts: their episode is truncated.
+        self._starts.copy_(rollout.starts[0] & ~self._ended)
+        if self._on_host:
+            self._add(stored, self._tasks(rollout).to(HOST))
+        else:
+            if id(rollout) not in self._adds:
+                self._adds[id(rollout)] = self._capture(
+                    "the replay buffer", lambda: self._add(rollout, self._tasks(rollout)), self.buffer.counters
+                )
+            self._adds[id(rollout)]()
+        self._ended.copy_(rollout.terminated[-1] | rollout.truncated[-1])
+        self.steps += self._recipe.total_batch
+        total = self._before + math.floor(self._utd_ratio * max(0, self.steps - self._since))
+        due, self.updates = total - self.updates, total
+        return due
+
+    def _tasks(self, rollout: Rollout) -> Tensor:
+        """[T, N] tasks; empty if there is only one."""
+        if self._tasks_of is None:
+            return torch.empty(0, device=self._device)
+        return self._tasks_of(rollout.obs[:-1].flatten(0, 1)).view(rollout.shape)
+
+    def _add(self, rollout: Rollout, tasks: Tensor) -> None:
+        self.buffer.start(rollout.obs[0], self._starts)
+        successors = self._successors[:-1].view(*rollout.shape, -1)
+        for step in range(rollout.shape[0]):
+            transition = (
+                rollout.actions[step],
+                rollout.rewards[step],
+                rollout.terminated[step],
+                rollout.truncated[step],
+                rollout.obs[step + 1],
+                successors[step],
+            )
+            if isinstance(self.buffer, TaskReplay):
+                self.buffer.add(*transition, tasks[step])
+            else:
+                self.buffer.add(*transition)
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether actions are still random: `learning_starts` steps are not yet stored."""
+        return self.steps < self._since and not self._before
+
+    def set_progress(self, progress: float) -> None:
+        """Anneal β of prioritised replay to 1 over the run."""
+        if isinstance(self.buffer, Prioritised):
+            first = self._recipe.per_beta
+            self.buffer.beta.fill_(first + (1 - first) * progress)
+
+    def update_priorities(self, index: Tensor, errors: Tensor) -> None:
+        """Set the priorities of sampled transitions from their TD errors, if replay is prioritised."""
+        if isinstance(self.buffer, Prioritised):
+            self.buffer.update(index, errors)
+
+    @property
+    def changes(self) -> list[Tensor]:
+        """Tensors that an update changes here."""
+        return [self.buffer.highest, *self.buffer.tree.levels] if isinstance(self.buffer, Prioritised) else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters and the whole buffer."""
+        counts = {"steps": self.steps, "updates": self.updates, "since": self._since, "before": self._before}
+        return {**counts, "ended": self._ended, "memory": self.buffer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy a checkpoint's values into the existing tensors; without a buffer, fill it again before learning."""
+        self.steps, self.updates = state["steps"], state["updates"]
+        self._since, self._before = state["since"], state["before"]
+        if "memory" in state:
+            self._ended.copy_(state["ended"])
+            self.buffer.load_state_dict(state["memory"])
+        else:
+            self._since, self._before = self.steps + self._recipe.learning_starts, self.updates
+
+
+class Updates:
+    """Runs updates, several per CUDA graph where they are captured."""
+
+    def __init__(
+        self,
+        update: Callable[[torch.Generator, int], None],
+        changes: list[Tensor],
+        device: torch.device,
+        capture: Capturer,
+        n_phases: int = 1,
+    ) -> None:
+        """`update` takes the generator to draw from and its phase; `changes` are the tensors that it changes."""
+        self._n_phases, self._done = n_phases, 0
+        self._at_once = n_phases * max(1, _UPDATES_PER_GRAPH // n_phases) if device.type == "cuda" else 1
+        self._generators: list[torch.Generator] = []  # one per graph
+
+        def several(phases: Sequence[int]) -> Callable[[], None]:
+            generator = torch.Generator(device)
+            self._generators.append(generator)
+
+            def run() -> None:
+                for phase in phases:
+                    update(generator, phase)
+
+            return capture("updates", run, changes, generators=(generator,))
+
+        first = several([0])
+        self._several = several([number % n_phases for number in range(self._at_once)])
+        self._one = [first, *(several([phase]) for phase in range(1, n_phases))]
+
+    def begin(self, generator: torch.Generator, done: int = 0) -> None:
+        """Seed the streams from `generator`'s seed; `done` updates were made before."""
+        self._done = done
+        for number, own in enumerate(self._generators):
+            offset = number if number < 2 else number + 1  # 2 is the prefetch's
+            own.manual_seed((generator.initial_seed() + offset) % 2**63)
+
+    def run(self, count: int) -> int:
+        """Run some of `count` updates, at least one; returns how many."""
+        phase = self._done % self._n_phases
+        if phase == 0 and count >= self._at_once > 1:
+            self._several()
+            ran = self._at_once
+        else:
+            self._one[phase]()
+            ran = 1
+        self._done += ran
+        return ran
+
+
+def _copy_to_host(rollout: Rollout) -> Rollout:
+    """A copy on the host; waits for the device."""
+    copied = copy.copy(rollout)
+    for name, value in vars(rollout).items():
+        setattr(copied, name, value.to(HOST))
+    return copied
+
+
+def _with_prefetch(
+    due: int, updates: Updates, prefetch: Prefetch, shuffle: torch.Generator
+) -> Generator[None, None, None]:
+    """Run `due` updates; each batch is copied to the device during the update before it."""
+    draws = torch.Generator().manual_seed((shuffle.initial_seed() + 2) % 2**63)
+    for number in range(due):
+        if number == 0:
+            prefetch.send(draws)
+        prefetch.take()
+        updates.run(1)
+        if number + 1 < due:
+            prefetch.send(draws)
+        yield

@@ -1,0 +1,75 @@
+"""Which replay buffer a run gets, and where: on the device of the networks, or on the host if it is too large."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.prefetch import choose_place, in_gib
+from unidle.buffers.prioritised import Prioritised
+from unidle.buffers.replay import Replay
+from unidle.config import Recipe
+from unidle.config.machine import free_memory
+from unidle.errors import UsageError
+from unidle.kernels.dispatch import Dispatch, Report
+
+ReplayBuffer = Replay | TaskReplay | Prioritised
+
+HOST = torch.device("cpu")
+_USABLE = 0.9  # of the free memory; networks, CUDA graphs and workers need the rest
+
+
+def lies_on_host(
+    recipe: Recipe, obs_bytes: int, width: int, device: torch.device, n_tasks: int, report: Report
+) -> bool:
+    """Whether the buffer only fits on the host; UsageError if it does not fit there either. Allocates nothing."""
+    size = recipe.buffer_size
+    kind: Any = TaskReplay if n_tasks > 1 else Prioritised if recipe.per else Replay
+    each, on_gpu = kind.bytes_per_place(obs_bytes, width), device.type == "cuda"
+    room = int(_USABLE * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
+    why = f"{size:,} steps take {in_gib(size * each)}, and the GPU has room for {in_gib(room)}"
+    if kind is Prioritised and on_gpu and size * each > room:
+        raise UsageError(
+            f"A prioritised replay buffer must be on the GPU: {why}; give --buffer-size at most {room // each:,}, or "
+            "leave out --per."
+        )
+    if choose_place(size, each, device, room, int(_USABLE * free_memory())) == "device":
+        return False
+    report("The replay buffer", UsageError(f"{why}."), "is on the host, and each batch is copied to the GPU")
+    return True
+
+
+def new_replay_buffer(
+    recipe: Recipe, obs_bytes: int, width: int, place: torch.device, n_tasks: int, dispatch: Dispatch
+) -> ReplayBuffer:
+    """An empty buffer of the kind that the recipe asks for."""
+    size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
+    single_task, multi_task = _implementations(place, dispatch)
+    if n_tasks > 1:
+        return multi_task(size, n_tasks, n_envs, obs_bytes, width, place, gamma)
+    replay = single_task(size, n_envs, obs_bytes, width, place, gamma, n_steps=recipe.n_step)
+    return Prioritised(replay, recipe.per_alpha, recipe.per_beta) if recipe.per else replay
+
+
+def _implementations(place: torch.device, dispatch: Dispatch) -> tuple[type[Replay], type[TaskReplay]]:
+    """The buffers that sample with Triton kernels, on a GPU where those agree with the plain ones."""
+
+    def build() -> tuple[type[Replay], type[TaskReplay]]:
+        from unidle.buffers.fused_replay import FusedReplay, FusedTaskReplay
+
+        return FusedReplay, FusedTaskReplay
+
+    def verify(kinds: tuple[type[Replay], type[TaskReplay]]) -> None:
+        from unidle.buffers.fused_replay import prove
+
+        prove(place)
+
+    unsupported = None
+    if place.type != "cuda":
+        unsupported = "the replay buffer is not on a GPU"
+    elif find_spec("triton") is None:
+        unsupported = "Triton is not installed"
+    return dispatch.choose("Replay sampling", (Replay, TaskReplay), build, verify, unsupported)

@@ -1,0 +1,48 @@
+"""Q functions: an ensemble of critics as one batched network."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from unidle.nn.encoder import Encoder
+from unidle.nn.ensemble import Ensemble
+from unidle.nn.sac_policy import outputs_of_task
+
+
+class Critics(nn.Module):
+    """Q(s, a) [E, B] of continuous actions, or Q(s, ·) [E, B, categories]. The encoder is a copy of the actor's."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        n_critics: int,
+        arch: tuple[int, ...],
+        activation: str,
+        *,
+        reals: int,
+        categories: int = 0,
+        n_tasks: int = 1,
+    ) -> None:
+        """`reals` and `categories` of an action, one of them 0; with several tasks each has its own output head."""
+        super().__init__()
+        self.encoder: Encoder = copy.deepcopy(encoder)
+        self._n_tasks, self._takes_actions = n_tasks, reals > 0
+        outputs = n_tasks * max(1, categories)
+        self.ensemble = Ensemble(n_critics, encoder.n_features + reals, arch, outputs, activation)
+
+    def inputs(self, obs: Tensor, actions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Features of packed observations [B, obs_bytes], and the networks' inputs: features and actions."""
+        features = self.encoder(obs)
+        if not self._takes_actions:
+            return features, features
+        assert actions is not None
+        return features, torch.cat((features, actions), -1)
+
+    def forward(self, obs: Tensor, actions: Tensor | None) -> Tensor:
+        """Q of `actions` [B, reals], or of all categories."""
+        features, inputs = self.inputs(obs, actions)
+        values = outputs_of_task(self.ensemble(inputs), features, self._n_tasks)
+        return values.squeeze(-1) if self._takes_actions else values
