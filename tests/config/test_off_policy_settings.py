@@ -34,6 +34,7 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "normalize_obs": True,
     "normalize_reward": True,
     "log_std_init": -1.0,
+    "action_distribution": "beta",
     "buffer_size": 5000,
     "learning_starts": 7,
     "utd_ratio": 0.5,

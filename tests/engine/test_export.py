@@ -136,8 +136,18 @@ def assert_same_actions(agent: Agent, exported: onnxruntime.InferenceSession, en
         (PLAIN, LEVERS, {"normalize_obs": True}),
         (RICH, spaces.Dict({"how": ARM, "which": LEVERS}), {"normalize_obs": True}),
         (PLAIN, spaces.MultiBinary(4), {"network": wide}),
+        (PLAIN, ARM, {"normalize_obs": True, "action_distribution": "squashed"}),
+        (PLAIN, ARM, {"normalize_obs": True, "action_distribution": "beta"}),
     ],
-    ids=["normalised Box to Box", "Box to bins", "Box to MultiDiscrete", "Dict with picture to Dict", "own network"],
+    ids=[
+        "normalised Box to Box",
+        "Box to bins",
+        "Box to MultiDiscrete",
+        "Dict with image to Dict",
+        "own network",
+        "squashed Box",
+        "Beta-distributed Box",
+    ],
 )
 def test_an_exported_policy_acts_as_predict_does(
     observation_space: spaces.Space, action_space: spaces.Space, settings: dict[str, Any]

@@ -19,10 +19,10 @@ from unidle.config import Recipe
 from unidle.errors import UsageError
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.mlp import ACTIVATIONS
-from unidle.nn.q_policy import GreedyActions, QPolicy
-from unidle.nn.sac_policy import SACPolicy, SquashedActions
+from unidle.nn.q_policy import QPolicy
+from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions import Params
+from unidle.spaces.distributions import EpsilonGreedy, Params, SquashedActions
 from unidle.spaces.observations import ObservationLayout
 
 ROWS = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32))
@@ -171,7 +171,7 @@ def test_whether_actions_are_random_travels_with_the_weights() -> None:
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3, 1.0])
 def test_greedy_frequencies_under_epsilon_are_those_of_the_closed_form(epsilon: float) -> None:
     layout = ActionLayout.of(spaces.MultiDiscrete([3, 5]))
-    actions = GreedyActions(layout)
+    actions = EpsilonGreedy(layout)
     mask = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0])
     values = torch.tensor([1.0, 1.5, 9.0, 8.0, -3.0, -1.0, -2.0, 7.0])  # the best of all are forbidden
     params = Params(actions.masked(values, mask).expand(N, 8), torch.empty(N, 0), torch.empty(0))
@@ -189,7 +189,7 @@ def test_greedy_frequencies_under_epsilon_are_those_of_the_closed_form(epsilon: 
 
 
 def test_the_noise_at_its_ends_picks_the_first_and_the_last_that_are_allowed() -> None:
-    actions = GreedyActions(ActionLayout.of(spaces.Discrete(4)))
+    actions = EpsilonGreedy(ActionLayout.of(spaces.Discrete(4)))
     params = Params(actions.masked(torch.arange(4.0), torch.tensor([0, 1, 1, 0])), torch.empty(0), torch.empty(0))
     for epsilon in (1e-6, 0.05, 0.3, 1.0):
         actions.epsilon.fill_(epsilon)

@@ -9,7 +9,7 @@ from unidle.algos.micro_batches import FallBack, Pieces
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.nn.actor_critic import ActorCritic
-from unidle.spaces.distributions import Params
+from unidle.spaces.distributions import Parameters
 
 _BYTES_AT_ONCE = 1 << 29  # of activations
 
@@ -65,7 +65,7 @@ class Evaluation:
         """Of rows [n, obs_bytes] seen in recurrent states [n, S]."""
         return self._in_chunks(self._policy.value, obs, states)
 
-    def _forward(self, policy: ActorCritic, rollout: Rollout) -> tuple[Params, Tensor]:
+    def _forward(self, policy: ActorCritic, rollout: Rollout) -> tuple[Parameters, Tensor]:
         """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
         lead = rollout.obs.shape[:2]
         obs, starts = rollout.obs.flatten(0, 1), rollout.starts.flatten(0, 1)
@@ -74,12 +74,11 @@ class Evaluation:
         def one_step(obs: Tensor, starts: Tensor, states: Tensor) -> Tensor:
             # Every step has its recurrent state on record, so the whole rollout is one batch of sequences of length 1.
             params, value = policy(obs.unsqueeze(1), starts.unsqueeze(1), states)
-            return torch.cat([params.logits, params.mean, value.unsqueeze(-1)], -1).squeeze(1)
+            return torch.cat([policy.distribution.pack(params), value.unsqueeze(-1)], -1).squeeze(1)
 
         out = self._in_chunks(one_step, obs, starts, states).unflatten(0, lead)
-        n_logits, reals = policy.distribution.n_logits, policy.distribution.reals
-        logits, mean, value = out.split((n_logits, reals, 1), -1)
-        return Params(logits[:-1], mean[:-1], policy.log_std), value.squeeze(-1).contiguous()
+        packed, value = out.split((policy.distribution.n_outputs, 1), -1)
+        return policy.distribution.unpack(packed[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
     def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
         """`function` over pieces of the columns, of so many rows an entry, so that memory stays bounded."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from unidle.algos.fused_step import FIGURES
 from unidle.algos.micro_batches import Loss
 from unidle.kernels.triton.small_mlp import distribution
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
 
 if TYPE_CHECKING:
     from unidle.algos.ppo import PPO, Batch
@@ -189,6 +190,8 @@ class _Loss(torch.autograd.Function):
 def has_fused_loss(policy: ActorCritic) -> bool:
     """Whether there are kernels for the loss of such a policy."""
     chosen = policy.distribution
+    if chosen.name not in KERNEL_DISTRIBUTIONS:
+        return False
     return chosen.n_logits + chosen.reals <= _MOST_OUTPUTS and chosen.heads <= _MOST_HEADS
 
 

@@ -32,7 +32,7 @@ from unidle.nn.normalise import RunningNorm
 from unidle.nn.numpy_layers import is_small
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
-from unidle.spaces.distributions import Params
+from unidle.spaces.distributions import Parameters
 
 _REWARD_CLIP = 10.0
 NODES_PER_MINIBATCH = 250  # of a graph, at most; and some 60 more for each step of a recurrent sequence
@@ -227,7 +227,7 @@ class PPO:
             metrics["effective_share"] = batch.weights.mean().square() / batch.weights.square().mean()
         metrics["pieces"] = torch.full_like(self.minibatches, self.pieces.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
-        if self.policy.distribution.reals:
+        if self.policy.log_std.numel():
             metrics["std"] = self.policy.log_std.detach().exp().mean()
         # After learning: the statistics must not move between acting and the last use of what was acted on.
         self.policy.encoder.update_norm(rollout.obs[:-1])
@@ -365,7 +365,7 @@ class PPO:
         params, values = self.policy(minibatch.obs, minibatch.starts, minibatch.states)
         return self.loss_from(params, values, minibatch, of_all)
 
-    def loss_from(self, params: Params, values: Tensor, batch: Batch, of_all: Tensor) -> Loss:
+    def loss_from(self, params: Parameters, values: Tensor, batch: Batch, of_all: Tensor) -> Loss:
         """Loss of `batch` from what the network gave, and what is logged; advantages are normalised as `of_all` are."""
         recipe = self.recipe
         log_probs, entropy = self.policy.distribution.score(params, batch.actions)

@@ -16,7 +16,7 @@ from unidle.algos.sac import SAC
 from unidle.buffers.replay import Transitions
 from unidle.kernels.dispatch import TOLERANCE, Dispatch, compare, restored
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.sac_policy import LOG_STD_RANGE
+from unidle.spaces.distributions import LOG_STD_RANGE
 
 if TYPE_CHECKING:  # Triton is optional
     from unidle.kernels.triton.sac_update import Layers, SacState, SacUpdate

@@ -81,6 +81,8 @@ class Recipe:
     """Rewards by the deviation of the discounted return."""
     log_std_init: float = 0.0
     """Initial log standard deviation of continuous actions, in units of half the action range."""
+    action_distribution: Literal["gaussian", "squashed", "beta"] = "gaussian"
+    """Distribution of continuous actions; squashed (by tanh) and beta need bounds, and clip nothing."""
     discretize: int | None = None
     """Turns each Box action into this many bins; none: continuous."""
     overlap: Literal["auto", "off", "strict"] = "auto"

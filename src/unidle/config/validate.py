@@ -56,6 +56,7 @@ _OWNERS = {
         "normalize_obs",
         "normalize_reward",
         "log_std_init",
+        "action_distribution",
     ),
     ("sac", "dqn"): (
         "buffer_size",

@@ -28,7 +28,7 @@ class _Exported(nn.Module):
     def forward(self, leaves: list[Tensor], mask: Tensor | None, state: Tensor | None) -> tuple[Tensor, ...]:
         features = self.policy.encoder.encode(dict(zip(self._paths, leaves)))
         params, after = self.policy.act_on(features, mask, state)
-        action = self.policy.distribution.to_env(self.policy.distribution.mode(params))
+        action = self.policy.distribution.export(params)
         return (action,) if after is None else (action, after)
 
 

@@ -23,7 +23,8 @@ from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.kernels.triton.small_mlp import ACTIVATIONS
 from unidle.nn.actor_critic import ActorCritic
-from unidle.nn.sac_policy import LOG_STD_RANGE, SACPolicy
+from unidle.nn.sac_policy import SACPolicy
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, LOG_STD_RANGE
 
 _MOST_ENVS = 1024
 _MOST_BLOCKS = 128
@@ -291,6 +292,7 @@ class FusedActor:
         if (
             n_envs > _MOST_ENVS
             or (isinstance(policy, ActorCritic) and (policy.core is not None or policy.in_bf16))
+            or (isinstance(policy, ActorCritic) and distribution.name not in KERNEL_DISTRIBUTIONS)
             or not encoder.is_plain
             or policy.masked
             or distribution.heads

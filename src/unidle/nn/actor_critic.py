@@ -15,7 +15,7 @@ from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.mlp import mlp, orthogonal
 from unidle.nn.recurrent import RecurrentCore
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions import ActionDistribution, Params
+from unidle.spaces.distributions import Parameters, action_distribution
 from unidle.spaces.observations import ObservationLayout
 
 NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
@@ -42,7 +42,7 @@ def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
 
 
 class ActorCritic(nn.Module):
-    """Rows of observations → what to do (`Params`) and what it is worth (value)."""
+    """Rows of observations → what to do (`Parameters`) and what it is worth (value)."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.obs_layout = obs_layout
         self.in_bf16 = recipe.precision == "bf16"
-        self.distribution = ActionDistribution(action_layout)
+        self.distribution = action_distribution(action_layout, recipe.action_distribution)
         self.encoder = encoder_of(obs_layout, action_layout, recipe, network)
         n_features = self.encoder.n_features
         self.core: RecurrentCore | None = None
@@ -66,9 +66,9 @@ class ActorCritic(nn.Module):
         self.critic_trunk = None if recipe.share_trunk else mlp(n_features, arch, activation)
         n_latent = arch[-1] if arch else n_features
         # A small gain: the first policy is nearly uniform, whatever the observation.
-        self.actor_head = orthogonal(nn.Linear(n_latent, self.distribution.n_logits + self.distribution.reals), 0.01)
+        self.actor_head = orthogonal(nn.Linear(n_latent, self.distribution.n_outputs), 0.01)
         self.critic_head = orthogonal(nn.Linear(n_latent, 1), 1.0)
-        self.log_std = nn.Parameter(torch.full((self.distribution.reals,), recipe.log_std_init))
+        self.log_std = nn.Parameter(torch.full((self.distribution.n_free,), recipe.log_std_init))
 
     @property
     def state_size(self) -> int:
@@ -95,12 +95,8 @@ class ActorCritic(nn.Module):
 
     # What the heads give is never rounded: a value of 300 would become a multiple of 2.
 
-    def _params(self, latent: Tensor, mask: Tensor | None) -> Params:
-        out = self.actor_head(latent)
-        logits, mean = out.split((self.distribution.n_logits, self.distribution.reals), -1)
-        if mask is not None:
-            logits = self.distribution.masked(logits, mask)
-        return Params(logits, mean, self.log_std)
+    def _params(self, latent: Tensor, mask: Tensor | None) -> Parameters:
+        return self.distribution.params(self.actor_head(latent), self.log_std, mask)
 
     def _value(self, features: Tensor, actor_latent: Tensor | None = None) -> Tensor:
         if self.critic_trunk is not None:
@@ -110,11 +106,11 @@ class ActorCritic(nn.Module):
         value: Tensor = self.critic_head(latent).squeeze(-1)
         return value
 
-    def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
+    def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Parameters, Tensor | None]:
         """The actor alone, one step: rows [n, obs_bytes], recurrent state [n, S] → params, state after."""
         return self.act_on(self._run(self.encoder, obs), self._mask(obs), state)
 
-    def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
+    def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Parameters, Tensor | None]:
         """The actor alone, one step, on features that are already encoded."""
         if self.core is not None:
             assert state is not None
@@ -130,7 +126,9 @@ class ActorCritic(nn.Module):
             features = self.core.step(features, state)[:, : self.core.size]
         return self._value(features)
 
-    def forward(self, obs: Tensor, starts: Tensor | None = None, state: Tensor | None = None) -> tuple[Params, Tensor]:
+    def forward(
+        self, obs: Tensor, starts: Tensor | None = None, state: Tensor | None = None
+    ) -> tuple[Parameters, Tensor]:
         """Actor and critic over sequences: rows [n, L, ..], starts [n, L], state [n, S] → params, value [n, L]."""
         features = self._run(self.encoder, obs)
         if self.core is not None:

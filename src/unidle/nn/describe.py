@@ -10,6 +10,7 @@ from torch import nn
 from unidle.kernels.triton.small_mlp import ACTIVATIONS, SmallMlp
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.encoder import CLIP
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
 
 
 def matmul_precision() -> str:
@@ -22,6 +23,8 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
     distribution, encoder = policy.distribution, policy.encoder
     if policy.critic_trunk is None:
         return "actor and critic share a trunk"
+    if distribution.name not in KERNEL_DISTRIBUTIONS:
+        return f"the action distribution is {distribution.name}"
     if policy.core is not None:
         return "the policy is recurrent"
     if not encoder.is_plain:

@@ -16,6 +16,7 @@ from torch import nn
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.encoder import CLIP
 from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
 
 _MOST_NUMBERS = 1 << 18  # that come out of a layer; with more, several threads of torch may be quicker
 _MOST_HEADS = 8  # each is a few operations of its own here, and all are one with torch
@@ -31,6 +32,7 @@ def is_small(policy: ActorCritic, obs: int) -> bool:
     return (
         policy.core is None
         and policy.encoder.is_plain
+        and policy.distribution.name in KERNEL_DISTRIBUTIONS
         and policy.distribution.heads <= _MOST_HEADS
         and all(len(trunk) and type(trunk[1]) in _ACTIVATIONS for trunk in trunks)
         and obs * max(layer.out_features for layer in trunks[0] if isinstance(layer, nn.Linear)) <= _MOST_NUMBERS

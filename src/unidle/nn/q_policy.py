@@ -11,26 +11,8 @@ from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
 from unidle.nn.encoder import Encoder
 from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions import ActionDistribution, Params
+from unidle.spaces.distributions import EpsilonGreedy, Params
 from unidle.spaces.observations import ObservationLayout
-
-
-class GreedyActions(ActionDistribution):
-    """Of every head the category with the highest value; with probability `epsilon` any of those allowed."""
-
-    def __init__(self, layout: ActionLayout) -> None:
-        super().__init__(layout)
-        self.register_buffer("epsilon", torch.zeros(()))
-
-    epsilon: Tensor
-
-    def sample(self, params: Params, noise: Tensor) -> Tensor:
-        """One uniform number decides both: below ε it explores, and where below ε says which category."""
-        explores = noise < self.epsilon
-        any_of_them = torch.where(params.logits > -1e7, 0.0, params.logits)  # what a mask forbids stays forbidden
-        within = torch.where(explores, noise / self.epsilon.clamp(min=1e-9), 0.5)
-        anything = super().sample(params._replace(logits=any_of_them), within)
-        return torch.where(explores, anything, self.mode(params))
 
 
 class QPolicy(nn.Module):
@@ -52,7 +34,7 @@ class QPolicy(nn.Module):
         if action_layout.reals:
             raise UsageError("DQN takes choices (Discrete, MultiDiscrete), not a Box; use --algo sac or --discretize.")
         self.obs_layout = obs_layout
-        self.distribution = GreedyActions(action_layout)
+        self.distribution = EpsilonGreedy(action_layout)
         self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
         self.trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonally=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features

@@ -1,0 +1,205 @@
+"""The policy's distribution over flat actions: independent categorical heads and independent real dimensions.
+
+One class covers every action space (see `spaces/actions.py`). All heads are one padded, masked tensor
+[.., heads, most categories]: there is no loop over heads and no branch on a value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unidle.errors import UsageError
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.distributions.beta import Beta
+from unidle.spaces.distributions.gaussian import Gaussian, SquashedGaussian
+from unidle.spaces.distributions.protocol import Parameters, RealDistribution
+
+LOG_ZERO = -1e8  # stands for log 0: exp gives exactly 0, and 0 × it is 0 where 0 × -inf would be NaN
+ALLOWED = -1e7  # a logit below is that of a masked category
+_REAL_DISTRIBUTIONS: dict[str, type[Gaussian | Beta]] = {cls.name: cls for cls in (Gaussian, SquashedGaussian, Beta)}
+
+
+class ActionDistribution(nn.Module):
+    """Categorical heads, and a distribution over the real dimensions; implements `Distribution`."""
+
+    def __init__(self, layout: ActionLayout, real: RealDistribution | None = None) -> None:
+        """`real` serves the real dimensions; default: Gaussians."""
+        super().__init__()
+        self.real: RealDistribution = Gaussian() if real is None else real
+        if self.real.bounded and not layout.bounded.all():
+            raise UsageError(
+                f"The {self.real.name} action distribution needs an action space with finite bounds; "
+                "use --action-distribution gaussian or bound the action space."
+            )
+        self.heads, self.reals, self.width = layout.heads, layout.reals, layout.width
+        self.nvec = tuple(layout.nvec)
+        self.n_logits = sum(layout.nvec)
+        self.n_outputs = self.n_logits + self.real.n_outputs * self.reals
+        self.n_free = self.real.n_free * self.reals
+        self.most = max(layout.nvec, default=0)
+        # Logits come packed, Σ nvec of them; `_place` says which packed logit stands at [head, category] of the padded
+        # table, and where there is none it points at one extra logit that is log 0.
+        place = torch.full((self.heads, self.most), self.n_logits)
+        start = 0
+        for head, n in enumerate(layout.nvec):
+            place[head, :n] = torch.arange(start, start + n)
+            start += n
+        self.padded = bool((place == self.n_logits).any())
+        low, high = torch.from_numpy(layout.low), torch.from_numpy(layout.high)
+        bounded = torch.from_numpy(layout.bounded)
+        scale = torch.where(bounded, (high.double() - low.double()) / 2, 1.0).float()
+        shift = torch.where(bounded, (high.double() + low.double()) / 2, 0.0).float()
+        for name, value in (("_place", place), ("_low", low), ("_high", high), ("_scale", scale), ("_shift", shift)):
+            self.register_buffer(name, value, persistent=False)
+
+    _place: Tensor
+    _low: Tensor
+    _high: Tensor
+    _scale: Tensor
+    _shift: Tensor
+
+    @property
+    def name(self) -> str:
+        """Which formulas apply; without real dimensions all distributions are the same."""
+        return self.real.name if self.reals else "categorical"
+
+    # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None) -> Parameters:
+        """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask [.., Σ nvec]."""
+        logits, *columns = self._split(outputs)
+        if mask is not None:
+            logits = self.masked(logits, mask)
+        return self.real.params(logits, tuple(columns), self._free(free))
+
+    def pack(self, params: Parameters) -> Tensor:
+        """What depends on the observation, as one tensor [.., n_outputs]."""
+        return torch.cat(params[: 1 + self.real.n_outputs], -1)
+
+    def unpack(self, packed: Tensor, free: Tensor) -> Parameters:
+        """Parameters from what `pack` gave."""
+        logits, *columns = self._split(packed)
+        return self.real.unpack(logits, tuple(columns), self._free(free))
+
+    def _split(self, outputs: Tensor) -> tuple[Tensor, ...]:
+        return outputs.split((self.n_logits, *[self.reals] * self.real.n_outputs), -1)
+
+    def _free(self, free: Tensor) -> tuple[Tensor, ...]:
+        return (free,) if self.real.n_free == 1 else ()
+
+    @staticmethod
+    def masked(logits: Tensor, mask: Tensor) -> Tensor:
+        """Packed logits with log 0 where the mask [.., Σ nvec] is 0."""
+        return torch.where(mask.bool(), logits, LOG_ZERO)
+
+    def padded_logits(self, logits: Tensor) -> Tensor:
+        """Packed logits → [.., heads, most], log 0 where a head has no such category."""
+        if self.padded:
+            return nn.functional.pad(logits, (0, 1), value=LOG_ZERO)[..., self._place]
+        return logits.unflatten(-1, (self.heads, self.most))
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Packed logits → normalised log-probabilities [.., heads, most], log 0 where a head has no such category."""
+        return torch.log_softmax(self.padded_logits(logits), -1)
+
+    # -- actions -------------------------------------------------------------------------------------------------------
+
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise to sample with, [*shape, heads + reals], drawn on the generator's device."""
+        uniform = torch.rand((*shape, self.heads), generator=generator, device=generator.device)
+        normal = torch.randn((*shape, self.reals), generator=generator, device=generator.device)
+        return torch.cat([uniform, normal], -1)
+
+    def sample(self, params: Parameters, noise: Tensor) -> Tensor:
+        """The action that `noise` [.., heads + reals] selects: uniform in [0, 1) for heads, standard normal for reals.
+
+        The same noise gives the same action.
+        """
+        parts = []
+        if self.heads:
+            parts.append(self.sample_categories(params.logits, noise[..., : self.heads]))
+        if self.reals:
+            parts.append(self.real.sample(params, noise[..., self.heads :]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def sample_categories(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """The categories [.., heads] that `uniform` [.., heads] selects."""
+        # Inverse of the cumulative distribution: the first category that reaches beyond u. One without mass reaches
+        # nothing, whatever rounding a parallel sum puts between it and its neighbour, so it is never drawn; and
+        # u < 1 keeps the threshold below what the last category with mass reaches.
+        # Categories first: torch's sum along the last, short dimension takes a GPU many times as long.
+        mass = torch.log_softmax(self.padded_logits(logits), -1).exp().movedim(-1, 0)
+        reach = mass.contiguous().cumsum(0) * (mass > 0)
+        threshold = uniform * reach.amax(0)
+        return (reach > threshold).to(torch.int8).argmax(0).to(uniform.dtype)
+
+    def mode(self, params: Parameters) -> Tensor:
+        """The most likely action."""
+        parts = []
+        if self.heads:
+            likeliest = torch.log_softmax(self.padded_logits(params.logits), -1).argmax(-1)
+            parts.append(likeliest.to(params.logits.dtype))
+        if self.reals:
+            parts.append(self.real.mode(params))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """The flat action as the environment takes it: reals scaled and clipped to their range, categories as is."""
+        if not self.reals:
+            return action
+        reals = self.scaled(self.real.to_range(action[..., self.heads :]))
+        return reals if not self.heads else torch.cat((action[..., : self.heads], reals), -1)
+
+    def scaled(self, reals: Tensor) -> Tensor:
+        """Reals in units where the range is [-1, 1] → reals of the action space."""
+        return torch.minimum(torch.maximum(reals * self._scale + self._shift, self._low), self._high)
+
+    def export(self, params: Parameters) -> Tensor:
+        """The deterministic action as the environment takes it."""
+        return self.to_env(self.mode(params))
+
+    # -- measures ------------------------------------------------------------------------------------------------------
+
+    def score(self, params: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of `action` and the entropy, both [..], summed over heads and reals."""
+        table = self.log_probs(params.logits) if self.heads else None
+        return self._log_prob(params, action, table), self._entropy(params, table)
+
+    def log_prob(self, params: Parameters, action: Tensor) -> Tensor:
+        """Log-probability [..] of `action`, summed over heads and reals."""
+        return self._log_prob(params, action, self.log_probs(params.logits) if self.heads else None)
+
+    def entropy(self, params: Parameters) -> Tensor:
+        """Entropy [..], summed over heads and reals."""
+        return self._entropy(params, self.log_probs(params.logits) if self.heads else None)
+
+    def kl(self, params: Parameters, other: Parameters) -> Tensor:
+        """KL(params ‖ other) [..], summed over heads and reals."""
+        divergence = torch.zeros(params.logits.shape[:-1], device=params.logits.device)
+        if self.heads:
+            table = self.log_probs(params.logits)
+            divergence = (table.exp() * (table - self.log_probs(other.logits))).sum((-1, -2))
+        return divergence + self.real.kl(params, other) if self.reals else divergence
+
+    def _log_prob(self, params: Parameters, action: Tensor, table: Tensor | None) -> Tensor:
+        of_reals = self.real.log_prob(params, action[..., self.heads :]) if self.reals else None
+        if table is None:
+            assert of_reals is not None
+            return of_reals
+        chosen = action[..., : self.heads].long().unsqueeze(-1)
+        of_heads = table.gather(-1, chosen).squeeze(-1).sum(-1)
+        return of_heads if of_reals is None else of_heads + of_reals
+
+    def _entropy(self, params: Parameters, table: Tensor | None) -> Tensor:
+        of_reals = self.real.entropy(params).expand(params.logits.shape[:-1]) if self.reals else None
+        if table is None:
+            assert of_reals is not None
+            return of_reals
+        of_heads = -(table.exp() * table).sum((-1, -2))
+        return of_heads if of_reals is None else of_heads + of_reals
+
+
+def action_distribution(layout: ActionLayout, name: str) -> ActionDistribution:
+    """The distribution called `name` (gaussian, squashed or beta) for actions laid out as `layout`."""
+    return ActionDistribution(layout, _REAL_DISTRIBUTIONS[name]())

@@ -1,0 +1,95 @@
+"""Gaussians, plain and squashed by tanh."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Params(NamedTuple):
+    """Parameters of categories and Gaussians."""
+
+    logits: Tensor  # [.., Σ nvec], masked where a mask applies
+    mean: Tensor  # [.., reals] in units where the action range is [-1, 1]
+    log_std: Tensor  # [reals], or [.., reals] if the network gives it
+
+
+class Gaussian(nn.Module):
+    """Normal distributions whose standard deviations do not depend on the observation."""
+
+    name = "gaussian"
+    n_outputs, n_free = 1, 1
+    bounded = False
+
+    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
+        """The network gives the mean; the log standard deviation is learned on its own."""
+        return Params(logits, *outputs, *free)
+
+    unpack = params
+
+    def sample(self, params: Params, noise: Tensor) -> Tensor:
+        """Mean + standard deviation × noise."""
+        return params.mean + params.log_std.exp() * noise
+
+    def mode(self, params: Params) -> Tensor:
+        """The mean."""
+        return params.mean
+
+    def log_prob(self, params: Params, point: Tensor) -> Tensor:
+        """Log N(point; mean, std)."""
+        z = (point - params.mean) * (-params.log_std).exp()
+        return -(0.5 * z.square() + params.log_std + LOG_SQRT_2PI).sum(-1)
+
+    def entropy(self, params: Params) -> Tensor:
+        """½ log(2πe std²)."""
+        return (params.log_std + 0.5 + LOG_SQRT_2PI).sum(-1)
+
+    def kl(self, params: Params, other: Params) -> Tensor:
+        """KL(params ‖ other)."""
+        ratio = (2 * (params.log_std - other.log_std)).exp()
+        shift = (params.mean - other.mean) * (-other.log_std).exp()
+        return (0.5 * (ratio + shift.square() - 1) + other.log_std - params.log_std).sum(-1)
+
+    def to_range(self, point: Tensor) -> Tensor:
+        """The point itself: what lies beyond the range is clipped to it."""
+        return point
+
+
+class SquashedGaussian(Gaussian):
+    """tanh(u), u Gaussian. The coordinate is u, so that no log-probability is lost where tanh rounds to ±1."""
+
+    name = "squashed"
+    bounded = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        for name, table in (("_nodes", nodes), ("_weights", weights / weights.sum())):
+            self.register_buffer(name, torch.tensor(table, dtype=torch.float32), persistent=False)
+
+    _nodes: Tensor  # of Gauss-Hermite quadrature, for means over a standard normal
+    _weights: Tensor
+
+    def log_prob(self, params: Params, point: Tensor) -> Tensor:
+        """Log N(u) − log |d tanh(u) / du|."""
+        return super().log_prob(params, point) - log_slope(point).sum(-1)
+
+    def entropy(self, params: Params) -> Tensor:
+        """H(u) + E[log |d tanh(u) / du|]; the mean has no closed form, so it is taken by quadrature."""
+        u = params.mean.unsqueeze(-1) + params.log_std.exp().unsqueeze(-1) * self._nodes
+        return super().entropy(params) + (log_slope(u) * self._weights).sum((-1, -2))
+
+    def to_range(self, point: Tensor) -> Tensor:
+        """tanh(u)."""
+        return torch.tanh(point)
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """log(1 − tanh² u), in a form that does not round to log 0."""
+    return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))

@@ -1,0 +1,89 @@
+"""What a policy, an algorithm and the collector ask of a distribution over actions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+# Parameters of a distribution: a NamedTuple of its own. The first field is `logits`, then come those that differ from
+# observation to observation, each [.., reals], then those that do not, each [reals].
+Parameters = Any
+
+
+class Distribution(Protocol):
+    """A distribution over flat actions [.., heads + reals]. It may have buffers but learns nothing itself.
+
+    Its real dimensions have coordinates of its own, in which a sample has an exact log-probability; `to_env` maps them
+    to the action space.
+    """
+
+    heads: int  # categorical choices
+    reals: int  # real dimensions
+    n_outputs: int  # numbers that the network gives for each observation
+    n_free: int  # learned numbers that do not depend on the observation
+
+    @property
+    def name(self) -> str:
+        """Which formulas apply. A kernel that computes some of them asks for the name first."""
+
+    def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None) -> Parameters:
+        """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask."""
+
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise to sample with, [*shape, heads + reals]."""
+
+    def sample(self, params: Parameters, noise: Tensor) -> Tensor:
+        """The action that `noise` selects: the same noise gives the same action."""
+
+    def mode(self, params: Parameters) -> Tensor:
+        """The most likely action."""
+
+    def log_prob(self, params: Parameters, action: Tensor) -> Tensor:
+        """Log-probability [..] of `action`."""
+
+    def entropy(self, params: Parameters) -> Tensor:
+        """Entropy [..]."""
+
+    def kl(self, params: Parameters, other: Parameters) -> Tensor:
+        """KL divergence [..] of `other` from `params`: KL(params ‖ other)."""
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """The flat action as the environment takes it."""
+
+    def export(self, params: Parameters) -> Tensor:
+        """The deterministic action as the environment takes it: what an exported policy computes."""
+
+
+class RealDistribution(Protocol):
+    """A distribution over the real dimensions of an action, independent of each other."""
+
+    name: str
+    n_outputs: int  # numbers that the network gives for each dimension
+    n_free: int  # learned numbers for each dimension that do not depend on the observation
+    bounded: bool  # whether every dimension must have finite bounds
+
+    def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Parameters:
+        """Parameters, from `n_outputs` tensors [.., reals] and `n_free` tensors [reals]."""
+
+    def unpack(self, logits: Tensor, columns: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Parameters:
+        """Parameters, from their own fields."""
+
+    def sample(self, params: Parameters, noise: Tensor) -> Tensor:
+        """The point [.., reals] that standard normal `noise` selects."""
+
+    def mode(self, params: Parameters) -> Tensor:
+        """The most likely point [.., reals]."""
+
+    def log_prob(self, params: Parameters, point: Tensor) -> Tensor:
+        """Log-probability [..]."""
+
+    def entropy(self, params: Parameters) -> Tensor:
+        """Entropy, [..] or [] if it does not depend on the observation."""
+
+    def kl(self, params: Parameters, other: Parameters) -> Tensor:
+        """KL(params ‖ other), [..]."""
+
+    def to_range(self, point: Tensor) -> Tensor:
+        """The point in units where a bounded dimension's range is [-1, 1]."""
