@@ -13,8 +13,8 @@ _ANYWHERE = {
     "burning": ("environment computes", f"--env slow_envs:Burning {_SMALL}"),
     "burning, one worker": ("environment computes", f"--env slow_envs:Burning --workers 1 {_SMALL}"),
     "threads": ("too many threads", f"--env slow_envs:Threaded --workers 4 {_SMALL}"),
-    "tiny minibatches": ("small pieces", f"--env slow_envs:Cheap {_SMALL} --batch-size 4 --n-epochs 10"),
-    "tiny, off-policy": ("small pieces", "--env slow_envs:Cheap --preset dqn --n-envs 4 --batch-size 4"),
+    "tiny minibatches": ("small batches", f"--env slow_envs:Cheap {_SMALL} --batch-size 4 --n-epochs 10"),
+    "tiny, off-policy": ("small batches", "--env slow_envs:Cheap --preset dqn --n-envs 4 --batch-size 4"),
 }
 _WITHOUT_GPU = {
     "one environment": ("too few environments", f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1"),
@@ -41,7 +41,7 @@ _ON_GPU = {
         "--utd-ratio 0.25",
     ),
     "graphs off": (
-        "small pieces",
+        "small batches",
         "--env slow_envs:Cheap --no-graphs --preset classic --n-envs 64 --n-steps 64 --batch-size 256 --n-epochs 10",
     ),
     "TF32 off": ("TF32 off", f"--env slow_envs:Cheap --precision fp32 {_LARGE} --n-epochs 20"),

@@ -38,7 +38,7 @@ _KEPT = 40  # iterations of a run that are told of
 
 
 class Speedometer:
-    """Steps per second once it learns and has warmed up, what the GPU did meanwhile, then a short profiled stretch."""
+    """Steps per second once it learns and has warmed up, what the GPU did meanwhile, then a short profiled segment."""
 
     def __init__(self, seconds: float) -> None:
         import torch

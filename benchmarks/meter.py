@@ -3,7 +3,7 @@
     python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--pairs 24]
 
 *Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share that one look by the profiler
-found before) against the profiler's own, which sees every kernel, in the same stretches of real training.
+found before) against the profiler's own, which sees every kernel, in the same segments of real training.
 *Cost*: steps per second with the meter and without, A B B A, in one run: from one process to the next they differ by
 more than what is to be found. Phases and CUDA events count as the meter's, but for those around one inference in 16.
 Then the time that the trainer's thread spends in it, added up call by call: that is what to look at where steps per
@@ -76,22 +76,22 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     pairs: list[tuple[float, float]] = []
 
     class Compared(account.RunMeter):
-        def _begin_stretch(self, now: int) -> None:
-            super()._begin_stretch(now)
+        def _begin_segment(self, now: int) -> None:
+            super()._begin_segment(now)
             self._look = None
-            if self._stretch is not None and self._stretch.window is None:
+            if self._segment is not None and self._segment.window is None:
                 self._look = Window(torch_in_use())
 
-        def _end_stretch(self, stretch: Any, now: int, step: int, wall: float) -> None:
+        def _end_segment(self, segment: Any, now: int, step: int, wall: float) -> None:
             look = self._look
             seen = look.close() if look else None
-            super()._end_stretch(stretch, now, step, wall)
+            super()._end_segment(segment, now, step, wall)
             if look is not None and seen is not None:
                 line = read_records(self._path)[-1]
                 pairs.append((line["gpu"]["busy"], seen.active_ns / (look.ended_ns - look.begun_ns)))
                 self.latest = line
 
-    # Stretch after stretch: here it is not the cost that matters.
+    # Segment after segment: here it is not the cost that matters.
     vars(unidle.api)["RunMeter"] = partial(Compared, own_share=0.5)
     began = list[float]()
 
@@ -106,15 +106,15 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
-    """Steps per second with and without, in stretches that take turns, after the meter's look; then its own time."""
+    """Steps per second with and without, in segments that take turns, after the meter's look; then its own time."""
     from unidle.meter.attribution.run_meter import RunMeter
     from unidle.timeline import DeviceClock, Timeline
     from unidle.tuning.search.interval import ratio
 
-    def forget_stretch(meter: RunMeter, *about: Any, **more: Any) -> None:
-        if meter._stretch is not None and meter._stretch.window is not None:
-            meter._stretch.window.close()
-        meter._stretch, meter._timeline.is_heard = None, False  # one that is under way will not see its end
+    def forget_segment(meter: RunMeter, *about: Any, **more: Any) -> None:
+        if meter._segment is not None and meter._segment.window is not None:
+            meter._segment.window.close()
+        meter._segment, meter._timeline.is_heard = None, False  # one that is under way will not see its end
 
     switch = _Switch(
         {
@@ -122,7 +122,7 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
             (Timeline, "worked"): lambda timeline, phase, nanoseconds: None,
             (DeviceClock, "launch"): lambda clock, phase, work: work(),
             (DeviceClock, "read"): lambda clock: None,
-            (RunMeter, "iteration"): forget_stretch,
+            (RunMeter, "iteration"): forget_segment,
             (Background, "_look"): lambda background, gpu, wanted: None,
         }
     )
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="*", default=list(JOBS) if on_gpu else [], choices=list(jobs))
     parser.add_argument("--cost-of", nargs="*", default=of, choices=list(jobs))
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--pairs", type=int, default=24, help="of stretches with and without")
+    parser.add_argument("--pairs", type=int, default=24, help="of segments with and without")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--child", choices=["agreement", "cost"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()

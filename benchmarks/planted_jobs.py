@@ -70,10 +70,10 @@ JOBS: dict[str, tuple[str, Callable[[float], None]]] = {
     "burning workers": ("environment computes", lambda s: train(workers(Burning, 4), s)),
     "idle workers": ("messages to workers", lambda s: train(workers(Cheap, 8), s, n_steps=256, n_epochs=1)),
     "threads": ("too many threads", lambda s: train(workers(Threaded, 4, "spawn"), s)),
-    "tiny minibatches": ("small pieces", lambda s: train(DummyVecEnv([Cheap] * 4), s, batch_size=4)),
+    "tiny minibatches": ("small batches", lambda s: train(DummyVecEnv([Cheap] * 4), s, batch_size=4)),
     "healthy": ("compute-bound", lambda s: train(DummyVecEnv([Cheap] * 8), s, net=512, batch_size=512, n_epochs=20)),
     "saving": ("logging", saving),
-    "own callback": ("own code", lambda s: train(DummyVecEnv([Cheap]), s, work=lambda _: burn())),
+    "own callback": ("user code", lambda s: train(DummyVecEnv([Cheap]), s, work=lambda _: burn())),
 }
 
 

@@ -46,7 +46,7 @@ def evaluation(i: int, **extra: Any) -> dict[str, Any]:
     }
 
 
-def stretch(i: int, busy: float = 0.4, **extra: Any) -> dict[str, Any]:
+def segment(i: int, busy: float = 0.4, **extra: Any) -> dict[str, Any]:
     """A line at second `i` of the second before: half of the idle time is the environment's."""
     idle = {**dict.fromkeys(CAUSES, 0.0), "environment": (1 - busy) / 2, "learn (launch)": (1 - busy) / 4}
     return {
@@ -79,7 +79,7 @@ def make_run(runs: Path, name: str, *, seconds: int = 4, meter: bool = False, **
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     write_lines(folder / "metrics.jsonl", [*(iteration(i + 1) for i in range(seconds)), evaluation(seconds)])
     if meter:
-        write_lines(folder / "meter.jsonl", [stretch(i + 1) for i in range(seconds)])
+        write_lines(folder / "meter.jsonl", [segment(i + 1) for i in range(seconds)])
     return folder
 
 

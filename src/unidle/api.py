@@ -311,7 +311,7 @@ class _Quiet(Silent):
         self._messages = Messages(lambda text, style: print(text, file=sys.stderr))
 
     def on_message(self, text: str) -> None:
-        self._messages.tell(text)
+        self._messages.show(text)
 
     def on_end(self) -> None:
         self._messages.close()

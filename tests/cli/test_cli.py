@@ -383,7 +383,7 @@ def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_on
     assert said.count("  ConnectionError: the simulator does not answer\n") == 1
     assert all("Traceback" in fault["text"] for fault in faults)  # where all of them can be read
     shown = re.findall(r"^Environment \d failed in episode .*: ConnectionError: the simulator", said, re.MULTILINE)
-    held_back = re.findall(r"(?:^| \()(\d+) more like it", said, re.MULTILINE)
+    held_back = re.findall(r"(?:^| \()(\d+) similar messages not shown", said, re.MULTILINE)
     assert len(shown) < len(faults) == len(shown) + sum(map(int, held_back))
     assert re.search(
         rf"^faults +{len(faults)} × exception or NaN; .* runs/a/metrics.jsonl$", result.stdout, re.MULTILINE
@@ -717,7 +717,7 @@ def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
     assert [name for name, row in rows if row.rstrip().endswith("  fits")] == fits
     for name, row in rows:
         if name not in fits:  # for fixed numbers there is nothing else to take
-            assert row.rstrip().endswith("  too small" if name in META_WORLD else f"  too small, take {instead}")
+            assert row.rstrip().endswith("  too small" if name in META_WORLD else f"  too small, use {instead}")
     assert f"This machine: {cores} {'core' if cores == 1 else 'cores'}, 64 GB of memory. `heavy` is" in rest
 
 

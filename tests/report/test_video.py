@@ -60,7 +60,7 @@ def test_an_environment_that_renders_nothing_gets_a_sentence(env: str, capsys: p
     unidle.train(env, **SMALL)
     assert command(["eval", "runs/a", "--episodes", "1", "--video"]) == 2
     said = capsys.readouterr().err
-    assert said == f"unidle: {env} renders no pictures; let its factory make it with render_mode='rgb_array'.\n"
+    assert said == f"unidle: {env} does not render images; create it with render_mode='rgb_array' in its factory.\n"
     assert not Path("runs/a/video.mp4").exists()
 
 

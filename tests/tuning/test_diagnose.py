@@ -24,15 +24,15 @@ from unidle.errors import TrainingError, UsageError
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.report.terminal.diagnose import lines, recipe_remark, result
 from unidle.timeline import PHASES
-from unidle.tuning import diagnose_run
+from unidle.tuning import short_run
 from unidle.tuning.advice.facts import Table
-from unidle.tuning.advice.verdict import judge
+from unidle.tuning.advice.verdict import verdict_on
 from unidle.tuning.diagnose import Diagnosis, _facts, shortened
-from unidle.tuning.diagnose_run import RealRun, gpu_table, run_for, thread_table
 from unidle.tuning.job import endless
 from unidle.tuning.probes import training
+from unidle.tuning.probes.probe_results import ProbeResults
 from unidle.tuning.probes.profile import Pace
-from unidle.tuning.probes.results import Probed
+from unidle.tuning.short_run import ShortRun, gpu_table, run_for, thread_table
 
 SMALL = "--preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --net-arch 16,16 --seconds 1"
 
@@ -58,7 +58,7 @@ def diagnose(words: str, *, one_core: bool = False) -> dict[str, Any]:
     [
         (f"--env slow_envs:Sleeping {SMALL} --n-steps 16 --workers 1", "environment waits"),
         (f"--env slow_envs:Burning {SMALL} --workers 1", "environment computes"),
-        (f"--env slow_envs:Cheap {SMALL} --batch-size 2", "small pieces"),
+        (f"--env slow_envs:Cheap {SMALL} --batch-size 2", "small batches"),
     ],
 )
 def test_a_planted_cause_is_named(job: str, cause: str) -> None:
@@ -105,12 +105,12 @@ def test_the_trainers_table_is_of_what_lies_between_two_records() -> None:
     assert table == Table(False, 0.0, {"environment": 0.6, "learn": 0.3}, pytest.approx(0.1))
 
 
-def stretch(length: float, busy: float, **idle: float) -> dict[str, Any]:
+def segment(length: float, busy: float, **idle: float) -> dict[str, Any]:
     return {"length": length, "gpu": {"busy": busy, "idle": idle, "unattributed": 1 - busy - sum(idle.values())}}
 
 
-def test_the_gpus_table_weighs_all_stretches_by_their_length() -> None:
-    table = gpu_table([stretch(1.0, 0.2, environment=0.7), stretch(3.0, 0.6, sync=0.4)])
+def test_the_gpus_table_weighs_all_segments_by_their_length() -> None:
+    table = gpu_table([segment(1.0, 0.2, environment=0.7), segment(3.0, 0.6, sync=0.4)])
     assert table is not None
     assert table.busy == pytest.approx(0.5)
     assert table.idle == pytest.approx({"environment": 0.175, "sync": 0.3})
@@ -149,8 +149,8 @@ def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_ta
         built.append(given[0])
         return training.train(*given)
 
-    monkeypatch.setattr(diagnose_run, "train", noted)
-    monkeypatch.setattr(diagnose_run, "RunMeter", Meter)
+    monkeypatch.setattr(short_run, "train", noted)
+    monkeypatch.setattr(short_run, "RunMeter", Meter)
     layers = lay("classic", None, False, "CartPole-v1")
     wanted = {"env": "CartPole-v1", "n_envs": 2, "n_steps": 16, "batch_size": 32, "trace": True, "tensorboard": True}
     config = endless(validated(layers.settled_with(wanted)))
@@ -172,7 +172,7 @@ import dataclasses, json, pathlib, sys
 from unidle.engine.callbacks import OnGpu
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.timeline import Timeline
-from unidle.tuning.diagnose_run import _Watcher
+from unidle.tuning.short_run import _Watcher
 
 def watched(gpu):
     watcher = _Watcher(RunMeter(print))
@@ -214,12 +214,12 @@ def test_one_that_is_stopped_too_early_gets_a_sentence(iterations: int, monkeypa
         return training.train(trainer)
 
     if iterations:
-        monkeypatch.setattr(diagnose_run, "RunMeter", Interrupted)
+        monkeypatch.setattr(short_run, "RunMeter", Interrupted)
     else:
-        monkeypatch.setattr(diagnose_run, "train", stopped)
+        monkeypatch.setattr(short_run, "train", stopped)
     layers = lay("classic", None, False, "CartPole-v1")
     wanted = {"env": "CartPole-v1", "n_envs": 2, "n_steps": 16, "batch_size": 32, "tensorboard": False}
-    with pytest.raises(TrainingError, match=r"^Stopped before the job was through two iterations"):
+    with pytest.raises(TrainingError, match=r"^The job was stopped before its second iteration ended"):
         run_for(endless(validated(layers.settled_with(wanted))), 1.0, print)
 
 
@@ -254,12 +254,12 @@ def test_a_missing_package_is_told_before_anything_is_probed(
 
 def test_the_report_has_the_verdict_first_and_the_two_lists_apart() -> None:
     given = facts(table=Table(False, 0.0, {"environment": 0.6, "learn": 0.3}, 0.1))
-    said = list(lines(Diagnosis(given, judge(given), 5, 50)))
-    assert said[0] == f"{judge(given).sentence} (by probes)"
+    said = list(lines(Diagnosis(given, verdict_on(given), 5, 50)))
+    assert said[0] == f"{verdict_on(given).sentence} (by probes)"
     assert next(line for line in said if "share" in line).endswith("in training")
     assert not any("erving" in line for line in said)
-    ceilings = next(i for i, line in enumerate(said) if line.startswith("ceilings"))
-    assert next(i for i, line in enumerate(said) if line.startswith("training as it is: ")) < ceilings
+    ceilings = next(i for i, line in enumerate(said) if line.startswith("upper limits"))
+    assert next(i for i, line in enumerate(said) if line.startswith("training with these settings: ")) < ceilings
     assert "100 %" in next(line for line in said if line.strip().startswith("100"))
     engine = next(i for i, line in enumerate(said) if line.startswith("Engine changes"))
     recipe = next(i for i, line in enumerate(said) if line.startswith("Recipe changes"))
@@ -277,17 +277,17 @@ ONE_PIECE = {"on_gpu": True, "on_device": True, "fixed_workers": True, "stepping
 @pytest.mark.parametrize("compiled", [True, False])
 def test_iterations_in_one_piece_on_the_device_are_not_called_learning(compiled: bool) -> None:
     pace = Pace(0.0, 0.005)
-    probed = Probed(profile(**ONE_PIECE, pace=pace), None, False, None, None, False)
+    probed = ProbeResults(profile(**ONE_PIECE, pace=pace), None, False, None, None, False)
     config = facts(engine={"workers": None, "slices": None, "compile": compiled}, recipe={"precision": "tf32"}).config
     table = Table(False, 0.0, {"learn": 0.98, "logging": 0.02}, 0.0)
-    real = RealRun(100, 0.005, table, 0.0, facts().readings, {})
+    real = ShortRun(100, 0.005, table, 0.0, facts().readings, {})
     given = _facts(config, probed, real, 1.0)
-    found = Diagnosis(given, judge(given), 100, 100)
+    found = Diagnosis(given, verdict_on(given), 100, 100)
     said = "\n".join(lines(found))
     assert "learning computes" not in said
     assert "learns for" not in said
     assert "learning alone" not in said
-    assert "iterations on the device" in said.split("ceilings")[0].split("share")[1]
+    assert "iterations on the device" in said.split("upper limits")[0].split("share")[1]
     assert result(found)["shares"] == {"iterations on the device": 1.0}
     assert (found.verdict.cause == "nothing to gain") == compiled
     assert [one.flags for one in found.verdict.engine if one.flags] == ([] if compiled else ["--compile"])
@@ -295,17 +295,19 @@ def test_iterations_in_one_piece_on_the_device_are_not_called_learning(compiled:
 
 def test_what_is_doubtful_is_called_so() -> None:
     given = facts(seconds=20.0)  # its parts make 6
-    said = list(lines(Diagnosis(given, judge(given), 5, 100)))
-    assert any(line.startswith("note: by its parts") for line in said)
+    said = list(lines(Diagnosis(given, verdict_on(given), 5, 100)))
+    assert any(line.startswith("note: the parts of an iteration") for line in said)
     assert next(line for line in said if "--overlap strict" in line).strip().startswith("about 1.5 ×  ")
-    assert not any(line.strip().startswith("about") for line in lines(Diagnosis(facts(), judge(facts()), 5, 100)))
+    assert not any(line.strip().startswith("about") for line in lines(Diagnosis(facts(), verdict_on(facts()), 5, 100)))
     crowded = facts(readings={"others_cores": 2.0})
-    assert any(line.startswith("note: other programs") for line in lines(Diagnosis(crowded, judge(crowded), 5, 100)))
-    assert not any(line.startswith("note:") for line in lines(Diagnosis(facts(), judge(facts()), 5, 100)))
+    assert any(
+        line.startswith("note: other programs") for line in lines(Diagnosis(crowded, verdict_on(crowded), 5, 100))
+    )
+    assert not any(line.startswith("note:") for line in lines(Diagnosis(facts(), verdict_on(facts()), 5, 100)))
 
 
 def test_the_result_is_plain_data_with_everything_in_it() -> None:
-    found = json.loads(json.dumps(result(Diagnosis(facts(), judge(facts()), 5, 100))))
+    found = json.loads(json.dumps(result(Diagnosis(facts(), verdict_on(facts()), 5, 100))))
     assert found["cause"] == "environment computes"
     assert found["profile"]["stepping"][0]["workers"] == 4
     assert {one["remark"] for one in found["recipe_changes"]} == {recipe_remark(facts())}

@@ -116,7 +116,7 @@ def test_more_workers_promise_what_they_save() -> None:
 
 
 def test_threads_and_devices_are_predicted_where_they_were_measured() -> None:
-    tried = profile(learning_by_threads=((4, 0.8),), elsewhere=Pace(0.002, 0.2))
+    tried = profile(learning_by_threads=((4, 0.8),), other_device=Pace(0.002, 0.2))
     assert predicted_speedup(tried, NOW, dataclasses.replace(NOW, threads=4)) == pytest.approx(6.0 / 4.8)
     assert predicted_speedup(tried, NOW, dataclasses.replace(NOW, threads=2)) is None
     assert predicted_speedup(tried, NOW, dataclasses.replace(NOW, device="cuda")) == pytest.approx(6.0 / 4.2)

@@ -20,7 +20,7 @@ class _DashboardFlags:
     """Show the runs of a folder in a browser, those that train now and those that are done, until Ctrl-C.
 
     Each run has a page: a verdict (what the GPU waited for most), busy and idle time by cause over the run, the phases
-    of any stretch of it, power and energy, steps per second, and return against steps, seconds or joules. It follows a
+    of any segment of it, power and energy, steps per second, and return against steps, seconds or joules. It follows a
     run that is going on. Nothing is loaded from elsewhere, and no file outside the folder is read. For one run as a
     file to keep or send: unidle report runs/my-run --html. Needs the extra `dashboard`.
     """

@@ -45,9 +45,9 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
 
     messages = Messages(lambda text, style: print(text, file=sys.stderr, flush=True))
     for note in job.notes:
-        messages.tell(note)
+        messages.show(note)
     try:
-        found = diagnose(job.config, seconds, messages.tell)
+        found = diagnose(job.config, seconds, messages.show)
     except KeyboardInterrupt:
         raise TrainingError("Stopped before there was anything to tell; nothing is kept.") from None
     finally:

@@ -15,7 +15,7 @@ from unidle.cli.job import Job, JobFlags, job_of
 from unidle.config import Engine, Recipe
 from unidle.config.engine_file import Machine, engine_yaml
 from unidle.errors import TrainingError, UsageError
-from unidle.tuning.job import is_sound
+from unidle.tuning.job import is_valid
 
 if TYPE_CHECKING:
     from unidle.tuning.search.outcomes import Tuned
@@ -36,7 +36,7 @@ _SWITCHES = {
 class _TuneFlags(JobFlags):
     """Find faster engine settings for a training job: change one, measure, keep it if it helps.
 
-    Takes every setting of `unidle train`. The job runs for real, in short stretches: as it stands and with one change,
+    Takes every setting of `unidle train`. The job runs for real, in short segments: as it stands and with one change,
     in turns, until the 95 % interval of the ratio of steps/s is clear. Changes are tried in the order of what they are
     predicted to be worth: workers, slices, pinning, graphs, threads, device. What is kept is written to a file for
     `unidle train --engine`. The recipe stays as it is, so what is learned does too; with --allow-recipe-change, overlap
@@ -144,7 +144,7 @@ def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
         kept.append(word)
     flags = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     plain_run = dataclasses.replace(tuned.config.run, allow_recipe_change=False)
-    if not is_sound(dataclasses.replace(tuned.config, run=plain_run)):  # a preset that keeps its numbers
+    if not is_valid(dataclasses.replace(tuned.config, run=plain_run)):  # a preset that keeps its numbers
         flags.append("--allow-recipe-change")
     return shlex.join(["unidle", "train", *kept, *flags, "--engine", str(job.flags.out)])
 

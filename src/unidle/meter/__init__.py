@@ -1,1 +1,1 @@
-"""What the machine does while it trains: readings of GPU and host, and what the GPU waited for."""
+"""Measures the machine during training: GPU and host sensors, and the causes of GPU idle time."""

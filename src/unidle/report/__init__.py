@@ -1,1 +1,1 @@
-"""What a run tells people: live progress, closing summary, report page."""
+"""Presents runs to people: terminal output, report page and dashboard."""

@@ -1,4 +1,4 @@
-"""What a run folder tells about its run: settings, records, and the figures drawn from them."""
+"""The history of a run, read from its folder: settings, records and derived figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unidle.config.settings import read_yaml, run_config_file, whole_steps
+from unidle.formatting import outcome, percent, short_number
 from unidle.metrics.journal import how_good, read_records
-from unidle.report.formatting import outcome, percent, short_number
 from unidle.timeline import PHASES
 
 Record = dict[str, Any]
@@ -20,17 +20,17 @@ SECTIONS = ("recipe", "engine", "run")
 
 @dataclass(frozen=True)
 class History:
-    """A run so far. Only what is in its files; a figure that they do not hold is None."""
+    """A run so far, as recorded in its files; unknown figures are None."""
 
     folder: Path
     config: dict[str, dict[str, Any]]  # section → setting → value
     iterations: list[Record]
     evaluations: list[Record]
-    faults: list[Record]  # environments that failed, and were set going again
+    faults: list[Record]  # environments that failed and were restarted
 
     @property
     def name(self) -> str:
-        """The name the user gave the run, else that of its folder."""
+        """The run's name, or that of its folder."""
         return str(self.setting("run", "run_name") or self.folder.resolve().name)
 
     @property
@@ -40,7 +40,7 @@ class History:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the run was to have: those asked for, in whole iterations; or all it has, if those are more."""
+        """Planned steps, rounded up to whole iterations, or the steps so far if those are more."""
         total, *sizes = self.setting("run", "timesteps"), *(self.setting("recipe", n) for n in ("n_envs", "n_steps"))
         if not isinstance(total, int) or total < 1:
             return None
@@ -49,13 +49,13 @@ class History:
 
     @property
     def progress(self) -> str:
-        """In words: 97 % of 51.2k."""
+        """Progress as text: 97 % of 51.2k."""
         total = self.total_steps
         return f"{percent(self.steps / total)} of {short_number(total)}" if total else ""
 
     @property
     def wall(self) -> float:
-        """Seconds of training so far, and of waiting for the last evaluations."""
+        """Seconds of training so far, including the wait for the last evaluations."""
         records = (*self.iterations, *self.evaluations)
         return max(
             ((number(r, "wall") or 0.0) + (number(r, "eval/seconds_behind") or 0.0) for r in records), default=0.0
@@ -82,45 +82,45 @@ class History:
 
     @property
     def best_evaluation(self) -> Record | None:
-        """The evaluation whose policy was kept as the best; where none is marked so, the best one by its figures."""
+        """The evaluation whose policy was saved as the best; if none is marked, the one with the best result."""
         kept = [r for r in self.evaluations if r.get("eval/best")]
         return kept[-1] if kept else max(self.evaluations, key=how_good, default=None)
 
     @property
     def highest_return(self) -> float | None:
-        """Of the means of all evaluations."""
+        """Highest mean return of all evaluations."""
         return max((float(r["eval/return_mean"]) for r in self.evaluations), default=None)
 
     @property
     def success(self) -> float | None:
-        """Share of the latest evaluation's episodes that succeeded."""
+        """Success rate of the latest evaluation."""
         return None if self.final_evaluation is None else number(self.final_evaluation, "eval/success")
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks that the latest evaluation tells apart."""
+        """Names of the tasks in the latest evaluation."""
         names = [key for key in self.final_evaluation or () if key.startswith("eval/return/")]
         return [name.removeprefix("eval/return/") for name in names]
 
     @property
     def fault_counts(self) -> dict[str, int]:
-        """How many faults of each kind are on record."""
+        """Number of recorded faults by kind."""
         return dict(Counter(str(r.get("fault", "unknown")) for r in self.faults))
 
     @property
     def overlap(self) -> str | None:
-        """Whether rollouts were collected while learning; None where the run does not say."""
+        """The overlap setting; None if unknown."""
         value = self.setting("recipe", "overlap")
         return value if value in ("off", "strict") else None
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds that each part took so far."""
+        """Seconds of each phase so far."""
         return _seconds(self.iterations[-1]) if self.iterations else {}
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """Which share of the time so far each part took; sums to 1, or is empty."""
+        """Share of each phase in the time so far; sums to 1, or is empty."""
         return time_shares(self.iterations[-1]) if self.iterations else {}
 
     def setting(self, section: str, name: str) -> Any:
@@ -129,12 +129,12 @@ class History:
 
 
 def read_history(folder: Path) -> History:
-    """The history of a run folder; a UsageError if it is none."""
+    """Read the history of a run folder; raises UsageError if it is not one."""
     return history_of(folder, read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl"))
 
 
 def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> History:
-    """The history that a config.yaml, as a `tree`, and the `records` of a metrics.jsonl tell."""
+    """Build the history from the `tree` of a config.yaml and the `records` of a metrics.jsonl."""
     sections = {name: tree.get(name) for name in SECTIONS}
     records = [r for r in records if number(r, "step") is not None]
     return History(
@@ -147,57 +147,57 @@ def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> His
 
 
 def number(record: Record, key: str) -> float | None:
-    """The finite number under `key`, or None."""
+    """Return the finite number under `key`, or None."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         return None
 
 
 def evaluation_in_words(record: Record, *, spread: bool = True) -> str:
-    """Its mean return, with the `spread` or without, and what else it tells of all episodes together."""
+    """Return an evaluation as text: mean return, optionally its `spread`, and success rate."""
     std, success = number(record, "eval/return_std") if spread else None, number(record, "eval/success")
     return outcome(float(record["eval/return_mean"]), std, success)
 
 
 def task_success(record: Record) -> dict[str, float]:
-    """Share of episodes that succeeded, by task."""
+    """Return the success rate of each task."""
     keys = [key for key in record if key.startswith("eval/success/")]
     return {key.removeprefix("eval/success/"): value for key in keys if (value := number(record, key)) is not None}
 
 
 def fault_counts(record: Record) -> dict[str, int]:
-    """How many faults of each kind there were up to this iteration."""
+    """Return the number of faults by kind up to this iteration."""
     keys = [key for key in record if key.startswith("faults/")]
     return {key.removeprefix("faults/"): int(value) for key in keys if (value := number(record, key))}
 
 
 def _seconds(record: Record) -> dict[str, float]:
-    """Seconds of each part up to `record`, as far as it tells them."""
+    """Return the seconds of each phase up to `record`."""
     return {part: value for part in PHASES if (value := number(record, f"time/{part}")) is not None}
 
 
 def time_shares(record: Record, since: Record | None = None) -> dict[str, float]:
-    """Share of each part in the time up to `record`, or between `since` and it.
+    """Return the share of each phase in the time up to `record`, or between `since` and it.
 
-    Time that no part accounts for is shown as such, not spread over the others.
+    Time outside all phases is shown as unattributed.
     """
     before = since or {}
     earlier = _seconds(before)
     seconds = {part: max(0.0, now - earlier.get(part, 0.0)) for part, now in _seconds(record).items()}
     known = sum(seconds.values())
     wall = (number(record, "wall") or 0.0) - (number(before, "wall") or 0.0)
-    if known and wall > 1.01 * known:  # the parts are read a moment before the wall clock
+    if known and wall > 1.01 * known:  # phases are read slightly before the wall clock
         seconds["unattributed"] = wall - known
     total = sum(seconds.values())
     return {part: value / total for part, value in seconds.items()} if total else {}
 
 
 def time_shares_over(iterations: list[Record], windows: int = 60) -> list[tuple[Record, dict[str, float]]]:
-    """`time_shares` of at most `windows` stretches of the run, each with its last record."""
+    """Return `time_shares` of at most `windows` segments of the run, each with its last record."""
     stride = max(1, math.ceil(len(iterations) / windows))
     ends = iterations[::-1][::stride][::-1]  # counted from the end, so that the latest record is in
     befores = [None, *ends[:-1]]

@@ -1,4 +1,4 @@
-"""A film of one episode."""
+"""Records one episode as a video."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def film_episode(agent: Agent, maker: EnvMaker, path: Path, seed: int) -> Path:
         import imageio.v2 as imageio
         import imageio_ffmpeg  # noqa: F401
     except ImportError:
-        raise UsageError("--video needs two packages; run: pip install 'unidle[video]'.") from None
+        raise UsageError("--video needs imageio and imageio-ffmpeg; run: pip install 'unidle[video]'.") from None
     env = _with_pictures(maker)
     with contextlib.closing(env):
         observation, info = env.reset(seed=seed)
         agent.reset()
-        first = _picture(env, maker.name)  # before a file is made: this may be what the environment cannot do
+        first = _picture(env, maker.name)  # before the file is created, in case rendering fails
         rate = env.metadata.get("render_fps", 30)
         film: Any
         with imageio.get_writer(path, fps=rate, codec="libx264", macro_block_size=2) as film:
@@ -46,7 +46,7 @@ def _with_pictures(maker: EnvMaker) -> gymnasium.Env:
     try:
         return maker(render_mode="rgb_array")
     except (TypeError, UsageError):
-        return maker()  # a factory of the user's own may have chosen its render mode itself
+        return maker()  # a user's factory may set the render mode itself
 
 
 def _picture(env: gymnasium.Env, name: str) -> np.ndarray:
@@ -57,10 +57,10 @@ def _picture(env: gymnasium.Env, name: str) -> np.ndarray:
     except NotImplementedError:
         frame = None  # Gymnasium's own `render`
     if not isinstance(frame, np.ndarray):
-        raise UsageError(f"{name} renders no pictures; let its factory make it with render_mode='rgb_array'.")
+        raise UsageError(f"{name} does not render images; create it with render_mode='rgb_array' in its factory.")
     return frame
 
 
 def _even(frame: np.ndarray) -> np.ndarray:
-    """Video codecs want even sides."""
+    """Crop to even sides, which video codecs require."""
     return frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]

@@ -1,1 +1,1 @@
-"""What a run could do: probes of its ceilings, what they predict, and what to change."""
+"""Diagnoses and tunes training jobs: probes measure each part, a model predicts speed-ups, trials confirm them."""

@@ -1,4 +1,4 @@
-"""Why a training job is as slow as it is, and what would change it: probes, a short real run, then advice."""
+"""Diagnoses a training job: probes, a short training run, then a verdict with advice."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from dataclasses import dataclass
 from unidle.config import Config
 from unidle.timeline import LEARN, PHASES
 from unidle.tuning.advice.facts import ON_DEVICE, Facts, Table
-from unidle.tuning.advice.verdict import Verdict, judge
-from unidle.tuning.diagnose_run import RealRun, run_for
+from unidle.tuning.advice.verdict import Verdict, verdict_on
 from unidle.tuning.job import endless
 from unidle.tuning.pipeline_model import iteration_seconds
-from unidle.tuning.probes.job_probes import probe_job
+from unidle.tuning.probes.probe_job import probe_job
+from unidle.tuning.probes.probe_results import ProbeResults
 from unidle.tuning.probes.profile import Profile
-from unidle.tuning.probes.results import Probed
+from unidle.tuning.short_run import ShortRun, run_for
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was measured, and what follows from it."""
+    """Measurements of a job and the verdict on it."""
 
     facts: Facts
     verdict: Verdict
     iterations: int
-    """Of the real run."""
+    """Iterations of the short run."""
     n_steps: int
-    """Of its rollouts, which are shorter than the recipe's where an iteration takes long."""
+    """Rollout length of the short run; shorter than the recipe's if iterations are slow."""
 
 
 def diagnose(config: Config, seconds: float, say: Callable[[str], None]) -> Diagnosis:
-    """Probe the job that a validated config says, train for so many seconds, and judge; `say` hears what goes on."""
-    say("Probing environments, inference and learning, each by itself …")
+    """Probe the job of a validated config, train for `seconds`, and return the verdict; `say` receives progress."""
+    say("Measuring environments, inference and learning separately …")
     probed = probe_job(config, seconds / 2)
     short = shortened(endless(config), probed.profile, seconds / 4)
     say(f"Training for about {seconds:.0f} seconds …")
     real = run_for(short, seconds, say)
     times = config.recipe.total_batch / short.recipe.total_batch
     facts = _facts(config, probed, real, times)
-    return Diagnosis(facts, judge(facts), real.iterations, short.recipe.n_steps)
+    return Diagnosis(facts, verdict_on(facts), real.iterations, short.recipe.n_steps)
 
 
 def shortened(config: Config, profile: Profile, longest: float) -> Config:
-    """The job with rollouts short enough that an iteration takes no longer; minibatches stay as large as they are.
+    """Shorten the rollouts until an iteration takes at most `longest` seconds; the batch size stays.
 
-    Collecting and learning shrink alike, so that their shares stay.
+    Collecting and learning shrink alike, so their shares stay the same.
     """
     recipe = config.recipe
-    told = iteration_seconds(profile, config.engine, recipe.overlap) or 0.0
+    predicted = iteration_seconds(profile, config.engine, recipe.overlap) or 0.0
     assert isinstance(recipe.batch_size, int)
-    while told > longest and recipe.n_steps % 2 == 0 and recipe.recurrent == "none":
+    while predicted > longest and recipe.n_steps % 2 == 0 and recipe.recurrent == "none":
         if recipe.on_policy and (recipe.total_batch // 2) % recipe.batch_size:
             break
         recipe = dataclasses.replace(recipe, n_steps=recipe.n_steps // 2)
-        told /= 2
+        predicted /= 2
     return dataclasses.replace(config, recipe=recipe)
 
 
 def _on_device(table: Table) -> Table:
-    """The table where rollouts and learning are one piece: it is booked as learning, and is more than that."""
+    """Rename the learning row if rollouts and learning are a single graph, which the timeline records as learning."""
     idle = {ON_DEVICE if cause == PHASES[LEARN] else cause: share for cause, share in table.idle.items()}
     return dataclasses.replace(table, idle=idle)
 
 
-def _facts(config: Config, probed: Probed, real: RealRun, times: float) -> Facts:
+def _facts(config: Config, probed: ProbeResults, real: ShortRun, times: float) -> Facts:
     return Facts(
         config=config,
         profile=dataclasses.replace(probed.profile, rest=max(probed.profile.rest, real.between)),
         seconds=times * real.seconds,
-        table=_on_device(real.table) if probed.profile.is_one_piece else real.table,
+        table=_on_device(real.table) if probed.profile.is_single_graph else real.table,
         readings=real.readings,
         steps=probed.steps,
         requests=probed.requests,
@@ -78,7 +78,7 @@ def _facts(config: Config, probed: Probed, real: RealRun, times: float) -> Facts
         from_device=probed.from_device,
         sent_bytes=probed.sent_bytes,
         replay_on_host=probed.replay_on_host,
-        learning_with_memory_on_gpu=probed.learning_with_memory_on_gpu,
+        learning_with_replay_on_gpu=probed.learning_with_replay_on_gpu,
         learning_in_tf32=probed.learning_in_tf32,
-        slower_ways=tuple(text for text in probed.messages if "which is slower" in text),
+        slow_fallbacks=tuple(text for text in probed.messages if "which is slower" in text),
     )

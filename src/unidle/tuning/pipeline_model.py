@@ -1,19 +1,18 @@
-"""The pipeline model: how long an iteration takes under other engine settings, from what was measured under these.
+"""The pipeline model: predicts the duration of an iteration under other engine settings from measurements of the job.
 
-Of one step of all environments, let t be bare stepping (by w workers), t' the same if they wait for each other after
-it, i one service (inference for all), m the slices of a worker, S = w·m all slices, and k the services in which they
-are served: 1 where all are served together, else about 4, for a quarter of the slices is worth a service.
+For one step of all environments, let t be the time of bare stepping with w workers, t' the same if all environments
+wait for each other, i the time of one inference for all, m the slices per worker, S = w·m all slices, and k the number
+of inference calls: 1 if all slices are inferred together, else about 4, since a quarter of the slices trigger a call.
 
-- Served together, stepping and service take turns: t' + i.
-- Served by slices, three things bound it: the worker's work, t; a slice's own round, t/m for its steps and i for its
-  service, plus half a service in whose middle it became ready; and the server's work, k·i.
-- Whoever computes needs a core: w·t of stepping and k·i of services share what cores there are.
+- Together, stepping and inference alternate: t' + i.
+- By slices, the maximum of three: a worker's work, t; a slice's round trip, t/m for its steps plus i for its inference
+  plus half an inference that is running when it becomes ready; and the inference work, k·i.
+- Computing needs cores: w·t of stepping and k·i of inference share the available ones.
 
-Collecting is n_steps times that, plus what the real collector took more than this when it was measured: its notes and
-waits, which are taken to stay; with graphs, where the job goes without, they are measured too. With overlap off, an
-iteration is collecting + learning + rest. With strict overlap on a GPU it is max(collecting, learning) + rest. On a CPU
-the trainer's thread serves, takes notes and learns, so that all this together bounds it too, and so do the cores for
-everything together.
+Collecting takes n_steps times that, plus the overhead of the real collector beyond this model (staging, waiting), which
+is assumed constant; for a job without CUDA graphs it is also measured with graphs. With overlap off, an iteration is
+collecting + learning + rest. With strict overlap on a GPU it is max(collecting, learning) + rest. On a CPU the
+trainer's thread does inference, staging and learning, so their sum is a bound too, and so is all work divided by cores.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from unidle.engine.collect.host import QUICK_SECONDS
 from unidle.envs.pool.process_pool import share_out
 from unidle.tuning.probes.profile import Pace, Profile
 
-# What the model knows how to follow; a change of any other setting is none of its business.
-_FOLLOWED = ("device", "subproc", "workers", "slices", "threads", "graphs")
-_LOOKS = 0.5  # services that a slice waits before its own, on average
-_PARTS = 4  # services in which all slices are served, where they are not served together
+# Settings that the model covers.
+_MODELLED = ("device", "subproc", "workers", "slices", "threads", "graphs")
+_WAIT = 0.5  # inference calls that a slice waits before its own, on average
+_CALLS = 4  # inference calls per step of all slices, if they are not inferred together
 
 
 def predicted_speedup(profile: Profile, now: Engine, then: Engine) -> float | None:
-    """Steps a second under `then` over those under `now`; None where the model says nothing about the change."""
+    """Return steps/s under `then` divided by steps/s under `now`; None if the model does not cover the change."""
     fields = (f.name for f in dataclasses.fields(Engine))
     changed = [name for name in fields if getattr(now, name) != getattr(then, name)]
-    if any(name not in _FOLLOWED for name in changed):
+    if any(name not in _MODELLED for name in changed):
         return None
     before = iteration_seconds(profile, now, profile.overlap)
     after = iteration_seconds(profile, then, profile.overlap)
@@ -47,14 +46,14 @@ def predicted_speedup(profile: Profile, now: Engine, then: Engine) -> float | No
 
 
 def overlap_speedup(profile: Profile, engine: Engine) -> float | None:
-    """What the other kind of overlap is worth; None where the environments live on the device."""
+    """Return the speed-up of switching overlap on or off; None for environments on the device."""
     before = iteration_seconds(profile, engine, profile.overlap)
     after = iteration_seconds(profile, engine, "strict" if profile.overlap == "off" else "off")
     return None if before is None or after is None else before / after
 
 
 def iteration_seconds(profile: Profile, engine: Engine, overlap: str) -> float | None:
-    """Seconds of an iteration; None where the model cannot tell."""
+    """Return the predicted seconds of an iteration; None if the model does not cover it."""
     on_gpu = profile.on_gpu if engine.device == "auto" else engine.device == "cuda"
     pace = _pace(profile, engine, on_gpu)
     if profile.on_device or pace is None:
@@ -62,26 +61,26 @@ def iteration_seconds(profile: Profile, engine: Engine, overlap: str) -> float |
     layout = _layout(profile, engine, on_gpu, overlap)
     if layout is None:
         return None
-    one, friction = _round(profile, layout, pace), _friction(profile, pace)
-    collecting = max(0.5 * profile.n_steps * one.seconds, profile.n_steps * one.seconds + friction)
+    one, overhead = _round(profile, layout, pace), _overhead(profile, pace)
+    collecting = max(0.5 * profile.n_steps * one.seconds, profile.n_steps * one.seconds + overhead)
     if overlap == "off":
         return collecting + pace.learning + profile.rest
     bounds = [collecting, pace.learning]
     if not on_gpu:
-        own = profile.n_steps * one.serving + max(0.0, friction) + pace.learning
+        own = profile.n_steps * one.inference + max(0.0, overhead) + pace.learning
         bounds += [own, (profile.n_steps * one.stepping + own) / profile.cores]
     return max(bounds) + profile.rest
 
 
 def stepping_at(profile: Profile, workers: int, *, in_step: bool = False) -> float:
-    """Seconds of one iteration's bare steps by so many workers: as measured, or scaled from what is nearest."""
+    """Return the seconds of bare stepping per iteration with `workers`: measured, or scaled from the nearest count."""
     known = min(profile.stepping, key=lambda one: (abs(one.workers - workers), one.workers))
     seconds = known.in_step if in_step else known.seconds
     return seconds * _load(profile, workers) / _load(profile, known.workers)
 
 
 def _load(profile: Profile, workers: int) -> float:
-    """What the busiest worker has to do, in steps one after the other, cores shared where there are too few."""
+    """Return the sequential steps of the busiest worker, scaled up if workers share cores."""
     each = -(-profile.n_envs // max(1, workers))
     crowd = 1.0 if profile.waits else max(1.0, workers / profile.cores)
     return each * crowd
@@ -89,14 +88,14 @@ def _load(profile: Profile, workers: int) -> float:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How environments are shared out."""
+    """How environments are divided into workers and slices."""
 
     workers: int
-    slices: int  # in all
-    together: bool  # all are served at once
+    slices: int  # of all workers
+    together: bool  # one inference call for all slices
 
     @property
-    def of_a_worker(self) -> int:
+    def per_worker(self) -> int:
         return max(1, self.slices // self.workers) if self.workers else 1
 
 
@@ -105,12 +104,12 @@ class _Round:
     """One step of all environments, in seconds."""
 
     seconds: float
-    serving: float  # of the trainer's thread
-    stepping: float  # of all cores
+    inference: float  # on the trainer's thread
+    stepping: float  # summed over cores
 
 
 def _layout(profile: Profile, engine: Engine, on_gpu: bool, overlap: str) -> _Layout | None:
-    """What the trainer would choose; None where workers do not divide the environments and others are asked for."""
+    """Return the layout the trainer would choose; None if the number of workers is fixed and another is requested."""
     present = profile.stepping[0]
     if profile.fixed_workers:
         if engine.workers not in (None, present.workers):
@@ -134,15 +133,15 @@ def _round(profile: Profile, layout: _Layout, pace: Pace) -> _Round:
     stepping = 0.0 if profile.waits else max(1, min(layout.workers, profile.cores)) * t
     if layout.together:
         whole = stepping_at(profile, layout.workers, in_step=True) / profile.n_steps + i
-        is_here = layout.workers == 0 and not profile.fixed_workers  # the trainer's own thread steps as well
-        return _Round(whole, whole, 0.0) if is_here else _Round(whole, i, stepping)
-    k = min(_PARTS, layout.slices)
-    own = t / layout.of_a_worker + (1 + _LOOKS) * i
+        in_trainer = layout.workers == 0 and not profile.fixed_workers  # the trainer's thread also steps
+        return _Round(whole, whole, 0.0) if in_trainer else _Round(whole, i, stepping)
+    k = min(_CALLS, layout.slices)
+    own = t / layout.per_worker + (1 + _WAIT) * i
     return _Round(max(t, own, k * i, (stepping + k * i) / profile.cores), k * i, stepping)
 
 
-def _friction(profile: Profile, pace: Pace) -> float:
-    """What collecting took more than the model says where it was measured: at this pace, or else at the job's own."""
+def _overhead(profile: Profile, pace: Pace) -> float:
+    """Return measured minus modelled collecting time, at this pace or else at the job's own."""
     present, collecting = profile.stepping[0], pace.collecting
     if collecting is None:
         pace, collecting = profile.pace, profile.collecting
@@ -151,9 +150,9 @@ def _friction(profile: Profile, pace: Pace) -> float:
 
 
 def _pace(profile: Profile, engine: Engine, on_gpu: bool) -> Pace | None:
-    """Of inference and learning under these settings; None where it was not measured."""
+    """Return the pace of inference and learning under these settings; None if it was not measured."""
     if on_gpu != profile.on_gpu:
-        return profile.elsewhere
+        return profile.other_device
     if on_gpu:
         return profile.pace if engine.graphs == profile.graphs else profile.graphed
     if engine.threads == profile.threads:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from unidle.meter.attribution.idle_time import (
     CAUSES,
     PARTS,
-    Account,
     Attribution,
+    Breakdown,
     DeviceSpan,
     HostSpan,
     attribute_idle,
@@ -22,7 +22,7 @@ from unidle.timeline import ENVIRONMENT, LEARN, PHASES, Timeline
 FULL = {"inference": 1.0, "learn": 1.0, "environment": 1.0}
 
 
-def nonzero(account: Account) -> dict[str, float]:
+def nonzero(account: Breakdown) -> dict[str, float]:
     return {name: pytest.approx(share) for name, share in account.rows() if share}
 
 
@@ -167,7 +167,7 @@ SHARES = st.dictionaries(PHASE, st.floats(-0.5, 1.5), max_size=7)  # clock error
 POWER = st.lists(st.builds(Sample, TIME, st.floats(0, 700)), max_size=8)
 
 
-def assert_sound(account: Account) -> None:
+def assert_sound(account: Breakdown) -> None:
     assert list(account.idle) == list(CAUSES)
     assert all(share >= 0 for _, share in account.rows())
     assert sum(share for _, share in account.rows()) == pytest.approx(1.0, abs=1e-9)

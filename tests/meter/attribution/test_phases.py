@@ -73,7 +73,7 @@ def test_without_a_meter_a_phase_is_nothing() -> None:
 
 
 def test_there_is_one_meter_at_a_time(meter: phases.PhaseMeter) -> None:
-    with pytest.raises(unidle.UsageError, match="active already"), unidle.PhaseMeter(readings=False):
+    with pytest.raises(unidle.UsageError, match="already active"), unidle.PhaseMeter(readings=False):
         pass
 
 
@@ -83,7 +83,7 @@ def test_a_meter_measures_one_block() -> None:
     with meter, unidle.phase("rollout"):
         pass
     before = meter.rows()
-    with pytest.raises(unidle.UsageError, match="make a new one"), meter:
+    with pytest.raises(unidle.UsageError, match="create a new one"), meter:
         pass
     assert unidle.phase("rollout") is unidle.phase("learn")  # none is active
     assert meter.rows() == before
@@ -122,7 +122,7 @@ def test_a_phase_costs_about_a_microsecond() -> None:
 
 def test_a_mean_is_over_the_time_that_a_sample_stands_for() -> None:
     samples = [Sample(0, 999.0), Sample(10, 100.0), Sample(20, 200.0)]
-    # Of phase 1, five units lie in the first sample's stretch and ten in the second's; of phase 2 nothing is known.
+    # Of phase 1, five units lie in the first sample's segment and ten in the second's; of phase 2 nothing is known.
     means = means_by_phase([(1, 5, 20), (2, 20, 30), (1, -5, 0)], samples)
     assert means == {1: pytest.approx((5 * 100 + 10 * 200) / 15)}
 

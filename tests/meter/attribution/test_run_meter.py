@@ -36,12 +36,12 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture
-def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "_STRETCH_NS", 20_000_000)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_SEGMENT_NS", 20_000_000)
     monkeypatch.setattr("unidle.api.RunMeter", partial(RunMeter, own_share=0.5))
 
 
-@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.usefixtures("short_segments")
 def test_a_run_without_a_gpu_tells_what_its_thread_did(tmp_path: Path) -> None:
     run = unidle.train(**SMALL, timesteps=64 * 60, runs_dir=str(tmp_path))
     lines = read_records(run.path / FILE)
@@ -63,7 +63,7 @@ def test_a_run_without_a_gpu_tells_what_its_thread_did(tmp_path: Path) -> None:
     assert any(span[1] == "learn" for line in lines for span in line["spans"])
 
 
-@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.usefixtures("short_segments")
 def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
     run = unidle.train(**SMALL, timesteps=64 * 30, runs_dir=str(tmp_path), run_name="a")
     path = run.path / FILE
@@ -79,7 +79,7 @@ def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
 def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
     monkeypatch.setattr(account, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(account, "_STRETCH_NS", 0)
+    monkeypatch.setattr(account, "_SEGMENT_NS", 0)
     costs, pauses = iter((7, 3, 20, 5)), list[int]()
 
     class Costly(RunMeter):
@@ -94,11 +94,11 @@ def test_the_meter_rests_in_proportion_to_what_it_costs(tmp_path: Path, monkeypa
         now[0] += 1
         timeline.enter(LEARN)
         timeline.enter(LOGGING)
-        was_open = meter._stretch is not None
+        was_open = meter._segment is not None
         meter.iteration(now[0], now[0] * 1e-9, has_learned=True)
         if was_open:
             ended = now[0]
-        elif meter._stretch is not None:
+        elif meter._segment is not None:
             pauses.append(now[0] - ended)
     meter.end()
     assert len(read_records(tmp_path / FILE)) == 3
@@ -120,18 +120,18 @@ def test_means_and_totals_of_readings() -> None:
     assert background.mean("power", 50, 150) == pytest.approx(250.0)  # a sample is the mean since the one before
     assert background.mean("power", 300, 400) is None
     assert [sample.at_ns for sample in background.samples("power", 150)] == [100, 200]
-    assert background.grown("energy", 100, 250) == 4.0
-    assert Background(("energy",)).grown("energy", 0, 1) is None
+    assert background.increase("energy", 100, 250) == 4.0
+    assert Background(("energy",)).increase("energy", 0, 1) is None
 
 
-def test_what_grows_is_told_once_however_short_the_time_that_is_asked_for() -> None:
+def test_increases_of_a_counter_over_short_periods_add_up_to_the_total() -> None:
     background = Background(("energy",))
-    told = 0.0
+    total = 0.0
     for now in range(10, 1000, 7):  # a sample each 10 ns, and 1 J with each
         if now // 10 > (now - 7) // 10:
             background._samples["energy"].append(Sample(10 * (now // 10), float(now // 10)))
-        told += background.grown("energy", now - 7, now) or 0.0
-    assert told == background._samples["energy"][-1].value - background._samples["energy"][0].value
+        total += background.increase("energy", now - 7, now) or 0.0
+    assert total == background._samples["energy"][-1].value - background._samples["energy"][0].value
 
 
 def test_a_trace_is_written_for_perfetto(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,22 +146,22 @@ def test_a_trace_is_written_for_perfetto(tmp_path: Path, capfd: pytest.CaptureFi
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_account_sums_to_one_and_agrees_with_the_profiler(tmp_path: Path) -> None:
-    """The same stretch by both: calibrated spans, and every kernel as the profiler saw it."""
+    """The same segment by both: calibrated spans, and every kernel as the profiler saw it."""
     from unidle.meter.watch.inside.unidle_windows import Window, torch_in_use
 
     pairs: list[tuple[float, float]] = []
     window: list[Window] = []
 
     class Compared(RunMeter):
-        def _begin_stretch(self, now: int) -> None:
-            super()._begin_stretch(now)
-            if self._stretch is not None and self._stretch.window is None:
+        def _begin_segment(self, now: int) -> None:
+            super()._begin_segment(now)
+            if self._segment is not None and self._segment.window is None:
                 window.append(Window(torch_in_use()))
 
-        def _end_stretch(self, stretch: Any, now: int, step: int, wall: float) -> None:
+        def _end_segment(self, segment: Any, now: int, step: int, wall: float) -> None:
             look = window.pop() if window else None
             seen = look.close() if look else None
-            super()._end_stretch(stretch, now, step, wall)
+            super()._end_segment(segment, now, step, wall)
             if look is not None and seen is not None:
                 line = read_records(self._path)[-1]
                 pairs.append((line["gpu"]["busy"], seen.active_ns / (look.ended_ns - look.begun_ns)))
@@ -222,7 +222,7 @@ def test_a_look_that_is_lost_is_repeated_but_not_for_ever(tmp_path: Path, monkey
             return None
 
     monkeypatch.setattr(account, "_SETTLED_NS", 0)
-    monkeypatch.setattr(account, "_LOOK_NS", 0)
+    monkeypatch.setattr(account, "_WINDOW_NS", 0)
     looks: list[Lost] = []
     monkeypatch.setattr(account, "try_window", lambda torch: looks.append(Lost()) or looks[-1])
     meter, timeline = RunMeter(print), Timeline()
@@ -230,12 +230,12 @@ def test_a_look_that_is_lost_is_repeated_but_not_for_ever(tmp_path: Path, monkey
     for _ in range(20):
         meter.iteration(0, 0.0, has_learned=True)
     meter.end()
-    assert len(looks) == account._MOST_LOOKS
+    assert len(looks) == account._MOST_WINDOWS
 
 
 def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(account, "_STRETCH_NS", 0)
+    monkeypatch.setattr(account, "_SEGMENT_NS", 0)
     meter, timeline = RunMeter(said.append), Timeline()
     meter.begin(tmp_path, timeline, 0, None)
     meter._file.close()  # as if the disk were full
@@ -245,11 +245,11 @@ def test_a_meter_that_fails_says_so_and_lets_the_run_go_on(tmp_path: Path, monke
         meter.iteration(step, 0.0, has_learned=True)
     meter.end()
     assert len(said) == 1
-    assert said[0].startswith("The run's time is not accounted for any more")
+    assert said[0].startswith("The meter failed and is off for the rest of the run")
 
 
-def test_a_long_stretch_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "_ENOUGH", 50)
+def test_a_long_segment_is_judged_by_its_latest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_SEGMENT_INTERVALS", 50)
     meter, timeline = RunMeter(print), Timeline(capacity=50)
     meter.begin(tmp_path, timeline, 0, None)
     meter.iteration(0, 0.0, has_learned=True)
@@ -270,37 +270,37 @@ def test_a_trace_of_too_short_a_run_is_missed_in_words(tmp_path: Path) -> None:
     meter.begin(tmp_path, Timeline(), 0, Gpu().told())
     meter.iteration(1, 0.0, has_learned=True)
     meter.end()
-    assert said == ["There is no trace: the run was over before one could be recorded; give it more --timesteps."]
+    assert said == ["No trace was recorded because the run ended too early; give it more --timesteps."]
 
 
 def test_the_account_of_the_whole_is_one_sentence() -> None:
     host = [HostSpan("environment", 0, 60), HostSpan("inference", 60, 70), HostSpan("learn", 70, 100)]
     device = [DeviceSpan("inference", 60, 70, 1), DeviceSpan("learn", 70, 100, 3)]
     power = [Sample(0, 0.0), Sample(70, 100.0), Sample(100, 200.0)]
-    whole = account._Sum()
+    whole = account._Total()
     found = attribute_idle(0, 100, device, host, {"inference": 1.0, "learn": 0.5}, power)
     for _ in range(2):
         whole.add(found, covered=5.0, clocked=1.0)
     assert whole.sentence() == (
         "GPU busy 25 % (14 % at 100 W in rollouts, 50 % at 200 W in learning); "
-        "it waited for: environment 60 %, learn (launch) 15 %, unattributed 0 %."
+        "idle: environment 60 %, learn (launch) 15 %, unattributed 0 %."
     )
     whole.add(found, covered=10.0, clocked=0.6)  # the rest went to evaluations
     assert whole.sentence() == (
         "GPU busy 20 % (14 % at 100 W in rollouts, 50 % at 200 W in learning); "
-        "it waited for: environment 48 %, learn (launch) 12 %, unattributed 20 %."
+        "idle: environment 48 %, learn (launch) 12 %, unattributed 20 %."
     )
 
 
 @pytest.mark.parametrize("enough", [1, 17, 1000])
-def test_a_stretch_is_of_whole_iterations_however_many_intervals_are_enough(
+def test_a_segment_is_of_whole_iterations_however_many_intervals_are_enough(
     enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of each iteration is learning, at its end: a stretch that began within one would tell of more."""
+    """Half of each iteration is learning, at its end: a segment that began within one would tell of more."""
     now = [0]
     for module in (account, timeline_module):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(account, "_ENOUGH", enough)
+    monkeypatch.setattr(account, "_SEGMENT_INTERVALS", enough)
     monkeypatch.setattr(account, "_MOST_LINES", 10**12)
     meter, timeline = RunMeter(lambda said: None), Timeline()
     meter.begin(tmp_path, timeline, 0, Gpu().told())
@@ -328,7 +328,7 @@ def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
     now, said = [0], list[str]()
     for module in (account, timeline_module):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(account, "_STRETCH_NS", 1)
+    monkeypatch.setattr(account, "_SEGMENT_NS", 1)
     monkeypatch.setattr(account, "_MOST_LINES", 10**12)
     meter, timeline = RunMeter(said.append), Timeline()
     meter.begin(tmp_path, timeline, 0, Gpu().told())
@@ -343,7 +343,7 @@ def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
         timeline.worked(LEARN, 10)
         timeline.enter(LOGGING)
         meter.iteration(step, now[0] * 1e-9, has_learned=True)
-        assert timeline.is_heard == (step % 2 == 1), "a stretch begins after every other iteration"
+        assert timeline.is_heard == (step % 2 == 1), "a segment begins after every other iteration"
         if often or step % 4 == 0:
             spend(EVALUATE, 30)
     meter.end()
@@ -358,5 +358,5 @@ def test_evaluations_have_no_clock_on_the_gpu_and_are_not_taken_for_training(
         assert gpu["busy"] + sum(gpu["idle"].values()) + gpu["unattributed"] == pytest.approx(1.0)
         assert all(0 <= begin <= end for _, _, begin, end in line["spans"])
     assert said == [
-        f"GPU busy {25 if often else 58} % (100 % in learning); it waited for: unattributed {75 if often else 42} %."
+        f"GPU busy {25 if often else 58} % (100 % in learning); idle: unattributed {75 if often else 42} %."
     ]

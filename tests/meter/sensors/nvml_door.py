@@ -65,16 +65,16 @@ class Watch:
         gpus = [
             {
                 "model": gpu.model,
-                "is_called": gpu.is_called(MAKE_BELIEVE_UUID),
+                "has_uuid": gpu.has_uuid(MAKE_BELIEVE_UUID),
                 "power_limit": gpu.power_limit,
                 "readings": {reading.name: [reading.period_s, reading.full] for reading in gpu.readings},
-                "lacking": sorted(gpu.lacking),
+                "unavailable": sorted(gpu.unavailable),
                 **kept,
             }
             for gpu, kept in zip(self.driver.gpus, self._kept, strict=True)
         ]
         self.driver.close()
-        return {"why_none": self.driver.why_none, "gpus": gpus}
+        return {"no_gpu_reason": self.driver.no_gpu_reason, "gpus": gpus}
 
 
 def binding() -> Any:

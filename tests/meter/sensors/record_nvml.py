@@ -163,7 +163,7 @@ def record(seconds: float, load: Load | None = None) -> tuple[dict[str, Any], di
     with behind_the_door(recorder.pointer, recorder.clock):
         watch = Watch()
         if not watch.driver.gpus:
-            sys.exit(f"Nothing to record: {watch.driver.why_none}")
+            sys.exit(f"Nothing to record: {watch.driver.no_gpu_reason}")
         first_ns = recorder.tick()
         while (passed_s := (recorder.tick() - first_ns) * 1e-9) < seconds:
             if load is not None and len(switches) < 2 and passed_s >= seconds * (len(switches) + 1) / 3:

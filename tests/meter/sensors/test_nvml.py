@@ -28,9 +28,9 @@ for look in range(%d):
             gpu.poll_processes()
     time.sleep(0.03)
 print(json.dumps({
-    "why_none": driver.why_none,
+    "no_gpu_reason": driver.no_gpu_reason,
     "gpus": [
-        {"model": gpu.model, "samples": seen, "lacking": sorted(gpu.lacking), "lost": gpu.is_lost,
+        {"model": gpu.model, "samples": seen, "unavailable": sorted(gpu.unavailable), "lost": gpu.is_lost,
          "throttled_by": gpu.throttled_by, "readings": [r.name for r in gpu.readings],
          "full": {r.name: r.full for r in gpu.readings},
          "processes": gpu.processes and [vars(p) for p in gpu.processes]}
@@ -130,17 +130,17 @@ def test_a_process_that_ran_no_kernel_of_late_is_listed_without_a_share(fake_dri
 
 
 def test_what_a_gpu_lacks_is_listed_and_has_no_samples(gpus: list[dict[str, Any]]) -> None:
-    lacking = {"SM active", "tensor active", "DRAM active", "power", "power share", "energy"}
-    assert lacking <= set(gpus[1]["lacking"])
-    assert lacking.isdisjoint(gpus[1]["samples"])
-    assert set(gpus[1]["readings"]) - lacking <= set(gpus[1]["samples"])
+    unavailable = {"SM active", "tensor active", "DRAM active", "power", "power share", "energy"}
+    assert unavailable <= set(gpus[1]["unavailable"])
+    assert unavailable.isdisjoint(gpus[1]["samples"])
+    assert set(gpus[1]["readings"]) - unavailable <= set(gpus[1]["samples"])
 
 
 def test_an_old_driver_without_half_of_the_functions_still_gives_the_others(fake_driver: Environment) -> None:
     large, _ = look(fake_driver(old=True))["gpus"]
     assert taken(large, "utilisation") == [10.0, 20.0, 30.0]
     assert set(values(large, "power")) == {350.0}  # not of the instant
-    assert {"energy", "SM active", "processes"} <= set(large["lacking"])
+    assert {"energy", "SM active", "processes"} <= set(large["unavailable"])
     assert large["processes"] is None
 
 
@@ -188,7 +188,7 @@ def test_two_threads_never_take_a_snapshot_of_gpm_at_once(fake_driver: Environme
 def test_a_gpu_is_found_by_its_name_whichever_it_is(fake_driver: Environment) -> None:
     code = "from unidle.meter.sensors.nvml import Driver\ndriver = Driver()\n"
     code += "uuids = [f'{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}' for n in '123']\n"
-    code += "found = [driver.gpu_called(word + uuid) for word in ('', 'GPU-') for uuid in uuids]\n"
+    code += "found = [driver.gpu_by_uuid(word + uuid) for word in ('', 'GPU-') for uuid in uuids]\n"
     code += "print([gpu and gpu.index for gpu in found])"
     done = subprocess.run([sys.executable, "-c", code], env=fake_driver(), capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[0, 1, None, 0, 1, None]", done.stderr
@@ -213,12 +213,12 @@ def test_a_process_reads_the_gpu_that_it_may_use(
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
-        ("not loaded", "No NVIDIA GPU here: the NVIDIA driver is installed, but not loaded."),
-        ("none", "No NVIDIA GPU here: the driver is there and knows of none."),
+        ("not loaded", "No NVIDIA GPU found: the NVIDIA driver is installed but not loaded."),
+        ("none", "No NVIDIA GPU found: the driver is loaded but lists none."),
     ],
 )
 def test_no_gpu_is_a_normal_case(mode: str, sentence: str, fake_driver: Environment) -> None:
-    assert look(fake_driver(mode), looks=1) == {"why_none": sentence, "gpus": []}
+    assert look(fake_driver(mode), looks=1) == {"no_gpu_reason": sentence, "gpus": []}
 
 
 def test_without_the_package_there_is_no_gpu_and_no_error() -> None:
@@ -229,7 +229,7 @@ def test_without_the_package_there_is_no_gpu_and_no_error() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["gpus"] == []
-    assert found["why_none"].startswith(("No NVIDIA GPU here: ", "GPU readings need the package nvidia-ml-py"))
+    assert found["no_gpu_reason"].startswith(("No NVIDIA GPU found: ", "GPU readings need the package nvidia-ml-py"))
 
 
 BESIDE = """

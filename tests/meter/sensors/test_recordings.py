@@ -117,7 +117,7 @@ def what_the_driver_answered_is_there_and_only_that(it: Played) -> None:
     there = {name for name, functions in ANSWERED_BY.items() if functions & answered}
     assert set(it.gpu["readings"]) == set(ANSWERED_BY)
     assert {name for name, samples in it.gpu["samples"].items() if samples} == there
-    assert set(it.gpu["lacking"]) & set(ANSWERED_BY) == set(ANSWERED_BY) - there
+    assert set(it.gpu["unavailable"]) & set(ANSWERED_BY) == set(ANSWERED_BY) - there
     assert it.machine.has_gpm == ("SM active" in there)
 
 
@@ -195,7 +195,7 @@ def the_drivers_samples_lie_within_the_recording(it: Played) -> None:
 
 
 def processes_and_names_are_read(it: Played) -> None:
-    assert it.gpu["is_called"]  # by the make-believe UUID
+    assert it.gpu["has_uuid"]  # by the make-believe UUID
     _, total = it.gpu["readings"]["memory"]
     for processes in it.gpu["processes"]:
         assert processes is not None

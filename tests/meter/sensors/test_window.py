@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidle.meter.sensors.reading import Renewed, Sample
+from unidle.meter.sensors.reading import RepeatFilter, Sample
 from unidle.meter.sensors.window import Summary, Window, sparkline
 
 S = 1_000_000_000
@@ -91,7 +91,7 @@ def test_the_mean_lies_between_least_and_largest(samples: list[tuple[int, float]
 
 
 def test_a_value_is_new_if_it_changed_or_was_due_to_be_renewed() -> None:
-    renewed = Renewed(0.1)
+    renewed = RepeatFilter(0.1)
     looks = [(0.00, 5), (0.05, 5), (0.06, 6), (0.10, 6), (0.15, 6), (0.16, 6), (0.20, 6), (0.259, 6)]
     taken = [at for at, value in looks if renewed.take(round(at * S), value)]
     assert taken == [0.00, 0.06, 0.16, 0.259]  # the last one a little early

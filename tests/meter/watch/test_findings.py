@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidle.meter.sensors.lifetime import Life
+from unidle.meter.sensors.lifetime import LifetimeStats
 from unidle.meter.sensors.reading import Sample
 from unidle.meter.watch.findings import Findings, find
 from unidle.meter.watch.samples import Computing, Frame, Process, Stack
 from unidle.meter.watch.stacks import activity, place
-from unidle.meter.watch.verdict import CAUSES, judge
+from unidle.meter.watch.verdict import CAUSES, verdict_on
 
 SECOND = 10**9
 PACKAGES = "/lib/python3.11/site-packages"
@@ -50,9 +50,9 @@ def found(*processes: Process, seconds: float = 10.0, utilisation: float | None 
     return find(processes, 0, round(seconds * SECOND), 4, gpu)
 
 
-def life(*samples: tuple[float, float]) -> Life:
+def life(*samples: tuple[float, float]) -> LifetimeStats:
     """Of a GPU whose utilisation was this from this second on."""
-    whole = Life()
+    whole = LifetimeStats()
     whole.add([Sample(round(at * SECOND), value) for at, value in samples])
     return whole
 
@@ -63,15 +63,15 @@ def life(*samples: tuple[float, float]) -> Life:
         ((MAIN, COLLECT, STEP, THINK), "environment", "Game.step"),
         ((MAIN, COLLECT, STEP, FORWARD), "environment", "Game.step"),
         ((MAIN, COLLECT, FORWARD), "inference", "OnPolicyAlgorithm.collect_rollouts"),
-        ((MAIN, COLLECT), "rollout, other", "OnPolicyAlgorithm.collect_rollouts"),
-        ((MAIN, COLLECT, THINK), "own code", "Game.think"),
+        ((MAIN, COLLECT), "rollout (other)", "OnPolicyAlgorithm.collect_rollouts"),
+        ((MAIN, COLLECT, THINK), "user code", "Game.think"),
         ((MAIN, TRAIN, FORWARD), "learning", "PPO.train"),
         ((MAIN, BACKWARD), "learning", "train.py"),
-        ((MAIN, FORWARD), "network, forward", "train.py"),
+        ((MAIN, FORWARD), "forward pass", "train.py"),
         ((MAIN, SAVE), "logging and checkpoints", "save"),
-        ((MAIN, IMPORT, MAIN), "start and end", "train.py"),
-        ((MAIN, RECV), "waiting for others", "train.py"),
-        ((MAIN,), "own code", "train.py"),
+        ((MAIN, IMPORT, MAIN), "start-up and exit", "train.py"),
+        ((MAIN, RECV), "waiting", "train.py"),
+        ((MAIN,), "user code", "train.py"),
     ],
 )
 def test_a_stack_tells_what_the_program_does(frames: tuple[Frame, ...], what: str, where: str) -> None:
@@ -108,7 +108,7 @@ def test_the_table_sums_to_one_and_there_is_a_verdict_whatever_was_sampled(
     whole = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
     assert whole == pytest.approx(1)
     assert min([findings.unattributed, *findings.idle.values()]) >= 0
-    verdict = judge(findings)
+    verdict = verdict_on(findings)
     assert verdict.cause in CAUSES
     assert verdict.sentence.endswith(".")
     assert verdict.next_step.endswith(".")
@@ -127,7 +127,7 @@ def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed
     assert findings.idle["environment"] == pytest.approx(0.6 * 0.9)
     assert findings.unattributed == pytest.approx(0.1)
     assert findings.disagreement == pytest.approx(0.1)
-    verdict = judge(findings)
+    verdict = verdict_on(findings)
     assert verdict.cause == "environment computes"
     assert verdict.sentence.startswith("GPU idle 67 %: 90 % of that in `Game.step` (environment)")
 
@@ -141,11 +141,11 @@ def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_
     )
     findings = found(learns, utilisation=0.3)
     assert findings.busy == pytest.approx(0.3)
-    assert findings.idle == pytest.approx({"environment": 0.1, "learning": 0.2, "start and end": 0.4})
+    assert findings.idle == pytest.approx({"environment": 0.1, "learning": 0.2, "start-up and exit": 0.4})
     assert findings.unattributed == pytest.approx(0)
     busier = found(learns, utilisation=0.9)
-    assert busier.idle == pytest.approx({"environment": 0.0, "learning": 0.0, "start and end": 0.1})
-    assert judge(busier).cause == "compute-bound"
+    assert busier.idle == pytest.approx({"environment": 0.0, "learning": 0.0, "start-up and exit": 0.1})
+    assert verdict_on(busier).cause == "compute-bound"
 
 
 def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> None:
@@ -160,18 +160,18 @@ def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> No
     findings = found(many, utilisation=0.25)
     assert findings.busy_source == "driver"
     assert findings.busy == pytest.approx(0.3 * 0.04 + 0.2 * 0.2 + 0.3 * 0.9)
-    idle = {"environment": 0.3 * 0.96, "inference": 0.2 * 0.8, "learning": 0.3 * 0.1, "start and end": 0.2}
+    idle = {"environment": 0.3 * 0.96, "inference": 0.2 * 0.8, "learning": 0.3 * 0.1, "start-up and exit": 0.2}
     assert findings.idle == pytest.approx(idle)
     # By one share for all, learning would be as idle as stepping.
-    assert judge(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment)")
+    assert verdict_on(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment)")
 
 
 def test_the_largest_row_is_the_cause_and_a_forward_pass_of_no_known_purpose_counts_as_learning() -> None:
     rows = [stack(MAIN, STEP, wall=4.0), stack(MAIN, COLLECT, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
-    assert judge(found(process(*rows))).cause == "environment computes"
+    assert verdict_on(found(process(*rows))).cause == "environment computes"
     own_loop = [stack(MAIN, STEP, wall=4.0), stack(MAIN, FORWARD, wall=3.5), stack(MAIN, BACKWARD, wall=2.5)]
     assert (
-        "60 % of the main process's time in `train.py` (network, forward)" in judge(found(process(*own_loop))).sentence
+        "60 % of the main process's time in `train.py` (forward pass)" in verdict_on(found(process(*own_loop))).sentence
     )
 
 
@@ -191,9 +191,11 @@ def test_where_nobody_followed_the_leading_thread_all_rows_have_the_drivers_mean
 def test_the_verdict_is_about_what_is_known() -> None:
     silent = process(stack(MAIN, IMPORT, wall=1.0, known=1.0), stack(MAIN, STEP, wall=3.0, known=3.0), cuda=True)
     silent = replace(silent, closed_ns=10 * SECOND, is_followed=True, failure="RuntimeError()")
-    assert judge(found(silent, utilisation=0.1)).sentence.startswith("GPU idle 100 %: 100 % of that in `Game.step`")
+    assert verdict_on(found(silent, utilisation=0.1)).sentence.startswith(
+        "GPU idle 100 %: 100 % of that in `Game.step`"
+    )
     early = replace(silent, stacks=silent.stacks[:1])
-    verdict = judge(found(early, utilisation=0.1))
+    verdict = verdict_on(found(early, utilisation=0.1))
     assert verdict.cause == "no samples"
     assert "failed" in verdict.sentence
 
@@ -202,14 +204,14 @@ def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() ->
     # 4 s of imports; then the driver takes 1 s to start, which no stack tells from learning.
     learns = process(stack(MAIN, IMPORT, MAIN, wall=4.0), stack(MAIN, BACKWARD, wall=6.0), cuda=True)
 
-    def verdict_of(gpu: Life) -> str:
-        return judge(find([learns], 0, 10 * SECOND, 4, gpu)).cause
+    def verdict_of(gpu: LifetimeStats) -> str:
+        return verdict_on(find([learns], 0, 10 * SECOND, 4, gpu)).cause
 
     assert verdict_of(life((0, 0), (5, 95), (9, 99), (9.9, 0), (10, 0))) == "compute-bound"
     assert verdict_of(life((0, 0), (3.9, 100), (10, 100))) == "compute-bound"
-    assert verdict_of(life((0, 0), (5, 80), (9.9, 0), (10, 0))) == "small pieces"
-    assert verdict_of(life((0, 0), (5, 95), (9, 0), (10, 0))) == "small pieces"  # busy, but not for long enough
-    assert verdict_of(life((0, 0), (10, 0))) == "small pieces"
+    assert verdict_of(life((0, 0), (5, 80), (9.9, 0), (10, 0))) == "small batches"
+    assert verdict_of(life((0, 0), (5, 95), (9, 0), (10, 0))) == "small batches"  # busy, but not for long enough
+    assert verdict_of(life((0, 0), (10, 0))) == "small batches"
 
 
 def test_use_is_counted_from_the_first_value_above_zero_to_the_end_of_the_last() -> None:
@@ -221,7 +223,7 @@ def test_use_is_counted_from_the_first_value_above_zero_to_the_end_of_the_last()
 def test_what_follows_the_last_sample_of_a_program_that_went_on_is_unattributed() -> None:
     silent = process(stack(MAIN, STEP, wall=4.0))
     findings = found(replace(silent, closed_ns=9 * SECOND))
-    assert findings.idle == pytest.approx({"environment": 0.4, "start and end": 0.1})
+    assert findings.idle == pytest.approx({"environment": 0.4, "start-up and exit": 0.1})
     assert findings.unattributed == pytest.approx(0.5)
 
 
@@ -240,8 +242,8 @@ LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MA
 CROWDED = replace(TALKER, stacks=tuple(replace(s, on_core=0.3 * s.wall, queued=0.6 * s.wall) for s in TALKER.stacks))
 CASES = [
     ("compute-bound", [gpu_learner(0.97, 300.0)]),
-    ("small pieces", [gpu_learner(0.2, 3.0)]),
-    ("small pieces", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.1))]),
+    ("small batches", [gpu_learner(0.2, 3.0)]),
+    ("small batches", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.1))]),
     ("compute-bound", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.9))]),
     ("environment computes", [process(stack(MAIN, STEP, wall=10.0))]),
     ("environment waits", [process(stack(MAIN, STEP, wall=10.0, busy=0.01))]),
@@ -261,7 +263,7 @@ CASES = [
             worker(stack(STEP, wall=4.4), stack(RECV, wall=4.6, busy=0.1)),
         ],
     ),
-    ("own code", [process(stack(MAIN, THINK, wall=10.0))]),
+    ("user code", [process(stack(MAIN, THINK, wall=10.0))]),
     ("waiting", [process(stack(MAIN, THINK, wall=10.0, busy=0.05))]),
     ("logging", [process(stack(MAIN, SAVE, wall=10.0))]),
     ("start-up", [process(stack(MAIN, IMPORT, wall=10.0))]),
@@ -271,30 +273,30 @@ CASES = [
 
 @pytest.mark.parametrize(("cause", "many"), CASES, ids=[f"{cause} {i}" for i, (cause, _) in enumerate(CASES)])
 def test_the_evidence_leads_to_the_cause(cause: str, many: list[Process]) -> None:
-    assert judge(found(*many)).cause == cause
+    assert verdict_on(found(*many)).cause == cause
 
 
 def test_waiting_for_the_network_is_called_so() -> None:
     asking = worker(stack(STEP, SOCKET, wall=10.0, busy=0.02))
-    assert "waited for the network" in judge(found(LEADER, asking)).sentence
+    assert "waited for the network" in verdict_on(found(LEADER, asking)).sentence
 
 
 def test_many_native_threads_on_few_cores_are_too_many() -> None:
     crowded = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
     crowded = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in crowded]
-    assert judge(found(LEADER, *crowded)).cause == "too many threads"
+    assert verdict_on(found(LEADER, *crowded)).cause == "too many threads"
 
 
 def test_a_program_that_waits_for_cores_that_others_use_is_told_so() -> None:
     waiting = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=2.0, queued=6.0))
-    for others, cause in ((2.5, "cores taken"), (1.5, "environment computes"), (None, "environment computes")):
+    for others, cause in ((2.5, "CPU contention"), (1.5, "environment computes"), (None, "environment computes")):
         findings = find([waiting], 0, 10 * SECOND, 4, None, others)
-        assert judge(findings).cause == cause
-    told = judge(find([waiting], 0, 10 * SECOND, 4, None, 2.5)).sentence
-    assert "other programs use 2.5 of 4 cores, and threads that want a core wait 75 % of the time for one" in told
+        assert verdict_on(findings).cause == cause
+    told = verdict_on(find([waiting], 0, 10 * SECOND, 4, None, 2.5)).sentence
+    assert "other programs use 2.5 of 4 cores, and runnable threads spend 75 % of their time waiting for one" in told
     for on_core, queued, cause in ((6.0, 2.0, "environment computes"), (0.2, 1.0, "environment waits")):
         one = process(*(replace(s, on_core=on_core, queued=queued) for s in waiting.stacks))
-        assert judge(find([one], 0, 10 * SECOND, 4, None, 2.5)).cause == cause
+        assert verdict_on(find([one], 0, 10 * SECOND, 4, None, 2.5)).cause == cause
 
 
 def test_what_workers_do_is_not_diluted_by_the_start_of_the_leading_process() -> None:

@@ -79,19 +79,19 @@ def test_every_character_that_faulthandler_escapes_is_read_back() -> None:
 
 
 def test_a_reading_of_the_driver_counts_for_where_the_main_thread_was_meanwhile(inside: Any, tmp_path: Path) -> None:
-    use, sampler = inside.unidle_use, inside._Sampler(str(tmp_path), False)
+    use, sampler = inside.unidle_utilisation, inside._Sampler(str(tmp_path), False)
     stepping, learning = [0] * 5, [0] * 5
-    use.tell(str(tmp_path), [(1000, 0.0), (1400, 10.0)])
+    use.append_readings(str(tmp_path), [(1000, 0.0), (1400, 10.0)])
 
     def follow(sums: list[int], begun_ns: int, ended_ns: int) -> None:
         sampler._last_ns = ended_ns
-        sampler._follow_the_driver(sums, begun_ns)
+        sampler._assign_readings(sums, begun_ns)
 
     follow(stepping, 1000, 1300)  # of the reading until 1400, three quarters
     assert stepping[3:] == [300, 30]
     soon = use._PERIOD_NS
     follow(learning, 1300, 1300 + soon)  # what is left of it was told before this was known
-    use.tell(str(tmp_path), [(1300 + 2 * soon, 90.0)])
+    use.append_readings(str(tmp_path), [(1300 + 2 * soon, 90.0)])
     follow(stepping, 1300 + soon, 1300 + 2 * soon)
     assert learning[3:] == [soon - 100, round(0.9 * (soon - 100))]
     assert stepping[3:] == [300 + soon, 30 + round(0.9 * soon)]
@@ -99,10 +99,10 @@ def test_a_reading_of_the_driver_counts_for_where_the_main_thread_was_meanwhile(
 
 
 def test_half_a_reading_is_left_until_it_is_whole(inside: Any, tmp_path: Path) -> None:
-    use = inside.unidle_use
-    told = use.Told(str(tmp_path))
+    use = inside.unidle_utilisation
+    told = use.UtilisationReader(str(tmp_path))
     assert told.new(0) == []  # no GPU, no file
-    use.tell(str(tmp_path), [(5, 50.0), (7, 70.0)])
+    use.append_readings(str(tmp_path), [(5, 50.0), (7, 70.0)])
     path = tmp_path / use._NAME
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
@@ -123,9 +123,9 @@ def test_time_before_the_first_use_of_the_gpu_counts_as_idle_once_the_driver_is_
     assert [sums[3:] for sums in sampler._stacks.values()] == [[0, 0]] * len(sampler._stacks)
     assert not sampler._is_followed
     after, now = [0] * 5, sampler._last_ns
-    inside.unidle_use.tell(str(tmp_path), [(now, 0.0), (now + 100, 50.0)])
+    inside.unidle_utilisation.append_readings(str(tmp_path), [(now, 0.0), (now + 100, 50.0)])
     sampler._last_ns = now + 100
-    sampler._follow_the_driver(after, now)
+    sampler._assign_readings(after, now)
     assert sampler._is_followed
     assert (main[3:], after[3:]) == ([main[0], 0], [100, 50])
     assert sum(sums[3] > 0 for sums in sampler._stacks.values()) == 1  # no other thread's
@@ -139,7 +139,7 @@ def test_windows_that_are_lost_one_after_the_other_make_way_for_the_driver(
     sampler = inside._Sampler(str(tmp_path), False)
     for _ in range(inside._MOST_LOST):
         assert sampler._has_windows
-        sampler._look(threading.Event(), None)
+        sampler._measure_window(threading.Event(), None)
     assert not sampler._has_windows
 
 

@@ -53,7 +53,7 @@ def shares(report: str) -> list[int]:
 
 def assert_cause(found: dict[str, Any], causes: Sequence[str], report: str) -> bool:
     """Whether one of `causes` was found; what else can be is that others have the cores, as they may beside tests."""
-    if found["cause"] == "cores taken":
+    if found["cause"] == "CPU contention":
         assert found["others_cores"] > 1, report
         return False
     assert found["cause"] in causes, report
@@ -64,14 +64,14 @@ def test_what_a_command_reads_writes_and_returns_passes_through(tmp_path: Path) 
     program = "import sys; print(sys.argv[1:], sys.stdin.read()); print('oh', file=sys.stderr); sys.exit(7)"
     done = python(tmp_path, program, "--json", "--out", "a b", text="hello")
     assert done.stdout == "['--json', '--out', 'a b'] hello\n"
-    assert done.stderr.startswith("oh\n\nunidle watched for ")
+    assert done.stderr.startswith("oh\n\nunidle watched this command for ")
     assert done.returncode == 7
 
 
 def test_a_command_that_a_signal_ends_ends_the_watcher_by_the_same(tmp_path: Path) -> None:
     done = python(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
-    assert "unidle watched for" in done.stderr
+    assert "unidle watched this command for" in done.stderr
 
 
 @pytest.mark.parametrize("status", [0, 7])
@@ -87,7 +87,7 @@ def test_the_exit_status_is_the_commands_own_whatever_becomes_of_the_report(tmp_
     done = watch(tmp_path, "sh", "-c", f"rm -r found; touch found; exit {status}", own=("--out", "found"))
     assert done.returncode == status
     assert done.stderr.splitlines()[-1].startswith("unidle: The report could not be written: ")
-    assert "unidle watched for" in done.stderr
+    assert "unidle watched this command for" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -219,7 +219,7 @@ def test_a_program_that_uses_the_gpu_is_followed_reading_by_reading(
     found = json.loads((tmp_path / "found" / "watch.json").read_text())
     assert found["busy_source"] == "driver", done.stderr
     active = {row["activity"]: row["active"] for row in found["rows"]}
-    assert active["own code"] - active["environment"] == pytest.approx(0.3, abs=0.06), done.stderr
+    assert active["user code"] - active["environment"] == pytest.approx(0.3, abs=0.06), done.stderr
     assert "GPU use" in done.stderr
 
 
@@ -291,7 +291,7 @@ def test_a_torch_program_that_computes_is_called_compute_bound(tmp_path: Path) -
     done = python(tmp_path, program, own=("--out", "found"))
     found = json.loads((tmp_path / "found" / "watch.json").read_text())
     if assert_cause(found, ["compute-bound"], done.stderr):
-        assert next(row for row in found["rows"] if row["activity"] == "own code")["active"] > 0.6
+        assert next(row for row in found["rows"] if row["activity"] == "user code")["active"] > 0.6
 
 
 def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Path) -> None:
@@ -342,4 +342,4 @@ def test_on_a_gpu_the_table_comes_from_windows_if_asked_for_and_else_from_the_dr
     assert done.stderr.startswith("\nunidle watched")
     found = json.loads((tmp_path / "found" / "watch.json").read_text())
     assert found["busy_source"] == ("kineto" if windows else "driver")
-    assert found["cause"] == "small pieces"
+    assert found["cause"] == "small batches"

@@ -27,7 +27,7 @@ def test_the_union_is_the_instants_that_any_interval_covers(found: list[tuple[in
 
 def test_kernels_side_by_side_are_counted_apart_and_their_time_once() -> None:
     seen = computed([(0, 10), (5, 15), (20, 20)], 0, 40)
-    assert (seen.pieces, seen.active_ns, seen.intervals) == (2, 15, [(0, 15)])
+    assert (seen.n_kernels, seen.active_ns, seen.intervals) == (2, 15, [(0, 15)])
 
 
 @pytest.mark.parametrize("ends_first", ["look", "profile"])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_runs import iteration, make_run, serving, stretch, write_lines
+from dashboard_runs import iteration, make_run, segment, serving, write_lines
 
 from unidle.cli.main import run as command_line
 from unidle.engine.checkpoint.run_folder import RunFolder
@@ -209,7 +209,7 @@ def test_a_resumed_run_is_told_from_its_new_beginning(tmp_path: Path) -> None:
     reader = Reader(folder)
     assert reader.refresh()
     assert not reader.refresh()
-    for name, made in (("metrics.jsonl", iteration), ("meter.jsonl", stretch)):
+    for name, made in (("metrics.jsonl", iteration), ("meter.jsonl", segment)):
         fresh = folder / "fresh"
         write_lines(fresh, [made(1), made(2)])
         os.replace(fresh, folder / name)
@@ -241,14 +241,14 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     assert view["changes"] == [{"steps": 2000.0, "seconds": 2.0, "joules": 300.0, "change": "workers 1 → 2"}]
 
 
-def test_the_spans_of_a_stretch_are_read_by_its_place_and_by_no_other(tmp_path: Path) -> None:
+def test_the_spans_of_a_segment_are_read_by_its_place_and_by_no_other(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True)
     reader = Reader(folder)
     reader.refresh()
     places = reader.view()["timeline"]["place"]
     assert places == [sum(map(len, lines)) for lines in _heads((folder / "meter.jsonl").read_bytes())]
     with serving(tmp_path) as port:
-        assert json.loads(get(port, f"/run/x/spans?at={places[2]}").text) == stretch(3)["spans"]
+        assert json.loads(get(port, f"/run/x/spans?at={places[2]}").text) == segment(3)["spans"]
         for wrong in (str(places[2] + 1), "-1", "", "9" * 30, "%C2%B2", "0x0"):
             assert get(port, f"/run/x/spans?at={wrong}").status == 404, wrong
 
@@ -426,7 +426,7 @@ def test_a_run_as_one_file_holds_its_data_and_loads_nothing(tmp_path: Path, caps
     kept = json.loads(data[1])
     assert kept["view"]["facts"][0] == ["environment", f"</script>{NASTY}"]
     assert [kept["spans"][str(place)] for place in kept["view"]["timeline"]["place"]] == [
-        stretch(i + 1)["spans"] for i in range(4)
+        segment(i + 1)["spans"] for i in range(4)
     ]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_runs import iteration, make_run, serving, stretch, write_lines
+from dashboard_runs import iteration, make_run, segment, serving, write_lines
 
 from unidle.cli.main import run as command_line
 from unidle.timeline import PHASES
@@ -113,7 +113,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     make_run(folder, "cpu")
     spans = [[NASTY, NASTY, 0.0, 0.001], ["host", "constructor", 0.0, 0.001]]
     nasty = make_run(folder, NASTY, env=NASTY, run_name=NASTY)
-    write_lines(nasty / "meter.jsonl", [stretch(1, host={NASTY: 1.0}, spans=spans)])
+    write_lines(nasty / "meter.jsonl", [segment(1, host={NASTY: 1.0}, spans=spans)])
     with serving(folder) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -135,7 +135,7 @@ def test_a_phase_has_one_colour_in_the_report_and_on_the_dashboard(mode: str, tm
     run = make_run(tmp_path, "x")
     times = {f"time/{name}": (i + 1) / 10 for i, name in enumerate(PHASES)}
     write_lines(run / "metrics.jsonl", [iteration(6, **times)])  # of which 1.5 seconds are unattributed
-    write_lines(run / "meter.jsonl", [stretch(1, host=dict.fromkeys((*PHASES, "unattributed"), 0.1))])
+    write_lines(run / "meter.jsonl", [segment(1, host=dict.fromkeys((*PHASES, "unattributed"), 0.1))])
     assert command_line(["report", str(run)]) == 0
     assert command_line(["report", str(run), "--html"]) == 0
     with opened(browser, (run / "report.html").as_uri()) as page:
@@ -187,9 +187,9 @@ def test_the_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> 
         assert figure(page, "GPU busy") == "–"
 
 
-def test_a_click_looks_into_another_stretch(address: str, browser: Any) -> None:
+def test_a_click_looks_into_another_segment(address: str, browser: Any) -> None:
     length = "document.getElementById('lanes').data[1].x[0]"
-    own = [1e3 * (span[3] - span[2]) for i in range(SECONDS) for span in [stretch(i + 1)["spans"][1]]]
+    own = [1e3 * (span[3] - span[2]) for i in range(SECONDS) for span in [segment(i + 1)["spans"][1]]]
     with opened(browser, f"{address}/run/x") as page:
         points(page, "lanes")
         assert page.evaluate(length) == pytest.approx(own[-1])
@@ -200,7 +200,7 @@ def test_a_click_looks_into_another_stretch(address: str, browser: Any) -> None:
         page.mouse.up()
         wait(page, f"Math.abs({length} - {own[1]}) < 1e-9")
         assert "from 1.0 s on" in page.locator("#lanes-title").inner_text()
-        page.get_by_label("The stretch after").click()
+        page.get_by_label("The segment after").click()
         wait(page, f"Math.abs({length} - {own[2]}) < 1e-9")
         page.get_by_role("button", name="latest").click()
         wait(page, f"Math.abs({length} - {own[-1]}) < 1e-9")
@@ -208,13 +208,13 @@ def test_a_click_looks_into_another_stretch(address: str, browser: Any) -> None:
 
 def test_time_that_nobody_metered_is_a_gap(tmp_path: Path, browser: Any) -> None:
     """Seconds 0 to 10 and 30 to 40: a bar each, and a click on the second one looks into it."""
-    lines = [stretch(10, covered=10.0), stretch(40, covered=10.0)]
+    lines = [segment(10, covered=10.0), segment(40, covered=10.0)]
     write_lines(make_run(tmp_path, "x") / "meter.jsonl", lines)
     with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/run/x") as page:
         points(page, "timeline")
         busy = page.evaluate("(({x, y}) => [x, y])(document.getElementById('timeline').data[0])")
         assert busy == [[0, 10, 30, 40], [0.4, 0, 0.4, 0.4]]
-        page.get_by_label("The stretch before").click()
+        page.get_by_label("The segment before").click()
         wait(page, "document.getElementById('lanes-title').textContent.includes('from 9.0 s on')")
         box = page.locator("#timeline .nsewdrag").first.bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.77, box["y"] + box["height"] / 2)

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_runs import evaluation, iteration, make_run, stretch, write_lines
+from dashboard_runs import evaluation, iteration, make_run, segment, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unidle.meter.attribution.idle_time import CAUSES
 from unidle.report.dashboard.figures import energy
 from unidle.report.dashboard.runs import whole_view
-from unidle.report.dashboard.stretches import Stretch, joules_so_far, stretch_of, thinned, together
+from unidle.report.dashboard.segments import Segment, joules_so_far, segment_of, thinned, together
 from unidle.report.dashboard.verdict import NOT_METERED, parts_in_words, verdict
 
 
-def known(record: dict[str, Any]) -> Stretch:
-    found = stretch_of(record)
+def known(record: dict[str, Any]) -> Segment:
+    found = segment_of(record)
     assert found is not None
     return found
 
@@ -31,16 +31,16 @@ def figures(view: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {name: (value, detail) for name, value, detail in view["figures"]}
 
 
-def gpu(busy: float, unattributed: float = 0.0, **idle: float) -> Stretch:
+def gpu(busy: float, unattributed: float = 0.0, **idle: float) -> Segment:
     table = {"busy": busy, "idle": {**dict.fromkeys(CAUSES, 0.0), **idle}, "unattributed": unattributed}
-    return known(stretch(1, gpu=table))
+    return known(segment(1, gpu=table))
 
 
-# -- stretches -------------------------------------------------------------------------------------------------------
+# -- segments -------------------------------------------------------------------------------------------------------
 
 
 def test_a_line_counts_for_all_the_time_since_the_one_before() -> None:
-    lines = [stretch(1, busy=0.2, length=0.5), stretch(4, busy=0.8, length=0.5, covered=3.0)]
+    lines = [segment(1, busy=0.2, length=0.5), segment(4, busy=0.8, length=0.5, covered=3.0)]
     lines[1]["host"] = {"learn": 1.0}
     lines[1]["readings"]["cores"] = 5.5
     whole = together([known(line) for line in lines])
@@ -55,23 +55,23 @@ def test_a_line_counts_for_all_the_time_since_the_one_before() -> None:
 
 @pytest.mark.parametrize("covered", [None, 0.0, -1.0, "x"])
 def test_a_line_that_does_not_tell_what_it_covers_counts_for_its_length(covered: Any) -> None:
-    found = known(stretch(9, length=2.0, covered=covered))
+    found = known(segment(9, length=2.0, covered=covered))
     assert (found.begin, found.covered) == (7.0, 2.0)
 
 
-def test_thinned_stretches_lie_where_their_lines_did() -> None:
+def test_thinned_segments_lie_where_their_lines_did() -> None:
     """Four lines, one of an older version with a gap before it: drawn as two bars."""
-    lines = [stretch(10, covered=10.0, spans=[]), stretch(20, covered=10.0), stretch(30), stretch(40, covered=10.0)]
+    lines = [segment(10, covered=10.0, spans=[]), segment(20, covered=10.0), segment(30), segment(40, covered=10.0)]
     del lines[2]["covered"]
     drawn = thinned([known(line) for line in lines], 2)
     assert [(s.begin, s.seconds, s.covered) for s in drawn] == [(0.0, 20.0, 20.0), (29.0, 40.0, 11.0)]
-    placed = thinned([found for i, line in enumerate(lines) if (found := stretch_of(line, i))], 2)
+    placed = thinned([found for i, line in enumerate(lines) if (found := segment_of(line, i))], 2)
     assert [(s.place, s.spans_begin) for s in placed] == [(1, 19.0), (2, 29.0)]
 
 
 def test_parts_weigh_as_much_as_their_time() -> None:
-    first = stretch(1, length=0.2, parts={"learning": {"share": 0.1, "busy": 1.0, "watts": 200.0}})
-    second = stretch(2, length=0.9, parts={"learning": {"share": 0.3, "busy": 0.6, "watts": None}})
+    first = segment(1, length=0.2, parts={"learning": {"share": 0.1, "busy": 1.0, "watts": 200.0}})
+    second = segment(2, length=0.9, parts={"learning": {"share": 0.3, "busy": 0.6, "watts": None}})
     whole = together([known(first), known(second)])
     assert whole is not None
     part = whole.parts["learning"]
@@ -81,44 +81,44 @@ def test_parts_weigh_as_much_as_their_time() -> None:
 
 
 def test_energy_is_unknown_from_where_nobody_told_it() -> None:
-    silent = known(stretch(2, readings={}))
-    assert joules_so_far([known(stretch(1)), silent, known(stretch(3))]) == [150.0, None, None]
-    whole = together([known(stretch(1)), silent])
+    silent = known(segment(2, readings={}))
+    assert joules_so_far([known(segment(1)), silent, known(segment(3))]) == [150.0, None, None]
+    whole = together([known(segment(1)), silent])
     assert whole is not None
     assert whole.joules is None
 
 
 def test_power_stands_in_for_an_energy_counter() -> None:
-    line = stretch(9, length=2.0, covered=7.0, readings={"watts": 100.0, "joules": None})
+    line = segment(9, length=2.0, covered=7.0, readings={"watts": 100.0, "joules": None})
     assert known(line).joules == 700.0
-    assert known(stretch(9, length=2.0, covered=7.0)).joules == 150.0  # a counter's word holds
+    assert known(segment(9, length=2.0, covered=7.0)).joules == 150.0  # a counter's word holds
 
 
-@pytest.mark.parametrize("lacking", ["step", "seconds", "length", "host"])
-def test_a_line_without_what_every_line_has_is_none(lacking: str) -> None:
-    record = stretch(1)
-    del record[lacking]
-    assert stretch_of(record) is None
+@pytest.mark.parametrize("unavailable", ["step", "seconds", "length", "host"])
+def test_a_line_without_what_every_line_has_is_none(unavailable: str) -> None:
+    record = segment(1)
+    del record[unavailable]
+    assert segment_of(record) is None
 
 
 def test_a_line_with_nothing_more_is_one() -> None:
-    least = {key: stretch(1)[key] for key in ("step", "seconds", "length", "host")}
+    least = {key: segment(1)[key] for key in ("step", "seconds", "length", "host")}
     found = known(least)
     assert (found.gpu, found.parts, found.readings, found.joules, found.place) == (None, {}, {}, None, None)
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 60), st.floats(0, 1)), min_size=1, max_size=80), st.integers(1, 20))
 def test_thinning_loses_neither_time_nor_energy_nor_busy_seconds(told: list[tuple[float, float]], most: int) -> None:
-    stretches, now = [], 0.0
+    segments, now = [], 0.0
     for covered, busy in told:
         now += covered
-        stretches.append(known(stretch(1, busy=busy, seconds=now, length=0.5, covered=covered)))
-    drawn = thinned(stretches, most)
+        segments.append(known(segment(1, busy=busy, seconds=now, length=0.5, covered=covered)))
+    drawn = thinned(segments, most)
     assert len(drawn) <= most
-    assert (drawn[0].begin, drawn[-1].seconds) == (stretches[0].begin, now)
+    assert (drawn[0].begin, drawn[-1].seconds) == (segments[0].begin, now)
     assert all(later.begin == pytest.approx(earlier.seconds) for earlier, later in pairwise(drawn))
     for total in (lambda s: s.covered, lambda s: s.joules or 0.0, lambda s: s.covered * (s.gpu or {})["busy"]):
-        assert math.fsum(map(total, drawn)) == pytest.approx(math.fsum(map(total, stretches)))
+        assert math.fsum(map(total, drawn)) == pytest.approx(math.fsum(map(total, segments)))
     assert all(math.fsum((s.gpu or {}).values()) == pytest.approx(1) for s in drawn)
 
 
@@ -142,7 +142,7 @@ def test_every_cause_has_words() -> None:
 
 
 def test_without_a_gpu_the_verdict_tells_of_the_trainer() -> None:
-    least = known(stretch(1, gpu=None, host={"learn": 0.5, "environment": 0.3, "inference": 0.1, "other": 0.1}))
+    least = known(segment(1, gpu=None, host={"learn": 0.5, "environment": 0.3, "inference": 0.1, "other": 0.1}))
     assert verdict(least) == (
         "No GPU was metered; the trainer's thread spent 50 % of its time on learning and 30 % on environments."
     )
@@ -150,10 +150,10 @@ def test_without_a_gpu_the_verdict_tells_of_the_trainer() -> None:
 
 
 def test_rollouts_and_learning_are_told_apart() -> None:
-    assert parts_in_words(known(stretch(1))) == (
+    assert parts_in_words(known(segment(1))) == (
         "20 % at 125 W in rollouts, 100 % at 208 W in learning, 40 % at 150 W overall"
     )
-    silent = stretch(1, parts={"rollout": {"share": 1.0, "busy": None, "watts": None}}, readings={})
+    silent = segment(1, parts={"rollout": {"share": 1.0, "busy": None, "watts": None}}, readings={})
     assert parts_in_words(known(silent)) == "– in rollouts, 40 % overall"
 
 
@@ -188,7 +188,7 @@ def test_a_metered_run_in_full(tmp_path: Path) -> None:
 
 def test_the_table_sums_to_the_time_that_was_metered(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
-    lines = [stretch(10, covered=10.0), stretch(20, covered=10.0, gpu=None), stretch(40, covered=20.0, gpu=None)]
+    lines = [segment(10, covered=10.0), segment(20, covered=10.0, gpu=None), segment(40, covered=20.0, gpu=None)]
     write_lines(folder / "meter.jsonl", lines)
     view, _ = whole_view(folder)
     assert view["tables"]["host"] == [
@@ -206,7 +206,7 @@ def test_memory_and_cores_are_shown_where_they_are_known(tmp_path: Path) -> None
     told = figures(whole_view(folder)[0])
     assert (told["GPU memory"], told["CPU cores"][0]) == (("–", ""), "–")
     readings = {"memory_bytes": 3.1 * 2**30, "memory_total_bytes": 140 * 2**30, "sm": 0.3, "cores": 11.25}
-    write_lines(folder / "meter.jsonl", [stretch(1, readings=readings)])
+    write_lines(folder / "meter.jsonl", [segment(1, readings=readings)])
     told = figures(whole_view(folder)[0])
     assert told["GPU memory"] == ("3.1 GiB", "of 140 GiB")
     assert told["CPU cores"] == ("11.2", "in use on average")
@@ -223,13 +223,13 @@ def test_a_link_to_a_run_is_one_and_no_file_stays_open(tmp_path: Path) -> None:
     assert caught == []
 
 
-def test_return_against_joules_lies_between_the_stretches(tmp_path: Path) -> None:
+def test_return_against_joules_lies_between_the_segments(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True)
     late = [iteration(1, wall=0.5), iteration(2, wall=2.25), iteration(3, wall=4.0), iteration(4, wall=4.5)]
     write_lines(folder / "metrics.jsonl", late)
     curve = whole_view(folder)[0]["returns"]["training"]
     assert curve["seconds"] == [0.5, 2.25, 4.0, 4.5]
-    assert curve["joules"] == [75.0, 337.5, 600.0, None]  # the last stretch is not metered yet
+    assert curve["joules"] == [75.0, 337.5, 600.0, None]  # the last segment is not metered yet
     assert curve["steps"] == [1000, 2000, 3000, 4000]
 
 

@@ -296,7 +296,7 @@ def test_the_terminal_summary_of_a_new_run_leaves_out_what_is_not_known(tmp_path
 def test_the_terminal_summary_counts_faults_and_says_where_they_are_told(tmp_path: Path) -> None:
     said = summary_of(run_folder(tmp_path, [*RECORDS, fault(1000, "hung"), fault(1000, "hung")]))
     [line] = [line for line in said.splitlines() if line.startswith("faults")]
-    assert line.split(maxsplit=1)[1] == f"2 × worker hung; what failed is in {tmp_path / 'metrics.jsonl'}"
+    assert line.split(maxsplit=1)[1] == f"2 × worker hung; see {tmp_path / 'metrics.jsonl'} for details"
     assert "faults" not in summary_of(run_folder(tmp_path, RECORDS))
 
 

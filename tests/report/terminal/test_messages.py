@@ -39,13 +39,13 @@ def screen() -> Screen:
 def test_different_messages_are_all_shown_as_they_are(screen: Screen) -> None:
     texts = ["Stopping.", "Target return [bold] reached.", "Environment 1 returned a NaN."]
     for text in texts:
-        screen.messages.tell(text)
+        screen.messages.show(text)
     screen.messages.close()
     assert screen.shown == texts
 
 
 def test_details_are_indented_below_the_first_line(screen: Screen) -> None:
-    screen.messages.tell(failure(1))
+    screen.messages.show(failure(1))
     assert screen.shown == [
         "Environment 1 failed in episode 1, step 3: ValueError: at 0xabd",
         '  Traceback (most recent call last):\n    File "robot.py", line 5, in step\n  ValueError: at 0xabd',
@@ -56,25 +56,25 @@ def test_details_are_indented_below_the_first_line(screen: Screen) -> None:
 def test_of_a_thousand_alike_one_is_shown_every_ten_seconds_and_none_is_uncounted(screen: Screen) -> None:
     for number in range(1000):  # 50 seconds
         screen.now = number / 20
-        screen.messages.tell(failure(number))
+        screen.messages.show(failure(number))
     screen.messages.close()
     heads = [text for text in screen.shown if "failed" in text]
-    assert [text.partition(" (")[2] for text in heads] == ["", *["199 more like it before)"] * 4, ""]
+    assert [text.partition(" (")[2] for text in heads] == ["", *["199 similar messages not shown)"] * 4, ""]
     assert heads[1].startswith("Environment 0 failed in episode 200, step 3: ValueError: at 0xb84")
-    assert heads[-1] == "199 more like it: Environment … failed in episode …, step …: ValueError: at …"
+    assert heads[-1] == "199 similar messages not shown: Environment … failed in episode …, step …: ValueError: at …"
     assert sum("Traceback" in text for text in screen.shown) == 1
 
 
 def test_another_failure_in_between_has_its_own_traceback(screen: Screen) -> None:
-    screen.messages.tell(failure(1))
-    screen.messages.tell(failure(2).replace("ValueError", "KeyError"))
-    screen.messages.tell(failure(3))
+    screen.messages.show(failure(1))
+    screen.messages.show(failure(2).replace("ValueError", "KeyError"))
+    screen.messages.show(failure(3))
     assert sum("Traceback" in text for text in screen.shown) == 2
 
 
 def test_a_very_long_message_is_cut_and_of_its_traceback_the_end_is_kept(screen: Screen) -> None:
     lines = "\n".join(f"line {n}" for n in range(500))
-    screen.messages.tell("x" * 3_000_000 + "\n" + lines)
+    screen.messages.show("x" * 3_000_000 + "\n" + lines)
     head, details = screen.shown
     assert len(head) < 1100
     assert details.splitlines()[0] == "  …"
@@ -84,7 +84,7 @@ def test_a_very_long_message_is_cut_and_of_its_traceback_the_end_is_kept(screen:
 
 def test_closing_twice_tells_once(screen: Screen) -> None:
     for number in range(3):
-        screen.messages.tell(failure(number))
+        screen.messages.show(failure(number))
     screen.messages.close()
     screen.messages.close()
-    assert sum("more like it" in text for text in screen.shown) == 1
+    assert sum("similar messages" in text for text in screen.shown) == 1

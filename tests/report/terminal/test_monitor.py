@@ -68,8 +68,8 @@ def test_what_a_gpu_lacks_is_a_dash_and_never_a_zero(looked: tuple[str, list[dic
     for reading in ("SM active %", "tensor active %", "DRAM active %", "power W", "power share %", "energy J"):
         assert table_row(small, reading) == ["–"] * 5
     assert table_row(text, "DRAM active %") == ["–"] * 5
-    lacking = {"SM active", "tensor active", "DRAM active", "power", "power share", "energy"}
-    assert lacking.isdisjoint(line["reading"] for line in lines if line["source"] == "gpu 1")
+    unavailable = {"SM active", "tensor active", "DRAM active", "power", "power share", "energy"}
+    assert unavailable.isdisjoint(line["reading"] for line in lines if line["source"] == "gpu 1")
 
 
 def test_the_file_has_each_new_value_once_with_its_time(looked: tuple[str, list[dict[str, str]]]) -> None:
@@ -100,9 +100,9 @@ def test_json_is_one_object_with_null_for_what_is_lacking(fake_driver: Environme
 def test_without_a_gpu_it_says_so_and_shows_the_cpu_side(mode: str, fake_driver: Environment, tmp_path: Path) -> None:
     done = monitor(tmp_path, "--once", "--csv", "a.csv", "--pid", str(os.getpid()), env=fake_driver(mode))
     assert done.returncode == 0, done.stderr
-    assert "No NVIDIA GPU here: " in done.stdout
+    assert "No NVIDIA GPU found: " in done.stdout
     assert 0 <= float(table_row(done.stdout, "cpu %")[0]) <= 100
-    assert f"pid {os.getpid()}  and what it started" in done.stdout
+    assert f"pid {os.getpid()}  and its child processes" in done.stdout
     sources = {line["source"] for line in rows(tmp_path / "a.csv")}
     assert sources == {"host", f"pid {os.getpid()}"}
 
@@ -126,8 +126,8 @@ def test_a_gpu_that_is_lost_is_told(fake_driver: Environment, tmp_path: Path) ->
             ["--csv", "/dev/full"],
             "/dev/full cannot be written (No space left on device); choose another",
         ),
-        (["--csv", "mine.txt"], "There is already something in mine.txt; choose another file for --csv."),
-        (["--pid", "999999999", "--csv", "a.csv"], "There is no process 999999999; `ps` lists those that run."),
+        (["--csv", "mine.txt"], "mine.txt is not empty; choose another file for --csv."),
+        (["--pid", "999999999", "--csv", "a.csv"], "There is no process 999999999; run `ps` to list the running ones."),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_leaves_nothing_behind(words: list[str], sentence: str, tmp_path: Path) -> None:

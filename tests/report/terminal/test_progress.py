@@ -180,7 +180,7 @@ def test_messages_held_back_are_told_at_the_end() -> None:
     assert log.lines == [
         "Environment 0 failed in episode 0: ValueError",
         "  Traceback",
-        "4 more like it: Environment … failed in episode …: ValueError",
+        "4 similar messages not shown: Environment … failed in episode …: ValueError",
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_terminal_gets_a_panel_a_few_times_a_second_and_stdout_stays_clean() -
         assert text in plain
     assert plain.count("a message of 0") == 1
     assert plain.count("with details") == 1
-    assert "2 more like it: a message of …" in plain
+    assert "2 similar messages not shown: a message of …" in plain
     assert "steps/s" in plain
     drawings = plain.count("last 100 episodes")
     assert 3 <= drawings <= 15  # of 50 iterations in a second or more

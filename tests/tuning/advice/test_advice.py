@@ -12,7 +12,7 @@ from unidle.config.presets import load_preset
 from unidle.tuning.advice import collecting, device, learning
 from unidle.tuning.advice.facts import Table
 from unidle.tuning.advice.finding import Advice, Finding, as_taken, ranked
-from unidle.tuning.advice.verdict import CHECKS, NOTHING_TO_GAIN, judge
+from unidle.tuning.advice.verdict import CHECKS, NOTHING_TO_GAIN, verdict_on
 from unidle.tuning.probes.profile import Pace, Stepping
 from unidle.tuning.probes.stepping import Steps
 
@@ -52,16 +52,16 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     ),
     (collecting.no_overlap, {}, {"of_profile": {"overlap": "strict"}}),
     (collecting.no_overlap, {}, {"of_profile": {"pace": Pace(0.002, 0.05)}}),
-    (learning.small_pieces, {"of_profile": {"update_overhead": 0.9}}, {"of_profile": {"update_overhead": 0.2}}),
+    (learning.small_batches, {"of_profile": {"update_overhead": 0.9}}, {"of_profile": {"update_overhead": 0.2}}),
     (
         device.graphs_off,
         {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 0.2)}, "engine": {"graphs": False}},
         {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 1.9)}, "engine": {"graphs": False}},
     ),
     (
-        device.slower_ways,
-        {"slower_ways": ("learning runs eagerly, which is slower: it asks the host.",)},
-        {"slower_ways": ()},
+        device.slow_fallbacks,
+        {"slow_fallbacks": ("learning runs eagerly, which is slower: it asks the host.",)},
+        {"slow_fallbacks": ()},
     ),
     (device.copies_and_syncs, {"of_profile": GPU, "table": ON_GPU}, {"of_profile": GPU, "table": QUIET}),
     (
@@ -92,10 +92,10 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (learning.device_bound, {"of_profile": ON_DEVICE}, {"of_profile": {**ON_DEVICE, "collecting": 1.0}}),
     (
         learning.use_the_cpu,
-        {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}},
-        {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 20.0)}},
+        {"of_profile": {**GPU, "other_device": Pace(0.0001, 0.2)}},
+        {"of_profile": {**GPU, "other_device": Pace(0.0001, 20.0)}},
     ),
-    (learning.use_the_cpu, {"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}}, {"of_profile": GPU}),
+    (learning.use_the_cpu, {"of_profile": {**GPU, "other_device": Pace(0.0001, 0.2)}}, {"of_profile": GPU}),
     (learning.upkeep, {"of_profile": {"rest": 3.0}}, {"of_profile": {"rest": 0.1}}),
 ]
 
@@ -165,7 +165,7 @@ def test_what_training_would_refuse_is_not_advised(monkeypatch: pytest.MonkeyPat
         Advice("engine", "by hand"),
     )
     monkeypatch.setattr("unidle.tuning.advice.verdict.CHECKS", (lambda _: Finding("cause", 1.0, "It is.", parts),))
-    found = judge(facts())
+    found = verdict_on(facts())
     assert [advice.text for advice in (*found.recipe, *found.engine)] == ["whole", "plain", "by hand"]
     assert [advice.flags for advice in (*found.recipe, *found.engine)] == [parts[0].flags, parts[2].flags, ""]
 
@@ -186,33 +186,33 @@ def test_no_log_is_advised_against_that_is_not_kept() -> None:
 
 def test_threads_that_wait_for_each_other_are_not_taken_for_a_batch_of_too_little_work() -> None:
     slow = {"threads": 2, "pace": Pace(0.002, 40.0), "update_overhead": 0.95}
-    found = judge(facts(of_profile={**slow, "learning_by_threads": ((1, 4.0),)}, engine={"threads": 2}))
+    found = verdict_on(facts(of_profile={**slow, "learning_by_threads": ((1, 4.0),)}, engine={"threads": 2}))
     assert found.cause == "too many threads"
     assert found.engine[0].flags == "--threads 1"
     assert found.engine[0].speedup == pytest.approx(44 / 8, rel=0.05)
-    assert "small pieces" not in [finding.cause for finding in found.findings]
-    fine = judge(facts(of_profile={**slow, "learning_by_threads": ((1, 80.0),)}, engine={"threads": 2}))
-    assert fine.cause == "small pieces"
+    assert "small batches" not in [finding.cause for finding in found.findings]
+    fine = verdict_on(facts(of_profile={**slow, "learning_by_threads": ((1, 80.0),)}, engine={"threads": 2}))
+    assert fine.cause == "small batches"
     assert "--threads 1" not in [advice.flags for advice in fine.engine]
 
 
 def test_larger_minibatches_are_predicted_from_what_they_save() -> None:
     # Learning is a third of the time, nine tenths of an update are the same for any batch; a quarter of the updates.
-    found = advice_of(learning.small_pieces(facts(of_profile={"update_overhead": 0.9})), "--batch-size 1600")
+    found = advice_of(learning.small_batches(facts(of_profile={"update_overhead": 0.9})), "--batch-size 1600")
     assert found.kind == "recipe"
     assert found.speedup == pytest.approx(1 / (1 - (1 / 3) * (1 - 0.9 / 4 - 0.1)))
 
 
 def test_a_minibatch_is_never_advised_that_does_not_divide_the_rollout() -> None:
     whole = facts(of_profile={"update_overhead": 0.9}, recipe={"batch_size": 1600})
-    found = learning.small_pieces(whole)
+    found = learning.small_batches(whole)
     assert found is not None
     assert found.advice == ()
 
 
 def test_updates_of_an_off_policy_algorithm_become_fewer_and_larger() -> None:
     sac = facts(of_profile={"update_overhead": 1.0}, recipe={"algo": "sac", "batch_size": 256})
-    found = advice_of(learning.small_pieces(sac), "--utd-ratio 0.5 --batch-size 512")
+    found = advice_of(learning.small_batches(sac), "--utd-ratio 0.5 --batch-size 512")
     assert found.speedup == pytest.approx(1 / (1 - (1 / 3) / 2))
 
 
@@ -241,18 +241,18 @@ def test_a_slow_target_is_told_with_its_latencies_and_failures() -> None:
         ({"of_profile": {"on_core": 0.1}}, "environment waits"),
         ({"of_profile": {"on_core": 0.1}, "requests": True, "steps": SLOW}, "slow target"),
         ({"steps": Steps(0.01, 0.02, 1.0, native=0.8, threads=16)}, "too many threads"),
-        ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.95}}, "small pieces"),
+        ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.95}}, "small batches"),
         ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1}}, NOTHING_TO_GAIN),
         (
             {"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1, "learning_by_threads": ((5, 10.0),)}},
             "learner-bound",
         ),
-        ({"of_profile": {**GPU, "elsewhere": Pace(0.0001, 0.2)}}, "use the CPU"),
+        ({"of_profile": {**GPU, "other_device": Pace(0.0001, 0.2)}}, "use the CPU"),
         ({"of_profile": FEW}, "too few environments"),
     ],
 )
 def test_the_verdict_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
-    assert judge(facts(**given)).cause == cause
+    assert verdict_on(facts(**given)).cause == cause
 
 
 # -- on a GPU with 16 cores: the figures of one iteration, as an H200 may have them ------------------------------------
@@ -270,7 +270,7 @@ LAUNCHED = {  # learning that is launches, 2,048 steps in 32 updates of 3 ms; a 
     "collecting": 0.03,
     "updates": 32,
     "update_overhead": 0.96,
-    "elsewhere": Pace(0.003, 1.6),
+    "other_device": Pace(0.003, 1.6),
 }
 EAGER = "could not be captured as a CUDA graph and runs eagerly, which is slower: not permitted (at `x.item()`, own.py)"
 WIDE = {  # 15 workers copy 4 MB in half a millisecond, and each of three services sends all 30 of these
@@ -282,7 +282,7 @@ WIDE = {  # 15 workers copy 4 MB in half a millisecond, and each of three servic
     "stepping": (Stepping(15, 30, 0.0072, 0.0080),),
     "pace": Pace(0.0024, 0.006),
     "collecting": 0.058,
-    "elsewhere": Pace(0.03, 4.0),
+    "other_device": Pace(0.03, 4.0),
 }
 REMEMBERED = {  # 32 updates, for which the host draws batches in 6 ms each
     **GPU,
@@ -293,17 +293,17 @@ REMEMBERED = {  # 32 updates, for which the host draws batches in 6 ms each
     "stepping": (Stepping(0, 1, 0.002, 0.002),),
     "pace": Pace(0.0002, 0.2),
     "collecting": 0.005,
-    "elsewhere": Pace(0.02, 14.0),
+    "other_device": Pace(0.02, 14.0),
 }
 ON_HOST: dict[str, Any] = {
     "of_profile": REMEMBERED,
     "recipe": {"algo": "dqn", "batch_size": 256},
     "engine": ROOMY,
     "replay_on_host": True,
-    "slower_ways": ("The memory lies on the host, from where each batch is sent, which is slower: 8 GiB.",),
+    "slow_fallbacks": ("The memory lies on the host, from where each batch is sent, which is slower: 8 GiB.",),
 }
 ON_HOST_IN_FP32 = {**ON_HOST, "recipe": {**ON_HOST["recipe"], "precision": "fp32"}}
-SMALL_EAGER = {**LAUNCHED, "pace": Pace(0.0003, 0.3), "graphs": False, "elsewhere": Pace(0.0003, 0.1)}
+SMALL_EAGER = {**LAUNCHED, "pace": Pace(0.0003, 0.3), "graphs": False, "other_device": Pace(0.0003, 0.1)}
 NO_GRAPHS = {**ROOMY, "graphs": False}
 LAUNCHED_ONE_BY_ONE = {  # as an H200 had it, but for the rollout with graphs
     **GPU,
@@ -319,7 +319,7 @@ LAUNCHED_ONE_BY_ONE = {  # as an H200 had it, but for the rollout with graphs
     "update_overhead": 0.79,
     "graphs": False,
     "graphed": Pace(0.00007, 0.0041, collecting=0.02),
-    "elsewhere": Pace(0.00014, 0.32),
+    "other_device": Pace(0.00014, 0.32),
 }
 CROWDED = {  # as an H200 and its 16 cores had it: the CPU would do nothing faster
     **GPU,
@@ -330,32 +330,32 @@ CROWDED = {  # as an H200 and its 16 cores had it: the CPU would do nothing fast
     "stepping": (Stepping(4, 4, 4.97, 4.21),),
     "pace": Pace(0.00007, 0.002),
     "collecting": 3.82,
-    "elsewhere": Pace(0.00018, 0.029),
+    "other_device": Pace(0.00018, 0.029),
 }
 IN_THREADS = Steps(0.0006, 0.0021, 1.0, 0.95, 31)
-HEAVY = {**LAUNCHED, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "elsewhere": Pace(0.03, 300.0)}
+HEAVY = {**LAUNCHED, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "other_device": Pace(0.03, 300.0)}
 FP32 = {**WHOLE, "precision": "fp32"}
 
 
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
-        ({"of_profile": LAUNCHED, "slower_ways": (f"inference {EAGER}", f"learning {EAGER}")}, "not captured"),
-        ({"of_profile": LAUNCHED, "slower_ways": (f"learning {EAGER}",)}, "not captured"),
-        ({"of_profile": LAUNCHED}, "small pieces"),
+        ({"of_profile": LAUNCHED, "slow_fallbacks": (f"inference {EAGER}", f"learning {EAGER}")}, "not captured"),
+        ({"of_profile": LAUNCHED, "slow_fallbacks": (f"learning {EAGER}",)}, "not captured"),
+        ({"of_profile": LAUNCHED}, "small batches"),
         ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**22}, "copies and syncs"),
         ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**10}, "too few environments"),
-        ({**ON_HOST, "learning_with_memory_on_gpu": 0.03}, "buffer on the host"),
-        ({**ON_HOST, "learning_with_memory_on_gpu": 0.19}, NOTHING_TO_GAIN),
-        ({**ON_HOST_IN_FP32, "learning_with_memory_on_gpu": 0.03, "learning_in_tf32": 0.03}, "buffer on the host"),
-        ({**ON_HOST_IN_FP32, "learning_with_memory_on_gpu": 0.19, "learning_in_tf32": 0.03}, "TF32 off"),
+        ({**ON_HOST, "learning_with_replay_on_gpu": 0.03}, "buffer on the host"),
+        ({**ON_HOST, "learning_with_replay_on_gpu": 0.19}, NOTHING_TO_GAIN),
+        ({**ON_HOST_IN_FP32, "learning_with_replay_on_gpu": 0.03, "learning_in_tf32": 0.03}, "buffer on the host"),
+        ({**ON_HOST_IN_FP32, "learning_with_replay_on_gpu": 0.19, "learning_in_tf32": 0.03}, "TF32 off"),
         (ON_HOST, "buffer on the host"),
         (ON_HOST_IN_FP32, "buffer on the host"),
         ({**ON_HOST, "readings": {"learning_busy": 0.1}}, "buffer on the host"),
         ({**ON_HOST, "readings": {"learning_busy": 0.95}}, NOTHING_TO_GAIN),
-        ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small pieces"),
+        ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small batches"),
         ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0003, 0.28)}, "engine": NO_GRAPHS}, "use the CPU"),
-        ({"of_profile": LAUNCHED_ONE_BY_ONE, "engine": NO_GRAPHS}, "small pieces"),
+        ({"of_profile": LAUNCHED_ONE_BY_ONE, "engine": NO_GRAPHS}, "small batches"),
         ({"of_profile": CROWDED, "engine": {"workers": 4}, "steps": IN_THREADS}, "too many threads"),
         ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.04}, "TF32 off"),
         ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.17}, NOTHING_TO_GAIN),
@@ -363,39 +363,41 @@ FP32 = {**WHOLE, "precision": "fp32"}
     ],
 )
 def test_the_verdict_on_a_gpu_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
-    assert judge(facts(**{"engine": ROOMY, "recipe": WHOLE, **given})).cause == cause
+    assert verdict_on(facts(**{"engine": ROOMY, "recipe": WHOLE, **given})).cause == cause
 
 
 def test_what_asks_the_host_is_named_with_its_line() -> None:
     ways = (f"inference {EAGER}.", f"learning {EAGER}.")
-    found = judge(facts(of_profile=LAUNCHED, engine=ROOMY, recipe=WHOLE, slower_ways=ways))
-    assert found.sentence.startswith("The engine takes a slower way than it could: learning could not be captured")
+    found = verdict_on(facts(of_profile=LAUNCHED, engine=ROOMY, recipe=WHOLE, slow_fallbacks=ways))
+    assert found.sentence.startswith("The engine uses a slower implementation: learning could not be captured")
     assert found.sentence.endswith("(at `x.item()`, own.py).")
 
 
 def test_a_memory_on_the_host_is_no_graph_that_failed() -> None:
-    found = judge(facts(**ON_HOST, learning_with_memory_on_gpu=0.03))
+    found = verdict_on(facts(**ON_HOST, learning_with_replay_on_gpu=0.03))
     assert "not captured" not in [finding.cause for finding in found.findings]
     assert found.findings[0].weight == pytest.approx(0.17 / 0.205, rel=0.02)
-    assert "200.0 ms, and 30.0 ms" in found.sentence
+    assert "200.0 ms, but 30.0 ms" in found.sentence
 
 
 def test_large_observations_are_told_by_their_size_and_are_no_reason_for_more_environments() -> None:
-    found = judge(facts(of_profile=WIDE, engine=ROOMY, recipe=WHOLE, to_device=5.5e10, sent_bytes=30 * 2**22))
-    assert "126 MB for each inference" in found.sentence
+    found = verdict_on(facts(of_profile=WIDE, engine=ROOMY, recipe=WHOLE, to_device=5.5e10, sent_bytes=30 * 2**22))
+    assert "126 MB per inference call" in found.sentence
     assert found.basis == "by probes"
     assert "too few environments" not in [finding.cause for finding in found.findings]
 
 
 def test_launches_that_a_graph_would_save_are_no_fault_of_inference() -> None:
-    found = judge(facts(of_profile=LAUNCHED_ONE_BY_ONE, engine=NO_GRAPHS, recipe=WHOLE))
+    found = verdict_on(facts(of_profile=LAUNCHED_ONE_BY_ONE, engine=NO_GRAPHS, recipe=WHOLE))
     assert "inference" not in [finding.cause for finding in found.findings]
     assert found.engine[0].flags == "--graphs"
     assert found.engine[0].speedup == pytest.approx((0.0858 + 0.0285 + 0.0086) / (0.02 + 0.0041 + 0.0086), rel=0.01)
 
 
 def test_graphs_are_advised_before_the_cpu_where_they_are_faster_still() -> None:
-    found = judge(facts(of_profile={**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, engine=NO_GRAPHS, recipe=WHOLE))
+    found = verdict_on(
+        facts(of_profile={**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, engine=NO_GRAPHS, recipe=WHOLE)
+    )
     assert found.engine[0].flags == "--graphs"
     assert "use the CPU" not in [finding.cause for finding in found.findings]
 
@@ -407,18 +409,18 @@ def test_tf32_is_predicted_from_what_was_tried() -> None:
 
 
 def test_tf32_is_not_credited_with_a_memory_that_it_was_tried_with() -> None:
-    tried = {"learning_with_memory_on_gpu": 0.03, "learning_in_tf32": 0.03}
+    tried = {"learning_with_replay_on_gpu": 0.03, "learning_in_tf32": 0.03}
     assert device.tf32_off(facts(**ON_HOST_IN_FP32, **tried)) is None
     tried["learning_in_tf32"] = 0.01
     found = device.tf32_off(facts(**ON_HOST_IN_FP32, **tried))
     assert found is not None
     assert found.weight == pytest.approx(0.02 / 0.205, rel=0.02)
-    assert "from a memory on the GPU takes 30.0 ms, and 10.0 ms in TF32" in found.sentence
+    assert "from a replay buffer on the GPU takes 30.0 ms, but 10.0 ms in TF32" in found.sentence
     assert advice_of(found, "--precision tf32").at_most  # as long as the host is waited for, less
 
 
 def test_nothing_to_gain_says_so() -> None:
-    found = judge(facts(of_profile={"pace": Pace(0.002, 40.0), "update_overhead": 0.1}))
+    found = verdict_on(facts(of_profile={"pace": Pace(0.002, 40.0), "update_overhead": 0.1}))
     assert found.sentence.startswith("Nothing to gain")
     assert not [advice for advice in found.engine if advice.flags]
 

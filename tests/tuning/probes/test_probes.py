@@ -30,10 +30,10 @@ from unidle.tuning.pipeline_model import iteration_seconds
 from unidle.tuning.probes import learning as probes_learning
 from unidle.tuning.probes import stepping
 from unidle.tuning.probes.device import if_it_fits
-from unidle.tuning.probes.job_probes import _Probes, measure_profile, probe_job
 from unidle.tuning.probes.learning import LearningProbes, updates_of
+from unidle.tuning.probes.probe_job import _Probes, measure_profile, probe_job
+from unidle.tuning.probes.probe_results import ProbeResults
 from unidle.tuning.probes.profile import Pace
-from unidle.tuning.probes.results import Probed
 from unidle.tuning.probes.stepping import _Use, one_round, step_alone
 from unidle.tuning.probes.training import job_maker
 
@@ -47,18 +47,18 @@ def job(env: str, **settings: Any) -> Config:
 
 
 @pytest.fixture(scope="module")
-def sleeping() -> Probed:
+def sleeping() -> ProbeResults:
     return probe_job(job("slow_envs:Sleeping", workers=1, n_steps=16), SECONDS)
 
 
-def test_steps_that_sleep_are_seen_to_wait(sleeping: Probed) -> None:
+def test_steps_that_sleep_are_seen_to_wait(sleeping: ProbeResults) -> None:
     assert sleeping.profile.waits
     assert sleeping.profile.step_seconds >= 0.01
     assert sleeping.steps is not None
     assert 0.01 <= sleeping.steps.median <= sleeping.steps.p95
 
 
-def test_bare_stepping_is_measured_by_the_workers_there_are_and_by_all_cores(sleeping: Probed) -> None:
+def test_bare_stepping_is_measured_by_the_workers_there_are_and_by_all_cores(sleeping: ProbeResults) -> None:
     by_workers = {one.workers: one.seconds for one in sleeping.profile.stepping}
     # 16 steps of 4 environments, 10 ms each, one after the other; on a busy machine it takes longer, never shorter.
     assert by_workers[1] >= 0.64
@@ -104,7 +104,7 @@ def test_with_more_threads_than_one_learning_is_probed_with_one_too(threads: int
     assert found.threads == threads
 
 
-def test_an_iteration_is_put_together_from_its_parts(sleeping: Probed) -> None:
+def test_an_iteration_is_put_together_from_its_parts(sleeping: ProbeResults) -> None:
     profile = sleeping.profile
     assert profile.collecting >= 0.64
     whole = profile.collecting + profile.pace.learning + profile.rest
@@ -251,10 +251,10 @@ def test_tf32_is_tried_where_there_is_something_to_compare_it_with(
     config = small_dqn()
     config = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, precision="fp32"))
     left = iter(told)
-    probed = SimpleNamespace(replay_on_host=on_host, learning_with_memory_on_gpu=None, learning_in_tf32=None)
+    probed = SimpleNamespace(replay_on_host=on_host, learning_with_replay_on_gpu=None, learning_in_tf32=None)
     learner = SimpleNamespace(seconds_with=lambda **_: next(left))
     _Probes(config, job_maker(config), share=0.01)._learn_otherwise(cast(Any, probed), cast(Any, learner))
-    assert (probed.learning_with_memory_on_gpu, probed.learning_in_tf32) == found
+    assert (probed.learning_with_replay_on_gpu, probed.learning_in_tf32) == found
     assert not list(left)
 
 

@@ -10,7 +10,7 @@ import torch
 from unidle.config import Config
 from unidle.config.resolve import lay
 from unidle.config.validate import validated
-from unidle.tuning.probes.job_probes import probe_job
+from unidle.tuning.probes.probe_job import probe_job
 
 pytestmark = pytest.mark.gpu
 
@@ -30,13 +30,13 @@ SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 64, "batch_size": 64, "n_epochs
 def test_copies_the_cpu_and_tf32_are_tried_and_the_precision_is_put_back() -> None:
     found = probe_job(job("classic", "slow_envs:Cheap", precision="fp32", **SMALL), SECONDS)
     assert found.profile.on_gpu
-    assert found.profile.elsewhere is not None
+    assert found.profile.other_device is not None
     assert found.sent_bytes == 4 * 8 * 4
     assert found.to_device is not None
     assert found.to_device > 1e9
     assert found.learning_in_tf32 is not None
     assert found.learning_in_tf32 > 0
-    assert found.learning_with_memory_on_gpu is None
+    assert found.learning_with_replay_on_gpu is None
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -65,7 +65,7 @@ def test_a_memory_that_does_not_fit_is_compared_with_one_that_does() -> None:
         torch.cuda.empty_cache()
     assert found.replay_on_host
     assert found.profile.update_overhead is None
-    assert found.learning_with_memory_on_gpu is not None
-    assert 0 < found.learning_with_memory_on_gpu < found.profile.pace.learning
+    assert found.learning_with_replay_on_gpu is not None
+    assert 0 < found.learning_with_replay_on_gpu < found.profile.pace.learning
     assert found.learning_in_tf32 is not None
     assert [text for text in found.messages if "lies on the host" in text]

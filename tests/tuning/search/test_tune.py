@@ -21,11 +21,11 @@ from unidle.tuning.search import tune as tuning
 from unidle.tuning.search.changes import Change, engine_changes, halved, recipe_changes
 from unidle.tuning.search.interval import Interval, interval, ratio
 from unidle.tuning.search.outcomes import Outcome, Tuned
-from unidle.tuning.search.trial import Situation, Stretch, TrialError
+from unidle.tuning.search.trial import Segment, Situation, TrialError
 from unidle.tuning.search.tune import tune
 
 HERE = Situation(
-    cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, memory_apart=False
+    cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, replay_off_device=False
 )
 JOB = validated(
     Config(Recipe(overlap="off")).with_values(
@@ -184,28 +184,28 @@ class Known:
         Known.patience[engine] = patience
         if engine.graphs != JOB.engine.graphs or engine.device == "cuda":
             if patience < 70:
-                raise TrialError("hang", f"it did not answer for {patience:.0f} seconds")
-            return replace(Known.seen, on_gpu=True, memory_apart=engine.device == "cuda")
+                raise TrialError("hang", f"no response for {patience:.0f} seconds")
+            return replace(Known.seen, on_gpu=True, replay_off_device=engine.device == "cuda")
         if len(Known.order) > Known.dies_at >= 0 and not Known.runs_again:
             raise TrialError("crash", "it does not start any more")
         if engine.threads == 2:
-            raise TrialError("crash", "it ended with signal 6")
+            raise TrialError("crash", "the process ended with signal 6")
         if (engine.workers or 0) >= 4:
-            raise TrialError("memory", "it was killed, as the system does when memory runs out")
+            raise TrialError("memory", "the process was killed, probably because the system ran out of memory")
         return replace(Known.seen, workers=engine.workers or 1)
 
-    def go(self, seconds: float, patience: float) -> Stretch:
+    def go(self, seconds: float, patience: float) -> Segment:
         if len(Known.order) == Known.dies_at:
             self.is_alive, Known.dies_at = False, Known.dies_at if not Known.runs_again else -1
             Known.order.append(self.config.engine)
-            raise TrialError("crash", "it ended with signal 11")
+            raise TrialError("crash", "the process ended with signal 11")
         Known.order.append(self.config.engine)
         engine, recipe = self.config.engine, self.config.recipe
         rate = 1e6 * (engine.workers or 1) * (0.5 if engine.pin_cores else 1.0)
         wobble = 1 + 0.001 * (len(Known.order) % 3)
         gain = {"off": 1.0, "strict": 2.0}[recipe.overlap] * (0.5 if recipe.n_envs > 8 else 1.0)
         gained = None if Known.no_episodes else gain * seconds * wobble
-        return Stretch(round(0.01 * rate * wobble), 0.01, seconds, gained, 0.0)
+        return Segment(round(0.01 * rate * wobble), 0.01, seconds, gained, 0.0)
 
     def profile(self, seconds: float, patience: float) -> None:
         raise TrialError("crash", "no probes here")
@@ -230,8 +230,8 @@ def test_faster_settings_are_kept_one_by_one_and_failures_are_findings() -> None
     tuned = tune(JOB, 60.0, Watcher())
     found = outcomes_of(tuned)
     assert tuned.ended_by == ""
-    assert found["threads 1 → 2"].note == "crashed: it ended with signal 6"
-    assert found["workers 1 → 4"].note.startswith("out of memory: it was killed")
+    assert found["threads 1 → 2"].note == "crashed: the process ended with signal 6"
+    assert found["workers 1 → 4"].note.startswith("out of memory: the process was killed")
     assert found["workers 1 → 2"].kept  # half of four
     assert found["workers 2 → 3"].kept
     assert not found["pin_cores auto → off"].kept
@@ -273,7 +273,7 @@ def test_the_budget_is_kept_to_but_for_the_trial_that_is_on(budget: float, monke
         now += 5.0
         return start(self, patience)
 
-    def slow_go(self: Known, seconds: float, patience: float) -> Stretch:
+    def slow_go(self: Known, seconds: float, patience: float) -> Segment:
         nonlocal now
         now += 1.0
         return go(self, seconds, patience)
@@ -294,7 +294,7 @@ def test_if_the_present_settings_fail_they_are_started_again_and_if_not_that_is_
     Known.dies_at, Known.runs_again = 1, runs_again  # the first turn of the present settings beside a change
     tuned = tune(JOB, 60.0, Watcher())
     first = tuned.outcomes[0]
-    assert first.note == "the present settings failed beside it, crashed: it ended with signal 11"
+    assert first.note == "the current settings failed at the same time, crashed: the process ended with signal 11"
     assert tuned.ended_by == ("" if runs_again else "failure")
     assert tuned.config.engine.workers == (3 if runs_again else 1)
     assert Known.open == 0
@@ -332,7 +332,7 @@ def test_a_present_recipe_that_cannot_be_judged_is_tried_once_and_not_again_for_
     tuner.close()
     assert learned == [allowed]
     notes = {outcome.note.split(":")[0] for outcome in tuner.tuned.outcomes}
-    assert notes == {"the present settings cannot be judged"}
+    assert notes == {"the current settings cannot be measured"}
     assert len(tuner.tuned.outcomes) == len(recipe_changes(allowed, HERE))
     assert Known.open == 0
 
@@ -364,7 +364,7 @@ def test_what_captures_or_compiles_first_has_time_to_start(budget: float, kept: 
         assert outcome.measured is not None
         assert 60 <= Known.patience[job.engine] <= 90
     else:
-        assert outcome.note.startswith("not measured: it had 30 seconds to start in, half of what was left")
+        assert outcome.note.startswith("not measured: it did not start within 30 seconds, half of the remaining time")
     tuner = tuning._Tuner(JOB, 600.0, Watcher())
     tuner._begin()
     tuner._try(Change((("workers", 2),), "workers 1 → 2"))
@@ -380,20 +380,22 @@ def test_two_that_keep_their_memory_in_different_places_are_not_compared() -> No
     tuner._try(Change((("device", "cuda"),), "device auto → cuda"))
     tuner.close()
     (outcome,) = tuner.tuned.outcomes
-    assert outcome.note == "not measured: what is remembered does not fit on the GPU twice"
+    assert outcome.note == "not measured: two replay buffers do not fit on the GPU"
     assert not outcome.kept
 
 
 @pytest.mark.usefixtures("known")
 def test_a_job_that_does_not_run_as_it_is_cannot_be_tuned() -> None:
-    with pytest.raises(TrainingError, match=r"^The job does not run as it is, so there is nothing to tune: it ended"):
+    with pytest.raises(
+        TrainingError, match=r"^The job fails with its current settings, so it cannot be tuned: the process ended"
+    ):
         tune(with_engine(threads=2), 60.0, Watcher())
     assert Known.open == 0
 
 
 @pytest.mark.usefixtures("known")
 def test_a_job_that_has_no_room_as_it_is_is_told_what_takes_less() -> None:
-    with pytest.raises(TrainingError, match=r"when memory runs out; take fewer --n-envs.*--buffer-size\.$"):
+    with pytest.raises(TrainingError, match=r"ran out of memory; take fewer --n-envs.*--buffer-size\.$"):
         tune(with_engine(workers=4), 60.0, Watcher())
 
 
@@ -495,11 +497,11 @@ def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
     tuned = Tuned(JOB, [], HERE, first_rate=1000.0, rate=1000.0, ended_by="budget", seconds=20.0)
     for ended_by, why in {
         "budget": "No change could be measured in that time; give more --budget.",
-        "Ctrl-C": "No change had been measured by then.",
+        "Ctrl-C": "No change had been measured yet.",
         "": "No change was worth measuring, or none could be.",
     }.items():
         said = conclusion(replace(tuned, ended_by=ended_by), "e.yaml", "unidle train")
-        assert said[1:] == [f"{why} The settings stay as they were, and e.yaml was not written."]
+        assert said[1:] == [f"{why} The settings stay the same, and e.yaml was not written."]
     change = Change((("workers", 2),), "workers 1 → 2")
     tuned.outcomes.append(Outcome(change, None, Interval(1.1, 0.9, 1.3), False))
     assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change was measured to be faster")
@@ -508,8 +510,8 @@ def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
     tuned.rate = 9000.0  # at another time, when the machine was less busy
     assert conclusion(tuned, "e.yaml", "unidle train") == [
         "The budget is used, after 20 seconds.",
-        "3.00 times as fast as before, by the same recipe: that is the product of the ratios of what was kept.",
-        "e.yaml holds them; train with:",
+        "3.00 times as fast as before with the same recipe (the product of all kept speed-ups).",
+        "Wrote the settings to e.yaml; train with:",
         "  unidle train",
     ]
     assert outcome_row(tuned.outcomes[1]).split("  ")[-1] == "kept"

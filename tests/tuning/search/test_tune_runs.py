@@ -108,9 +108,9 @@ def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for
 @pytest.mark.parametrize(
     ("how", "patience", "kind", "text"),
     [
-        ("memory", 60.0, "memory", "it was killed, as the system does when memory runs out"),
+        ("memory", 60.0, "memory", "the process was killed, probably because the system ran out of memory"),
         ("raise", 60.0, "memory", "TrainingError: "),
-        ("hang", 5.0, "hang", "it did not answer for 5 seconds"),
+        ("hang", 5.0, "hang", "no response for 5 seconds"),
     ],
 )
 def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
@@ -127,7 +127,10 @@ def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.5, "it ended with exit status 3"), (60.0, "it hung up without")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "the process ended with exit status 3"), (60.0, "the trial closed its connection without")],
+)
 def test_a_crash_is_not_taken_for_a_kill_while_it_lasts(
     seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +170,7 @@ def test_a_crash_is_a_finding_and_tuning_goes_on_from_what_it_had() -> None:
     (outcome,) = tuned.outcomes
     assert outcome.change.text == "subproc off → on"
     assert not outcome.kept
-    assert outcome.note.startswith("crashed: it ended with signal 6")
+    assert outcome.note.startswith("crashed: the process ended with signal 6")
     assert tuned.config.engine.subproc is False
     assert tuned.rate > 0
 
@@ -225,7 +228,7 @@ def test_a_file_that_was_there_stays_and_one_that_was_not_is_not_left(tmp_path: 
 def test_what_a_trial_started_is_ended_with_it_though_it_died_first(tmp_path: Path) -> None:
     left = tmp_path / "left"
     trial = Trial(spoiled("leave", subproc=False, env_kwargs={"how": "leave", "note": str(left)}))
-    with pytest.raises(TrialError, match=r"^it ended with signal 6"):
+    with pytest.raises(TrialError, match=r"^the process ended with signal 6"):
         trial.start(60.0)
     trial.close()
     until = time.monotonic() + 10

@@ -1,1 +1,1 @@
-"""Where the time of a run goes, and what the GPU waited for."""
+"""Attributes a run's time to phases, and GPU idle time to causes."""

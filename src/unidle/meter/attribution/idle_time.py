@@ -1,24 +1,24 @@
-"""What the GPU did with its time, and what it waited for: a pure function from intervals to a table.
+"""Splits GPU time into busy, idle by cause, and unattributed: a pure function from intervals to a table.
 
-Every instant of a window is worth 1, divided between *busy*, the causes of idleness, and *unattributed*: the table sums
-to 100 % whatever it is given. All times are nanoseconds of one clock, the host's.
+Every instant of the window has weight 1, which is divided between *busy*, the causes of idle time and *unattributed*,
+so the table always sums to 100 %. All times are nanoseconds on the host's clock.
 
-**Busy** is time in which a kernel ran. CUDA events tell when a phase's work began and ended on the device, not how much
-of that span was kernels and how much gaps between them; a short Kineto window tells the *active share* of each phase.
-So an instant inside a span is busy by its phase's share. Streams run side by side: of several at an instant,
-1 − ∏(1 − share) is busy, as if their gaps were independent. Copies run no kernel: their share is 0 unless said.
-The span of a phase without a known share is unattributed, for a guess would make a launch-bound learner look busy.
+**Busy** is time in which a kernel ran. CUDA events give the start and end of a phase's work on the device, but not how
+much of that span is kernels and how much is gaps between them. A short Kineto window measures this *active share* of
+each phase, and an instant inside a span counts as busy by that share. If several streams have spans at an instant,
+1 − ∏(1 − share) is busy, as if their gaps were independent. Copies run no kernel, so their share defaults to 0. A span
+whose phase has no known share is unattributed: a guess would make a launch-bound learner look busy.
 
-**Idle inside a span** was spent waiting for that phase's own next kernel: the cause is the phase, and for `learn` it is
-its launches. Of several streams each has a part in proportion to its own gaps.
+**Idle inside a span** is time spent waiting for that phase's own next kernel. The cause is the phase; for `learn` it is
+kernel launches. With several streams, each gets a part in proportion to its own gaps.
 
-**Idle between spans** was spent waiting for the next span, that is, for the host lane that launched it: the cause is
-the phase this lane was in, instant by instant, so that a gap is split in proportion to the time in each. Where that
-lane wrote nothing, because it waited for another, the other lanes tell, in equal parts. Where nobody wrote anything the
-time is unattributed; a phase that has no name here, such as an evaluation, is *other*.
+**Idle between spans** is time spent waiting for the host thread (lane) that launches the next span. The cause is the
+phase this lane is in, instant by instant. Where that lane recorded nothing because it waited for another one, the other
+lanes share the cause equally. Where no lane recorded anything, the time is unattributed. A phase without an entry
+here, such as evaluation, counts as *other*.
 
-**Parts.** An instant belongs to the rollout, to learning, to both at once (overlap), or to the rest, as the phases of
-its spans do; between spans, as the host's phases do, and the next span where these do not tell (`sync`, nothing).
+**Parts.** An instant belongs to the rollout, to learning, to both (overlap) or to the rest, according to the phases of
+its spans. Between spans the host's phases decide, or the next span where they are not conclusive (`sync`, nothing).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 from unidle.meter.sensors.reading import Sample
 from unidle.timeline import PHASES
 
-# Phase → the name of the idleness that it causes, in the order to show them.
+# Phase → the idle cause it stands for, in display order.
 CAUSE_OF_PHASE = {
     "environment": "environment",
     "host→device": "host→device",
@@ -53,13 +53,13 @@ PARTS = ("rollout", "learning", "both", "rest")
 
 _ROLLOUT = {"environment", "host→device", "inference", "device→host", "storage"}
 _LEARNING = {"learn"}
-_TELLS_NO_PART = {"sync"}
+_INCONCLUSIVE = {"sync"}
 _COPIES = {"host→device": 0.0, "device→host": 0.0}
 
 
 @dataclass(frozen=True)
 class HostSpan:
-    """A host lane (thread) was in a phase."""
+    """Time that a host lane (thread) spent in a phase."""
 
     phase: str
     start_ns: int
@@ -69,7 +69,7 @@ class HostSpan:
 
 @dataclass(frozen=True)
 class DeviceSpan:
-    """A phase's work on one stream, from its first to its last, by CUDA events."""
+    """A phase's work on one stream, from its first to its last kernel, by CUDA events."""
 
     phase: str
     start_ns: int
@@ -80,35 +80,35 @@ class DeviceSpan:
 
 
 def host_spans(intervals: Iterable[tuple[int, int, int]], lane: str = "main") -> list[HostSpan]:
-    """Intervals of a `Timeline` as spans."""
+    """Convert the intervals of a `Timeline` to spans."""
     return [HostSpan(PHASES[phase], start, end, lane) for phase, start, end in intervals]
 
 
 @dataclass(frozen=True)
-class Account:
-    """How a stretch of time was spent; all shares are of its length, and they sum to 1."""
+class Breakdown:
+    """How the GPU spent a segment of time; shares are fractions of its length and sum to 1."""
 
     seconds: float
     busy: float
     idle: Mapping[str, float]
-    """By cause, all of them, in order."""
+    """Share of each cause, in display order."""
     unattributed: float
     watts: float | None
-    """Mean power; None where no sample covers any of it."""
+    """Mean power; None if no power sample falls into the segment."""
 
     def rows(self) -> list[tuple[str, float]]:
-        """The table: busy, idle by cause, unattributed."""
+        """Return the table: busy, idle by cause, unattributed."""
         return [("busy", self.busy), *self.idle.items(), ("unattributed", self.unattributed)]
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """The account of a window, and of its parts that have any length."""
+    """The breakdown of a window and of each non-empty part of it."""
 
-    whole: Account
-    parts: Mapping[str, Account]
+    whole: Breakdown
+    parts: Mapping[str, Breakdown]
     uncalibrated: tuple[str, ...]
-    """Phases whose active share nobody measured; their spans are unattributed."""
+    """Phases without a measured active share; their spans are unattributed."""
 
 
 def attribute_idle(
@@ -119,11 +119,11 @@ def attribute_idle(
     active_share: Mapping[str, float],
     power: Sequence[Sample] = (),
 ) -> Attribution:
-    """Account for the window from `start_ns` to `end_ns`.
+    """Attribute the window from `start_ns` to `end_ns`.
 
-    Spans may overlap, come in any order and reach beyond the window; those that end before they start are left out.
-    `active_share` is the kernel-active share of each phase's spans, 0 to 1. A power sample is taken for the mean since
-    the sample before it: with parts shorter than the samples are apart, the powers of the parts draw near each other.
+    Spans may overlap, come in any order and extend beyond the window; a span that ends before it starts is ignored.
+    `active_share` is the kernel-active share of each phase's spans, 0 to 1. A power sample counts as the mean since the
+    previous sample, so parts shorter than the sampling period show similar power.
     """
     if end_ns <= start_ns:
         raise ValueError("The window has no length.")
@@ -133,7 +133,7 @@ def attribute_idle(
     power = sorted(power, key=lambda sample: sample.at_ns)
     power_times = [sample.at_ns for sample in power]
     ledgers = {part: _Ledger() for part in PARTS}
-    inside, between = cache(partial(_inside_spans, shares=shares)), cache(_between_spans)  # the same few, over and over
+    inside, between = cache(partial(_inside_spans, shares=shares)), cache(_between_spans)  # few distinct arguments
     for begin, end, on_device, on_host in _moments(start_ns, end_ns, work, host, power_times):
         if on_device:
             split, part = inside(on_device)
@@ -144,13 +144,13 @@ def attribute_idle(
         place = bisect_left(power_times, end)
         ledgers[part].add(end - begin, split, power[place].value if 0 < place < len(power) else None)
     return Attribution(
-        _account(list(ledgers.values())),
-        {part: _account([ledger]) for part, ledger in ledgers.items() if ledger.length_ns},
+        _breakdown(list(ledgers.values())),
+        {part: _breakdown([ledger]) for part, ledger in ledgers.items() if ledger.length_ns},
         tuple(sorted({span.phase for span in work} - shares.keys())),
     )
 
 
-# What is going on at an instant: (stream, phase) on the device, (lane, phase) on the host.
+# Activity at an instant: (stream, phase) on the device, (lane, phase) on the host.
 _OnDevice = frozenset[tuple[int, str]]
 _OnHost = frozenset[tuple[str, str]]
 
@@ -158,21 +158,21 @@ _OnHost = frozenset[tuple[str, str]]
 def _moments(
     start_ns: int, end_ns: int, work: Iterable[DeviceSpan], host: Iterable[HostSpan], other_edges: Iterable[int]
 ) -> Iterator[tuple[int, int, _OnDevice, _OnHost]]:
-    """The window cut at every edge: (begin, end, what is on the device, what is on the host), oldest first."""
+    """Cut the window at every edge: (begin, end, phases on the device, phases on the host), oldest first."""
     changes: list[tuple[int, int, Counter[Any], tuple[int | str, str]]] = []
     on_device: Counter[tuple[int, str]] = Counter()
     on_host: Counter[tuple[str, str]] = Counter()
 
-    def note(span: DeviceSpan | HostSpan, now: Counter[Any], key: tuple[int | str, str]) -> None:
+    def add(span: DeviceSpan | HostSpan, now: Counter[Any], key: tuple[int | str, str]) -> None:
         begin, end = max(span.start_ns, start_ns), min(span.end_ns, end_ns)
         if begin < end:
             changes.append((begin, 1, now, key))
             changes.append((end, -1, now, key))
 
     for span in work:
-        note(span, on_device, (span.stream, span.phase))
+        add(span, on_device, (span.stream, span.phase))
     for lane_span in host:
-        note(lane_span, on_host, (lane_span.lane, lane_span.phase))
+        add(lane_span, on_host, (lane_span.lane, lane_span.phase))
     changes.sort(key=lambda change: change[0])
     inner = {edge for edge in other_edges if start_ns < edge < end_ns}
     edges = sorted({start_ns, end_ns, *(change[0] for change in changes), *inner})
@@ -188,12 +188,12 @@ def _moments(
 
 
 def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> tuple[dict[str, float], str]:
-    """How an instant is divided in which the device had work, and the part that it belongs to."""
-    streams: dict[int, tuple[float, str]] = {}  # active share of each stream, and who is to blame for the rest of it
+    """Split an instant at which the device had work; also returns the part it belongs to."""
+    streams: dict[int, tuple[float, str]] = {}  # stream → active share, cause of its gaps
     for stream, phase in sorted(on_device):
         known = phase in shares
         now = (shares[phase], _cause(phase)) if known else (0.0, "unattributed")
-        # A stream does one thing at a time: of spans that overlap on it, the busiest is believed.
+        # A stream does one thing at a time: of overlapping spans on it, the busiest counts.
         if stream not in streams or now[0] > streams[stream][0]:
             streams[stream] = now
     idle = math.prod(1 - share for share, _ in streams.values())
@@ -206,7 +206,7 @@ def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> tuple[di
 
 
 def _between_spans(on_host: _OnHost, following: tuple[str, str] | None) -> tuple[dict[str, float], str]:
-    """The same where the device had none; `following` are the host lane and the phase of its next span."""
+    """Split an instant at which the device had no work; `following` is the (lane, phase) of the next device span."""
     lanes: dict[str, set[str]] = {}
     for lane, phase in on_host:
         lanes.setdefault(lane, set()).add(phase)
@@ -217,10 +217,10 @@ def _between_spans(on_host: _OnHost, following: tuple[str, str] | None) -> tuple
         for phase in sorted(lanes[lane]):
             cause = _cause(phase)
             split[cause] = split.get(cause, 0.0) + 1 / (len(lanes) * len(lanes[lane]))
-    telling = {phase for phases in lanes.values() for phase in phases} - _TELLS_NO_PART
-    if not telling and following is not None:
-        telling = {following[1]}
-    return split or {"unattributed": 1.0}, _part_of(telling)
+    conclusive = {phase for phases in lanes.values() for phase in phases} - _INCONCLUSIVE
+    if not conclusive and following is not None:
+        conclusive = {following[1]}
+    return split or {"unattributed": 1.0}, _part_of(conclusive)
 
 
 def _cause(phase: str) -> str:
@@ -235,11 +235,11 @@ def _part_of(phases: Set[str]) -> str:
 
 @dataclass
 class _Ledger:
-    """What is added up of a part; times in nanoseconds."""
+    """Running totals of one part, in nanoseconds."""
 
     length_ns: int = 0
     entries: dict[str, float] = field(default_factory=dict)
-    measured_ns: int = 0  # of its length, what power samples cover
+    measured_ns: int = 0  # time covered by power samples
     watt_ns: float = 0.0
 
     def add(self, length_ns: int, split: Mapping[str, float], watts: float | None) -> None:
@@ -251,14 +251,14 @@ class _Ledger:
             self.watt_ns += watts * length_ns
 
 
-def _account(ledgers: Sequence[_Ledger]) -> Account:
+def _breakdown(ledgers: Sequence[_Ledger]) -> Breakdown:
     length = sum(ledger.length_ns for ledger in ledgers)
     measured = sum(ledger.measured_ns for ledger in ledgers)
 
     def share(name: str) -> float:
         return math.fsum(ledger.entries.get(name, 0.0) for ledger in ledgers) / length
 
-    return Account(
+    return Breakdown(
         length * 1e-9,
         share("busy"),
         {cause: share(cause) for cause in CAUSES},

@@ -1,8 +1,8 @@
-"""Phases of your own loop: `with unidle.phase("rollout"):` wherever you like, and a `PhaseMeter` around the whole.
+"""Phase timing for your own training loop: `with unidle.phase("rollout"):` blocks inside a `PhaseMeter`.
 
-Without a meter a phase costs a look at one variable, with one it costs two timestamps. Phases may lie within each
-other: an instant belongs to the innermost, so that the table sums to 100 %. What is measured is the host: a phase that
-only launches work on a GPU ends before that work does.
+Without an active meter a phase costs one variable lookup, with one it costs two timestamps. Phases may be nested: time
+counts for the innermost one, so the table sums to 100 %. Phases measure the host: one that only launches GPU work ends
+before that work does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol
 
 from unidle.errors import UsageError
-from unidle.meter.formatting import LACKING, percent
+from unidle.formatting import MISSING, percent
 from unidle.meter.sensors.background import Background
 from unidle.timeline import PhaseClock
 
@@ -22,7 +22,7 @@ UNATTRIBUTED = "unattributed"
 
 
 class Phase(Protocol):
-    """What `phase` returns."""
+    """The context manager that `phase` returns."""
 
     def __enter__(self) -> object:
         """Begin."""
@@ -46,27 +46,27 @@ _active: PhaseMeter | None = None
 
 
 def phase(name: str) -> Phase:
-    """Account for the time in a `with` block under `name`, if a `PhaseMeter` is active in this process."""
+    """Count the time in a `with` block under `name`, if a `PhaseMeter` is active in this process."""
     meter = _active
     return _NOTHING if meter is None else meter.phase(name)
 
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A phase's part of the time."""
+    """Time spent in one phase."""
 
     phase: str
     seconds: float
     share: float
     utilisation: float | None
-    """Mean of the driver's reading meanwhile, 0 to 1; None without a GPU, or where the phase was too short to tell."""
+    """Mean GPU utilisation by the driver, 0 to 1; None without a GPU or if the phase was too short."""
     watts: float | None
 
 
 class PhaseMeter:
     """Measures the phases of a block: `with unidle.PhaseMeter() as meter: … ; print(meter)`.
 
-    The thread that enters the block is the one whose time the table accounts for; phases of others are nothing.
+    It measures the thread that enters the block and ignores phases of other threads.
     """
 
     def __init__(self, *, readings: bool = True) -> None:
@@ -84,12 +84,12 @@ class PhaseMeter:
         self.stop()
 
     def start(self) -> None:
-        """Begin the account."""
+        """Start measuring."""
         global _active
         if _active is not None:
-            raise UsageError("A PhaseMeter is active already; end it before you start another.")
+            raise UsageError("A PhaseMeter is already active; stop it before you start another.")
         if self._clock is not None:
-            raise UsageError("This PhaseMeter has measured its block already; make a new one for the next.")
+            raise UsageError("This PhaseMeter has already been used; create a new one for each block.")
         if self._background:
             self._background.start()
         self._owner, self._clock = threading.get_ident(), _NestedClock()
@@ -97,7 +97,7 @@ class PhaseMeter:
         _active = self
 
     def stop(self) -> None:
-        """End it, and with it the phases that are open."""
+        """Stop measuring and close all open phases."""
         global _active
         if _active is self and self._clock is not None:
             _active = None
@@ -107,7 +107,7 @@ class PhaseMeter:
                 self._background.stop()
 
     def phase(self, name: str) -> Phase:
-        """The block for `name`; the same object each time, for it holds nothing of its own."""
+        """Return the context manager for `name`; it is stateless and shared between calls."""
         if threading.get_ident() != self._owner or self._clock is None:
             return _NOTHING
         found = self._phases.get(name)
@@ -117,16 +117,16 @@ class PhaseMeter:
         return found
 
     def rows(self) -> list[PhaseRow]:
-        """The table so far: phases by length, then what belongs to none; shares sum to 1."""
+        """Return the table so far: phases by length, then unattributed time; shares sum to 1."""
         clock, totals = self._clock, self._totals_ns
         if clock is None:
             return []
         if totals is None:
             if threading.get_ident() == self._owner:
-                clock.enter(clock.enter(0))  # bring the account up to now
+                clock.enter(clock.enter(0))  # bring the totals up to date
             totals = clock.totals_ns
         whole = sum(totals) or 1
-        intervals = list(clock.intervals)  # at once: another thread may ask
+        intervals = list(clock.intervals)  # a copy: another thread may read concurrently
         means = self._background.means(intervals) if self._background else {}
         rows = [
             PhaseRow(name, total * 1e-9, total / whole, *means.get(number, (None, None)))
@@ -139,38 +139,38 @@ class PhaseMeter:
 
 
 def table(rows: list[PhaseRow]) -> Iterator[str]:
-    """Rows for a terminal; what is not known is a –."""
+    """Format rows for a terminal; unknown values are shown as –."""
     width = max([14, *(len(row.phase) + 2 for row in rows)])
     yield f"{'phase':<{width}}{'share':>8}{'seconds':>10}{'GPU use':>9}{'power':>9}"
     for row in rows:
-        watts = LACKING if row.watts is None else f"{row.watts:.0f} W"
+        watts = MISSING if row.watts is None else f"{row.watts:.0f} W"
         use = percent(row.utilisation, 1)
         yield f"{row.phase:<{width}}{percent(row.share, 1):>8}{row.seconds:>10.2f}{use:>9}{watts:>9}"
     yield f"{'':<{width}}{percent(sum(row.share for row in rows), 1):>8}{sum(row.seconds for row in rows):>10.2f}"
 
 
 class _NestedClock(PhaseClock):
-    """Phases within each other; 0 is what lies outside of all."""
+    """A clock for nested phases; phase 0 is the time outside all of them."""
 
     def __init__(self) -> None:
         super().__init__(1, 0)
         self._left: list[int] = []  # phases to come back to
 
     def push(self, phase: int) -> None:
-        """Switch to `phase` for a while."""
+        """Enter a nested phase."""
         self._left.append(self.enter(phase))
 
     def pop(self) -> None:
-        """Go back to the phase that the last `push` left."""
+        """Return to the enclosing phase."""
         self.enter(self._left.pop())
 
     def grow(self, n_phases: int) -> None:
-        """Make room for phases that were named since."""
+        """Make room for new phases."""
         self.totals_ns += [0] * (n_phases - len(self.totals_ns))
 
 
 class _Phase:
-    """A named block of the meter's thread. It holds nothing of its own but its number."""
+    """A phase of the meter's thread; stateless except for its number."""
 
     __slots__ = ("_clock", "_number")
 

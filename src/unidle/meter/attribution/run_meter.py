@@ -1,10 +1,10 @@
-"""Accounts for a run while it goes on: what its GPU did and waited for, a stretch at a time, into `meter.jsonl`.
+"""Measures a run while it trains: GPU busy and idle time by cause, one segment at a time, into `meter.jsonl`.
 
-A stretch is some whole iterations. To attribute it takes a while, so the meter rests after each until its own share of
-the time is small; what the thread spent on which phase, and what the machine's own counters say, is told of all the
-time since the last stretch. On a GPU the first thing is a short look by torch's profiler: it tells how much of a
-phase's span kernels really ran, by which spans are multiplied from then on. A capture beside the profiler fails, so
-that this waits until the run learns and nothing has been captured for some seconds.
+A segment is a few whole iterations. Attributing it takes time, so the meter pauses after each segment to keep its own
+overhead small. Host phases and machine counters cover all the time since the previous segment. On a GPU the meter first
+opens a short torch profiler window to calibrate how much of each phase's span is kernels; later spans are multiplied by
+these shares. A CUDA graph capture fails while the profiler runs, so the window waits until the run has started learning
+and nothing has been captured for a few seconds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from unidle.engine.callbacks import OnGpu
 from unidle.errors import UsageError
-from unidle.meter.attribution.idle_time import Account, Attribution, DeviceSpan, attribute_idle, host_spans
+from unidle.formatting import percent
+from unidle.meter.attribution.idle_time import Attribution, Breakdown, DeviceSpan, attribute_idle, host_spans
 from unidle.meter.attribution.trace import Tracer
-from unidle.meter.formatting import percent
 from unidle.meter.sensors.background import Background
 from unidle.meter.sensors.host import Tree
 from unidle.meter.watch.inside.unidle_windows import Window, computed, torch_in_use, try_window
@@ -32,49 +32,49 @@ from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
-_STRETCH_NS, _ENOUGH = 500_000_000, 2_000  # a stretch ends with the iteration in which it has either: length, intervals
-_LOOK_NS = 50_000_000  # the same for one that the profiler looks at
-_MOST_LOOKS = 3  # that may be lost, or see nothing; how busy spans are stays unattributed after that
+_SEGMENT_NS, _SEGMENT_INTERVALS = 500_000_000, 2_000  # a segment ends with the iteration that reaches either
+_WINDOW_NS = 50_000_000  # length of a segment under the profiler
+_MOST_WINDOWS = 3  # attempts to calibrate; spans stay unattributed after that
 _SHOWN_SPANS = 400
-_MOST_LINES = 2000  # of a run; the longer it lasts, the further apart they are
-_OWN_SHARE = 0.002  # of the time may go into accounts
-_SETTLED_NS = 3_000_000_000  # after the last capture, before the profiler may look
+_MOST_LINES = 2000  # per run; segments of a long run are further apart
+_OWN_SHARE = 0.002  # of the run's time that the meter may use
+_SETTLED_NS = 3_000_000_000  # between the last capture and the profiler window
 
 
 @dataclass
-class _Stretch:
-    """A stretch that is under way."""
+class _Segment:
+    """The segment being measured."""
 
     begun_ns: int
-    window: Window | None  # to see what the profiler sees of it
+    window: Window | None  # open profiler window, if this segment calibrates
 
 
 class RunMeter:
-    """Hears of every iteration; see `engine.listener.Accountant`."""
+    """Writes `meter.jsonl`; the trainer calls it after every iteration."""
 
     def __init__(self, say: Callable[[str], None], *, trace: bool = False, own_share: float = _OWN_SHARE) -> None:
-        """`say` gets the account of the whole, in a sentence, at the end; with `trace`, iterations are recorded.
+        """`say` receives a one-sentence summary at the end; with `trace`, a few iterations are recorded as a trace.
 
-        `own_share` of the time may go into accounts.
+        `own_share` is the share of the run's time that the meter may use.
         """
-        self._say, self._is_to_trace, self._own_share = say, trace, own_share
+        self._say, self._wants_trace, self._own_share = say, trace, own_share
         self._closing = ExitStack()
         self._is_off = False
         self._tracer: Tracer | None = None
         self._background = Background(_READINGS)
-        self._active_share: dict[str, float] | None = None  # None: not known yet
-        self._looks = 0
-        self._stretch: _Stretch | None = None
+        self._active_share: dict[str, float] | None = None  # None: not calibrated yet
+        self._windows = 0
+        self._segment: _Segment | None = None
         self._tree: Tree | None = None
-        self._whole = _Sum()
+        self._total = _Total()
 
-    # -- what the trainer calls ----------------------------------------------------------------------------------------
+    # -- called by the trainer -----------------------------------------------------------------------------------------
 
     def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
-        """The run begins, or goes on from `step`."""
+        """Start measuring a run that begins or resumes at `step`."""
         self._timeline, self._gpu, self._path = timeline, gpu, folder / FILE
         now = perf_counter_ns()
-        self._begun_ns = self._told_ns = self._rests_until = self._settled_since = now
+        self._begun_ns = self._last_line_ns = self._pauses_until = self._settled_since = now
         self._captured = 0
         self._totals = [*timeline.totals_ns]
         with self._off_at_errors():
@@ -82,101 +82,101 @@ class RunMeter:
             if gpu is not None:
                 self._closing.callback(self._background.stop)
                 self._background.start(gpu.uuid)
-            if self._is_to_trace:
+            if self._wants_trace:
                 self._tracer = Tracer(folder, self._say)
                 self._closing.callback(self._tracer.finish)
-            with suppress(UsageError):  # the package for it is an extra
+            with suppress(UsageError):  # psutil is an optional dependency
                 self._tree = Tree(os.getpid())
 
     def iteration(self, step: int, wall: float, has_learned: bool) -> None:
-        """An iteration is done: begin a stretch, or end one, if it is time."""
+        """Start or end a segment after an iteration, if one is due."""
         if self._is_off:
             return
         now = perf_counter_ns()
-        stretch = self._stretch
+        segment = self._segment
         if self._gpu is not None and (not has_learned or self._gpu.captures() != self._captured):
             self._captured, self._settled_since = self._gpu.captures(), now
         with self._off_at_errors():
             if self._tracer is not None and not self._tracer.is_done:
                 if self._has_settled(now):
                     self._tracer.iteration()
-            elif stretch is not None:
-                length = _STRETCH_NS if stretch.window is None else _LOOK_NS
-                if now - stretch.begun_ns >= length or len(self._timeline.intervals) >= _ENOUGH:
-                    self._end_stretch(stretch, now, step, wall)
-            elif now >= self._rests_until:
-                self._begin_stretch(now)
+            elif segment is not None:
+                length = _SEGMENT_NS if segment.window is None else _WINDOW_NS
+                if now - segment.begun_ns >= length or len(self._timeline.intervals) >= _SEGMENT_INTERVALS:
+                    self._end_segment(segment, now, step, wall)
+            elif now >= self._pauses_until:
+                self._begin_segment(now)
 
     def end(self) -> None:
-        """The run is over."""
+        """Stop measuring and report the summary."""
         with self._off_at_errors(), self._closing:
-            if self._stretch is not None and self._stretch.window is not None:
-                self._stretch.window.close()
-        if self._whole.seconds:
-            self._say(self._whole.sentence())
+            if self._segment is not None and self._segment.window is not None:
+                self._segment.window.close()
+        if self._total.seconds:
+            self._say(self._total.sentence())
 
     @contextmanager
     def _off_at_errors(self) -> Iterator[None]:
-        """A meter that fails is no reason for a run to fail: it says so, and is off from then on."""
+        """Turn the meter off and report it when it fails: a run must not fail because of its meter."""
         try:
             yield
         except Exception as error:
             self._is_off = True
-            self._say(f"The run's time is not accounted for any more: {str(error) or type(error).__name__}.")
+            self._say(f"The meter failed and is off for the rest of the run: {str(error) or type(error).__name__}.")
 
-    # -- a stretch -----------------------------------------------------------------------------------------------------
+    # -- segments ------------------------------------------------------------------------------------------------------
 
-    def _begin_stretch(self, now: int) -> None:
+    def _begin_segment(self, now: int) -> None:
         window = None
         if self._gpu is not None and self._active_share is None:
             if not self._has_settled(now):
                 return
             window = try_window(torch_in_use())
             if window is None:
-                self._active_share = {}  # somebody else profiles, or torch cannot
+                self._active_share = {}  # the profiler is in use or not available
         self._timeline.listen()
-        self._stretch = _Stretch(perf_counter_ns(), window)
+        self._segment = _Segment(perf_counter_ns(), window)
 
     def _has_settled(self, now: int) -> bool:
-        """Whether the profiler may look: it learns, and nothing was captured for a while."""
+        """Whether the profiler may run: the run learns, and nothing was captured recently."""
         return self._gpu is None or now - self._settled_since >= _SETTLED_NS
 
-    def _end_stretch(self, stretch: _Stretch, now: int, step: int, wall: float) -> None:
-        self._timeline.enter(LOGGING)  # as it is already: so that it is known up to now
-        self._stretch, self._timeline.is_heard = None, False
+    def _end_segment(self, segment: _Segment, now: int, step: int, wall: float) -> None:
+        self._timeline.enter(LOGGING)  # the current phase; brings its totals up to date
+        self._segment, self._timeline.is_heard = None, False
         on_device = [
             DeviceSpan(PHASES[phase], start, end, stream=phase) for phase, start, end in self._timeline.on_device
         ]
-        if stretch.window is not None:
-            self._looks += 1
-            self._active_share = _looked_at(stretch.window, on_device)
-            if self._active_share is None and self._looks == _MOST_LOOKS:
+        if segment.window is not None:
+            self._windows += 1
+            self._active_share = _calibrate(segment.window, on_device)
+            if self._active_share is None and self._windows == _MOST_WINDOWS:
                 self._active_share = {}
-            return  # a stretch under the profiler is not like others
+            return  # the profiler slows this segment down, so it is not recorded
         on_host = list(self._timeline.intervals)
-        begun = max(stretch.begun_ns, on_host[0][1])
-        if self._gpu is not None:  # where evaluations are played too, and without a clock: so after the last of them
+        begun = max(segment.begun_ns, on_host[0][1])
+        if self._gpu is not None:  # evaluations use the GPU too, without CUDA events: start after the last of them
             begun = max([begun, *(end for phase, _, end in on_host if phase == EVALUATE)])
             on_host = [span for span in on_host if span[2] > begun]
         line: dict[str, Any] = {"step": step, "seconds": wall, "length": (now - begun) * 1e-9}
-        covered, host = (now - self._told_ns) * 1e-9, self._host_shares()
+        covered, host = (now - self._last_line_ns) * 1e-9, self._host_shares()
         line |= {"covered": covered, "gpu": None, "parts": {}, "host": host}
         if self._gpu is not None:
             power = self._background.samples("power", begun)
             found = attribute_idle(begun, now, on_device, host_spans(on_host), self._active_share or {}, power)
             clocked = 1.0 - host[PHASES[EVALUATE]]
-            self._whole.add(found, covered, clocked)
+            self._total.add(found, covered, clocked)
             line |= _as_line(found, clocked)
         line["readings"] = self._readings(now)
         line["spans"] = _first_spans(begun, on_host, self._timeline.on_device)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        self._told_ns, cost = now, perf_counter_ns() - now
+        self._last_line_ns, cost = now, perf_counter_ns() - now
         pause = max(cost / self._own_share, (now - self._begun_ns) / _MOST_LINES)
-        self._rests_until = perf_counter_ns() + round(pause)
+        self._pauses_until = perf_counter_ns() + round(pause)
 
     def _host_shares(self) -> dict[str, float]:
-        """What the thread did since the last line."""
+        """Return the share of each host phase since the last line."""
         totals = self._timeline.totals_ns
         spent = [after - before for after, before in zip(totals, self._totals)]
         self._totals = [*totals]
@@ -184,34 +184,34 @@ class RunMeter:
         return {name: part / whole for name, part in zip(PHASES, spent)}
 
     def _readings(self, now: int) -> dict[str, float | None]:
-        """What the machine's own counters say of the time since the last line; None where it has none."""
-        told = {name: self._background.mean(name, self._told_ns, now) for name in _READINGS}
+        """Return mean sensor readings since the last line; None where the machine has no such sensor."""
+        means = {name: self._background.mean(name, self._last_line_ns, now) for name in _READINGS}
         cores = None
         if self._tree is not None:
             cores = next((sample.value for sample in self._tree.poll().get("cpu", ())), None)
         return {
-            "utilisation": _scaled(told["utilisation"], 0.01),
-            "watts": told["power"],
-            "joules": self._background.grown("energy", self._told_ns, now),
-            "memory_bytes": _scaled(told["memory"], 2**30),
+            "utilisation": _scaled(means["utilisation"], 0.01),
+            "watts": means["power"],
+            "joules": self._background.increase("energy", self._last_line_ns, now),
+            "memory_bytes": _scaled(means["memory"], 2**30),
             "memory_total_bytes": self._background.memory_bytes,
-            "sm": _scaled(told["SM active"], 0.01),
+            "sm": _scaled(means["SM active"], 0.01),
             "cores": cores,
         }
 
 
 @dataclass
-class _Sum:
-    """All stretches together, each for the time that it stands for, as one sentence."""
+class _Total:
+    """All segments, each weighted by the time it represents; all values are seconds."""
 
     seconds: float = 0.0
-    busy: float = 0.0  # seconds, as all that follows
+    busy: float = 0.0
     unattributed: float = 0.0
     idle: dict[str, float] = field(default_factory=dict)
-    parts: dict[str, list[float]] = field(default_factory=dict)  # seconds, busy, watt-seconds, those with known power
+    parts: dict[str, list[float]] = field(default_factory=dict)  # total, busy, watt-seconds, total with known power
 
     def add(self, found: Attribution, covered: float, clocked: float) -> None:
-        """One more stretch, for `covered` seconds; what is not `clocked` of them is unattributed."""
+        """Add a segment that represents `covered` seconds, of which the share `clocked` was measured."""
         whole, seconds = found.whole, covered * clocked
         self.seconds += covered
         self.busy += whole.busy * seconds
@@ -227,9 +227,9 @@ class _Sum:
                 kept[3] += of_part
 
     def sentence(self) -> str:
-        """GPU busy 35 % (15 % at 125 W in rollouts, 95 % at 208 W in learning); it waited for …"""
+        """GPU busy 35 % (15 % at 125 W in rollouts, 95 % at 208 W in learning); idle: …"""
         of_parts = []
-        for name, words in (("rollout", "in rollouts"), ("learning", "in learning"), ("both", "in both at once")):
+        for name, words in (("rollout", "in rollouts"), ("learning", "in learning"), ("both", "while they overlap")):
             seconds, busy, joules, known = self.parts.get(name, [0.0] * 4)
             if seconds > 0.01 * self.seconds:
                 watts = f" at {joules / known:.0f} W" if known else ""
@@ -238,12 +238,12 @@ class _Sum:
         causes = [f"{cause} {percent(share)}" for share, cause in waited if share >= 0.01]
         causes.append(f"unattributed {percent(self.unattributed / self.seconds)}")
         inside = f" ({', '.join(of_parts)})" if of_parts else ""
-        return f"GPU busy {percent(self.busy / self.seconds)}{inside}; it waited for: {', '.join(causes)}."
+        return f"GPU busy {percent(self.busy / self.seconds)}{inside}; idle: {', '.join(causes)}."
 
 
-def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float] | None:
-    """Close the window; returns the kernel-active share of each phase's spans in it, or None if nothing was seen."""
-    offset = time.time_ns() - perf_counter_ns()  # of the profiler's clock
+def _calibrate(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float] | None:
+    """Close the window and return the kernel-active share of each phase's spans; None if it recorded nothing."""
+    offset = time.time_ns() - perf_counter_ns()  # between the profiler's clock and ours
     seen = window.close()
     if seen is None:
         return None
@@ -252,9 +252,9 @@ def _looked_at(window: Window, spans: Sequence[DeviceSpan]) -> dict[str, float] 
 
 
 def active_shares(spans: Iterable[DeviceSpan], kernels: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """Of each phase's spans, the share in which one of `kernels` (start, end) ran; both by the same clock.
+    """Return the share of each phase's spans in which one of `kernels` (start, end) ran, on the same clock.
 
-    Where spans of two phases overlap, what ran is taken for either's: the profiler does not say whose it was.
+    Where spans of two phases overlap, a kernel counts for both: the profiler does not say which one launched it.
     """
     ordered = [span for span in spans if span.end_ns > span.start_ns]
     if not ordered or not kernels:
@@ -269,9 +269,9 @@ def active_shares(spans: Iterable[DeviceSpan], kernels: Sequence[tuple[int, int]
 
 
 def _as_line(found: Attribution, clocked: float) -> dict[str, Any]:
-    """Of all the time it stands for; what is not `clocked` of that is unattributed."""
+    """Return the GPU fields of a line; time outside the share `clocked` is unattributed."""
 
-    def of_part(part: Account) -> dict[str, float | None]:
+    def of_part(part: Breakdown) -> dict[str, float | None]:
         return {"share": clocked * part.seconds / found.whole.seconds, "busy": part.busy, "watts": part.watts}
 
     whole = found.whole
@@ -284,7 +284,7 @@ def _as_line(found: Attribution, clocked: float) -> dict[str, Any]:
 
 
 def _first_spans(begun: int, on_host: Sequence[Interval], on_device: Iterable[Interval]) -> list[list[Any]]:
-    """The first spans of a stretch, for a look through a magnifying glass: in seconds after its beginning."""
+    """Return the first spans of a segment, in seconds from its start, for the dashboard's close-up."""
     spans = [("host", *span) for span in on_host[:_SHOWN_SPANS]]
     until = spans[-1][3] if spans else begun
     spans += [("gpu", *span) for span in on_device if begun <= span[1] < until]

@@ -1,4 +1,4 @@
-"""A few iterations as a trace for Perfetto: every operation and kernel, with its time, by torch's profiler."""
+"""Records a few iterations with torch's profiler as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unidle.meter.watch.inside.unidle_windows import hush_kineto
 
 FILE = "trace.json.gz"
 _ITERATIONS, _SECONDS = 2, 0.2  # at least
-_ENOUGH_SECONDS = 5.0  # after which one will do
+_ENOUGH_SECONDS = 5.0  # then a single iteration is enough
 
 
 class Tracer:
-    """Records once, from the first iteration at which it may."""
+    """Records one trace per run."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._path, self._say = folder / FILE, say
@@ -24,7 +24,7 @@ class Tracer:
         self.is_done = False
 
     def iteration(self) -> None:
-        """An iteration is done, and nothing stands against recording the next."""
+        """Start recording, or stop after enough iterations; called while the profiler may run."""
         if self._profiler is None:
             import torch
 
@@ -41,13 +41,14 @@ class Tracer:
             self.finish()
 
     def finish(self) -> None:
-        """Write what was recorded, and say where it is."""
+        """Write the trace and report its path."""
         if self.is_done:
             return
         self.is_done = True
         if self._profiler is None:
-            self._say("There is no trace: the run was over before one could be recorded; give it more --timesteps.")
+            self._say("No trace was recorded because the run ended too early; give it more --timesteps.")
             return
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self._path))
-        self._say(f"{perf_counter() - self._begun:.1f} seconds of it are in {self._path}: open it at ui.perfetto.dev.")
+        seconds = perf_counter() - self._begun
+        self._say(f"Wrote a trace of {seconds:.1f} seconds to {self._path}; open it at ui.perfetto.dev.")

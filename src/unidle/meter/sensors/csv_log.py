@@ -1,7 +1,6 @@
-"""Samples as a CSV file: one line for each new value, so that every reading keeps its own pace and no repeat is in it.
+"""Writes samples to a CSV file, one line per new value, so each reading keeps its own rate without repeats.
 
-What a GPU lacks has no lines. Each line is whole when it is written: the file can be read while it grows, and what is
-in it stays whatever ends the program.
+Unavailable readings have no lines. Lines are written whole: the file can be read while it grows and survives a crash.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ COLUMNS = ("time", "source", "reading", "value", "unit")  # time: seconds since 
 
 
 class CsvLog:
-    """A CSV file in the making."""
+    """An open CSV file of samples."""
 
     def __init__(self, path: Path) -> None:
         if path.is_file() and path.stat().st_size:
-            raise UsageError(f"There is already something in {path}; choose another file for --csv.")
+            raise UsageError(f"{path} is not empty; choose another file for --csv.")
         self._path = path
-        with self._told():
+        with self._write_errors():
             self._file = path.open("w", encoding="utf-8", newline="", buffering=1)
             self._writer = csv.writer(self._file, lineterminator="\n")
             self._writer.writerow(COLUMNS)
 
     def write(self, source: Source, found: dict[str, list[Sample]]) -> None:
         """Append what `source.poll()` found."""
-        # The system's clock may be set while we run: what is written is right by its time of now.
+        # Recomputed each time because the system clock may be adjusted while we run.
         offset_ns = time.time_ns() - time.perf_counter_ns()
-        with self._told():
+        with self._write_errors():
             for reading in source.readings:
                 for sample in found.get(reading.name, ()):
                     at = f"{(sample.at_ns + offset_ns) * 1e-9:.3f}"
@@ -42,11 +41,11 @@ class CsvLog:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # what could not be written was told of then
+        with suppress(OSError):  # write errors were already reported
             self._file.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

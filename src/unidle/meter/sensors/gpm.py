@@ -1,8 +1,8 @@
-"""GPM, the counters of Hopper and newer: how much of the SMs, tensor cores and DRAM bandwidth was at work.
+"""Reads GPM, the hardware counters of Hopper and newer GPUs: activity of SMs, tensor cores and DRAM.
 
-Utilisation says only that some kernel ran. GPM compares two snapshots of counters, so that each value is the mean
-over the time between them. Snapshots less than about a tenth of a second apart yield zeros: such are never taken here.
-Two threads that take one at the same time end the process (a segmentation fault, driver 580): here they take turns.
+Utilisation says only that some kernel ran. GPM compares two snapshots of counters, so each value is the mean over the
+time between them. Snapshots less than about 0.1 s apart yield zeros, so they are never taken that often. Two threads
+that take a snapshot at the same time crash the process (segmentation fault, driver 580), hence the lock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ READINGS = tuple(Reading(f"{unit} active", "%", PERIOD_S, 100.0) for unit in ("S
 
 
 class Gpm:
-    """Two snapshots in turn: the later of one pair is the earlier of the next, so that no time is left out."""
+    """Compares consecutive snapshots, so the values cover all the time."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        """Raises NVMLError where there are no such counters."""
+        """Raises NVMLError if the GPU has no GPM counters."""
         self._nvml, self._handle = nvml, handle
         if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -29,7 +29,7 @@ class Gpm:
         self._since_ns: int | None = None
 
     def poll(self, now_ns: int) -> dict[str, float]:
-        """A value for each reading the GPU has, if it is time for one."""
+        """Return a value for each available reading, or nothing if it is too early for the next snapshot."""
         nvml = self._nvml
         if self._since_ns is not None and now_ns - self._since_ns < EARLY * PERIOD_S * 1e9:
             return {}
@@ -55,6 +55,6 @@ class Gpm:
         }
 
     def close(self) -> None:
-        """Give the snapshots back to the driver."""
+        """Free the snapshots."""
         for snapshot in (self._last, self._spare):
             self._nvml.nvmlGpmSampleFree(snapshot)

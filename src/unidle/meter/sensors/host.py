@@ -1,7 +1,7 @@
-"""What the host does: its cores, memory and I/O wait, and who uses them, through psutil.
+"""Reads the host with psutil: cores, memory, I/O wait, and the processes that use them.
 
-Only cores that this process may use are read. The kernel counts their time in hundredths of a second, so that a
-value over a tenth of a second is right to ten points; over less it would be noise, and is not taken.
+Only cores available to this process are read. The kernel counts CPU time in hundredths of a second, so a value over
+0.1 s is accurate to ten percentage points; shorter periods would be noise and are not sampled.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.errors import UsageError
-from unidle.meter.sensors.reading import EARLY, Reading, Renewed, Sample
+from unidle.meter.sensors.reading import EARLY, Reading, RepeatFilter, Sample
 
 _PERIOD_S = 0.1
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PROCESS_PERIOD_S = 1.0  # to look through all processes takes tens of milliseconds
+_PROCESS_PERIOD_S = 1.0  # scanning all processes takes tens of milliseconds
 
 
 def psutil() -> Any:
-    """The package, which is an extra; UsageError if it is not there."""
+    """Import psutil, an optional dependency; raises UsageError if it is not installed."""
     try:
         import psutil
     except ImportError:
@@ -45,18 +45,18 @@ class Host:
             Reading("memory", "GiB", 1.0, total),
             *(Reading(name, "%", _PERIOD_S, 100.0) for name in self.core_names),
         )
-        self._memory = Renewed(1.0)
+        self._memory = RepeatFilter(1.0)
         self._times, self._since_ns = self._core_times(), time.perf_counter_ns()
-        self.lacking = set() if self._times and self._times[0][2] is not None else {"I/O wait"}
+        self.unavailable = set() if self._times and self._times[0][2] is not None else {"I/O wait"}
 
     def poll(self) -> dict[str, list[Sample]]:
-        """The samples that are new since the last call."""
+        """Return the samples that are new since the last call."""
         memory = self._psutil.virtual_memory()
         found = {"memory": self._memory.take(time.perf_counter_ns(), (memory.total - memory.available) / 2**30)}
         if time.perf_counter_ns() - self._since_ns < EARLY * _PERIOD_S * 1e9:
             return found
         times, at_ns = self._core_times(), time.perf_counter_ns()
-        # Of no core where a container counts its cores from 0, and says which of the machine's it may use.
+        # Empty in containers that number their cores from 0 but report the machine's numbers as their affinity.
         if not times or any(now[0] <= before[0] for now, before in zip(times, self._times)):
             return found
         passed = [now[0] - before[0] for now, before in zip(times, self._times)]
@@ -64,14 +64,14 @@ class Host:
         for name, core_busy, core_passed in zip(self.core_names, busy, passed):
             found[name] = [Sample(at_ns, 100 * core_busy / core_passed)]
         found["cpu"] = [Sample(at_ns, 100 * sum(busy) / sum(passed))]
-        if "I/O wait" not in self.lacking:
+        if "I/O wait" not in self.unavailable:
             waited = sum(max(0, now[2] - before[2]) for now, before in zip(times, self._times))
             found["I/O wait"] = [Sample(at_ns, 100 * waited / sum(passed))]
         self._times, self._since_ns = times, at_ns
         return found
 
     def _core_times(self) -> list[tuple[int, int, Any]]:
-        """The kernel's ticks (in all, busy, waiting for I/O or None where it does not tell) of each core so far."""
+        """Return the kernel's ticks of each core so far: total, busy, I/O wait (None if not reported)."""
         found = []
         every = self._psutil.cpu_times(percpu=True)
         for core in self.cores:
@@ -79,49 +79,49 @@ class Host:
                 continue
             t = every[core]
             ticks = {name: round(seconds * _TICKS_PER_S) for name, seconds in t._asdict().items()}
-            whole = sum(ticks.values()) - ticks.get("guest", 0) - ticks.get("guest_nice", 0)  # these are in user too
+            whole = sum(ticks.values()) - ticks.get("guest", 0) - ticks.get("guest_nice", 0)  # included in user
             waiting = ticks.get("iowait")
             found.append((whole, whole - ticks["idle"] - (waiting or 0), waiting))
         return found
 
 
 class Tree:
-    """A process and all that it started, together: a trainer and its workers."""
+    """A process and all its descendants, such as a trainer and its workers."""
 
     def __init__(self, pid: int) -> None:
         self._psutil = psutil()
         try:
             self._root = self._psutil.Process(pid)
         except (self._psutil.NoSuchProcess, ValueError, OverflowError):
-            raise UsageError(f"There is no process {pid}; `ps` lists those that run.") from None
+            raise UsageError(f"There is no process {pid}; run `ps` to list the running ones.") from None
         self.name = f"pid {pid}"
         self.readings = (
             Reading("cpu", "cores", _PERIOD_S),
             Reading("memory", "GiB", _PERIOD_S),
             Reading("processes", "", _PERIOD_S),
         )
-        self.lacking: set[str] = set()
-        self.pids: set[int] = set()  # of all members that were ever seen
+        self.unavailable: set[str] = set()
+        self.pids: set[int] = set()  # of all members ever seen
         self._before = self._use()
 
     @property
     def command(self) -> str:
-        """What was started, for people."""
+        """Return the command line for display."""
         try:
             return " ".join(self._root.cmdline()) or self._root.name()
         except self._psutil.Error:
             return "ended"
 
     def poll(self) -> dict[str, list[Sample]]:
-        """The samples that are new since the last call; none once the process has ended."""
+        """Return the samples that are new since the last call; none once the process has ended."""
         before = self._before
         if before is None or time.perf_counter_ns() - before.at_ns < EARLY * _PERIOD_S * 1e9:
-            return {}  # to look through all processes takes a while
+            return {}  # scanning all processes is slow
         use = self._use()
         if use is None:
             return {}
         self._before = use
-        # A worker that dies takes its time along, if nobody asks for its exit status: then less is counted than before.
+        # The time of a worker that died without being reaped is lost, so the total can shrink.
         cores = max(0.0, use.seconds - before.seconds) / ((use.at_ns - before.at_ns) * 1e-9)
         return {
             "cpu": [Sample(use.at_ns, cores)],
@@ -139,7 +139,7 @@ class Tree:
         for member in members:
             try:
                 with member.oneshot():
-                    # With the time of children that ended: so what a worker did is not lost with it.
+                    # Includes the time of reaped children, so the work of finished workers counts.
                     seconds += sum(member.cpu_times()[:4])
                     memory += member.memory_info().rss
                     alive += 1
@@ -152,13 +152,13 @@ class Tree:
 class _TreeUse:
     at_ns: int
     seconds: float  # of CPU time so far
-    memory: int  # bytes; what processes share is counted for each
+    memory: int  # bytes; shared memory is counted once per process
     processes: int
 
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What one process used of late."""
+    """Recent resource use of one process."""
 
     pid: int
     name: str
@@ -167,16 +167,16 @@ class ProcessUse:
 
 
 class Busiest:
-    """The processes that use the most CPU time; looked for once a second at most."""
+    """The processes that use the most CPU time, updated at most once a second."""
 
     def __init__(self, n: int, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._psutil, self._n, self._clock_ns = psutil(), n, clock_ns
-        self._before: dict[tuple[int, float], float] = {}  # (pid, when it began) → seconds of CPU time so far
+        self._before: dict[tuple[int, float], float] = {}  # (pid, start time) → CPU seconds so far
         self._at_ns: int | None = None
         self.processes: list[ProcessUse] = []
 
     def poll(self) -> bool:
-        """Renew `processes` if it is time to; returns whether it was."""
+        """Update `processes` if it is due; returns whether it was."""
         now_ns = self._clock_ns()
         if self._at_ns is not None and now_ns - self._at_ns < _PROCESS_PERIOD_S * 1e9:
             return False
@@ -186,7 +186,7 @@ class Busiest:
             try:
                 with process.oneshot():
                     seconds = sum(process.cpu_times()[:2])
-                    identity = process.pid, process.create_time()  # numbers are given out again
+                    identity = process.pid, process.create_time()  # pids are reused
                     times[identity] = seconds
                     if passed_s is not None:
                         used = seconds - self._before.get(identity, 0.0)

@@ -1,4 +1,4 @@
-"""A reading over the whole life of something, in a few numbers: it may last for days."""
+"""Statistics of a reading over a whole command in constant memory, since a command may run for days."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from unidle.meter.sensors.reading import Sample
 
 
 @dataclass
-class Life:
-    """Least, mean and largest value so far; a value holds until the next sample, so the mean is over time."""
+class LifetimeStats:
+    """Min, mean and max so far; a value holds until the next sample, so the mean is over time."""
 
     least: float = float("inf")
     largest: float = float("-inf")
     _last: Sample | None = None
     _held_ns: int = 0
     _value_ns: float = 0.0
-    # What the two were when the first value above 0 began, and when the last one ended.
+    # (_held_ns, _value_ns) at the start of the first value above 0 and at the end of the last one.
     _first_used: tuple[int, float] | None = None
     _last_used: tuple[int, float] | None = None
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Take note of samples, oldest first."""
+        """Add samples, oldest first."""
         for sample in samples:
             if self._last is not None:
                 held = max(0, sample.at_ns - self._last.at_ns)
@@ -37,17 +37,17 @@ class Life:
 
     @property
     def latest(self) -> float | None:
-        """The last value; None before the first."""
+        """The last value; None before the first sample."""
         return self._last.value if self._last else None
 
     @property
     def mean(self) -> float | None:
-        """None before the first sample."""
+        """Time-weighted mean; None before the first sample."""
         return self._value_ns / self._held_ns if self._held_ns else self.latest
 
     @property
     def in_use(self) -> tuple[float, float] | None:
-        """Seconds from the first value above 0 to the end of the last, and the mean meanwhile; None if none is."""
+        """Seconds from the first value above 0 to the end of the last, and the mean over them; None if all are 0."""
         if self._first_used is None or self._last_used is None or self._last_used[0] == self._first_used[0]:
             return None
         held_ns, value_ns = (last - first for first, last in zip(self._first_used, self._last_used))

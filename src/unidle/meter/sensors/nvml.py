@@ -1,16 +1,17 @@
-"""What the NVIDIA driver tells about its GPUs, through nvidia-ml-py.
+"""Reads NVIDIA GPUs through NVML (nvidia-ml-py).
 
-What the numbers are, and how often the driver renews them:
+The readings, and how often the driver updates them:
 
-- *utilisation*: the share of time in which some kernel ran, were it of one thread; *memory controller*: in which
-  memory was read or written. Each is over a window of 1/6 to 1 s. The driver keeps its own samples, with their times:
-  those are taken, and none is missed or seen twice. Only where it has none is the value polled.
+- *utilisation*: share of time in which some kernel ran, even a kernel of one thread; *memory controller*: share in
+  which memory was read or written. Both are averages over 1/6 to 1 s. The driver keeps timestamped samples, which are
+  read so that none is missed or counted twice; only where there are none is the current value polled.
 - *SM, tensor, DRAM active*: see `gpm`.
-- *power*, at this instant where the driver knows it, else its mean over the last second, and its share of the limit in
-  force; *energy*: the difference of the driver's counter, not a sum of powers. Both move about ten times a second.
-- *memory*, *temperature*, *clocks*, *throttle reasons*, *processes*: as they are when asked.
+- *power*: instantaneous if the driver supports it, else its mean over the last second, and its share of the enforced
+  limit; *energy*: the difference of the driver's counter, not a sum of power samples. Both change about ten times a
+  second.
+- *memory*, *temperature*, *clocks*, *throttle reasons*, *processes*: current values.
 
-A GPU need not have all of them. What the driver refuses for good is listed as lacking; it is never a 0.
+Not every GPU has all of them. Readings that the driver does not support are listed as unavailable and never shown as 0.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from typing import Any, TypeVar
 
 from unidle.meter.sensors.gpm import READINGS as GPM_READINGS
 from unidle.meter.sensors.gpm import Gpm
-from unidle.meter.sensors.reading import Reading, Renewed, Sample
+from unidle.meter.sensors.reading import Reading, RepeatFilter, Sample
 
 _T = TypeVar("_T")
 
-_NO_DRIVER = "No NVIDIA GPU here: there is no NVIDIA driver."
+_NO_DRIVER = "No NVIDIA GPU found: there is no NVIDIA driver."
 _NO_PACKAGE = "GPU readings need the package nvidia-ml-py; run: pip install 'unidle[meter]'."
-_TRACES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of a driver; the second is how WSL has it
+_DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second is WSL's
 
 _SLOW_S, _FAST_S = 1.0, 0.1
-_SILENCE_S = 1.5  # longer than the longest window of a sample
-# Clocks below their highest for a reason that is no fault, an idle GPU above all, are not throttled.
+_NO_SAMPLES_S = 1.5  # without samples before polling; longer than the longest averaging window
+# Reasons that slow a busy GPU down; low clocks of an idle GPU are not throttling.
 _REASONS = {
     0x004: "power limit",
     0x008: "hardware slowdown",
@@ -49,35 +50,35 @@ _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that computes on a GPU."""
+    """A process that uses a GPU."""
 
-    pid: int  # as the driver numbers it, which in a container may not be the number there
+    pid: int  # the host's pid, which may differ from the one inside a container
     memory: int | None  # bytes
-    utilisation: float | None  # %: the share of time in which some kernel of it ran, mean since the last look
+    utilisation: float | None  # %: share of time in which one of its kernels ran, mean since the last poll
 
 
 class Gpu:
-    """One GPU, and what is new about it since it was last asked."""
+    """One GPU and its readings."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml, self.index, self.name = nvml, index, f"gpu {index}"
-        self.lacking: set[str] = set()
+        self.unavailable: set[str] = set()
         self.is_lost = False
         self.throttled_by: tuple[str, ...] | None = None
         self.processes: list[GpuProcess] | None = None
-        # Errors that the next call will meet again; any other is of the moment.
+        # Errors that will not go away; any other is temporary.
         self._final = {
             nvml.NVML_ERROR_NOT_SUPPORTED,
             nvml.NVML_ERROR_NO_PERMISSION,
             nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            nvml.NVML_ERROR_INVALID_ARGUMENT,  # how older drivers refuse a field they do not know
+            nvml.NVML_ERROR_INVALID_ARGUMENT,  # older drivers return it for unknown fields
         }
-        self._handle = self._ask("handle", lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+        self._handle = self._query("handle", lambda: nvml.nvmlDeviceGetHandleByIndex(index))
         if self._handle is None:
             self.is_lost = True
-        self.model = self._ask("name", lambda: _text(nvml.nvmlDeviceGetName(self._handle))) or "NVIDIA GPU"
-        memory = self._ask("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).total / 2**30)
-        self.power_limit = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000)
+        self.model = self._query("name", lambda: _text(nvml.nvmlDeviceGetName(self._handle))) or "NVIDIA GPU"
+        memory = self._query("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).total / 2**30)
+        self.power_limit = self._query("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000)
         self.readings = (
             Reading("utilisation", "%", _SLOW_S, 100.0),
             Reading("memory controller", "%", _SLOW_S, 100.0),
@@ -90,30 +91,30 @@ class Gpu:
             Reading("SM clock", "MHz", _FAST_S),
             Reading("memory clock", "MHz", _FAST_S),
         )
-        self._renewed = {reading.name: Renewed(reading.period_s) for reading in self.readings}
-        self._seen: dict[int, int] = {}  # kind of the driver's samples → time of the last one, in its microseconds
-        self._heard_ns = dict.fromkeys(self._renewed, time.perf_counter_ns())  # when the driver's samples last came
+        self._repeat_filters = {reading.name: RepeatFilter(reading.period_s) for reading in self.readings}
+        self._seen: dict[int, int] = {}  # kind of driver samples → timestamp of the last one, µs
+        self._last_samples_ns = dict.fromkeys(self._repeat_filters, time.perf_counter_ns())
         self._processes_seen = 0
-        self._joules: tuple[float, float] | None = None  # the counter when last read, and what was used until then
-        self._gpm: Gpm | None = self._ask("GPM", lambda: Gpm(nvml, self._handle))
+        self._joules: tuple[float, float] | None = None  # last counter value, energy used so far
+        self._gpm: Gpm | None = self._query("GPM", lambda: Gpm(nvml, self._handle))
         if self._gpm is None:
-            self.lacking |= {reading.name for reading in GPM_READINGS}
+            self.unavailable |= {reading.name for reading in GPM_READINGS}
 
-    def is_called(self, uuid: str) -> bool:
-        """Whether this is the GPU's name for good, with or without the word GPU before it."""
-        own = self._ask("UUID", lambda: _text(self._nvml.nvmlDeviceGetUUID(self._handle)))
+    def has_uuid(self, uuid: str) -> bool:
+        """Whether this is the GPU's UUID, with or without the prefix GPU-."""
+        own = self._query("UUID", lambda: _text(self._nvml.nvmlDeviceGetUUID(self._handle)))
         return own is not None and own.removeprefix("GPU-") == uuid.removeprefix("GPU-")
 
     def poll(self) -> dict[str, list[Sample]]:
-        """The samples that are new since the last call; none for what this GPU lacks."""
+        """Return the samples that are new since the last call; none for unavailable readings."""
         found = self.poll_only({reading.name for reading in self.readings})
         self.poll_throttling()
         return found
 
     def poll_only(self, wanted: Container[str]) -> dict[str, list[Sample]]:
-        """The same of these readings alone.
+        """Poll only these readings.
 
-        All of them take the driver of an H200 about 10 ms: utilisation and memory controller 5, energy 3, GPM 1.5.
+        Polling all takes about 10 ms on an H200: utilisation and memory controller 5, energy 3, GPM 1.5.
         """
         nvml, handle = self._nvml, self._handle
         found: dict[str, list[Sample]] = {}
@@ -138,17 +139,17 @@ class Gpu:
         return found
 
     def poll_throttling(self) -> None:
-        """Renew `throttled_by`."""
+        """Update `throttled_by`."""
         nvml = self._nvml
-        mask = self._ask("throttle reasons", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        mask = self._query("throttle reasons", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
         self.throttled_by = None if mask is None else tuple(word for bit, word in _REASONS.items() if mask & bit)
 
     def poll_processes(self) -> None:
-        """Renew `processes`; apart, for it takes the driver longer than all else and need not be as often."""
+        """Update `processes`; separate from `poll` because it is slow and needed less often."""
         nvml = self._nvml
-        users = self._ask("processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        users = self._query("processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         shares: dict[int, list[float]] = {}
-        for sample in self._ask("process use", self._process_samples) or []:
+        for sample in self._query("process use", self._process_samples) or []:
             shares.setdefault(sample.pid, []).append(float(sample.smUtil))
             self._processes_seen = max(self._processes_seen, sample.timeStamp)
         if users is None:
@@ -160,64 +161,64 @@ class Gpu:
             ]
 
     def close(self) -> None:
-        """Let go of what the driver keeps for this object."""
+        """Free the driver's resources."""
         if self._gpm is not None:
-            self._ask("GPM", self._gpm.close)
+            self._query("GPM", self._gpm.close)
 
-    def _ask(self, what: str, ask: Callable[[], _T]) -> _T | None:
-        """The driver's answer; None if there is none, and no more asking for what it never has."""
-        if self.is_lost or what in self.lacking:
+    def _query(self, what: str, ask: Callable[[], _T]) -> _T | None:
+        """Return the driver's answer or None; an unsupported query is not repeated."""
+        if self.is_lost or what in self.unavailable:
             return None
         try:
             return ask()
-        except self._nvml.NVMLLibraryMismatchError:  # no NVMLError: the driver is older than the function asked for
-            self.lacking.add(what)
+        except self._nvml.NVMLLibraryMismatchError:  # not an NVMLError: the driver is too old for this function
+            self.unavailable.add(what)
             return None
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                 self.is_lost = True
             elif error.value in self._final:
-                self.lacking.add(what)
+                self.unavailable.add(what)
             return None
 
     def _read(self, found: dict[str, list[Sample]], name: str, ask: Callable[[], float]) -> None:
-        value = self._ask(name, ask)
+        value = self._query(name, ask)
         if value is not None:
-            found[name] = self._renewed[name].take(time.perf_counter_ns(), value)
+            found[name] = self._repeat_filters[name].take(time.perf_counter_ns(), value)
 
     def _read_gpm(self, found: dict[str, list[Sample]]) -> None:
         if self._gpm is not None:
             gpm, at_ns = self._gpm, time.perf_counter_ns()
-            for name, value in (self._ask("GPM", lambda: gpm.poll(at_ns)) or {}).items():
+            for name, value in (self._query("GPM", lambda: gpm.poll(at_ns)) or {}).items():
                 found[name] = [Sample(at_ns, value)]
-            if "GPM" in self.lacking:
-                self.lacking |= {reading.name for reading in GPM_READINGS}
+            if "GPM" in self.unavailable:
+                self.unavailable |= {reading.name for reading in GPM_READINGS}
 
     def _read_share(self, found: dict[str, list[Sample]], name: str, kind: int, polled: str) -> None:
-        """By the driver's own samples; by `polled`, the name of a field, only where it keeps none or is silent."""
-        stamped, now_ns = self._ask(f"samples of {name}", lambda: self._stamped(kind)), time.perf_counter_ns()
+        """Read the driver's own samples, or poll the field `polled` if there are none or they stopped coming."""
+        stamped, now_ns = self._query(f"samples of {name}", lambda: self._stamped(kind)), time.perf_counter_ns()
         if stamped:
-            self._heard_ns[name] = now_ns
+            self._last_samples_ns[name] = now_ns
             found[name] = stamped
-        elif f"samples of {name}" in self.lacking or now_ns - self._heard_ns[name] > _SILENCE_S * 1e9:
+        elif f"samples of {name}" in self.unavailable or now_ns - self._last_samples_ns[name] > _NO_SAMPLES_S * 1e9:
             rates = self._nvml.nvmlDeviceGetUtilizationRates
             self._read(found, name, lambda: float(getattr(rates(self._handle), polled)))
 
     def _stamped(self, kind: int) -> list[Sample]:
-        """The driver's own samples since the last call; of those from before the first call, only the latest."""
+        """Return the driver's own samples since the last call; the first call returns only the latest."""
         nvml = self._nvml
         seen = self._seen.get(kind, 0)
         try:
             value_type, samples = nvml.nvmlDeviceGetSamples(self._handle, kind, seen)
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NOT_FOUND:
-                return []  # none since
+                return []  # no new samples
             raise
         fresh = sorted((s for s in samples if s.timeStamp > seen), key=lambda s: s.timeStamp)
         if not fresh:
             return []
         self._seen[kind] = fresh[-1].timeStamp
-        # The driver's clock is the system's, in microseconds.
+        # The driver uses the system clock, in microseconds.
         now_ns, system_ns = time.perf_counter_ns(), time.time_ns()
         field = _VALUE_FIELDS[value_type]
         return [
@@ -227,15 +228,15 @@ class Gpu:
 
     def _read_power(self, found: dict[str, list[Sample]]) -> None:
         nvml, handle = self._nvml, self._handle
-        watts = self._ask("power at this instant", self._instant_power)
+        watts = self._query("power at this instant", self._instant_power)
         if watts is None:
-            watts = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+            watts = self._query("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
         if watts is not None:
-            found["power"] = self._renewed["power"].take(time.perf_counter_ns(), watts)
+            found["power"] = self._repeat_filters["power"].take(time.perf_counter_ns(), watts)
             if self.power_limit:
                 found["power share"] = [Sample(s.at_ns, 100 * s.value / self.power_limit) for s in found["power"]]
-        if not self.power_limit or "power" in self.lacking:
-            self.lacking.add("power share")
+        if not self.power_limit or "power" in self.unavailable:
+            self.unavailable.add("power share")
 
     def _instant_power(self) -> float:
         nvml = self._nvml
@@ -245,10 +246,10 @@ class Gpu:
         return float(getattr(field.value, _VALUE_FIELDS[field.valueType])) / 1000
 
     def _energy(self) -> float:
-        """Joules since the first call."""
+        """Return joules since the first call."""
         counter = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
         before, used = self._joules or (counter, 0.0)
-        # The counter begins anew when the driver is loaded again: what was used in between is not known.
+        # The counter restarts when the driver is reloaded; the energy used in between is unknown.
         used += max(0.0, counter - before)
         self._joules = counter, used
         return used
@@ -259,55 +260,55 @@ class Gpu:
             samples: list[Any] = nvml.nvmlDeviceGetProcessUtilization(self._handle, self._processes_seen)
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
-                return []  # the binding takes "none, and no error" for an error
+                return []  # the binding raises an error for an empty list
             raise
         return samples
 
 
 class Driver:
-    """The NVIDIA driver and all GPUs that it knows; none is a normal case, and `why_none` says why."""
+    """The NVIDIA driver and its GPUs; without any, `no_gpu_reason` says why."""
 
     def __init__(self) -> None:
         self.gpus: list[Gpu] = []
-        self.why_none: str | None = None
+        self.no_gpu_reason: str | None = None
         self._nvml: Any = None
         try:
             import pynvml
         except ImportError:
-            self.why_none = _NO_PACKAGE if any(path.exists() for path in _TRACES) else _NO_DRIVER
+            self.no_gpu_reason = _NO_PACKAGE if any(path.exists() for path in _DRIVER_FILES) else _NO_DRIVER
             return
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            self.why_none = _why(pynvml, error)
+            self.no_gpu_reason = _why(pynvml, error)
             return
         self._nvml = pynvml
         try:
             self.gpus = [Gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError as error:
-            self.why_none = _why(pynvml, error)
-        if not self.gpus and not self.why_none:
-            self.why_none = "No NVIDIA GPU here: the driver is there and knows of none."
+            self.no_gpu_reason = _why(pynvml, error)
+        if not self.gpus and not self.no_gpu_reason:
+            self.no_gpu_reason = "No NVIDIA GPU found: the driver is loaded but lists none."
 
-    def gpu_called(self, uuid: str) -> Gpu | None:
-        """The GPU with this name, whatever its number here is."""
-        return next((gpu for gpu in self.gpus if gpu.is_called(uuid)), None)
+    def gpu_by_uuid(self, uuid: str) -> Gpu | None:
+        """Return the GPU with this UUID."""
+        return next((gpu for gpu in self.gpus if gpu.has_uuid(uuid)), None)
 
     def own_gpu(self) -> Gpu | None:
-        """The GPU that this process uses or, before it uses any, the first that CUDA_VISIBLE_DEVICES leaves to it.
+        """Return the GPU that this process uses or, before it uses one, the first in CUDA_VISIBLE_DEVICES.
 
-        Numbers there are taken for the driver's; CUDA may count otherwise where GPUs differ.
+        Indices there are taken as the driver's; CUDA may order GPUs of different kinds differently.
         """
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            return self.gpu_called(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+            return self.gpu_by_uuid(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if first.isdecimal():
             return self.gpus[int(first)] if int(first) < len(self.gpus) else None
-        return self.gpu_called(first) if first.startswith("GPU-") else None
+        return self.gpu_by_uuid(first) if first.startswith("GPU-") else None
 
     def close(self) -> None:
-        """End the talk with the driver."""
+        """Shut NVML down."""
         for gpu in self.gpus:
             gpu.close()
         if self._nvml is not None:
@@ -319,8 +320,8 @@ def _why(nvml: Any, error: Any) -> str:
     if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return _NO_DRIVER
     if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return "No NVIDIA GPU here: the NVIDIA driver is installed, but not loaded."
-    return f"The NVIDIA driver does not answer: {error}."
+        return "No NVIDIA GPU found: the NVIDIA driver is installed but not loaded."
+    return f"The NVIDIA driver does not respond: {error}."
 
 
 def _text(name: str | bytes) -> str:

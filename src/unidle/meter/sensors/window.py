@@ -1,7 +1,6 @@
-"""The last seconds of a reading: least, mean, largest, and a sparkline in which no burst is lost.
+"""The last seconds of a reading: min, mean, max, and a sparkline that shows every burst.
 
-A value holds until the next sample, so the mean is over time and not over samples: it does not matter how often
-anybody looked, or how often a value came again.
+A value holds until the next sample, so the mean is over time and does not depend on how often the source is polled.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ class Summary:
     mean: float
     largest: float
     per_second: float
-    """How often the value was renewed, repeats left out."""
+    """Update rate, without repeats."""
 
 
 class Window:
-    """The samples of the last `seconds`, and the one before them, which still held when they began."""
+    """The samples of the last `seconds`, plus the one before, which still held when the window began."""
 
     def __init__(self, seconds: float) -> None:
         self._length_ns = round(seconds * 1e9)
         self._samples: deque[Sample] = deque()
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Take note of samples; one that is not later than the last is a repeat, and dropped."""
+        """Add samples; one that is not later than the last is a repeat and is dropped."""
         for sample in samples:
             if not self._samples or sample.at_ns > self._samples[-1].at_ns:
                 self._samples.append(sample)
 
     def summary(self, now_ns: int) -> Summary | None:
-        """The window that ends now; None before the first sample."""
+        """Summarise the window that ends now; None before the first sample."""
         self._forget(now_ns)
         if not self._samples:
             return None
@@ -52,16 +51,16 @@ class Window:
         values = [sample.value for sample in self._samples]
         whole = sum(held)
         mean = sum(v * h for v, h in zip(values, held)) / whole if whole else values[-1]
-        # Between n samples lie n - 1 periods: this is right from the second sample on, however short the window.
+        # n samples span n - 1 periods.
         inside = [sample.at_ns for sample in self._samples if sample.at_ns >= begin]
         span = inside[-1] - inside[0] if inside else 0
         per_second = (len(inside) - 1) / (span * 1e-9) if span else 0.0
-        # Rounding must not put the mean outside of what it is the mean of.
+        # Rounding must not push the mean outside min and max.
         least, largest = min(values), max(values)
         return Summary(values[-1], least, min(max(mean, least), largest), largest, per_second)
 
     def cells(self, now_ns: int, n: int) -> list[float | None]:
-        """The window in `n` equal parts: the largest sample in each, or the value that held; None before the first."""
+        """Return the max of each of `n` equal parts, or the value that held; None before the first sample."""
         self._forget(now_ns)
         begin = now_ns - self._length_ns
         edges = [begin + self._length_ns * i // n for i in range(n + 1)]
@@ -85,7 +84,7 @@ class Window:
 
 
 def sparkline(cells: Sequence[float | None], full: float | None = None) -> str:
-    """One character per cell, from nothing to `full` (none: the largest); blank where nothing is known."""
+    """Draw one character per cell, scaled to `full` (None: the largest); blank where unknown."""
     top = full or max((cell for cell in cells if cell is not None), default=0.0) or 1.0
     last = len(_BLOCKS) - 1
     return "".join(" " if cell is None else _BLOCKS[min(last, max(0, round(cell / top * last)))] for cell in cells)

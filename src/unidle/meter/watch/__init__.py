@@ -1,1 +1,1 @@
-"""`unidle watch`: the same for any command, from outside."""
+"""`unidle watch`: runs any command and finds out what it spends its time on, without changing it."""

@@ -1,13 +1,12 @@
-"""What samples and readings of a watched command say together: one table of its main process's time, and its workers'.
+"""Combines stack samples and sensor readings of a watched command into one table of its main process and workers.
 
-A row's share of time comes from the stacks, of which there are a hundred a second; how much the GPU computed meanwhile
-comes from windows of torch's profiler, some tenths of a second each, or from the driver's utilisation, which is blurred
-by the length of its readings. The two are multiplied: *busy* is share × active share, *idle* the rest, by what the
-program was doing. What neither tells is unattributed; the table sums to 1. While the program starts and ends, nothing
-uses the GPU.
+A row's share of time comes from stack samples, a hundred per second. How busy the GPU was meanwhile comes from torch
+profiler windows of a few tenths of a second, or from the driver's utilisation, which is blurred by its averaging time.
+The two are multiplied: *busy* is share × active share, the rest is *idle*, by activity. What neither covers is
+unattributed; the table sums to 1. During start-up and exit nothing uses the GPU.
 
-Of a program that does not use the GPU through torch, or not in its main thread, it is not known what it did at each
-reading: *busy* is then the driver's mean, and all that it did after its start is idle by the same part.
+If a program does not use the GPU through torch, or not in its main thread, readings cannot be matched to activities:
+*busy* is then the driver's mean, and all activities after start-up are idle to the same degree.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from unidle.meter.sensors.lifetime import Life
+from unidle.meter.sensors.lifetime import LifetimeStats
 from unidle.meter.watch.samples import FIRST_OF_WORKER, Computing, Frame, Process, Stack
 from unidle.meter.watch.stacks import (
     ACTIVITIES,
@@ -30,93 +29,93 @@ from unidle.meter.watch.stacks import (
     waits_for_message,
 )
 
-_MOST = 0.8  # of the time after the start; the driver's own start, which looks like learning, takes seconds
+_MOST = 0.8  # of the time after start-up; initialising CUDA takes seconds and looks like learning
 
 
 @dataclass(frozen=True)
 class Row:
-    """One activity of the leading thread; shares are of all the time watched, unless said otherwise."""
+    """One activity of the main thread; shares are of the whole watched time unless noted."""
 
     activity: str
     share: float
     on_core: float
-    """Of the row's time, the share on a core."""
+    """Share of the row's time on a core."""
     queued: float
-    """Of the row's time, the share of waiting for a core."""
+    """Share of the row's time waiting for a core."""
     active: float | None
-    """Of the row's time, the share in which kernels ran on a GPU, else that in calls that last, as products do and also
-    sleeps; None where nothing tells."""
+    """Share of the row's time in which GPU kernels ran; without a GPU, in long calls such as matrix products or sleeps;
+    None if unknown."""
     where: str
-    """The function in which most of it was spent."""
+    """The function with most of the time."""
     where_share: float
-    """Of the row's time, the share in that function."""
+    """Share of the row's time in that function."""
     stack: tuple[str, ...]
-    """The stack in which most of it was spent, from the outermost function."""
+    """The most frequent stack, outermost function first."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The helpers of the leading process, together; shares are of their time since they and it were ready."""
+    """All worker processes of the main process; shares are of their time after start-up."""
 
     count: int
     cores: float
-    """Cores that they used on average."""
+    """Mean number of cores used."""
     stepping: float
-    """Share of time inside the environment's own methods."""
+    """Share of time inside environment methods."""
     stepping_busy: float
-    """Of that, the share on a core or waiting for one."""
+    """Share of that time on a core or waiting for one."""
     working: float
-    """Share of time in which they did not just wait for a message from the leading process."""
+    """Share of time not spent waiting for a message from the main process."""
     where: str | None
-    """Where in the environment most of it was spent."""
+    """The environment function with most of the time."""
     is_network: bool
-    """Whether most of the environment's waiting is for another machine."""
+    """Whether the environments mostly wait for the network."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known about a watched command."""
+    """Everything known about a watched command."""
 
     seconds: float
     cores: int
     leader: Process | None
     rows: tuple[Row, ...]
     busy: float | None
-    """Share of time in which the GPU computed; None without a GPU, or where nothing tells."""
+    """Share of time in which the GPU computed; None without a GPU or if unknown."""
     busy_source: str | None
-    """kineto (windows) or driver, both row by row; or "driver, mean"."""
+    """"kineto" (profiler windows) or "driver", both per row; or "driver, mean"."""
     idle: dict[str, float]
-    """By activity; with `busy` and `unattributed` it sums to 1. Without a GPU: the shares of the rows."""
+    """By activity; sums to 1 with `busy` and `unattributed`. Without a GPU: the shares of the rows."""
     unattributed: float
     workers: Workers | None
     native_threads: int
-    """Threads of all processes whose native threads, such as OpenMP's, did a good part of the work."""
+    """Thread count of all processes in which native threads, such as OpenMP's, did a good part of the work."""
     native_share: float
-    """Of all CPU time, the share of such threads."""
+    """Share of all CPU time spent in native threads."""
     queued: float
-    """Of the time that main threads wanted a core, the share that they waited for one."""
+    """Share of runnable time that main threads spent waiting for a core."""
     utilisation: float | None
-    """By the driver, for comparison."""
+    """GPU utilisation by the driver, for comparison."""
     in_use: float | None
-    """The same from the GPU's first use to its last; None where that is not most of the time after the start, or where
-    windows tell more."""
+    """GPU utilisation from its first use to its last; None if that covers too little of the run, or with profiler
+    windows, which are more precise."""
     others_cores: float | None
-    """Cores that other programs used on average."""
+    """Mean number of cores used by other programs."""
 
     @property
     def computing(self) -> Computing | None:
-        """The leader's windows."""
+        """Profiler windows of the main process."""
         return self.leader.computing if self.leader else None
 
     @property
     def disagreement(self) -> float | None:
-        """How far the driver's utilisation and `busy` lie apart, where both are known and independent."""
+        """Difference between `busy` and the driver's utilisation, if both are known and independent."""
         if self.busy is None or self.utilisation is None or self.busy_source != "kineto":
             return None
         return abs(self.busy - self.utilisation)
 
     def row(self, name: str) -> Row | None:
-        """The row of an activity, if it took any time."""
+        """Return the row of an activity, if it took any time."""
         return next((row for row in self.rows if row.activity == name), None)
 
 
@@ -125,10 +124,10 @@ def find(
     begun_ns: int,
     ended_ns: int,
     cores: int,
-    gpu: Life | None,
+    gpu: LifetimeStats | None,
     others_cores: float | None = None,
 ) -> Findings:
-    """Put everything together; `gpu` is its utilisation by the driver, in percent, or None without one."""
+    """Combine all measurements; `gpu` is the driver's utilisation in percent, None without a GPU."""
     seconds = (ended_ns - begun_ns) * 1e-9
     leader = _leader(processes)
     workers = [p for p in processes if p.is_worker and p is not leader]
@@ -172,16 +171,16 @@ def _kind(process: Process) -> Callable[[Stack], str]:
 
 
 def _leader(processes: Sequence[Process]) -> Process | None:
-    """The process that trains: one that uses the GPU before one that uses torch, then the busiest.
+    """Return the process that trains: prefer one that uses the GPU, then one that uses torch, then the busiest.
 
-    A helper leads only where it uses the GPU and no other does: some programs do all their learning in one.
+    A worker qualifies only if it is the only one that uses the GPU: some programs learn in a child process.
     """
     own = [p for p in processes if not p.is_worker or p.uses_cuda] or list(processes)
     return max(own, key=lambda p: (p.uses_cuda, not p.is_worker, p.uses_torch, p.cpu_seconds), default=None)
 
 
 def _leading_thread(process: Process) -> int:
-    """The main thread; or another, if that one did most of the work and the main one hardly any."""
+    """Return the main thread, or another one if that did far more work."""
     by_thread: dict[int, float] = defaultdict(float)
     for stack in process.stacks:
         by_thread[stack.thread] += stack.on_core
@@ -191,7 +190,7 @@ def _leading_thread(process: Process) -> int:
 
 def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
     groups: dict[str, list[Stack]] = defaultdict(list)
-    # Before its first sample and after its end, if it came that far, Python itself starts and ends.
+    # Before the first sample and after the exit handlers, Python itself starts up and shuts down.
     edges = process.begun_ns - begun_ns + (ended_ns - process.closed_ns if process.closed_ns is not None else 0)
     groups[START].append(Stack(0, 0, (Frame("", "Python itself", False),), max(0, edges) * 1e-9, 0.0, 0.0, 0.0, 0.0))
     kind = _kind(process)
@@ -222,10 +221,10 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
 
 
 def _by_row(rows: Iterable[Row]) -> tuple[float, dict[str, float]]:
-    """Busy, and idle by activity; a row of which nothing tells how active the GPU was is left to be unattributed."""
+    """Return busy, and idle by activity; rows with unknown GPU activity stay unattributed."""
     busy, idle = 0.0, {}
     for row in rows:
-        active = 0.0 if row.activity == START else row.active  # before anything uses the GPU
+        active = 0.0 if row.activity == START else row.active  # nothing uses the GPU then
         if active is not None:
             busy += row.share * active
             idle[row.activity] = row.share * (1 - active)
@@ -233,44 +232,44 @@ def _by_row(rows: Iterable[Row]) -> tuple[float, dict[str, float]]:
 
 
 def _by_one_share(rows: Iterable[Row], busy: float) -> dict[str, float]:
-    """Idle by activity, if the GPU was busy for this share of all time."""
+    """Return idle by activity if only the overall busy share is known."""
     rows = list(rows)
     start = min(_start(rows), 1 - busy)
-    idle = (1 - busy - start) / max(1e-9, 1 - start)  # of the time after it
+    idle = (1 - busy - start) / max(1e-9, 1 - start)  # share of the time after start-up
     return {row.activity: start if row.activity == START else row.share * idle for row in rows}
 
 
-def _in_use(gpu: Life, after_start: float) -> float | None:
-    """Its utilisation from its first use to its last, if that is most of these seconds."""
+def _in_use(gpu: LifetimeStats, after_start: float) -> float | None:
+    """Return utilisation from first to last use, if that is most of the seconds `after_start`."""
     seconds, percent = gpu.in_use or (0.0, 0.0)
     return percent / 100 if seconds > _MOST * after_start else None
 
 
 def _start(rows: Iterable[Row]) -> float:
-    """Share of time in which the program started and ended."""
+    """Return the share of start-up and exit."""
     return sum(row.share for row in rows if row.activity == START)
 
 
 def _ready_ns(leader: Process) -> int:
-    """When it was past its start."""
+    """Return the time at which start-up was over."""
     stacks = leader.thread(_leading_thread(leader))
     started = (stack.wall for stack in stacks if _kind(leader)(stack) == START)
     return leader.begun_ns + round(sum(started) * 1e9)
 
 
 def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
-    """All of them together, from when the leading process was ready: before, they wait for it, not for a step."""
+    """Summarise all workers from when the main process was ready; before that they wait for it, not for a step."""
     ready: list[tuple[Process, list[Stack]]] = []
     for worker in workers:
         stacks = [s for s in worker.thread(0) if activity(s, worker.uses_cuda) != START]
-        # Others are the servers that start workers, and know nothing of environments.
+        # The rest are fork servers, which run no environments.
         if any(f.steps_env or f.name == FIRST_OF_WORKER for s in stacks for f in s.frames):
             ready.append((worker, stacks))
     every = [s for _, stacks in ready for s in stacks]
     whole = sum(s.wall for s in every)
     if not whole:
         return None
-    # A worker may leave no samples of its last seconds: so it is its own last one that counts.
+    # A worker may leave no samples of its last seconds, so its time ends with its last sample.
     past = [(sum(s.wall for s in stacks), (worker.last_ns - ready_ns) * 1e-9) for worker, stacks in ready]
     wall = sum(min(own, max(0.0, since)) for own, since in past) or whole
     stepping = [s for s in every if activity(s, False) == ENVIRONMENT]
@@ -292,7 +291,7 @@ def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
 
 
 def _native_seconds(process: Process) -> float:
-    """CPU time of threads that are not Python's, such as a pool of OpenMP's."""
+    """Return the CPU time of non-Python threads, such as an OpenMP pool."""
     return max(0.0, process.cpu_seconds - sum(stack.on_core for stack in process.stacks))
 
 
@@ -308,7 +307,7 @@ def _native(processes: Sequence[Process]) -> tuple[int, float]:
 
 
 def _largest(stacks: Iterable[Stack], name: Callable[[Stack], str]) -> tuple[str, float]:
-    """The name that most of the time goes by, and that time."""
+    """Return the name with the most time, and that time."""
     walls: dict[str, float] = defaultdict(float)
     for stack in stacks:
         walls[name(stack)] += stack.wall

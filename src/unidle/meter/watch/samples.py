@@ -1,4 +1,4 @@
-"""What the sampler inside a watched process wrote, read back."""
+"""Reads the files that the samplers in watched processes write."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from unidle.meter.watch.source import function_at
 
-FIRST_OF_WORKER = "BaseProcess._bootstrap"  # of multiprocessing
+FIRST_OF_WORKER = "BaseProcess._bootstrap"  # outermost function of a multiprocessing worker
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # how faulthandler writes what is not ASCII
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # faulthandler's non-ASCII escapes
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A function of a stack."""
+    """A function on a stack."""
 
     file: str
     name: str
     steps_env: bool
-    """Whether it is a method that steps or resets an environment."""
+    """Whether it is an environment's step or reset method."""
 
 
 @dataclass(frozen=True)
@@ -33,36 +33,36 @@ class Stack:
     """All samples of one stack of one thread; times in seconds."""
 
     thread: int
-    """0: the main one."""
+    """0: the main thread."""
     line: int
     frames: tuple[Frame, ...]
-    """From the innermost."""
+    """Innermost first."""
     wall: float
     on_core: float
     queued: float
-    """For a core that others were on."""
+    """Time spent waiting for a core."""
     known: float
-    """Of it, time of which it is known how much was computed: on a GPU windows of the profiler or, if `is_followed`,
-    what the driver's readings cover and the time before the first use; on a CPU samples that were looked at twice."""
+    """Wall time for which compute activity is known. On a GPU: profiler windows or, if `is_followed`, time covered by
+    driver readings and the time before the first use; on a CPU: samples taken in pairs."""
     active: float
-    """Of that, while a kernel ran (GPU), or inside one call that lasted (CPU)."""
+    """Part of `known` in which a kernel ran (GPU) or the thread stayed inside one long call (CPU)."""
 
     @cached_property
     def text(self) -> str:
-        """The source line that it stood at; empty where there is none to read."""
+        """The source line of the innermost frame; empty if the source is not available."""
         return linecache.getline(self.frames[0].file, self.line).strip() if self.frames else ""
 
 
 @dataclass(frozen=True)
 class Computing:
-    """All windows of a process that uses a GPU, together."""
+    """All profiler windows of a process, combined."""
 
     windows: int
     seconds: float
     active: float
     """Share of the time in which some kernel ran."""
     kernel_us: float | None
-    """Mean length of a kernel, or less where they run side by side; None where there were none."""
+    """Mean kernel duration, shorter if kernels overlap; None if there were none."""
 
 
 @dataclass(frozen=True)
@@ -71,33 +71,32 @@ class Process:
 
     pid: int
     is_worker: bool
-    """Whether another one started it as its helper: a worker of multiprocessing and the like."""
+    """Whether another process started it as a worker, for example through multiprocessing."""
     command: tuple[str, ...]
     begun_ns: int
     last_ns: int
-    """Of its first and last sample, by perf_counter_ns."""
+    """Times of its first and last sample, by perf_counter_ns."""
     closed_ns: int | None
-    """When the program came to its end: what follows is only Python's own taking apart; None if it never said so, as
-    one that was killed."""
+    """When the program finished and interpreter shutdown began; None if it was killed before."""
     cpu_seconds: float
     tasks: int
-    """The most threads it had, native ones included."""
+    """Largest number of threads, native ones included."""
     uses_torch: bool
     uses_cuda: bool
     computing: Computing | None
     stacks: tuple[Stack, ...]
     is_followed: bool = False
-    """Whether the driver's readings were put down to what its main thread did."""
+    """Whether the driver's readings were assigned to the main thread's stacks."""
     failure: str | None = None
-    """Why there are no samples after the last one, if the sampler failed."""
+    """The sampler's error, if it failed; there are no samples after that."""
 
     def thread(self, number: int) -> list[Stack]:
-        """The stacks of one thread."""
+        """Return the stacks of one thread."""
         return [stack for stack in self.stacks if stack.thread == number]
 
 
 def read_processes(folder: Path) -> list[Process]:
-    """All processes that left samples."""
+    """Return all processes that wrote samples."""
     return list(_read(folder))
 
 
@@ -140,20 +139,20 @@ def _read(folder: Path) -> Iterator[Process]:
 
 
 def _frame(text: str) -> tuple[Frame, int]:
-    """A line of faulthandler's as a frame, and the line of source that it is at."""
+    """Parse a line of faulthandler's output into a frame and its line number."""
     found = _LINE.match(text)
     if found is None:
-        return Frame("", text.strip(), False), 0  # "..." where the stack is deeper than faulthandler tells
+        return Frame("", text.strip(), False), 0  # "..." where faulthandler truncates a deep stack
     file, line, name = _unescaped(found[1]), int(found[2]), _unescaped(found[3])
     return Frame(file, *function_at(file, line, name)), line
 
 
 def _unescaped(text: str) -> str:
-    r"""Names as they are in the source; a backslash that stands for itself, as in C:\x41, is left alone."""
+    r"""Undo faulthandler's escapes; a literal backslash, as in C:\x41, is kept."""
 
     def character(found: re.Match[str]) -> str:
         code = int(found[1] or found[2] or found[3], 16)
-        # Printable ASCII is never escaped. Half a surrogate pair is a byte of no known encoding: it cannot be printed.
+        # Printable ASCII is never escaped. A lone surrogate is an undecodable byte and cannot be printed.
         is_escape = not (0x20 <= code <= 0x7E or 0xD800 <= code <= 0xDFFF or code > sys.maxunicode)
         return chr(code) if is_escape else found[0]
 
@@ -161,7 +160,7 @@ def _unescaped(text: str) -> str:
 
 
 def _own_part(frames: list[Frame]) -> tuple[Frame, ...]:
-    """A stack without what a forked process inherited: below its first function stands where its parent was."""
+    """Drop the frames that a forked process inherited from its parent."""
     first = next((i for i, frame in enumerate(frames) if frame.name == FIRST_OF_WORKER), len(frames))
     return tuple(frames[: first + 1])
 

@@ -1,4 +1,4 @@
-"""Which class a function belongs to, by its source: a sample of a stack has only file, line and the bare name."""
+"""Finds the class of a function in its source, since a stack sample has only file, line and bare name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import linecache
 import re
 from functools import lru_cache
 
-# What steps an environment is called so, in a class that has both of the first two, or that is an environment by name.
+# Methods that step an environment, in a class that has both `step` and `reset` or is named like an environment.
 _STEPPING = {"step", "reset", "step_wait", "step_async", "reset_wait", "reset_async", "send", "recv"}
 _BY_NAME = re.compile(r"Env|Wrapper")
 _DEFINED = re.compile(r"(\s*)(?:async\s+)?def\s+(\w+)")
@@ -15,7 +15,7 @@ _CLASS = re.compile(r"(\s*)class\s+(\w+)(.*)")
 
 @lru_cache(maxsize=1 << 16)
 def function_at(file: str, line: int, name: str) -> tuple[str, bool]:
-    """The function's name with its class, and whether it steps an environment; without source, the name as it is."""
+    """Return the name qualified by its class, and whether it steps an environment; without source, the bare name."""
     lines = linecache.getlines(file)
     start = next((i for i in range(min(line, len(lines)) - 1, -1, -1) if _is_def(lines[i], name)), None)
     if start is None:
@@ -26,7 +26,7 @@ def function_at(file: str, line: int, name: str) -> tuple[str, bool]:
         if outer is None or len(outer[1]) >= indent:
             continue
         if outer.re is _DEFINED:
-            return name, False  # a function within a function
+            return name, False  # a nested function
         is_env = bool(_BY_NAME.search(outer[2] + outer[3])) or {"step", "reset"} <= _methods(lines, i, indent)
         return f"{outer[2]}.{name}", name in _STEPPING and is_env
     return name, False
@@ -38,7 +38,7 @@ def _is_def(line: str, name: str) -> bool:
 
 
 def _methods(lines: list[str], start: int, indent: int) -> set[str]:
-    """The methods of the class whose head is at `start`."""
+    """Return the methods of the class defined at line `start`."""
     outside = _indent(lines[start])
     found = set()
     for line in lines[start + 1 :]:

@@ -1,8 +1,7 @@
-"""What a program was doing, by its Python stack.
+"""Classifies a program's activity by its Python stack.
 
-The rules are few and look at what cannot be mistaken: a method of something that has both `step` and `reset` steps an
-environment, `backward` and `torch.optim` learn, a line with `.item()` waits for the GPU. What no rule knows is the
-program's own code, and is shown by its name.
+There are only a few unambiguous rules: a method of a class with `step` and `reset` steps an environment, `backward` and
+`torch.optim` learn, a line with `.item()` waits for the GPU. Everything else is user code, shown by function name.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from unidle.meter.watch.samples import Frame, Stack
 ENVIRONMENT = "environment"
 INFERENCE = "inference"
 LEARNING = "learning"
-NETWORK = "network, forward"
-ROLLOUT = "rollout, other"
+NETWORK = "forward pass"
+ROLLOUT = "rollout (other)"
 COPIES = "copies and syncs"
 DATA = "data loading"
 LOGGING = "logging and checkpoints"
-WAITING = "waiting for others"
-OWN = "own code"
-START = "start and end"
-# In the order to show them.
+WAITING = "waiting"
+OWN = "user code"
+START = "start-up and exit"
+# In display order.
 ACTIVITIES = (ENVIRONMENT, INFERENCE, ROLLOUT, LEARNING, NETWORK, COPIES, DATA, LOGGING, WAITING, OWN, START)
 
-# Functions that learn, or that act, by the library they belong to.
+# Functions that learn, by library.
 _LEARNING = {
     "stable_baselines3": {"train"},
     "sb3_contrib": {"train"},
@@ -49,7 +48,7 @@ _SYNC = re.compile(r"\.(item|cpu|numpy|tolist|cuda)\(|\.to\(|synchronize\(")
 
 
 def activity(stack: Stack, uses_cuda: bool) -> str:
-    """What the thread was doing; one of ACTIVITIES."""
+    """Return the thread's activity, one of ACTIVITIES."""
     frames = stack.frames
     if any(f.file.startswith("<frozen importlib") or f.name in _STARTING for f in frames):
         return START
@@ -77,17 +76,17 @@ def activity(stack: Stack, uses_cuda: bool) -> str:
 
 
 def is_network(frames: Sequence[Frame]) -> bool:
-    """Whether the stack is in the middle of talking to another machine."""
+    """Whether the stack is inside network I/O."""
     return any(mark in f.file for f in frames[:12] for mark in _NETWORK_FILES)
 
 
 def waits_for_message(stack: Stack) -> bool:
-    """Whether a worker stood at the end of its pipe or queue, with nothing to do."""
+    """Whether a worker was waiting on its pipe or queue with nothing to do."""
     return bool(stack.frames) and "/multiprocessing/" in stack.frames[0].file and "recv" in stack.frames[0].name
 
 
 def place(stack: Stack) -> str:
-    """The function to name to a reader: the environment's innermost, the learner's, or the program's own."""
+    """Return the function to display: the environment's innermost, the learner's, or the user's."""
     frames = stack.frames
     logger = next((f for f in reversed(frames) if _logs(f)), None)
     if logger is not None:
@@ -99,23 +98,23 @@ def place(stack: Stack) -> str:
 
 
 def deepest_own(stack: Stack) -> str | None:
-    """The innermost function that is neither Python's nor a package's, if there is one."""
+    """Return the innermost function outside the standard library and installed packages, if any."""
     found = next((f for f in stack.frames if _is_own(f)), None)
     return called(found) if found is not None else None
 
 
 def called(frame: Frame) -> str:
-    """The function as a reader knows it; code outside of functions by its file."""
+    """Return the display name of a function; module-level code goes by its file name."""
     return os.path.basename(frame.file) if frame.name == "<module>" else frame.name
 
 
 def _inside(frames: Sequence[Frame]) -> Frame:
-    """The innermost function of the program's own, or of the collector, whichever is further in."""
+    """Return the innermost frame that is user code or a collector."""
     return next(f for f in frames if _is_own(f) or last_name(f) in _COLLECTING)
 
 
 def last_name(frame: Frame) -> str:
-    """The function without its class."""
+    """Return the function name without its class."""
     return frame.name.rpartition(".")[2]
 
 

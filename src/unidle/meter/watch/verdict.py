@@ -1,10 +1,10 @@
-"""One sentence that says why the GPU idles, or what a program without one spends its time on, and one next step."""
+"""The verdict on a watched command: why the GPU idles, or where the time goes without one, and one next step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unidle.meter.formatting import percent
+from unidle.formatting import percent
 from unidle.meter.watch.findings import Findings, Row, Workers
 from unidle.meter.watch.stacks import (
     COPIES,
@@ -19,11 +19,11 @@ from unidle.meter.watch.stacks import (
     WAITING,
 )
 
-_SMALL_KERNEL_US = 8.0  # it takes about as long to launch as to run
-_COMPUTES = 0.35  # a row with more than this share inside calls that last is computing, not calling
-_FULL = 0.9  # a GPU that computes for this share of the time has nothing to gain by waiting less
-_TALKS = 0.5  # of the time in environments: a main process that computes for more, with workers that step for less
-_HARDLY = 0.1  # of that time: workers that step for less are not what is waited for
+_SMALL_KERNEL_US = 8.0  # launching such a kernel takes about as long as running it
+_COMPUTES = 0.35  # share in long calls above which an activity is compute-bound, not overhead
+_FULL = 0.9  # GPU busy share above which less waiting gains nothing
+_TALKS = 0.5  # of environment time: messages dominate if the main process computes more, workers step less
+_HARDLY = 0.1  # workers that step for less of that time are not the bottleneck
 _TOO_SHORT_S = 2.0
 _MODEL = (INFERENCE, LEARNING, NETWORK)
 _ONE = (LEARNING, NETWORK)
@@ -31,10 +31,10 @@ _ONE = (LEARNING, NETWORK)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found."""
+    """The main cause, in one sentence, and what to do about it."""
 
     cause: str
-    """In two or three words, for programs: one of CAUSES."""
+    """One of CAUSES, for programs."""
     sentence: str
     next_step: str
 
@@ -43,77 +43,77 @@ CAUSES = (
     "environment computes",
     "environment waits",
     "messages to workers",
-    "cores taken",
+    "CPU contention",
     "too many threads",
-    "small pieces",
+    "small batches",
     "compute-bound",
     "copies and syncs",
     "data loading",
     "logging",
-    "own code",
+    "user code",
     "waiting",
     "start-up",
     "no samples",
 )
 
 
-def judge(findings: Findings) -> Verdict:
-    """The largest cause, with its evidence."""
+def verdict_on(findings: Findings) -> Verdict:
+    """Return the largest cause with its evidence."""
     rows = [row for row in findings.rows if row.activity != START and row.activity in findings.idle]
     if findings.leader is None:
         return Verdict(
             "no samples",
             f"{_head(findings)} no Python process of the command could be sampled.",
-            "Run it with a Python that reads PYTHONPATH: not with -I, -E or -S.",
+            "Run Python without -I, -E and -S, so that it reads PYTHONPATH.",
         )
     after_start = sum(row.share for row in rows)
     is_short = not rows or after_start * findings.seconds < _TOO_SHORT_S / 2
     if is_short and findings.leader.failure is not None:
         return Verdict(
             "no samples",
-            f"{_head(findings)} the sampler in the main process failed before there was much to see.",
-            "Watch it again, without --windows if you had it; the note below says what failed.",
+            f"{_head(findings)} the sampler in the main process failed early.",
+            "Watch it again, without --windows if you used it; the note below says what failed.",
         )
     if is_short:
         return Verdict(
             "start-up",
-            f"{_head(findings)} the command ended before it had done much more than start.",
-            "Watch it for longer: a minute of training tells more than its first seconds.",
+            f"{_head(findings)} the command ended soon after start-up.",
+            "Watch it for longer, for example for a minute of training.",
         )
     computes = max(1 - _idle(findings), findings.in_use or 0.0)
     if findings.busy is not None and computes >= _FULL:
         return Verdict(
             "compute-bound",
-            f"The GPU computes {percent(computes)} of the time: it is the GPU that the program waits for.",
-            "Nothing to gain by waiting less; only less work or faster kernels (TF32, bf16, compile) shorten it.",
+            f"The GPU computes {percent(computes)} of the time: the program is GPU-bound.",
+            "There is no idle time to remove; only less work or faster kernels (TF32, bf16, torch.compile) help.",
         )
     if _has_too_many_threads(findings):
         return Verdict(
             "too many threads",
-            f"{_head(findings)} {findings.native_threads} native threads share {findings.cores} cores, and "
-            f"threads that want a core wait {percent(findings.queued)} of the time for one.",
+            f"{_head(findings)} {findings.native_threads} native threads share {findings.cores} cores, and runnable "
+            f"threads spend {percent(findings.queued)} of their time waiting for one.",
             "Set OMP_NUM_THREADS=1 (and MKL_NUM_THREADS, OPENBLAS_NUM_THREADS) before the command starts.",
         )
     top = largest_row(findings)
     assert top is not None
-    if _has_lost_its_cores(top, findings):
+    if _lacks_cores(top, findings):
         return Verdict(
-            "cores taken",
-            f"{_head(findings)} other programs use {findings.others_cores:.1f} of {findings.cores} cores, and threads "
-            f"that want a core wait {percent(findings.queued)} of the time for one.",
-            "End what else runs on this machine and watch the command again: what it did now says little about it.",
+            "CPU contention",
+            f"{_head(findings)} other programs use {findings.others_cores:.1f} of {findings.cores} cores, and runnable "
+            f"threads spend {percent(findings.queued)} of their time waiting for one.",
+            "Stop the other programs and watch the command again; this result says little about the command itself.",
         )
     return _of(top, findings)
 
 
 def largest_row(findings: Findings) -> Row | None:
-    """That with most of the idle time, or of all time without a GPU; the program's start and end left out."""
+    """Return the row with the most idle time, or the most time without a GPU; start-up and exit excluded."""
     rows = (row for row in findings.rows if row.activity != START and row.activity in findings.idle)
     return max(rows, key=lambda row: (_weight(row, findings), findings.idle[row.activity]), default=None)
 
 
 def _weight(row: Row, findings: Findings) -> float:
-    """Idle time of an activity; a pass through the network in a program's own loop and its learning are one."""
+    """Return the idle time of an activity; learning and forward passes in the user's own loop count together."""
     activities = _ONE if row.activity in _ONE else (row.activity,)
     return sum(findings.idle.get(activity, 0.0) for activity in activities)
 
@@ -129,15 +129,15 @@ def _of(row: Row, findings: Findings) -> Verdict:
         return Verdict(
             "copies and syncs",
             sentence,
-            "Keep results on the GPU and read them once per iteration, from pinned memory, without .item() in a loop.",
+            "Keep results on the GPU and copy them once per iteration through pinned memory; avoid .item() in loops.",
         )
     if row.activity == DATA:
-        return Verdict("data loading", sentence, "Give the loader more workers, or keep the data in memory.")
+        return Verdict("data loading", sentence, "Give the data loader more workers, or keep the data in memory.")
     if row.activity == LOGGING:
         return Verdict("logging", sentence, "Log and save less often.")
     if row.activity == WAITING or row.on_core + row.queued < 0.3:
-        return Verdict("waiting", sentence, f"Find out what `{row.where}` waits for, and do that at the same time.")
-    return Verdict("own code", sentence, f"Profile `{row.where}`: it is Python code that torch has no part in.")
+        return Verdict("waiting", sentence, f"Find out what `{row.where}` waits for, and do other work meanwhile.")
+    return Verdict("user code", sentence, f"Profile `{row.where}`: it is your own Python code, not torch.")
 
 
 def _environment(row: Row, findings: Findings) -> Verdict:
@@ -148,46 +148,44 @@ def _environment(row: Row, findings: Findings) -> Verdict:
         if busy < 0.5:
             return Verdict(
                 "environment waits",
-                sentence.replace("itself.", "itself, which waits there and computes nothing."),
-                "Have many episodes in flight at once: an asynchronous environment, or worker processes.",
+                sentence.replace("itself.", "itself, which mostly waits there."),
+                "Run many episodes concurrently: with an asynchronous environment or with worker processes.",
             )
-        return Verdict(
-            "environment computes", sentence, "Step the environments in worker processes, one for each core."
-        )
+        return Verdict("environment computes", sentence, "Step the environments in worker processes, one per core.")
     sentence = (
         f"{_head(findings)} {_said(row, findings)} while {workers.count} worker "
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
     inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
-    # A main process that waits for steps wants no core, or its workers step all the while.
+    # If the main process waits for steps, it needs no core, or its workers step all the time.
     stepping = workers.stepping * _known(findings) / max(1e-9, row.share)
     is_talking = busy > _TALKS and stepping < _TALKS
     if is_talking or stepping < _HARDLY or not _steps_mostly(workers):
-        rest = "the main process itself computes, on messages to them" if is_talking else "more of it in messages"
+        rest = "the main process is busy with messages to them" if is_talking else "messages take more of it"
         return Verdict(
             "messages to workers",
             f"{sentence}, {percent(workers.stepping)} of their time in the environment: {rest}.",
-            "Step several environments in each worker, over shared memory: `unidle.ProcessVectorEnv` does.",
+            "Step several environments in each worker through shared memory, as `unidle.ProcessVectorEnv` does.",
         )
     if workers.stepping_busy < 0.5:
-        what = "for the network" if workers.is_network else "and computed nothing"
+        what = "for the network" if workers.is_network else "without computing"
         return Verdict(
             "environment waits",
             f"{sentence}{inside}, where they waited {what}.",
-            "Have more environments in flight at once than there are cores: they wait, so they cost no core.",
+            "Run more environments than cores concurrently: while they wait they need no core.",
         )
     full = workers.cores > 0.75 * findings.cores
     return Verdict(
         "environment computes",
         f"{sentence}{inside}.",
-        "All cores are in use: make the step cheaper (native code, the GPU), or step several environments per worker."
+        "All cores are in use: make steps cheaper (native code or the GPU), or step several environments per worker."
         if full
-        else "Use more worker processes, and step them while the GPU works on another group.",
+        else "Use more worker processes, and step one group of environments while the GPU works on another.",
     )
 
 
 def _steps_mostly(workers: Workers) -> bool:
-    """Whether what the workers do, when they do anything, is to step environments."""
+    """Whether workers spend most of their working time in environment steps."""
     return workers.stepping > 0.5 * workers.working
 
 
@@ -197,27 +195,26 @@ def _model(row: Row, findings: Findings) -> Verdict:
         kernel = findings.computing.kernel_us if findings.computing else None
         is_small = kernel is not None and kernel < _SMALL_KERNEL_US
         return Verdict(
-            "small pieces",
-            f"{sentence}, in pieces too small to be worth their launch: a kernel takes {kernel:.0f} µs on average."
+            "small batches",
+            f"{sentence}, in kernels so short that launching them dominates: {kernel:.0f} µs on average."
             if is_small
-            else f"{sentence}: the GPU waits for launches between its kernels.",
-            "Use larger minibatches or more environments, or capture the step (CUDA graph, torch.compile).",
+            else f"{sentence}: the GPU waits for kernel launches.",
+            "Use larger minibatches or more environments, or a CUDA graph or torch.compile.",
         )
     if row.active is not None and row.active < _COMPUTES:
         return Verdict(
-            "small pieces",
-            f"{sentence}, in pieces too small to be worth their call: {percent(1 - row.active)} of it is Python and "
-            "calls shorter than 0.2 ms.",
-            "Use larger minibatches or more environments, or compile the step (torch.compile).",
+            "small batches",
+            f"{sentence}, and {percent(1 - row.active)} of it is overhead: Python and calls shorter than 0.2 ms.",
+            "Use larger minibatches or more environments, or torch.compile.",
         )
     return Verdict(
         "compute-bound",
-        f"{sentence}: the program is bound by what it computes there.",
-        "Nothing to gain by waiting less; a GPU, more threads for torch, or a smaller network shorten it.",
+        f"{sentence}: the program is compute-bound.",
+        "There is no waiting to remove; a GPU, more torch threads or a smaller network would help.",
     )
 
 
-def _has_lost_its_cores(row: Row, findings: Findings) -> bool:
+def _lacks_cores(row: Row, findings: Findings) -> bool:
     others = findings.others_cores or 0.0
     return others > 0.5 * findings.cores and findings.queued > 0.5 and row.queued > 0.3
 
@@ -227,13 +224,13 @@ def _has_too_many_threads(findings: Findings) -> bool:
 
 
 def _known(findings: Findings) -> float:
-    """Share of time that is left without the program's start and end, and without what is unattributed."""
+    """Return the share of time without start-up, exit and unattributed time."""
     idle = sum(share for activity, share in findings.idle.items() if activity != START)
     return max(1e-9, (findings.busy or 0.0) + idle)
 
 
 def _idle(findings: Findings) -> float:
-    """Share of that time in which the GPU was idle."""
+    """Return the share of `_known` time in which the GPU was idle."""
     return min(1.0, max(0.0, 1 - (findings.busy or 0.0) / _known(findings)))
 
 
@@ -242,7 +239,7 @@ def _head(findings: Findings) -> str:
 
 
 def _said(row: Row, findings: Findings) -> str:
-    """How much of the idle time, or of all time without a GPU, the row took, and where; start and end left out."""
+    """Return the row's share of idle time (without a GPU: of all time) and its function; start-up and exit excluded."""
     share = _weight(row, findings) / _known(findings)
     what = "of the main process's time"
     if findings.busy is not None:

@@ -125,7 +125,7 @@ class _Site:
         known = place.isascii() and place.isdigit() and len(place) < 19
         spans = await run_in_threadpool(shared.reader.spans, int(place)) if known else None
         if spans is None:
-            raise HTTPException(404, "There is no such stretch in this run.")
+            raise HTTPException(404, "There is no such segment in this run.")
         return Response(as_json(spans), media_type="application/json")
 
     async def file(self, request: Request) -> Response:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unidle.report.dashboard.stretches import Stretch
-from unidle.report.formatting import duration, percent, score, short_number
+from unidle.formatting import duration, percent, score, short_number
+from unidle.report.dashboard.segments import Segment
 from unidle.report.history import History, Record, evaluation_in_words, number
 
 UNKNOWN = "–"
@@ -28,7 +28,7 @@ def memory(size: float) -> str:
     return f"{size / 2**30:.3g} GiB"
 
 
-def key_figures(history: History, whole: Stretch | None) -> list[list[str]]:
+def key_figures(history: History, whole: Segment | None) -> list[list[str]]:
     """Name, value and detail of each."""
     figures = [
         ["Steps", f"{history.steps:,}", history.progress],
@@ -51,7 +51,7 @@ def _latest_rate(history: History) -> float | None:
     return number(history.iterations[-1], "rollout/steps_per_second") if history.iterations else None
 
 
-def _machine_figures(whole: Stretch | None) -> list[list[str]]:
+def _machine_figures(whole: Segment | None) -> list[list[str]]:
     gpu = whole.gpu if whole else None
     readings = whole.readings if whole else {}
     seen = {"driver reads": readings.get("utilisation"), "SMs active": readings.get("sm")}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from unidle.errors import UsageError
 from unidle.report.dashboard.runs import as_json, whole_view
+from unidle.report.page.atomic_write import write_atomically
 from unidle.report.page.phase_colours import PHASE_LOOKS, UNKNOWN_LOOK
 from unidle.report.page.style import PAGE_LOOK, PALETTE
-from unidle.report.page.write_file import write_whole
 
 NEEDED = "needs the packages starlette, uvicorn and plotly; run: pip install 'unidle[dashboard]'."
 _PARTS = {"run": ("shared.js", "looks", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
@@ -62,7 +62,7 @@ def write_page(folder: Path, path: Path) -> Path:
     tail = f'<script id="data" type="application/json">{data}</script>\n'
     tail += "\n".join(f"<script>{text}</script>" for text in own)
     page = _document(f"{view['name']} · unidle", _static("run.html"), (head, tail))
-    return write_whole(path, page)
+    return write_atomically(path, page)
 
 
 def _static(name: str) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 import yaml
 
 from unidle.errors import UsageError
+from unidle.formatting import percent, score, short_number
 from unidle.report.dashboard.figures import UNKNOWN, worded
 from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_plain, record_at
-from unidle.report.dashboard.stretches import Stretch, stretch_of, together
+from unidle.report.dashboard.segments import Segment, segment_of, together
 from unidle.report.dashboard.view import TRAINING, Seen, View, state_of, view_of
-from unidle.report.formatting import percent, score, short_number
 from unidle.report.history import Record, history_of, number
 
 _ROW_BYTES = 1 << 18  # of the end of each file, for a row: tens of records
-_KEPT_SPANS = 40  # stretches whose spans a page of its own holds; each costs some 10 KB
+_KEPT_SPANS = 40  # segments whose spans a page of its own holds; each costs some 10 KB
 
 
 class Reader:
@@ -29,7 +29,7 @@ class Reader:
         self._folder = folder
         self._tails = {name: Tail(folder, name) for name in ("metrics.jsonl", "meter.jsonl", "changes.jsonl")}
         self._metrics: list[Record] = []
-        self._stretches: list[Stretch] = []
+        self._segments: list[Segment] = []
         self._changes: list[Record] = []
         self._is_training: bool | None = None
 
@@ -40,15 +40,15 @@ class Reader:
         self._is_training = now
         kept: dict[str, list[Any]] = {
             "metrics.jsonl": self._metrics,
-            "meter.jsonl": self._stretches,
+            "meter.jsonl": self._segments,
             "changes.jsonl": self._changes,
         }
         for name, tail in self._tails.items():
             began_anew, found = tail.new_records()
             if began_anew:
                 kept[name].clear()
-            # Spans stay in the file: they are most of it, and one stretch's are shown at a time.
-            items = [stretch_of(r, place) for place, r in found] if name == "meter.jsonl" else [r for _, r in found]
+            # Spans stay in the file: they are most of it, and one segment's are shown at a time.
+            items = [segment_of(r, place) for place, r in found] if name == "meter.jsonl" else [r for _, r in found]
             kept[name] += [item for item in items if item is not None]
             is_new |= began_anew or bool(items)
         return is_new
@@ -56,23 +56,23 @@ class Reader:
     def view(self) -> View:
         """The page's object, of what was read last."""
         history = history_of(self._folder, _config(self._folder), self._metrics)
-        return view_of(Seen(history, self._stretches, self._changes, bool(self._is_training)))
+        return view_of(Seen(history, self._segments, self._changes, bool(self._is_training)))
 
     def spans(self, place: int) -> list[Any] | None:
-        """The spans of the stretch whose line begins at `place`; None if there is no such stretch."""
-        if not any(stretch.place == place for stretch in self._stretches):
+        """The spans of the segment whose line begins at `place`; None if there is no such segment."""
+        if not any(segment.place == place for segment in self._segments):
             return None
         return spans_of(record_at(self._folder, "meter.jsonl", place))
 
     def some_spans(self, view: View) -> dict[str, list[Any]]:
-        """The spans of stretches spread over the run, the latest among them, by place."""
+        """The spans of segments spread over the run, the latest among them, by place."""
         places = [place for place in view["timeline"]["place"] if place is not None]
         stride = -(-len(places) // _KEPT_SPANS) or 1
         return {str(place): self.spans(place) or [] for place in places[::-1][::stride][::-1]}
 
 
 def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
-    """A run as it is now, and spans of some stretches; a UsageError if it is none."""
+    """A run as it is now, and spans of some segments; a UsageError if it is none."""
     run = folder.resolve()  # the user may give a link to it; none within it is followed
     config = open_plain(run, "config.yaml")
     if config is None:
@@ -144,7 +144,7 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
     """What the page of all runs tells of one; an unknown figure is a –."""
     history = history_of(folder, _config(folder), last_records(folder, "metrics.jsonl", _ROW_BYTES))
     lines = last_records(folder, "meter.jsonl", _ROW_BYTES)
-    latest = together([stretch for line in lines if (stretch := stretch_of(line)) is not None])
+    latest = together([segment for line in lines if (segment := segment_of(line)) is not None])
     total = history.total_steps
     final, result = history.final_evaluation, history.training_return
     if result is None and final is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unidle.report.dashboard.stretches import Stretch
-from unidle.report.formatting import percent
+from unidle.formatting import percent
+from unidle.report.dashboard.segments import Segment
 
 NOT_METERED = "Nothing has been measured yet."
 _BUSY = 0.9  # from here on there is little to gain
@@ -38,7 +38,7 @@ _PHASES = {
 _PARTS = {"rollout": "rollouts", "learning": "learning", "both": "both at once"}
 
 
-def verdict(whole: Stretch | None) -> str:
+def verdict(whole: Segment | None) -> str:
     """The sentence for all of a run so far."""
     if whole is None:
         return NOT_METERED
@@ -53,7 +53,7 @@ def verdict(whole: Stretch | None) -> str:
     return f"GPU busy {percent(busy)}; of the idle {percent(idle)}, {_listed(causes, _CAUSES, 2, ('went to', 'to'))}."
 
 
-def parts_in_words(whole: Stretch) -> str:
+def parts_in_words(whole: Segment) -> str:
     """15 % at 125 W in rollouts, 95 % at 208 W in learning, 35 % overall."""
     if whole.gpu is None:
         return ""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unidle.formatting import duration, percent
 from unidle.report.dashboard.figures import key_figures, worded
-from unidle.report.dashboard.stretches import Stretch, joules_so_far, stretches_of_metrics, thinned, together
+from unidle.report.dashboard.segments import Segment, joules_so_far, segments_of_metrics, thinned, together
 from unidle.report.dashboard.verdict import parts_in_words, verdict
-from unidle.report.formatting import duration, percent
 from unidle.report.history import History, Record, number
 from unidle.report.page.axis import running_mean, thin
 
@@ -28,7 +28,7 @@ class Seen:
     """What was read of a run."""
 
     history: History
-    stretches: Sequence[Stretch]  # of meter.jsonl; none in a run without it
+    segments: Sequence[Segment]  # of meter.jsonl; none in a run without it
     changes: Sequence[Record]  # of changes.jsonl
     is_training: bool
 
@@ -47,20 +47,20 @@ def state_of(history: History, is_training: bool) -> str:
 def view_of(seen: Seen) -> View:
     """The object that the page draws."""
     history = seen.history
-    stretches = list(seen.stretches) or stretches_of_metrics(history.iterations)
-    whole, drawn = together(stretches), thinned(stretches, _DRAWN)
-    energy = _Energy(stretches)
+    segments = list(seen.segments) or segments_of_metrics(history.iterations)
+    whole, drawn = together(segments), thinned(segments, _DRAWN)
+    energy = _Energy(segments)
     return {
         "name": history.name,
         "facts": _facts(history),
         "state": state_of(history, seen.is_training),
         "verdict": verdict(whole),
         "parts": _parts(whole),
-        "source": "meter.jsonl" if seen.stretches else "metrics.jsonl",
+        "source": "meter.jsonl" if seen.segments else "metrics.jsonl",
         "figures": key_figures(history, whole),
         "tables": {
-            "gpu": _table(whole.gpu if whole else None, [s for s in stretches if s.gpu is not None]),
-            "host": _table(whole.host if whole else None, stretches),
+            "gpu": _table(whole.gpu if whole else None, [s for s in segments if s.gpu is not None]),
+            "host": _table(whole.host if whole else None, segments),
         },
         "timeline": _timeline(drawn),
         "power": _power(drawn),
@@ -80,13 +80,13 @@ def clock(record: Record) -> float | None:
 
 
 class _Energy:
-    """Joules spent up to any moment, between the ends of stretches in proportion to time."""
+    """Joules spent up to any moment, between the ends of segments in proportion to time."""
 
-    def __init__(self, stretches: Sequence[Stretch]) -> None:
-        totals = joules_so_far(stretches)
-        known = [(s.seconds, total) for s, total in zip(stretches, totals) if total is not None]
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        totals = joules_so_far(segments)
+        known = [(s.seconds, total) for s, total in zip(segments, totals) if total is not None]
         self.is_known = bool(known)
-        self._times = [stretches[0].begin, *(time for time, _ in known)] if known else []
+        self._times = [segments[0].begin, *(time for time, _ in known)] if known else []
         self._totals = [0.0, *(total for _, total in known)]
 
     def at(self, seconds: float | None) -> float | None:
@@ -112,8 +112,8 @@ def _facts(history: History) -> list[list[str]]:
     return [[name, str(value)] for name, value in facts.items() if value is not None]
 
 
-def _table(shares: Mapping[str, float] | None, metered: Sequence[Stretch]) -> list[list[Any]] | None:
-    """Name, share and time of each row that is not 0 in print, over the metered stretches. None where there is none."""
+def _table(shares: Mapping[str, float] | None, metered: Sequence[Segment]) -> list[list[Any]] | None:
+    """Name, share and time of each row that is not 0 in print, over the metered segments. None where there is none."""
     if not shares:
         return None
     seconds = math.fsum(s.covered for s in metered)
@@ -124,7 +124,7 @@ def _table(shares: Mapping[str, float] | None, metered: Sequence[Stretch]) -> li
     ]
 
 
-def _parts(whole: Stretch | None) -> View | None:
+def _parts(whole: Segment | None) -> View | None:
     if whole is None or not whole.parts:
         return None
     rows = [
@@ -139,7 +139,7 @@ def _parts(whole: Stretch | None) -> View | None:
     return {"sentence": parts_in_words(whole), "rows": rows}
 
 
-def _timeline(drawn: Sequence[Stretch]) -> View:
+def _timeline(drawn: Sequence[Segment]) -> View:
     """Shares over time: a column of values for each row of the table."""
     return {
         "begin": [round(s.begin, 3) for s in drawn],
@@ -158,7 +158,7 @@ def _columns(tables: Sequence[Any]) -> dict[str, list[float | None]]:
     return {name: column for name, column in columns.items() if any(column)}
 
 
-def _power(drawn: Sequence[Stretch]) -> View | None:
+def _power(drawn: Sequence[Segment]) -> View | None:
     if not any("watts" in s.readings or s.joules is not None for s in drawn):
         return None
     return {

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from unidle.config.settings import word_for_none
-from unidle.report.formatting import duration, faults, percent, score, short_number
+from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
+from unidle.report.page.atomic_write import write_atomically
 from unidle.report.page.cards import SMALL, section, series
 from unidle.report.page.phase_colours import phase_look
 from unidle.report.page.plasticity import plasticity_section
@@ -18,7 +19,6 @@ from unidle.report.page.site_graph import site_graph_section
 from unidle.report.page.style import CSS, HATCHES
 from unidle.report.page.success import success_section
 from unidle.report.page.svg import Reference, Series, line_chart, stacked_bar
-from unidle.report.page.write_file import write_whole
 
 _TIME_UNITS = (
     (2 * 3600.0, 3600.0, "h"),
@@ -44,7 +44,7 @@ _MEANING = {
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run folder, from its `config.yaml`, `metrics.jsonl` and `page_graph.json`."""
     page = _page(read_history(folder))
-    return write_whole(folder / "report.html", page)
+    return write_atomically(folder / "report.html", page)
 
 
 def _page(history: History) -> str:

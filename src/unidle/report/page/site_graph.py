@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from unidle.engine.evaluate.story import STORY
-from unidle.report.formatting import short_number
+from unidle.formatting import short_number
 from unidle.report.page.cards import section
 from unidle.report.page.graph_layout import halo, placed, spread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from unidle.report.formatting import percent, score, short_number
+from unidle.formatting import percent, score, short_number
 from unidle.report.history import History, number
 from unidle.report.page.cards import section, series
 from unidle.report.page.svg import line_chart

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 
-from unidle.report.formatting import percent, short_number
+from unidle.formatting import percent, short_number
 from unidle.report.page.axis import Axis, fit_axis, plottable, running_mean, thin
 from unidle.report.page.phase_colours import Look, phase_look, series_look
 from unidle.report.page.style import CHART_LOOK, HATCHES, PALETTE
@@ -217,7 +217,7 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
 def _band(frame: _Frame, line: Series, look: Look, kind: str) -> str:
     if line.low is None or line.high is None:
         return ""
-    outlines: list[list[tuple[float, float, float]]] = [[]]  # one per stretch without gaps: x, low, high
+    outlines: list[list[tuple[float, float, float]]] = [[]]  # one per segment without gaps: x, low, high
     for i in thin(line.y, _DRAWN_POINTS):
         low, high = line.low[i], line.high[i]
         if plottable(low) and plottable(high) and plottable(line.y[i]):

@@ -1,1 +1,1 @@
-"""What is shown on a terminal."""
+"""Terminal output of all commands."""

@@ -1,4 +1,4 @@
-"""What `unidle diagnose` says: a verdict, a table that sums to 100 %, the ceilings, and advice in two lists."""
+"""The report of `unidle diagnose`: a verdict, a table that sums to 100 %, separate measurements, and advice."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unidle.meter.formatting import LACKING, percent
+from unidle.formatting import MISSING, percent, short_time
 from unidle.tuning.advice.facts import ON_DEVICE, Facts
-from unidle.tuning.advice.finding import Advice, time
+from unidle.tuning.advice.finding import Advice
 from unidle.tuning.diagnose import Diagnosis
 
 _CROWDED = 0.2  # of the cores
 _RECIPE_REMARKS = {
-    True: "each raises GPU use, does not by itself learn faster",
-    False: "what is learned changes; none by itself learns faster",
-}  # by whether there is a GPU to raise the use of
+    True: "they change learning: higher GPU use alone does not mean faster learning",
+    False: "they change learning: more steps/s alone do not mean faster learning",
+}  # by whether there is a GPU
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -31,7 +31,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from _ceilings(diagnosis)
     yield from _doubt(facts)
     yield ""
-    yield "Engine changes (what is learned stays the same), by predicted speed-up:"
+    yield "Engine changes (learning stays the same), by predicted speed-up:"
     yield from _advice(verdict.engine, facts.is_doubtful)
     yield ""
     yield f"Recipe changes ({recipe_remark(facts)}):"
@@ -39,7 +39,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def recipe_remark(facts: Facts) -> str:
-    """What to keep in mind of changes to the recipe."""
+    """Return the caveat about recipe changes."""
     return _RECIPE_REMARKS[facts.profile.on_gpu]
 
 
@@ -47,80 +47,80 @@ def _table(facts: Facts) -> Iterator[str]:
     table = facts.table
     yield f"{'the GPU' if table.of_gpu else 'the trainer’s thread':<26}{'share':>7}  in training"
     if table.of_gpu:
-        yield f"{'busy':<26}{percent(table.busy):>7}"
+        yield f"{'busy':<26}{percent(table.busy, 0):>7}"
     for cause, share in table.idle.items():
-        yield f"{('idle: ' if table.of_gpu else '') + cause:<26}{percent(share):>7}"
-    yield f"{'unattributed':<26}{percent(table.unattributed):>7}"
-    yield f"{'':<26}{percent(table.busy + sum(table.idle.values()) + table.unattributed):>7}"
+        yield f"{('idle: ' if table.of_gpu else '') + cause:<26}{percent(share, 0):>7}"
+    yield f"{'unattributed':<26}{percent(table.unattributed, 0):>7}"
+    yield f"{'':<26}{percent(table.busy + sum(table.idle.values()) + table.unattributed, 0):>7}"
 
 
 def _reached(diagnosis: Diagnosis) -> str:
     tried = f"{diagnosis.iterations} iteration{'s' * (diagnosis.iterations > 1)}{_cut(diagnosis)}"
-    return f"training as it is: {diagnosis.facts.steps_per_second:,.0f} steps/s, {tried}"
+    return f"training with these settings: {diagnosis.facts.steps_per_second:,.0f} steps/s, {tried}"
 
 
 def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
     facts, profile = diagnosis.facts, diagnosis.facts.profile
-    yield f"{'ceilings':<26}{'steps/s':>10}  by probes, each part alone"
+    yield f"{'upper limits':<26}{'steps/s':>10}  each part measured alone"
     for one in profile.stepping:
         by = f"{one.workers} workers" if one.workers > 1 else "1 worker" if one.workers else "no workers"
         yield f"{f'stepping alone, {by}':<26}{profile.steps / one.seconds:>10,.0f}"
     if profile.pace.inference:
         rate = profile.n_envs / profile.pace.inference
-        yield f"{'inference alone':<26}{rate:>10,.0f}  {time(profile.pace.inference)} for all {profile.n_envs}"
+        yield f"{'inference alone':<26}{rate:>10,.0f}  {short_time(profile.pace.inference)} for all {profile.n_envs}"
     if profile.collecting:
         yield f"{'collecting alone':<26}{profile.steps / profile.collecting:>10,.0f}"
     learning = f"{profile.steps / profile.pace.learning:>10,.0f}"
-    if profile.is_one_piece:
-        yield f"{ON_DEVICE:<26}{learning}  {time(profile.pace.learning)} each, stepping and learning"
+    if profile.is_single_graph:
+        yield f"{ON_DEVICE:<26}{learning}  {short_time(profile.pace.learning)} each, stepping and learning"
     else:
-        yield f"{'learning alone':<26}{learning}  {time(profile.pace.learning / profile.updates)} an update"
+        yield f"{'learning alone':<26}{learning}  {short_time(profile.pace.learning / profile.updates)} per update"
     for threads, seconds in profile.learning_by_threads:
         yield f"{f'learning, {threads} thread' + 's' * (threads > 1):<26}{profile.steps / seconds:>10,.0f}"
-    if profile.elsewhere is not None:
+    if profile.other_device is not None:
         where = "the CPU" if profile.on_gpu else "the GPU"
-        yield f"{f'learning on {where}':<26}{profile.steps / profile.elsewhere.learning:>10,.0f}"
+        yield f"{f'learning on {where}':<26}{profile.steps / profile.other_device.learning:>10,.0f}"
     if facts.to_device is not None and facts.from_device is not None:
         yield f"copies: {facts.to_device / 1e9:.1f} GB/s to the GPU, {facts.from_device / 1e9:.1f} GB/s back"
     if facts.steps is not None:
         steps = facts.steps
         yield (
-            f"one step of one environment: {time(steps.median)} (median), {time(steps.p95)} (95 %), "
+            f"one environment step: {short_time(steps.median)} (median), {short_time(steps.p95)} (95th percentile), "
             f"{percent(profile.on_core)} of it on a core"
         )
-    memory = f"memory {percent(facts.readings.host_memory)} of the host's"
+    memory = f"host memory {percent(facts.readings.host_memory)}"
     if profile.on_gpu:
-        memory += f", {percent(facts.readings.gpu_memory)} of the GPU's"
+        memory += f", GPU memory {percent(facts.readings.gpu_memory)}"
     used, others = facts.readings.cores_used, facts.readings.others_cores
-    yield f"cores in use {_one(used)} of {profile.cores} (other programs {_one(others)}), {memory}"
+    yield f"in use: {_one(used)} of {profile.cores} cores (other programs: {_one(others)}), {memory}"
 
 
 def _one(cores: float | None) -> str:
-    return LACKING if cores is None else f"{cores:.1f}"
+    return MISSING if cores is None else f"{cores:.1f}"
 
 
 def _doubt(facts: Facts) -> Iterator[str]:
-    """What makes predictions worth less: others on the cores, and parts that are far from the whole."""
+    """Warn about rough predictions: other programs on the cores, or parts that do not add up to the whole."""
     others = facts.readings.others_cores
     if others is not None and others > _CROWDED * facts.profile.cores:
-        yield "note: other programs are on these cores, and slow down one part more than another; do it again without."
+        yield "note: other programs use these cores, which distorts the measurements; repeat without them."
     if facts.is_doubtful:
         yield (
-            f"note: by its parts an iteration would take {time(facts.whole)}, in training it took "
-            f"{time(facts.seconds)}: predictions are rough."
+            f"note: the parts of an iteration add up to {short_time(facts.whole)}, but in training it took "
+            f"{short_time(facts.seconds)}; predictions are rough."
         )
 
 
 def _cut(diagnosis: Diagnosis) -> str:
     wanted = diagnosis.facts.profile.n_steps
-    return "" if diagnosis.n_steps == wanted else f" of {diagnosis.n_steps} steps instead of {wanted}, to be quicker"
+    return "" if diagnosis.n_steps == wanted else f" of {diagnosis.n_steps} steps instead of {wanted} to save time"
 
 
 def _advice(advice: Sequence[Advice], is_rough: bool) -> Iterator[str]:
     if not advice:
         yield "  none"
     for one in advice:
-        gain = LACKING if one.speedup is None else _gain(one.speedup, one.at_most, is_rough)
+        gain = MISSING if one.speedup is None else _gain(one.speedup, one.at_most, is_rough)
         yield f"  {gain:>9}  {f'{one.flags}  ' if one.flags else ''}{one.text}"
 
 
@@ -131,7 +131,7 @@ def _gain(speedup: float, at_most: bool, is_rough: bool) -> str:
 
 
 def result(diagnosis: Diagnosis) -> dict[str, Any]:
-    """All of it as one object."""
+    """Return the diagnosis as one JSON object."""
     facts, verdict = diagnosis.facts, diagnosis.verdict
     return {
         "cause": verdict.cause,
@@ -154,7 +154,7 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
         "requests": facts.request_counts,
         "copies": {"to_device": facts.to_device, "from_device": facts.from_device, "sent_bytes": facts.sent_bytes},
         "replay_on_host": facts.replay_on_host,
-        "learning_seconds": {"memory_on_gpu": facts.learning_with_memory_on_gpu, "in_tf32": facts.learning_in_tf32},
-        "slower_ways": list(facts.slower_ways),
+        "learning_seconds": {"memory_on_gpu": facts.learning_with_replay_on_gpu, "in_tf32": facts.learning_in_tf32},
+        "slow_fallbacks": list(facts.slow_fallbacks),
         "config": facts.config.flat(),
     }

@@ -1,7 +1,7 @@
-"""`unidle monitor`: every reading of the last seconds, live on a terminal or once as a table.
+"""`unidle monitor`: all sensor readings of the last seconds, live on a terminal or once as a table.
 
-It looks at each interval, but a value that was not renewed since is not shown as a new one; the column *new/s* says how
-often each reading really changes. What a GPU lacks is a –.
+It polls at each interval but does not count repeated values; the column *new/s* is each reading's real update rate.
+Unavailable readings are shown as –.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from unidle.meter.formatting import LACKING
+from unidle.formatting import MISSING
 from unidle.meter.sensors.csv_log import CsvLog
 from unidle.meter.sensors.host import Busiest, Host, Tree
 from unidle.meter.sensors.nvml import Driver, Gpu, GpuProcess
@@ -24,22 +24,22 @@ from unidle.meter.sensors.window import Window, sparkline
 from unidle.report.terminal.readings_table import Part, readings_table
 
 WINDOW_S = 10.0
-ONCE_S = 1.0  # what `--once` looks at: long enough for the slowest reading to be renewed
-_DRAW_EVERY_S = 0.1  # faster than anybody reads
+ONCE_S = 1.0  # duration of `--once`: long enough for the slowest reading to update
+_DRAW_EVERY_S = 0.1
 _PRINT_EVERY_S = WINDOW_S  # in a pipe
 _PROCESSES = 5
-_CHIEF = ("utilisation", "SM active", "memory", "power")
-_OTHER_ROWS = 20  # what the panel has besides GPUs
-_LABEL = 12  # columns before a line that is no row of the table
+_MAIN = ("utilisation", "SM active", "memory", "power")
+_OTHER_ROWS = 20  # rows of the panel that are not GPUs
+_LABEL = 12  # columns before a line that is not a table row
 
 
 class Monitor:
-    """All sources, a window for each of their readings, and how these look."""
+    """All sources with a window per reading, and how they are displayed."""
 
     def __init__(self, pid: int | None = None, csv: Path | None = None, window_s: float = WINDOW_S) -> None:
         self._host, self._tree = Host(), Tree(pid) if pid is not None else None
         self._busiest = Busiest(_PROCESSES)
-        self._csv = CsvLog(csv) if csv else None  # after what may refuse: a mistake leaves no file behind
+        self._csv = CsvLog(csv) if csv else None  # last, so that a user error leaves no file behind
         self._driver = Driver()
         self._window_s = window_s
         trees = [self._tree] if self._tree else []
@@ -49,7 +49,7 @@ class Monitor:
         }
 
     def poll(self) -> bool:
-        """Look once at everything; returns whether anything was new."""
+        """Poll all sources once; returns whether anything is new."""
         is_new = False
         for source in self._sources:
             found = source.poll()
@@ -65,17 +65,17 @@ class Monitor:
         return is_new
 
     def close(self) -> None:
-        """End the talk with the driver, and close the file."""
+        """Close the driver and the CSV file."""
         self._driver.close()
         if self._csv:
             self._csv.close()
 
     def panel(self, width: int, height: int | None = None) -> RenderableType:
-        """All of it, for a console of `width` columns; of many GPUs only the chief readings, if it is not that high."""
+        """Render everything for a console of `width` columns; only main GPU readings if it does not fit the height."""
         needed = _OTHER_ROWS + sum(len(gpu.readings) + 2 + len(gpu.processes or ()) for gpu in self._driver.gpus)
         is_brief = height is not None and needed > height
         shown = self.table([*self.gpu_parts(is_brief=is_brief), *self._host_parts(width)], width)
-        return Group(shown, Text(), Text(self._driver.why_none, "yellow")) if self._driver.why_none else shown
+        return Group(shown, Text(), Text(self._driver.no_gpu_reason, "yellow")) if self._driver.no_gpu_reason else shown
 
     def table(self, parts: Sequence[Part], width: int) -> Group:
         """Some parts of it, as they are now."""
@@ -84,14 +84,14 @@ class Monitor:
     def gpu_parts(self, *, is_brief: bool = False) -> Iterator[Part]:
         """A part for each GPU: its readings, whether it is slowed down, and who uses it."""
         for gpu in self._driver.gpus:
-            skip = tuple(reading.name for reading in gpu.readings if is_brief and reading.name not in _CHIEF)
+            skip = tuple(reading.name for reading in gpu.readings if is_brief and reading.name not in _MAIN)
             notes = _noted("used by", [_gpu_process(process) for process in gpu.processes or ()])
             yield Part(_title(gpu), self._read(gpu, skip), notes)
 
     def result(self) -> dict[str, Any]:
-        """The window as one object for --json; what is lacking is null."""
+        """Return the window as one object for --json; unavailable readings are null."""
         now_ns = time.perf_counter_ns()
-        found: dict[str, Any] = {"gpus": [], "no_gpu": self._driver.why_none, "sources": {}}
+        found: dict[str, Any] = {"gpus": [], "no_gpu": self._driver.no_gpu_reason, "sources": {}}
         found["gpus"] = [
             {
                 "index": gpu.index,
@@ -110,7 +110,7 @@ class Monitor:
         return found
 
     def _host_parts(self, width: int) -> Iterator[Part]:
-        """The host, and the process that was asked for."""
+        """Return the parts of the host and of the watched process."""
         n = len(self._host.cores)
         title = Text(f"host  {n} {'core' if n == 1 else 'cores'}", "bold")
         now_ns = time.perf_counter_ns()
@@ -124,7 +124,7 @@ class Monitor:
         notes = [*_noted("cores", [Text(bars, "green")]), *_noted("busiest", busiest)]
         yield Part(title, self._read(self._host, self._host.core_names), notes)
         if self._tree:
-            yield Part(Text(f"{self._tree.name}  and what it started", "bold"), self._read(self._tree))
+            yield Part(Text(f"{self._tree.name}  and its child processes", "bold"), self._read(self._tree))
 
     def _read(self, source: Source, skip: tuple[str, ...] = ()) -> list[tuple[Reading, Window]]:
         return [(r, self._windows[source.name, r.name]) for r in source.readings if r.name not in skip]
@@ -138,19 +138,19 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Look and draw until Ctrl-C: a live view on a terminal, a table now and then in a pipe."""
-    # FORCE_COLOR, often set in CI, makes rich believe in a terminal; so ask the file itself.
+    """Poll and draw until Ctrl-C: a live view on a terminal, a table every few seconds in a pipe."""
+    # FORCE_COLOR, often set in CI, makes rich assume a terminal, so check the file itself.
     is_live = console.is_interactive and console.file.isatty()
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if is_live else None
     next_draw, has_news = clock(), False
     if live:
         live.start()
-        console.show_cursor(True)  # so that not even a SIGKILL leaves the terminal without one
+        console.show_cursor(True)  # even SIGKILL must not leave the terminal without a cursor
     else:
         next_draw += _PRINT_EVERY_S
     try:
         while True:
-            began = clock()  # looks are never closer than the interval: one that came late is not made up for
+            began = clock()  # polls are at least one interval apart; a late one is not made up for
             has_news |= monitor.poll()
             if has_news and clock() >= next_draw:
                 if live:
@@ -160,14 +160,14 @@ def watch(
                 next_draw, has_news = clock() + (_DRAW_EVERY_S if live else _PRINT_EVERY_S), False
             sleep(max(0.0, began + interval_s - clock()))
     except KeyboardInterrupt:
-        pass  # how it is meant to end
+        pass  # the normal way to stop
     finally:
         if live:
             live.stop()
 
 
 def look_once(monitor: Monitor, interval_s: float) -> None:
-    """Look for long enough that every reading has had the time to be renewed."""
+    """Poll for long enough that every reading can update."""
     end = time.monotonic() + ONCE_S
     while True:
         monitor.poll()
@@ -179,9 +179,9 @@ def look_once(monitor: Monitor, interval_s: float) -> None:
 
 def _title(gpu: Gpu) -> Text:
     if gpu.is_lost:
-        return Text(f"{gpu.name} is lost: the driver cannot reach it any more; see dmesg.", "red")
+        return Text(f"{gpu.name} is lost: the driver can no longer reach it; see dmesg.", "red")
     if gpu.throttled_by is None:
-        state = Text(f"throttled: {LACKING}", "dim")
+        state = Text(f"throttled: {MISSING}", "dim")
     elif gpu.throttled_by:
         state = Text(f"throttled by {', '.join(gpu.throttled_by)}", "red")
     else:
@@ -190,13 +190,13 @@ def _title(gpu: Gpu) -> Text:
 
 
 def _gpu_process(process: GpuProcess) -> Text:
-    memory = LACKING if process.memory is None else f"{process.memory / 2**30:.2f} GiB"
-    share = LACKING if process.utilisation is None else f"{process.utilisation:.0f} %"
+    memory = MISSING if process.memory is None else f"{process.memory / 2**30:.2f} GiB"
+    share = MISSING if process.utilisation is None else f"{process.utilisation:.0f} %"
     return Text(f"pid {process.pid:<8}  {share:>11}  {memory:>10}")
 
 
 def _noted(label: str, lines: Sequence[Text]) -> list[Text]:
-    """Lines, the first of which is labelled."""
+    """Return the lines with a label on the first."""
     labels = [label, *[""] * len(lines)]
     return [
         Text.assemble((f"  {word:<{_LABEL - 2}}", "dim"), line, no_wrap=True, overflow="ellipsis")

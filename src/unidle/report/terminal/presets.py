@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memory: int) -> None:
-    """Print one line per preset: its shape, what it needs, and what to take instead where this machine is too small."""
+    """Print one line per preset: its sizes, requirements, and an alternative if this machine is too small."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in (
         "preset",
@@ -30,10 +30,10 @@ def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memo
             f"{row['total_batch']:,}",
             f"{row['batch_size']:,}",
             "–" if row["n_epochs"] is None else str(row["n_epochs"]),
-            ",".join(map(str, row["network"])) or "its own",
+            ",".join(map(str, row["network"])) or "custom",
             str(row["cores"]),
             f"{row['memory_gb']} GB",
-            "fits" if row["fits"] else f"too small, take {row['instead']}" if row["instead"] else "too small",
+            "fits" if row["fits"] else f"too small, use {row['instead']}" if row["instead"] else "too small",
         )
     console.print(table)
     console.print()

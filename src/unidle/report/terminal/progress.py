@@ -1,6 +1,6 @@
-"""Progress while a run goes on: a live panel on a terminal, plain lines in a pipe or a CI log.
+"""Training progress: a live panel on a terminal, plain lines in a pipe or a CI log.
 
-All of it goes to stderr; stdout belongs to `--json`.
+Everything goes to stderr; stdout is reserved for `--json`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from unidle.report.formatting import duration, faults, percent, score, short_number
+from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import Record, evaluation_in_words, fault_counts, number, task_success, time_shares
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.summary import print_facts
 
-_PANEL_EVERY = 0.25  # seconds between two drawings of the panel, which take about a millisecond each
-_LINE_EVERY = 10.0  # seconds between two plain lines …
-_LINE_PROGRESS = 0.05  # … unless so much of the run was done sooner
-_RATE_WINDOW = 30.0  # seconds over which the speed is measured: steady, yet soon over the warm-up
+_PANEL_EVERY = 0.25  # seconds between redraws of the panel, which take about a millisecond each
+_LINE_EVERY = 10.0  # seconds between plain lines …
+_LINE_PROGRESS = 0.05  # … or this share of the run, whichever comes first
+_RATE_WINDOW = 30.0  # seconds over which speed is measured: steady, but soon past the warm-up
 _BAR_CELLS = 16
 _PARTS = {"environment": "blue", "inference": "magenta", "learn": "green"}
 
 
 class Display:
-    """Shows the progress of one run; as a context manager it leaves the terminal in order.
+    """Shows the progress of one run; as a context manager it restores the terminal.
 
-    No thread is behind it: it draws when told of an iteration, and at most a few times a second.
+    It uses no thread: it draws after an iteration, at most a few times a second.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(stderr=True, highlight=False)
-        # FORCE_COLOR, often set in CI, makes rich believe in a terminal; so ask the file itself.
+        # FORCE_COLOR, often set in CI, makes rich assume a terminal, so check the file itself.
         self._is_live = self._console.is_interactive and self._console.file.isatty()
         self._clock = clock
         self._messages = Messages(lambda text, style: self._print(Text(text, style)), clock)
@@ -50,7 +50,7 @@ class Display:
         self._next_draw = 0.0
         self._total = 1
         self._drawn_step = 0
-        self._samples: deque[tuple[float, int]] = deque()  # (time, step) of late, oldest first
+        self._samples: deque[tuple[float, int]] = deque()  # recent (time, step), oldest first
         self._record: Record = {}
         self._evaluation: Record | None = None
         self._best: Record | None = None
@@ -78,15 +78,15 @@ class Display:
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
-                redirect_stdout=sys.stdout.isatty(),  # a pipe must get what is printed to it
+                redirect_stdout=sys.stdout.isatty(),  # output to a pipe must reach the pipe
                 vertical_overflow="crop",
             )
             self._live.start()
-            self._console.show_cursor(True)  # so that not even a SIGKILL leaves the terminal without one
+            self._console.show_cursor(True)  # even SIGKILL must not leave the terminal without a cursor
             self._draw(now)
 
     def on_iteration(self, record: Record) -> None:
-        """Take note of an iteration; draw only if it is time to."""
+        """Record an iteration and redraw if it is due."""
         self._record = record
         now = self._clock()
         soon = not self._is_live and record["step"] - self._drawn_step >= _LINE_PROGRESS * self._total
@@ -111,11 +111,11 @@ class Display:
             self._print(Text(f"evaluation {_at(record)}{episodes}{mark}{tasks}"))
 
     def on_message(self, text: str) -> None:
-        """Print a line that stays, above the panel; see `Messages` for those that come again and again."""
-        self._messages.tell(text)
+        """Print a permanent line above the panel; `Messages` suppresses repeats."""
+        self._messages.show(text)
 
     def on_end(self) -> None:
-        """Show the last state and give the terminal back; a second call does nothing."""
+        """Show the last state and restore the terminal; a second call does nothing."""
         self._is_over = True
         self._messages.close()
         if self._live is not None:
@@ -136,7 +136,7 @@ class Display:
         self._next_draw = now + self._interval
         self._drawn_step = self._record["step"]
         self._samples.append((now, self._drawn_step))
-        # Of the samples beyond the window, the latest stays: the speed is measured from there.
+        # The latest sample before the window stays: speed is measured from there.
         while len(self._samples) > 2 and self._samples[1][0] <= now - _RATE_WINDOW:
             self._samples.popleft()
         if self._live is not None:
@@ -146,13 +146,13 @@ class Display:
 
     @property
     def _rate(self) -> float | None:
-        """Steps per second of late; what was done before this process started is not its merit."""
+        """Recent steps per second, without steps done before this process started."""
         (start, first), (end, last) = self._samples[0], self._samples[-1]
         return (last - first) / (end - start) if end > start and last > first else None
 
     @property
     def _progress(self) -> str:
-        """Whole percents, rounded down: 100 % means done."""
+        """Progress in whole percent, rounded down: 100 % means done."""
         return f"{min(100, 100 * self._record['step'] // self._total)} %"
 
     @property
@@ -161,7 +161,7 @@ class Display:
         if rate is None or step >= self._total or self._is_over:
             return None
         seconds = (self._total - step) / rate
-        # Tenths of a second would feign a precision that a forecast does not have.
+        # An estimate is not precise enough for tenths of a second.
         return f"{math.ceil(seconds)} s left" if seconds < 59 else f"{duration(seconds)} left"
 
     def _line(self) -> Text:
@@ -216,7 +216,7 @@ class Display:
         return Text("   ").join(parts) if parts else Text("–")
 
     def _time(self) -> Text:
-        """A bar of coloured cells and its legend."""
+        """Render a bar of coloured cells and its legend."""
         cells, legend = Text(), Text()
         for part, share in self._shares.items():
             cells.append("█" * round(_BAR_CELLS * share), _PARTS[part])
@@ -225,15 +225,15 @@ class Display:
         return cells + legend if legend else Text("–")
 
     def _print(self, text: Text) -> None:
-        # Lines are never folded: a log is read by grep, and a terminal folds them itself.
+        # No wrapping: logs are read with grep, and a terminal wraps lines itself.
         self._console.print(text, soft_wrap=True)
 
 
 def _at(record: Record) -> str:
-    """An evaluation in words: 234.09 ± 27.65, success 71 % at 800k."""
+    """Return an evaluation as text: 234.09 ± 27.65, success 71 % at 800k."""
     return f"{evaluation_in_words(record)} at {short_number(record['step'])}"
 
 
 def _tasks(record: Record) -> str:
-    """How often each task succeeded in an evaluation: reach-v3 100 %, push-v3 40 %."""
+    """Return the success rates of an evaluation's tasks: reach-v3 100 %, push-v3 40 %."""
     return ", ".join(f"{task} {percent(share)}" for task, share in task_success(record).items())

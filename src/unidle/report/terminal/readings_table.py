@@ -1,6 +1,6 @@
-"""Readings as a table for a terminal: latest, least, mean, largest, how often renewed, and a line of the last seconds.
+"""A terminal table of readings: latest, min, mean, max, update rate, and a sparkline of the last seconds.
 
-The line takes what width is left, so that its end, which is now, is never cut off by a long name or a large number.
+The sparkline gets the remaining width, so that a long name or number never cuts off its end, which is now.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from rich.console import Group
 from rich.text import Text
 
-from unidle.meter.formatting import LACKING, figure
+from unidle.formatting import MISSING, figure
 from unidle.meter.sensors.reading import Reading
 from unidle.meter.sensors.window import Summary, Window, sparkline
 
 _HEADERS = ("reading", "now", "min", "mean", "max", "new/s")
-_LEAST_WIDTHS = (21, 6, 6, 6, 6, 5)  # so that columns stay where they are while most values change
+_LEAST_WIDTHS = (21, 6, 6, 6, 6, 5)  # keeps columns in place while values change
 _GAP = "  "
-_CELLS = 8, 60  # of the line, at least and at most
+_CELLS = 8, 60  # least and most cells of the sparkline
 
 
 @dataclass(frozen=True)
 class Part:
-    """What belongs together: a GPU, the host, a process."""
+    """One section of the table: a GPU, the host or a process."""
 
     title: Text
     readings: Sequence[tuple[Reading, Window]]
     notes: Sequence[Text] = ()
-    """What is no number over time."""
+    """Further lines below the readings."""
 
 
 def readings_table(parts: Sequence[Part], width: int, window_s: float, now_ns: int) -> Group:
-    """All parts below each other, their columns aligned, for a console of `width` columns."""
+    """Render all parts with aligned columns for a console of `width` columns."""
     figures = [[_figures(reading, window.summary(now_ns)) for reading, window in part.readings] for part in parts]
     columns = zip(_HEADERS, *(row for rows in figures for row in rows), strict=True)
     widths = [max(least, *map(len, column)) for least, column in zip(_LEAST_WIDTHS, columns)]
@@ -56,11 +56,11 @@ def readings_table(parts: Sequence[Part], width: int, window_s: float, now_ns: i
 
 
 def _figures(reading: Reading, summary: Summary | None) -> tuple[str, ...]:
-    """What the columns say of a reading."""
+    """Return the cells of a reading's row."""
     name = f"  {reading.name} {reading.unit}"
     if summary is None:
-        return name, *[LACKING] * 5
-    rate = f"{summary.per_second:.1f}" if summary.per_second else LACKING
+        return name, *[MISSING] * 5
+    rate = f"{summary.per_second:.1f}" if summary.per_second else MISSING
     if reading.is_total:
         return name, figure(summary.latest), "", "", "", rate
     return name, *(figure(value) for value in (summary.latest, summary.least, summary.mean, summary.largest)), rate

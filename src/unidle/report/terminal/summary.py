@@ -1,4 +1,4 @@
-"""Facts for the terminal, one to a line, and the closing summary of a run."""
+"""Facts, one per line, and the closing summary of a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from unidle.report.formatting import duration, faults, percent, score, short_number
+from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import Record, evaluation_in_words, read_history
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:
-    """Print `facts` in two columns. Lines are never folded, so that a path can be copied whole."""
+    """Print `facts` in two columns, without wrapping, so that paths can be copied."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         console.print(Text.assemble((name.ljust(width), "dim"), "  ", value), soft_wrap=True)
@@ -21,20 +21,20 @@ def print_facts(console: Console, facts: dict[str, str]) -> None:
 def print_summary(
     console: Console, folder: Path, *, report: Path | None = None, checkpoint: Path | None = None
 ) -> None:
-    """Print what the files of a run folder say about the run, and where its results lie."""
+    """Print the results of a run from its folder, and the paths of its report and checkpoint."""
     history = read_history(folder)
     training, speed = history.training_return, history.steps_per_second
     shares = "  ".join(f"{part} {percent(share)}" for part, share in history.time_shares.items())
     counts = history.fault_counts
     facts = {
         "steps": f"{history.steps:,} in {duration(history.wall)}",
-        "speed": f"{short_number(speed)} steps/s, mean up to the last iteration" if speed else None,
+        "speed": f"{short_number(speed)} steps/s on average" if speed else None,
         "training return": f"{score(training)}, last 100 episodes" if training is not None else None,
         "best evaluation": _evaluation(history.best_evaluation),
         "final evaluation": _evaluation(history.final_evaluation),
         "time": shares or None,
         "overlap": history.overlap,
-        "faults": f"{faults(counts)}; what failed is in {folder / 'metrics.jsonl'}" if counts else None,
+        "faults": f"{faults(counts)}; see {folder / 'metrics.jsonl'} for details" if counts else None,
         "report": str(report) if report else None,
         "checkpoint": str(checkpoint) if checkpoint else None,
     }

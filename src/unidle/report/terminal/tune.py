@@ -1,4 +1,4 @@
-"""What `unidle tune` shows: a line that moves while it measures, a row for each change, and what came out."""
+"""The output of `unidle tune`: a live status line, a row per change, and the conclusion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTHS = (44, 10, 28)
 
 
 class TuningDisplay:
-    """Rows as they come, and below them what is going on; a context."""
+    """Prints a row per change with a live status line below; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -29,28 +29,28 @@ class TuningDisplay:
         self._status.stop()
 
     def on_stage(self, text: str) -> None:
-        """Something that takes a while begins."""
+        """Show the current stage."""
         self._status.update(f"{text} …")
         if not self._console.is_terminal:
             self._console.print(f"{text} …", style="dim", soft_wrap=True)
 
     def on_start(self, tuned: Tuned) -> None:
-        """The job was measured as it is."""
-        self._console.print(f"As it is: {_situation(tuned)}, {tuned.first_rate:,.0f} steps/s.", soft_wrap=True)
+        """Show the speed of the unchanged job and the table's header."""
+        self._console.print(f"Current settings: {_situation(tuned)}, {tuned.first_rate:,.0f} steps/s.", soft_wrap=True)
         self._console.print()
         self._console.print(_row("change", "predicted", "measured, 95 % interval", ""), style="bold", soft_wrap=True)
 
     def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
-        """So much is known of a change by now."""
-        self._status.update(f"{change.text}: {measured.mean:.2f} times as fast after {pairs} pairs of stretches …")
+        """Show the interim result of a change."""
+        self._status.update(f"{change.text}: × {measured.mean:.2f} after {pairs} pairs of segments …")
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """A change is settled."""
+        """Print the row of a change."""
         self._console.print(outcome_row(outcome), style="" if outcome.kept else "dim", soft_wrap=True)
 
 
 def outcome_row(outcome: Outcome) -> str:
-    """What was changed, what was expected, what came of it."""
+    """Return the row of a change: what changed, its predicted and measured speed-up, and the verdict."""
     predicted = "–" if outcome.predicted is None else f"× {outcome.predicted:.2f}"
     verdict = outcome.note or ("kept" if outcome.kept else "not kept")
     return _row(outcome.change.text, predicted, _measured(outcome), verdict)
@@ -86,30 +86,30 @@ def _situation(tuned: Tuned) -> str:
 
 
 def conclusion(tuned: Tuned, file: str, command: str) -> list[str]:
-    """The last lines: what it was worth, where it is kept, and how to use it."""
+    """Return the last lines: the total speed-up, the settings file, and how to use it."""
     kept = [outcome for outcome in tuned.outcomes if outcome.kept]
     ends = {
-        "": "Nothing is left to try",
-        "budget": "The budget is used",
+        "": "All changes were tried",
+        "budget": "The budget is used up",
         "Ctrl-C": "Stopped",
-        "failure": "Stopped, because the present settings failed and did not start again",
+        "failure": "Stopped because the current settings failed and could not be restarted",
     }
-    lines = [f"{ends[tuned.ended_by]}, after {tuned.seconds:.0f} seconds."]
+    lines = [f"{ends[tuned.ended_by]} after {tuned.seconds:.0f} seconds."]
     if kept and not any(outcome.change.is_recipe for outcome in kept):
         lines.append(
-            f"{tuned.times_as_fast:.2f} times as fast as before, by the same recipe: that is the product of the ratios "
-            "of what was kept."
+            f"{tuned.times_as_fast:.2f} times as fast as before with the same recipe (the product of all kept "
+            "speed-ups)."
         )
     elif kept:
-        lines.append("The recipe is another one now: what it learns in the end is for you to check.")
+        lines.append("The recipe has changed; check that it still learns what you need.")
     elif tuned.has_measured:
-        lines.append("No change was measured to be faster: the settings stay as they were.")
+        lines.append("No change was measurably faster; the settings stay the same.")
     else:
         whys = {
-            "": "No change was worth measuring, or none could be",
+            "": "No change was promising, or none could be measured",
             "budget": "No change could be measured in that time; give more --budget",
-            "Ctrl-C": "No change had been measured by then",
+            "Ctrl-C": "No change had been measured yet",
             "failure": "No change could be measured",
         }
-        return [*lines, f"{whys[tuned.ended_by]}. The settings stay as they were, and {file} was not written."]
-    return [*lines, f"{file} holds them; train with:", f"  {command}"]
+        return [*lines, f"{whys[tuned.ended_by]}. The settings stay the same, and {file} was not written."]
+    return [*lines, f"Wrote the settings to {file}; train with:", f"  {command}"]

@@ -1,4 +1,4 @@
-"""What `unidle watch` says at the end: a verdict, a table that sums to 100 %, and one next step."""
+"""The report of `unidle watch`: a verdict, one next step, and a table that sums to 100 %."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unidle.meter.formatting import LACKING, figure, percent
-from unidle.meter.watch.command import Watched
+from unidle.formatting import MISSING, figure, percent
+from unidle.meter.watch.command import WatchedCommand
 from unidle.meter.watch.findings import Findings, find
-from unidle.meter.watch.verdict import Verdict, judge, largest_row
+from unidle.meter.watch.verdict import Verdict, largest_row, verdict_on
 
 _DISAGREES = 0.15
 _DEEPEST = 6  # functions of a stack that are shown
 _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", "power", "temperature")
 
 
-def concluded(watched: Watched) -> tuple[Findings, Verdict]:
-    """What was found about a command that has ended."""
+def concluded(watched: WatchedCommand) -> tuple[Findings, Verdict]:
+    """Return findings and verdict of a finished command."""
     known = watched.processes, watched.begun_ns, watched.ended_ns, watched.cores
     findings = find(*known, watched.gpu_use, watched.others_cores)
     leader = findings.leader
     if watched.gpu_use is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
-        # There is a GPU, and this program does not use it: what it reads is somebody else's work.
+        # The program does not use the GPU: its readings belong to other programs.
         findings = find(*known, None, watched.others_cores)
-    return findings, judge(findings)
+    return findings, verdict_on(findings)
 
 
-def lines(watched: Watched, findings: Findings, verdict: Verdict) -> Iterator[str]:
+def lines(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> Iterator[str]:
     """The report for a terminal."""
-    yield f"unidle watched for {watched.seconds:.0f} s: {' '.join(watched.command)}"
+    yield f"unidle watched this command for {watched.seconds:.0f} s: {' '.join(watched.command)}"
     yield ""
     yield verdict.sentence
     yield f"Next: {verdict.next_step}"
@@ -45,42 +45,42 @@ def lines(watched: Watched, findings: Findings, verdict: Verdict) -> Iterator[st
 
 def _table(findings: Findings) -> Iterator[str]:
     has_gpu = findings.busy is not None
-    # Where nothing tells how active the GPU was, only the length of calls is known, and a sleep is a long call too.
+    # Without GPU activity only the length of calls is known, and a sleep is a long call too.
     active = {"kineto": "in kernels", "driver": "GPU use"}.get(findings.busy_source or "", "long calls")
     yield f"{'main process':<26}{'share':>7}  {'on a core':>9}  {active:>10}  mostly in"
     if findings.busy is not None:
-        yield f"{'GPU busy':<26}{percent(findings.busy):>7}"
+        yield f"{'GPU busy':<26}{percent(findings.busy, 0):>7}"
     for row in findings.rows:
         if row.activity not in findings.idle:
             continue
         name = f"idle: {row.activity}" if has_gpu else row.activity
-        share = percent(findings.idle[row.activity])
-        yield f"{name:<26}{share:>7}  {percent(row.on_core):>9}  {percent(row.active):>10}  {row.where}"
-    yield f"{'unattributed':<26}{percent(findings.unattributed):>7}"
+        share = percent(findings.idle[row.activity], 0)
+        yield f"{name:<26}{share:>7}  {percent(row.on_core, 0):>9}  {percent(row.active, 0):>10}  {row.where}"
+    yield f"{'unattributed':<26}{percent(findings.unattributed, 0):>7}"
     total = (findings.busy or 0.0) + sum(findings.idle.values()) + findings.unattributed
-    yield f"{'':<26}{percent(total):>7}"
+    yield f"{'':<26}{percent(total, 0):>7}"
 
 
 def _stack(findings: Findings) -> Iterator[str]:
-    """The stack of the row that the verdict is about, but for those about the whole."""
+    """Show the most frequent stack of the largest row."""
     row = largest_row(findings)
     if row is not None:
         yield ""
         yield f"{row.activity}, most often: {' → '.join(row.stack[-_DEEPEST:])}"
 
 
-def _readings(watched: Watched) -> Iterator[str]:
+def _readings(watched: WatchedCommand) -> Iterator[str]:
     if watched.no_gpu:
         yield watched.no_gpu
     for gpu, model in watched.models.items():
-        lives = watched.readings[gpu]
-        shown = [f"{name} {figure(lives[name].mean if name in lives else None)}" for name in _SHOWN]
-        joules = lives["energy"].latest if "energy" in lives else None
-        yield f"{gpu} {model}: {', '.join(shown)} (means); energy {figure(joules)} J in all"
+        stats = watched.readings[gpu]
+        shown = [f"{name} {figure(stats[name].mean if name in stats else None)}" for name in _SHOWN]
+        joules = stats["energy"].latest if "energy" in stats else None
+        yield f"{gpu} {model}: {', '.join(shown)} (means); energy {figure(joules)} J in total"
     if watched.models and not watched.used:
-        yield "Which GPUs are the command's is not known, for the driver shows none of its processes: all are counted."
-    used = LACKING if watched.cores_used is None else f"{figure(watched.cores_used)} of {watched.cores}"
-    yield f"host: cores in use by the command {used}, by other programs {figure(watched.others_cores)}"
+        yield "note: the driver does not show which GPUs the command uses, so all GPUs are counted."
+    used = MISSING if watched.cores_used is None else f"{figure(watched.cores_used)} of {watched.cores}"
+    yield f"host: cores used by the command {used}, by other programs {figure(watched.others_cores)}"
 
 
 def _remarks(findings: Findings) -> Iterator[str]:
@@ -91,30 +91,30 @@ def _remarks(findings: Findings) -> Iterator[str]:
             f"environment, mostly `{workers.where}`"
         )
     if computing is not None:
-        kernel = LACKING if computing.kernel_us is None else f"{computing.kernel_us:.0f} µs"
+        kernel = MISSING if computing.kernel_us is None else f"{computing.kernel_us:.0f} µs"
         yield (
-            f"profiler: {computing.windows} windows, {computing.seconds:.1f} s together, kernels "
-            f"{percent(computing.active)} of them, {kernel} each"
+            f"profiler: {computing.windows} windows, {computing.seconds:.1f} s in total, kernels active "
+            f"{percent(computing.active)} of the time, {kernel} each"
         )
     if findings.leader is not None and findings.leader.failure is not None:
-        yield f"note: the main process was not watched to its end, for the sampler failed: {findings.leader.failure}"
+        yield f"note: the sampler failed before the main process ended: {findings.leader.failure}"
     if findings.in_use is not None:
-        yield f"from its first use to its last the GPU was busy {percent(findings.in_use)} of the time"
+        yield f"between its first and last use the GPU was busy {percent(findings.in_use)} of the time"
     if findings.disagreement is not None and findings.disagreement > _DISAGREES:
         yield (
-            f"note: the driver saw the GPU busy {percent(findings.utilisation or 0.0)} of the time; "
-            "a short run, or another program on the GPU, can make the two differ."
+            f"note: according to the driver the GPU was busy {percent(findings.utilisation or 0.0)} of the time; "
+            "the two can differ in a short run or if other programs use the GPU."
         )
 
 
-def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, Any]:
-    """All of it as one object."""
+def result(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> dict[str, Any]:
+    """Return everything as one JSON object."""
     readings = {
         source: {
-            name: {"least": life.least, "mean": life.mean, "largest": life.largest, "latest": life.latest}
-            for name, life in lives.items()
+            name: {"least": one.least, "mean": one.mean, "largest": one.largest, "latest": one.latest}
+            for name, one in stats.items()
         }
-        for source, lives in watched.readings.items()
+        for source, stats in watched.readings.items()
     }
     leader = findings.leader
     return {
@@ -151,8 +151,8 @@ def result(watched: Watched, findings: Findings, verdict: Verdict) -> dict[str, 
     }
 
 
-def write(folder: Path, watched: Watched, findings: Findings, verdict: Verdict) -> None:
-    """`watch.json` and `watch.txt` in `folder`."""
+def write(folder: Path, watched: WatchedCommand, findings: Findings, verdict: Verdict) -> None:
+    """Write `watch.json` and `watch.txt` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "watch.json").write_text(json.dumps(result(watched, findings, verdict), indent=1) + "\n", "utf-8")
     (folder / "watch.txt").write_text("\n".join(lines(watched, findings, verdict)) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""Causes in collecting: environments, their workers, and inference for them."""
+"""Causes in collecting: environments, workers and inference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from unidle.config import Recipe
-from unidle.meter.formatting import percent
+from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
     NOTICEABLE,
@@ -17,35 +17,34 @@ from unidle.tuning.advice.finding import (
     gain,
     if_worth,
     setting,
-    time,
     without,
 )
 from unidle.tuning.job import MOST_WORKERS_PER_CORE
 from unidle.tuning.pipeline_model import overlap_speedup, predicted_speedup
 
-_FEW_ENVS = 4  # per core: with fewer, workers spend their time on hand-overs
-_THREADED = 0.2  # of an environment's CPU time: so much of it in threads beside its own
+_FEW_ENVS = 4  # per core; with fewer, synchronisation dominates
+_THREADED = 0.2  # share of an environment's CPU time outside its main thread
 
 
 def environment_waits(facts: Facts) -> Finding | None:
-    """I/O-bound: steps wait for something instead of computing."""
+    """I/O-bound: steps wait instead of computing."""
     profile = facts.profile
     if facts.stepping < NOTICEABLE or profile.on_device or not profile.waits or facts.requests:
         return None
-    evidence = f"a step takes {time(profile.step_seconds)}, {percent(profile.on_core)} of it on a core"
+    evidence = f"a step takes {short_time(profile.step_seconds)}, {percent(profile.on_core)} of it on a core"
     return Finding(
         "environment waits",
         facts.stepping,
-        f"Environments wait rather than compute for {percent(facts.stepping)} of the time: {evidence}.",
+        f"Environments take {percent(facts.stepping)} of the time and mostly wait: {evidence}.",
         (
             *_more_workers(
                 facts,
                 min(profile.n_envs, MOST_WORKERS_PER_CORE * profile.cores),
-                "more workers, whose environments wait side by side",
+                "more workers, so that more environments wait concurrently",
             ),
             Advice(
                 "engine",
-                "an asynchronous environment: hundreds of episodes wait on one core (docs/io-bound.md)",
+                "an asynchronous environment: hundreds of episodes share one core (docs/io-bound.md)",
                 speedup=without(facts.stepping),
                 at_most=True,
             ),
@@ -54,7 +53,7 @@ def environment_waits(facts: Facts) -> Finding | None:
 
 
 def slow_target(facts: Facts) -> Finding | None:
-    """Environments ask a server, and it takes its time."""
+    """Environments wait for the responses of a server."""
     if not facts.requests or facts.stepping < NOTICEABLE or facts.steps is None:
         return None
     steps = facts.steps
@@ -63,12 +62,12 @@ def slow_target(facts: Facts) -> Finding | None:
     return Finding(
         "slow target",
         facts.stepping,
-        f"The server that environments ask answers half of the requests within {time(steps.median)} and 95 % within "
-        f"{time(steps.p95)}{trouble}; waiting for it is {percent(facts.stepping)} of the time.",
+        f"Environments wait {percent(facts.stepping)} of the time for a server: its median response time is "
+        f"{short_time(steps.median)}, the 95th percentile {short_time(steps.p95)}{trouble}.",
         (
             Advice(
                 "recipe",
-                "more episodes in flight, as far as the server's rate limits allow",
+                "more concurrent episodes, as far as the server's rate limits allow",
                 f"--n-envs {2 * facts.profile.n_envs}",
             ),
         ),
@@ -76,18 +75,18 @@ def slow_target(facts: Facts) -> Finding | None:
 
 
 def environment_computes(facts: Facts) -> Finding | None:
-    """Env-bound: the cores that step are the bottleneck."""
+    """Environment-bound: CPU cores that step environments are the bottleneck."""
     profile = facts.profile
     if facts.stepping < NOTICEABLE or profile.waits:
         return None
     if profile.on_device:
-        flags, text = "--compile", "compiled steps: fewer kernels each"
+        flags, text = "--compile", "compile the step into fewer kernels"
         compiled = facts.config.engine.compile
         own = () if compiled else (Advice("engine", text, flags, without(facts.stepping), at_most=True),)
         return Finding(
             "environment computes",
             facts.stepping,
-            f"Stepping on the device is {percent(facts.stepping)} of the time.",
+            f"Stepping environments on the device takes {percent(facts.stepping)} of the time.",
             own,
         )
     workers = profile.stepping[0].workers
@@ -96,13 +95,13 @@ def environment_computes(facts: Facts) -> Finding | None:
     return Finding(
         "environment computes",
         facts.stepping,
-        f"Environments compute for {percent(facts.stepping)} of the time: {by} can do {rate:,.0f} steps/s on "
-        f"{profile.cores} cores, were there nothing else to do.",
+        f"Stepping environments takes {percent(facts.stepping)} of the time: {by} could do at most {rate:,.0f} steps/s "
+        f"on {profile.cores} cores.",
         (
-            *_more_workers(facts, min(profile.n_envs, profile.cores), "all cores step"),
+            *_more_workers(facts, min(profile.n_envs, profile.cores), "step environments on all cores"),
             Advice(
                 "engine",
-                "a cheaper step: native code (docs/vector-environments.md), or an environment on the device "
+                "a cheaper step: native code (docs/vector-environments.md) or an environment on the device "
                 "(docs/device-environments.md)",
                 speedup=without(facts.stepping),
                 at_most=True,
@@ -112,7 +111,7 @@ def environment_computes(facts: Facts) -> Finding | None:
 
 
 def too_many_threads(facts: Facts) -> Finding | None:
-    """More threads of environments want a core than there are cores."""
+    """Environments run more threads than there are cores."""
     profile, engine = facts.profile, facts.config.engine
     workers = profile.stepping[0].workers if profile.stepping else 0
     steps = facts.steps
@@ -121,12 +120,12 @@ def too_many_threads(facts: Facts) -> Finding | None:
         return Finding(
             "too many threads",
             explaining(facts.stepping),
-            f"Environments compute for {percent(facts.stepping)} of the time with {steps.threads} threads each, "
-            f"{in_all} in all, on {profile.cores} cores.",
+            f"Stepping environments takes {percent(facts.stepping)} of the time, with {steps.threads} threads each, "
+            f"{in_all} in total, on {profile.cores} cores.",
             (
                 Advice(
                     "engine",
-                    "one thread in each environment (torch.set_num_threads(1), cv2.setNumThreads(1), … in it)",
+                    "one thread per environment (call torch.set_num_threads(1), cv2.setNumThreads(1), … in it)",
                 ),
             ),
         )
@@ -135,17 +134,17 @@ def too_many_threads(facts: Facts) -> Finding | None:
         return Finding(
             "too many threads",
             explaining(facts.stepping),
-            f"{workers} workers share {profile.cores} cores, and their steps compute.",
-            (setting("a core for each worker", {"workers": profile.cores}, gain(facts, fewer)),),
+            f"{workers} workers with compute-bound steps share {profile.cores} cores.",
+            (setting("one worker per core", {"workers": profile.cores}, gain(facts, fewer)),),
         )
     return None
 
 
 def too_few_envs(facts: Facts) -> Finding | None:
-    """Every step of all environments costs a hand-over and an inference: few of them share it."""
+    """Too few environments share the cost of each inference call and synchronisation."""
     profile, recipe = facts.profile, facts.config.recipe
     few = profile.n_envs < _FEW_ENVS * profile.cores
-    # Twice as many environments send twice as much; and what a graph saves is not for the environments to save.
+    # More environments copy more data, and launch overhead is better removed by CUDA graphs.
     shared = facts.serving - facts.copying - facts.launching
     if profile.on_device or not few or shared < 2 * NOTICEABLE:
         return None
@@ -156,12 +155,12 @@ def too_few_envs(facts: Facts) -> Finding | None:
     return Finding(
         "too few environments",
         shared,
-        f"Each inference and hand-over is for {profile.n_envs} environment{'s' * (profile.n_envs > 1)} only, and they "
-        f"take {percent(shared)} of the time.",
+        f"Inference and synchronisation take {percent(shared)} of the time and serve only {profile.n_envs} "
+        f"environment{'s' * (profile.n_envs > 1)} at a time.",
         (
             Advice(
                 "recipe",
-                "more environments, each for fewer steps: about the same batch",
+                "more environments with fewer steps each: about the same batch",
                 f"--n-envs {wanted} --n-steps {steps}",
                 speedup,
             ),
@@ -170,7 +169,7 @@ def too_few_envs(facts: Facts) -> Finding | None:
 
 
 def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
-    """Nearly so many steps of so many environments, which minibatches divide."""
+    """Round `steps` so that minibatches divide the rollout."""
     unit = 1
     if recipe.on_policy:
         assert isinstance(recipe.batch_size, int)
@@ -179,7 +178,7 @@ def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
 
 
 def inference_bound(facts: Facts) -> Finding | None:
-    """There are environments enough, and inference for them still takes the time."""
+    """Inference dominates although there are enough environments."""
     profile, engine = facts.profile, facts.config.engine
     computing = facts.serving - facts.copying - facts.launching
     if profile.n_envs < _FEW_ENVS * profile.cores or computing < 2 * NOTICEABLE:
@@ -189,25 +188,25 @@ def inference_bound(facts: Facts) -> Finding | None:
     return Finding(
         "inference",
         computing,
-        f"Inference for {profile.n_envs} environments and its hand-overs take {percent(computing)} of the time; "
-        f"one inference takes {time(profile.pace.inference)}.",
-        if_worth(setting("other slices", {"slices": best.slices}, gain(facts, best))),
+        f"Inference and synchronisation for {profile.n_envs} environments take {percent(computing)} of the time; "
+        f"one inference call takes {short_time(profile.pace.inference)}.",
+        if_worth(setting("another number of slices", {"slices": best.slices}, gain(facts, best))),
     )
 
 
 def no_overlap(facts: Facts) -> Finding | None:
-    """Environments stand still while something is learned, and the other way round."""
+    """Environments idle during learning, and vice versa."""
     if facts.profile.overlap == "strict" or facts.profile.on_device:
         return None
     speedup = overlap_speedup(facts.profile, facts.config.engine)
     if speedup is None or speedup < WORTH:
         return None
-    text = "collect while learning, with weights one update old"
+    text = "collect while learning, with weights that are one update old"
     return Finding(
-        "taking turns",
+        "no overlap",
         min(facts.learning, facts.stepping + facts.serving) / 2,
-        f"Collecting and learning take turns, {percent(facts.stepping + facts.serving)} and {percent(facts.learning)} "
-        "of the time.",
+        f"Collecting and learning alternate and take {percent(facts.stepping + facts.serving)} and "
+        f"{percent(facts.learning)} of the time.",
         (Advice("recipe", text, "--overlap strict", speedup),),
     )
 

@@ -1,10 +1,10 @@
-"""Causes on the device and on its bus: launches, copies, precision, memory, throttling."""
+"""Causes on the GPU and its bus: launches, copies, precision, memory, throttling."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from unidle.meter.formatting import percent
+from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
     IN_TRAINING,
@@ -14,19 +14,18 @@ from unidle.tuning.advice.finding import (
     Finding,
     explaining,
     gain,
-    time,
     without,
 )
 
 _NEARLY_FULL, _FAR_FROM_FULL = 0.9, 0.25
-_SLOW_BUS = 6e9  # bytes a second; page-locked memory over PCIe 3 has twice that
+_SLOW_BUS = 6e9  # bytes/s; pinned memory over PCIe 3 reaches twice that
 _OFTEN = 0.2
 # How the engine says that something takes a slower way.
 _INFERENCE, _EAGER, _OF_THE_MEMORY = ("inference", "fused inference", "rollout"), "runs eagerly", "lies on the host"
 
 
 def graphs_off(facts: Facts) -> Finding | None:
-    """Launch-bound: each kernel is launched from Python."""
+    """Launch-bound: every kernel is launched from Python."""
     profile, engine = facts.profile, facts.config.engine
     if not profile.on_gpu or engine.graphs or profile.graphed is None:
         return None
@@ -34,35 +33,37 @@ def graphs_off(facts: Facts) -> Finding | None:
     if faster is None or faster < WORTH:
         return None
     return Finding(
-        "small pieces",
+        "small batches",
         1 - 1 / faster,
-        f"Kernels are launched one by one from Python: learning takes {time(profile.pace.learning)}, and "
-        f"{time(profile.graphed.learning)} as CUDA graphs.",
-        (Advice("engine", "replay CUDA graphs", "--graphs", faster),),
+        f"Kernels are launched one by one from Python: learning takes {short_time(profile.pace.learning)}, but only "
+        f"{short_time(profile.graphed.learning)} with CUDA graphs.",
+        (Advice("engine", "use CUDA graphs", "--graphs", faster),),
     )
 
 
-def slower_ways(facts: Facts) -> Finding | None:
-    """Something could not be captured as a graph, or has no kernel here.
+def slow_fallbacks(facts: Facts) -> Finding | None:
+    """An operation could not be captured as a CUDA graph or has no kernel here.
 
-    What runs eagerly explains its launches, which would else be laid to small batches or to few environments.
+    It explains launch overhead that would otherwise be attributed to small batches or few environments.
     """
-    ways = [text.rstrip(".") for text in facts.slower_ways if not (facts.replay_on_host and _OF_THE_MEMORY in text)]
-    if not ways:
+    fallbacks = [
+        text.rstrip(".") for text in facts.slow_fallbacks if not (facts.replay_on_host and _OF_THE_MEMORY in text)
+    ]
+    if not fallbacks:
         return None
     lost: dict[bool, float] = {}  # by whether it is in inference
-    for text in ways:
+    for text in fallbacks:
         of_inference = text.startswith(_INFERENCE)
         lost[of_inference] = max(lost.get(of_inference, 0.0), _lost(facts, text))
     all_of_it = min(0.95, sum(lost.values()))
     return Finding(
         "not captured",
         explaining(all_of_it),
-        f"The engine takes a slower way than it could: {max(ways, key=lambda text: _lost(facts, text))}.",
+        f"The engine uses a slower implementation: {max(fallbacks, key=lambda text: _lost(facts, text))}.",
         (
             Advice(
                 "engine",
-                "mend what that says: CUDA graphs need static shapes and nothing that asks the host",
+                "fix that cause: CUDA graphs need static shapes and no host synchronisation",
                 speedup=without(all_of_it),
                 at_most=True,
             ),
@@ -71,7 +72,7 @@ def slower_ways(facts: Facts) -> Finding | None:
 
 
 def _lost(facts: Facts, text: str) -> float:
-    """Share of an iteration that a slower way takes more, at most."""
+    """Return an upper bound on the share of an iteration that a fallback costs."""
     overhead = facts.profile.update_overhead
     launches = facts.learning * (0.5 if overhead is None else overhead)
     share = facts.serving - facts.copying if text.startswith(_INFERENCE) else launches
@@ -79,105 +80,111 @@ def _lost(facts: Facts, text: str) -> float:
 
 
 def copies_and_syncs(facts: Facts) -> Finding | None:
-    """The GPU waits for copies, or the host for the GPU."""
+    """The GPU waits for copies or synchronisation."""
     waiting = facts.table.share("host→device", "device→host", "sync") if facts.table.of_gpu else 0.0
     slow = facts.to_device is not None and facts.to_device < _SLOW_BUS
     if max(waiting, facts.copying) < NOTICEABLE and not (slow and facts.replay_on_host):
         return None
     bus, by_bus = "", tuple[Advice, ...]()
     if slow:
-        bus = f"; the bus carries only {(facts.to_device or 0.0) / 1e9:.1f} GB/s"
-        text = "page-locked memory (ulimit -l unlimited), and a PCIe slot with all its lanes"
+        bus = f"; the bus transfers only {(facts.to_device or 0.0) / 1e9:.1f} GB/s"
+        text = "pinned memory (ulimit -l unlimited) and a PCIe slot with all lanes"
         by_bus = (Advice("engine", text),)
     if facts.copying > waiting:
-        smaller = "smaller observations: fewer pixels, bytes instead of floats"
+        smaller = "smaller observations: fewer pixels, uint8 instead of float"
         return Finding(
             "copies and syncs",
             facts.copying,
-            f"Observations are on their way to the GPU for {percent(facts.copying)} of the time, "
-            f"{facts.sent_bytes / 1e6:,.0f} MB for each inference{bus}.",
+            f"Copying observations to the GPU takes {percent(facts.copying)} of the time, "
+            f"{facts.sent_bytes / 1e6:,.0f} MB per inference call{bus}.",
             (Advice("recipe", smaller, speedup=without(facts.copying), at_most=True), *by_bus),
         )
-    text = "no .item(), .cpu() or print of tensors in callbacks, networks and environments"
+    text = "avoid .item(), .cpu() and printing tensors in callbacks, networks and environments"
     return Finding(
         "copies and syncs",
         waiting,
-        f"The GPU waits {percent(waiting)} of the time for copies and for the host to read results{bus}.",
+        f"The GPU waits {percent(waiting)} of the time for copies and synchronisation with the host{bus}.",
         (Advice("engine", text, speedup=without(waiting), at_most=True), *by_bus),
         IN_TRAINING,
     )
 
 
 def tf32_off(facts: Facts) -> Finding | None:
-    """Matrix products in full fp32 leave the tensor cores idle."""
+    """Matrix products in fp32 do not use tensor cores."""
     if not facts.profile.on_gpu or facts.config.recipe.precision != "fp32" or facts.learning < NOTICEABLE:
         return None
     if facts.learning_in_tf32 is not None:
         return _tf32_tried(facts, facts.learning_in_tf32)
     busy = facts.readings.learning_busy
-    what = "iterations on the device compute" if facts.profile.is_one_piece else "learning computes"
+    what = "iterations on the device take" if facts.profile.is_single_graph else "learning takes"
     computing = facts.computing if busy is None else facts.learning * busy
     return Finding(
         "TF32 off",
         computing / 2,
-        f"Matrix products are in fp32, without tensor cores, and {what} {percent(computing)} of the time.",
-        (Advice("recipe", "products in TF32, sums in fp32", "--precision tf32", without(computing), at_most=True),),
+        f"Matrix products use fp32 without tensor cores, and {what} {percent(computing)} of the time.",
+        (Advice("recipe", "TF32 products with fp32 sums", "--precision tf32", without(computing), at_most=True),),
     )
 
 
 def _tf32_tried(facts: Facts, learning: float) -> Finding | None:
-    """The same where it was tried."""
+    """Return the finding if TF32 was measured."""
     faster = without(facts.saved_by_tf32)
     if faster < WORTH:
         return None
-    # The host draws batches while the GPU learns, so where it is waited for, less is gained than is computed less.
-    where = " from a memory on the GPU" if facts.replay_on_host else ""
+    # With a replay buffer on the host, the GPU may wait for batches, so the gain can be smaller.
+    where = " from a replay buffer on the GPU" if facts.replay_on_host else ""
     return Finding(
         "TF32 off",
         facts.saved_by_tf32,
-        f"Matrix products are in fp32, without tensor cores: learning{where} takes {time(facts.learning_in_fp32)}, and "
-        f"{time(learning)} in TF32.",
-        (Advice("recipe", "products in TF32, sums in fp32", "--precision tf32", faster, facts.replay_on_host),),
+        f"Matrix products use fp32 without tensor cores: learning{where} takes {short_time(facts.learning_in_fp32)}, "
+        f"but {short_time(learning)} in TF32.",
+        (Advice("recipe", "TF32 products with fp32 sums", "--precision tf32", faster, facts.replay_on_host),),
     )
 
 
 def buffer_on_the_host(facts: Facts) -> Finding | None:
-    """What is remembered lies on the wrong side of the bus."""
+    """The replay buffer is on the host although the networks are on a GPU."""
     if not facts.replay_on_host:
         return None
     waiting = facts.table.share("host→device") if facts.table.of_gpu else 0.0
-    beside, tried, faster = facts.learning_with_memory_on_gpu, "", None
-    if beside is not None:
-        tried = f": learning takes {time(facts.profile.pace.learning)}, and {time(beside)} from a memory there"
-        faster = without(facts.saved_by_memory_on_gpu)
+    on_gpu, tried, faster = facts.learning_with_replay_on_gpu, "", None
+    if on_gpu is not None:
+        tried = f": learning takes {short_time(facts.profile.pace.learning)}, but {short_time(on_gpu)} with one there"
+        faster = without(facts.saved_by_replay_on_gpu)
     size = facts.config.recipe.buffer_size
     room = "" if facts.readings.gpu_memory is None else f"; its memory is {percent(facts.readings.gpu_memory)} in use"
     return Finding(
         "buffer on the host",
-        max(waiting, facts.saved_by_memory_on_gpu),
-        f"The memory of {size:,} steps lies on the host, and every batch is sent to the GPU{tried}{room}.",
+        max(waiting, facts.saved_by_replay_on_gpu),
+        f"The replay buffer of {size:,} steps is on the host, and every batch is copied to the GPU{tried}{room}.",
         (
             Advice(
                 "engine",
-                "free the GPU's memory of other programs, if that is what lacks",
+                "free GPU memory used by other programs",
                 speedup=faster,
                 at_most=faster is not None,
             ),
-            Advice("recipe", "a memory that fits on the GPU", f"--buffer-size {size // 2}", faster, faster is not None),
+            Advice(
+                "recipe",
+                "a replay buffer that fits on the GPU",
+                f"--buffer-size {size // 2}",
+                faster,
+                faster is not None,
+            ),
         ),
     )
 
 
 def memory(facts: Facts) -> Finding | None:
-    """Nearly full, or far from it."""
+    """Memory is nearly full, or mostly free on an idle GPU."""
     gpu, host = facts.readings.gpu_memory, facts.readings.host_memory
     for name, share in (("GPU", gpu), ("host", host)):
         if share is not None and share > _NEARLY_FULL:
             return Finding(
                 "memory nearly full",
                 0.0,
-                f"The memory of the {name} is {percent(share)} in use: a little more, and the run ends.",
-                (Advice("recipe", "less to keep: fewer environments, or a smaller memory of steps", _less(facts)),),
+                f"The {name} memory is {percent(share)} in use; the run may soon fail for lack of memory.",
+                (Advice("recipe", "fewer environments or a smaller replay buffer", _less(facts)),),
                 IN_TRAINING,
             )
     idle = 1 - facts.table.busy
@@ -186,14 +193,14 @@ def memory(facts: Facts) -> Finding | None:
             "room for more",
             0.0,
             f"The GPU is idle {percent(idle)} of the time, and {percent(1 - gpu)} of its memory is free.",
-            (Advice("engine", "a second run beside this one, with another --seed and half of the cores for each"),),
+            (Advice("engine", "a second run at the same time, with another --seed and half of the cores each"),),
             IN_TRAINING,
         )
     return None
 
 
 def _less(facts: Facts) -> str:
-    """Flags for a job that keeps less; none where minibatches would not divide it."""
+    """Return flags for a job that needs less memory; empty if minibatches would not divide its rollouts."""
     recipe = facts.config.recipe
     if not recipe.on_policy:
         return f"--buffer-size {recipe.buffer_size // 2}"
@@ -205,18 +212,16 @@ def _less(facts: Facts) -> str:
 
 
 def throttled(facts: Facts) -> Finding | None:
-    """The GPU is slower than it could be, whatever the program does."""
+    """The GPU's clocks are throttled."""
     often = {reason: share for reason, share in facts.readings.throttled.items() if share >= _OFTEN}
     if not often:
         return None
     reason = max(often, key=lambda key: often[key])
-    cure = (
-        "a higher power limit (nvidia-smi -pl), if it was lowered" if "power" in reason else "better cooling of the GPU"
-    )
+    cure = "a higher power limit (nvidia-smi -pl), if it was lowered" if "power" in reason else "better GPU cooling"
     return Finding(
         "throttled",
         facts.table.busy * often[reason] / 4,
-        f"The GPU is slowed down by {reason} {percent(often[reason])} of the time.",
+        f"The GPU is throttled {percent(often[reason])} of the time ({reason}).",
         (Advice("engine", cure),),
         IN_TRAINING,
     )

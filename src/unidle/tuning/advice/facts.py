@@ -1,4 +1,4 @@
-"""All that is known of a training job when advice is to be given: settings, probes, a short real run, readings."""
+"""The facts that advice is based on: a job's settings, its probes, a short training run and sensor readings."""
 
 from __future__ import annotations
 
@@ -9,96 +9,96 @@ from unidle.tuning.pipeline_model import iteration_seconds
 from unidle.tuning.probes.profile import Profile
 from unidle.tuning.probes.stepping import Steps
 
-ON_DEVICE = "iterations on the device"  # where stepping and learning are one piece, and cannot be told apart
-_DOUBTFUL = 1.3  # an iteration may take so much longer or shorter than its parts say
+ON_DEVICE = "iterations on the device"  # stepping and learning are a single graph and cannot be separated
+_DOUBTFUL = 1.3  # tolerated ratio between the measured iteration and the sum of its parts
 
 
 @dataclass(frozen=True)
 class Table:
-    """Where the time of the real run went; shares that sum to 1."""
+    """Where the time of the short run went; shares sum to 1."""
 
     of_gpu: bool
-    """Of the GPU's time, by what it waited for; else of the trainer's thread, by phase."""
+    """True: GPU time by idle cause; False: the trainer thread's time by phase."""
     busy: float
-    """The GPU computed; 0 in the table of a thread."""
+    """GPU busy; 0 in a thread's table."""
     idle: dict[str, float]
     """By cause, or by phase."""
     unattributed: float
 
     def share(self, *causes: str) -> float:
-        """What these take together."""
+        """Return the summed share of these causes."""
         return sum(self.idle.get(cause, 0.0) for cause in causes)
 
 
 @dataclass(frozen=True)
 class Readings:
-    """Of GPU and host during the real run; None where the machine does not tell."""
+    """Sensor readings during the short run; None if unavailable."""
 
     cores_used: float | None = None
-    """By the run and its workers."""
+    """Cores used by the run and its workers."""
     others_cores: float | None = None
-    """By other programs, of the cores that this one may use."""
+    """Cores used by other programs, of those available to this process."""
     gpu_memory: float | None = None
-    """The highest share of the GPU's memory that was in use."""
+    """Peak share of GPU memory in use."""
     host_memory: float | None = None
-    """The highest share of the memory that this process may use."""
+    """Peak share of the memory available to this process."""
     throttled: dict[str, float] = field(default_factory=dict)
-    """Reason → share of the looks at which the GPU was slowed down by it."""
+    """Reason → share of polls at which the GPU was throttled for it."""
     learning_busy: float | None = None
     """Share of learning in which kernels ran."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A training job, measured."""
+    """All measurements of a training job."""
 
     config: Config
     profile: Profile
     seconds: float
-    """Of one iteration in the real run."""
+    """Seconds per iteration in the short run."""
     table: Table
     readings: Readings = Readings()
     steps: Steps | None = None
-    """Of one environment by itself."""
+    """Steps of a single environment."""
     requests: bool = False
-    """The environments ask a server."""
+    """Whether environments send requests to a server."""
     request_counts: dict[str, int] = field(default_factory=dict)
-    """What became of the real run's requests, by kind."""
+    """Requests of the short run by outcome."""
     to_device: float | None = None
-    """Bytes a second from host to GPU."""
+    """Bytes/s from host to GPU."""
     from_device: float | None = None
     sent_bytes: int = 0
-    """Of observations, to the GPU, for each inference."""
+    """Observation bytes copied to the GPU per inference call."""
     replay_on_host: bool = False
-    learning_with_memory_on_gpu: float | None = None
-    """Seconds of learning from one rollout if what is remembered lay on the GPU, where it does not."""
+    learning_with_replay_on_gpu: float | None = None
+    """Seconds of learning per rollout with the replay buffer on the GPU, if the job's is not."""
     learning_in_tf32: float | None = None
-    """The same with products in TF32, where they are in fp32."""
-    slower_ways: tuple[str, ...] = ()
-    """What the engine said that it does in a slower way than it could, and why."""
+    """Seconds of learning per rollout in TF32, if the job uses fp32."""
+    slow_fallbacks: tuple[str, ...] = ()
+    """The engine's messages about slower fallbacks it uses."""
 
     @property
     def steps_per_second(self) -> float:
-        """Of the real run."""
+        """Steps/s of the short run."""
         return self.profile.steps / self.seconds
 
     @property
     def learning(self) -> float:
-        """Share of an iteration that passes only because something is learned."""
+        """Share of an iteration spent in learning alone."""
         profile = self.profile
         hidden = profile.collecting if profile.overlap == "strict" else 0.0
         return min(1.0, max(0.0, profile.pace.learning - hidden) / self.whole)
 
     @property
     def shares(self) -> dict[str, float]:
-        """What an iteration consists of, as far as it can be told apart."""
-        if self.profile.is_one_piece:
+        """Shares of an iteration, as far as they can be separated."""
+        if self.profile.is_single_graph:
             return {ON_DEVICE: self.learning}
         return {"stepping": self.stepping, "inference": self.serving, "learning": self.learning}
 
     @property
     def stepping(self) -> float:
-        """Share of an iteration in which environments step and nothing else goes on."""
+        """Share of an iteration in which only environments step."""
         profile = self.profile
         if profile.on_device:
             return min(1.0, profile.collecting / self.whole)
@@ -107,7 +107,7 @@ class Facts:
 
     @property
     def serving(self) -> float:
-        """Share of an iteration in which collecting takes longer than bare stepping: inference and hand-overs."""
+        """Share of an iteration that collecting takes beyond bare stepping: inference and synchronisation."""
         profile = self.profile
         if profile.on_device:
             return 0.0
@@ -117,7 +117,7 @@ class Facts:
 
     @property
     def copying(self) -> float:
-        """Of `serving`, the part in which observations are on their way to the GPU."""
+        """Part of `serving` spent copying observations to the GPU."""
         inference = self.profile.pace.inference
         if not self.to_device or not inference:
             return 0.0
@@ -125,53 +125,53 @@ class Facts:
 
     @property
     def launching(self) -> float:
-        """Of `serving`, the part in which kernels are launched one by one that a graph would launch at once."""
+        """Part of `serving` spent on kernel launches that a CUDA graph would save."""
         graphed = self.profile.graphed
         if graphed is None or graphed.collecting is None:
             return 0.0
         return min(self.serving, max(0.0, self.profile.collecting - graphed.collecting) / self.whole)
 
     @property
-    def saved_by_memory_on_gpu(self) -> float:
-        """Of `learning`, the part that passes because batches come from the host.
+    def saved_by_replay_on_gpu(self) -> float:
+        """Part of `learning` spent because batches come from the host.
 
-        Where there was no room to try it: the part in which the GPU did nothing, or half, if that is not known either.
+        If there was no room to measure it: the GPU's idle share of learning, or half if that is unknown too.
         """
         busy = self.readings.learning_busy
-        if self.replay_on_host and self.learning_with_memory_on_gpu is None:
+        if self.replay_on_host and self.learning_with_replay_on_gpu is None:
             return self.learning * (0.5 if busy is None else 1 - busy)
-        return self.learning * _saved(self.profile.pace.learning, self.learning_with_memory_on_gpu)
+        return self.learning * _saved(self.profile.pace.learning, self.learning_with_replay_on_gpu)
 
     @property
     def computing(self) -> float:
-        """Of `learning`, the part that the batches themselves make: no launches, and no way from the host."""
-        return (self.learning - self.saved_by_memory_on_gpu) * (1 - (self.profile.update_overhead or 0.0))
+        """Part of `learning` that is actual computing: no launches and no copies from the host."""
+        return (self.learning - self.saved_by_replay_on_gpu) * (1 - (self.profile.update_overhead or 0.0))
 
     @property
     def saved_by_tf32(self) -> float:
-        """Of `learning`, the part that TF32 would save whether or not batches come from the host."""
-        return (self.learning - self.saved_by_memory_on_gpu) * _saved(self.learning_in_fp32, self.learning_in_tf32)
+        """Part of `learning` that TF32 would save, wherever batches come from."""
+        return (self.learning - self.saved_by_replay_on_gpu) * _saved(self.learning_in_fp32, self.learning_in_tf32)
 
     @property
     def learning_in_fp32(self) -> float:
-        """What `learning_in_tf32` compares with: seconds out of a memory on the GPU, where that was tried so too."""
-        beside = self.learning_with_memory_on_gpu
-        return self.profile.pace.learning if beside is None else beside
+        """The fp32 time to compare `learning_in_tf32` with: with the replay buffer on the GPU if that was measured."""
+        on_gpu = self.learning_with_replay_on_gpu
+        return self.profile.pace.learning if on_gpu is None else on_gpu
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the whole is far from what its parts say: then predictions, which are made of parts, are rough."""
+        """Whether the measured iteration differs much from the sum of its parts, so predictions are rough."""
         return not 1 / _DOUBTFUL < self.seconds / self.whole < _DOUBTFUL
 
     @property
     def whole(self) -> float:
-        """Seconds of an iteration put together from its parts; all shares are of this."""
-        told = iteration_seconds(self.profile, self.config.engine, self.profile.overlap)
-        if told is None:
-            told = self.profile.collecting + self.profile.pace.learning + self.profile.rest
-        return max(told, 1e-9)
+        """Predicted seconds of an iteration, the base of all shares."""
+        predicted = iteration_seconds(self.profile, self.config.engine, self.profile.overlap)
+        if predicted is None:
+            predicted = self.profile.collecting + self.profile.pace.learning + self.profile.rest
+        return max(predicted, 1e-9)
 
 
 def _saved(now: float, then: float | None) -> float:
-    """The share of some seconds that other ones would save; none where these are not known."""
+    """Return the share of `now` that `then` would save; 0 if unknown."""
     return 0.0 if then is None or not now else max(0.0, 1 - then / now)

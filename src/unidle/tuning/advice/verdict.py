@@ -1,11 +1,11 @@
-"""All checks together, and the verdict: one sentence, and what to change first."""
+"""Runs all checks and picks the verdict: one sentence and ranked advice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from unidle.meter.formatting import percent
+from unidle.formatting import percent
 from unidle.tuning.advice import collecting, device, learning
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import BY_PROBES, WORTH, Advice, Finding, as_taken, ranked
@@ -21,9 +21,9 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     collecting.inference_bound,
     collecting.no_overlap,
     learning.torch_threads,
-    learning.small_pieces,
+    learning.small_batches,
     device.graphs_off,
-    device.slower_ways,
+    device.slow_fallbacks,
     device.copies_and_syncs,
     device.tf32_off,
     device.buffer_on_the_host,
@@ -37,22 +37,22 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found."""
+    """The main cause of a slow run, all findings, and ranked advice."""
 
     cause: str
     sentence: str
     basis: str
-    """Of that sentence: by probes, or in training."""
+    """Source of the sentence's numbers: by probes or in training."""
     findings: Sequence[Finding]
-    """All causes, the largest first."""
+    """All causes, largest first."""
     engine: Sequence[Advice]
-    """What leaves learning as it is, the most promising first."""
+    """Advice that does not change learning, most promising first."""
     recipe: Sequence[Advice]
-    """What changes it."""
+    """Advice that changes learning."""
 
 
-def judge(facts: Facts) -> Verdict:
-    """The largest cause; nothing to gain where that is learning, and no engine setting is predicted to help."""
+def verdict_on(facts: Facts) -> Verdict:
+    """Return the largest cause, or nothing to gain if that is learning and no engine setting is predicted to help."""
     found = [_as_taken(finding, facts) for check in CHECKS if (finding := check(facts)) is not None]
     found.sort(key=lambda finding: -finding.weight)
     engine, recipe = ranked(found, "engine"), ranked(found, "recipe")
@@ -60,9 +60,9 @@ def judge(facts: Facts) -> Verdict:
     helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= WORTH for a in engine)
     if top is None or (top.cause == learning.LEARNER_BOUND and not helps):
         share = percent(facts.learning)
-        what = f"learning computes for {share} of the time, and no engine setting makes it shorter"
-        if facts.profile.is_one_piece:
-            what = f"iterations on the device are {share} of the time, and no engine setting makes them shorter"
+        what = f"learning takes {share} of the time, and no engine setting would shorten it"
+        if facts.profile.is_single_graph:
+            what = f"iterations on the device take {share} of the time, and no engine setting would shorten them"
         return Verdict(NOTHING_TO_GAIN, f"Nothing to gain: {what}.", BY_PROBES, found, engine, recipe)
     return Verdict(top.cause, top.sentence, top.basis, found, engine, recipe)
 

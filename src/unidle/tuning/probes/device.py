@@ -1,4 +1,4 @@
-"""Probes of what is on the device: environments that live there, the way to it, and the room on it."""
+"""Probes of the device: environments that run on it, copy rates, and free memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unidle.errors import UsageError
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.job import ENDLESS
-from unidle.tuning.probes.timing import seconds_of, usual
+from unidle.tuning.probes.timing import lower_quartile, seconds_of
 
 _Given = ParamSpec("_Given")
 _Told = TypeVar("_Told")
@@ -29,7 +29,7 @@ _COPIED_BYTES = 64 * 2**20
 def time_on_device(
     parts: Parts, collector: DeviceCollector, batch: int, seed: int, share: float
 ) -> tuple[float, float]:
-    """Seconds of a rollout, and of learning from it; where they are one graph, the rollout counts as learning."""
+    """Return the seconds of a rollout and of learning from it; in a single graph, the rollout counts as learning."""
     collector.start()
     if parts.loop is not None:
         return 0.0, _whole_iteration(parts.loop, batch, share)
@@ -51,14 +51,14 @@ def time_on_device(
         learning.append(perf_counter() - middle)
         collector.settle()
         collector.open()
-    return usual(collecting[1:]), usual(learning[1:])
+    return lower_quartile(collecting[1:]), lower_quartile(learning[1:])
 
 
 def _whole_iteration(loop: DeviceLoop, batch: int, share: float) -> float:
-    """Seconds of an iteration in a burst as long as the trainer's."""
+    """Return the seconds of an iteration in bursts as long as the trainer's."""
     most = 1000
     number = loop.run(0, 1, batch, ENDLESS)[0]
-    number += loop.run(number, most, batch, ENDLESS)[0]  # how long it takes decides how many are in the next burst
+    number += loop.run(number, most, batch, ENDLESS)[0]  # its duration sets the length of the next burst
     spent = list[float]()
     until = perf_counter() + 2 * share
     while len(spent) < 3 or perf_counter() < until:
@@ -66,11 +66,11 @@ def _whole_iteration(loop: DeviceLoop, batch: int, share: float) -> float:
         count = loop.run(number, most, batch, ENDLESS)[0]
         spent.append((perf_counter() - began) / count)
         number += count
-    return usual(spent)
+    return lower_quartile(spent)
 
 
 def copy_rates(share: float) -> tuple[float, float]:
-    """Bytes a second from page-locked memory to the GPU, and back."""
+    """Return bytes/s from pinned memory to the GPU and back."""
     here = torch.zeros(_COPIED_BYTES, dtype=torch.uint8).pin_memory()
     there = torch.zeros_like(here, device="cuda")
 
@@ -85,14 +85,14 @@ def copy_rates(share: float) -> tuple[float, float]:
 
 
 def steps_with_room(bytes_per_place: int, device: torch.device) -> int:
-    """Steps that may be remembered in a quarter of what is free on the GPU."""
+    """Return the replay buffer size that fits into a quarter of the free GPU memory."""
     return int(torch.cuda.mem_get_info(device)[0]) // 4 // bytes_per_place
 
 
 def if_it_fits(probe: Callable[_Given, _Told | None]) -> Callable[_Given, _Told | None]:
-    """A probe that tells None where what it tries does not fit beside the job, and never leaves anything in memory.
+    """Make a probe return None if it runs out of memory next to the job, and free its memory in any case.
 
-    A UsageError is such a case too: of a memory of steps for which there is so little room that it refuses to be one.
+    A UsageError counts too: a replay buffer raises it if there is too little room.
     """
 
     @wraps(probe)
@@ -102,13 +102,13 @@ def if_it_fits(probe: Callable[_Given, _Told | None]) -> Callable[_Given, _Told 
                 return probe(*given, **more)
             return None
         finally:
-            give_memory_back()  # only here is the error gone, which holds on to all that was tried
+            free_memory()  # only now is the exception gone, which keeps the probe's tensors alive
 
     return tried
 
 
-def give_memory_back() -> None:
-    """Have nothing that nobody needs any more stay in memory."""
+def free_memory() -> None:
+    """Free unused memory on the host and the GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

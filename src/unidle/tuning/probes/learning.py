@@ -1,4 +1,4 @@
-"""Probes of learning: from one rollout, as the job does it, and in other ways that are tried beside it."""
+"""Probes of learning from one rollout, with the job's settings and with changed ones."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.probes.device import if_it_fits, steps_with_room
 from unidle.tuning.probes.timing import typical
-from unidle.tuning.probes.training import memory_is_apart
+from unidle.tuning.probes.training import replay_is_off_device
 
-_MOST_OF_A_PROBE = 3  # times its share of the time: what has to be waited for, waits no longer
-_WORTH_SHARING = 2e-3  # seconds of an update
+_LONGEST_PROBE = 3  # times its share of the time
+_WORTH_THREADS = 2e-3  # seconds per update above which more threads are tried
 _FEWEST_TURNS = 5
 _PREPARING = 4  # pieces, at most, before the first update
 _SMALL_MEMORY = 100_000  # steps
 
 
 class LearningProbes:
-    """Learns from one rollout again and again; each probe has about `share` seconds, and seconds are of one rollout."""
+    """Learns from one rollout repeatedly; each probe takes about `share` seconds and returns seconds per rollout."""
 
     def __init__(self, config: Config, share: float, parts: Parts, lane: Lane) -> None:
         """`parts` are the job's own, and `lane` holds a whole rollout before anything is probed."""
         self._config, self._share, self._parts, self._lane = config, share, parts, lane
         self._device = parts.algo.parameters.flat.device
-        self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # steps that are remembered in what is only tried
+        self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # replay buffer size of probes
         experience = parts.algo.experience
         if self._device.type == "cuda" and experience is not None:
             env_spec = parts.env_spec
             each = experience.buffer.bytes_per_place(env_spec.obs_layout.obs_bytes, env_spec.action_layout.width)
             self._few = min(self._few, steps_with_room(each, self._device))
 
-    # -- as the job does it --------------------------------------------------------------------------------------------
+    # -- with the job's settings ---------------------------------------------------------------------------------------
 
     def seconds(self, longest: float | None = None) -> float:
-        """Seconds of learning; on a CPU, none is waited for much longer than `longest`."""
-        return self._usual(self._parts.algo, self._config.recipe, longest)
+        """Return the seconds of learning; on a CPU, a probe stops soon after `longest`."""
+        return self._typical(self._parts.algo, self._config.recipe, longest)
 
     def seconds_or_a_guess(self) -> float:
-        """The same on a CPU that may be a hundred times slower than the job's GPU: its first piece tells that."""
-        longest = _MOST_OF_A_PROBE * self._share
+        """Like `seconds`, but on a CPU extrapolate from the first updates, since it may be far slower than the GPU."""
+        longest = _LONGEST_PROBE * self._share
         if self._device.type == "cpu":
             guess = self.once(self._parts.algo, self._config.recipe, longest, fewest=1)
             if guess > longest:
@@ -59,12 +59,12 @@ class LearningProbes:
         return self.seconds()
 
     def by_threads(self, learning: float) -> list[tuple[int, float]]:
-        """The same with one thread, and with one for each core, on a CPU; small updates are not worth sharing out.
+        """Return (threads, seconds) with one thread and, unless updates are small, one per core, on a CPU.
 
-        `learning` is what it takes with the job's own number.
+        `learning` is the time with the job's own number of threads.
         """
         threads = self._config.engine.threads
-        others = {1} if learning / updates_of(self._config.recipe) < _WORTH_SHARING else {1, available_cores()}
+        others = {1} if learning / updates_of(self._config.recipe) < _WORTH_THREADS else {1, available_cores()}
         found: list[tuple[int, float]] = []
         try:
             for other in sorted(others - {threads}):
@@ -74,31 +74,31 @@ class LearningProbes:
             torch.set_num_threads(threads)
         return found
 
-    # -- in other ways -------------------------------------------------------------------------------------------------
+    # -- with changed settings -----------------------------------------------------------------------------------------
 
     def recipe_with(self, **changes: Any) -> Recipe:
-        """The job's with changes, to be tried beside it: another memory would take as much room once more."""
+        """Return the job's recipe with changes and a small replay buffer, which fits next to the job's."""
         return dataclasses.replace(self._config.recipe, **{"buffer_size": self._few, **changes})
 
     @if_it_fits
     def seconds_with(self, **changes: Any) -> float | None:
-        """Seconds by a recipe with changes, out of a memory on the job's device; None where that cannot be told."""
+        """Return the seconds with a changed recipe and the replay buffer on the job's device; None if not possible."""
         recipe = self.recipe_with(**changes)
         set_numerics(self._device, recipe)
         try:
             algo, capture = self._algorithm(recipe)
-            if memory_is_apart(algo):
+            if replay_is_off_device(algo):
                 return None
-            seconds = self._usual(algo, recipe)
+            seconds = self._typical(algo, recipe)
         finally:
             set_numerics(self._device, self._config.recipe)
-        return seconds if self._goes_the_jobs_ways(capture) else None
+        return seconds if self._has_the_jobs_fallbacks(capture) else None
 
     @if_it_fits
     def update_overhead(self) -> float | None:
-        """The share of an update that a larger batch leaves as it is: by two sizes of it, on a straight line.
+        """Return the share of an update that does not depend on the batch size, by a line through two sizes.
 
-        The two take turns: another program that comes or goes between them would look like a share of its own.
+        The two sizes alternate, so that load from other programs affects both.
         """
         recipe = self._config.recipe
         size = recipe.batch_size
@@ -106,14 +106,16 @@ class LearningProbes:
         times = 8
         while recipe.on_policy and times > 1 and recipe.total_batch % (size * times):
             times //= 2
-        if times == 1 or memory_is_apart(self._parts.algo):  # the host draws such batches, and the GPU waits for them
+        if times == 1 or replay_is_off_device(
+            self._parts.algo
+        ):  # the host draws such batches, and the GPU waits for them
             return None
         larger = self.recipe_with(batch_size=size * times)
         algo, capture = self._algorithm(larger)
         self._set_up(algo, larger, self._share)
-        # A line through two ways of learning would say nothing.
-        is_other_way = getattr(algo, "in_numpy", False) != getattr(self._parts.algo, "in_numpy", False)
-        if is_other_way or not self._goes_the_jobs_ways(capture):
+        # Two different implementations cannot be compared.
+        is_other_kind = getattr(algo, "in_numpy", False) != getattr(self._parts.algo, "in_numpy", False)
+        if is_other_kind or not self._has_the_jobs_fallbacks(capture):
             return None
         both = (self._parts.algo, recipe), (algo, larger)
         turns: list[list[float]] = []
@@ -125,30 +127,30 @@ class LearningProbes:
         return min(1.0, max(0.0, 1 - per_size / small))
 
     def _algorithm(self, recipe: Recipe) -> tuple[Algorithm, Capture]:
-        """Of another recipe, on the same device; and what notes the slower ways that it takes."""
+        """Build the algorithm of another recipe on the same device; its capture records fallbacks."""
         env_spec, capture = self._parts.env_spec, quiet_capture(self._config, self._parts)
         policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, resolve_network(recipe.network)[0])
         return new_algorithm(policy.to(self._device), recipe, capture, capture.fall_back), capture
 
-    def _goes_the_jobs_ways(self, tried: Capture) -> bool:
-        """Whether nothing that was tried takes a slower way than in the job: it would be that which was measured."""
+    def _has_the_jobs_fallbacks(self, tried: Capture) -> bool:
+        """Whether the probe used no fallback that the job does not use, which would distort the measurement."""
         return tried.fallbacks.keys() <= self._parts.capture.fallbacks.keys()
 
-    # -- of whichever algorithm ----------------------------------------------------------------------------------------
+    # -- for any algorithm ---------------------------------------------------------------------------------------------
 
-    def _usual(self, algo: Algorithm, recipe: Recipe, longest: float | None = None) -> float:
-        """What learning usually takes.
+    def _typical(self, algo: Algorithm, recipe: Recipe, longest: float | None = None) -> float:
+        """Return the typical time of learning.
 
-        The first time does not count, unless it takes long; on a GPU, where graphs are captured in it, it never does.
+        The first run does not count unless it is slow; on a GPU, where it captures graphs, it never counts.
         """
-        longest = longest or _MOST_OF_A_PROBE * self._share
+        longest = longest or _LONGEST_PROBE * self._share
         latest = self._set_up(algo, recipe, longest)
         if latest > self._share:
             return latest
         return typical(lambda: self.once(algo, recipe, longest), self._share)
 
     def _set_up(self, algo: Algorithm, recipe: Recipe, longest: float) -> float:
-        """Learn until there is nothing left to set up, and return the seconds of the last time."""
+        """Learn until everything is set up, and return the seconds of the last run."""
         if self._device.type == "cuda":
             # The first captures graphs; the second, where the first only fills a memory to learn from.
             for _ in range(1 if recipe.on_policy else 2):
@@ -156,7 +158,7 @@ class LearningProbes:
         return self.once(algo, recipe, longest)
 
     def once(self, algo: Algorithm, recipe: Recipe, longest: float, fewest: int = _PREPARING) -> float:
-        """Learn once; on a CPU, what takes longer is stopped, and reckoned up from the pieces that were done."""
+        """Learn once; on a CPU, stop after `longest` and extrapolate from the updates done."""
         learner = Learner(algo, Timeline())
         learner.begin(self._lane, 0.5, keyed_generator(self._device, self._config.run.seed, SHUFFLE, 0))
         began, pieces = perf_counter(), [0.0]
@@ -170,7 +172,7 @@ class LearningProbes:
 
 
 def updates_of(recipe: Recipe) -> float:
-    """Minibatches that an iteration learns from."""
+    """Return the number of minibatch updates per iteration."""
     if not recipe.on_policy:
         return max(1e-9, recipe.total_batch * recipe.utd_ratio)
     assert isinstance(recipe.batch_size, int)
@@ -178,9 +180,9 @@ def updates_of(recipe: Recipe) -> float:
 
 
 def quiet_capture(config: Config, parts: Parts) -> Capture:
-    """For what is tried: what the job itself cannot capture was said when that was set up."""
+    """Return a capture for probes that reports no fallbacks: the job's own were already reported."""
     return Capture(parts.algo.parameters.flat.device, silent, config.engine.graphs)
 
 
 def silent(text: str) -> None:
-    """Say nothing, of what is tried beside the job itself."""
+    """Discard a message."""

@@ -1,4 +1,4 @@
-"""What was measured of a training job, part by part: all that the pipeline model knows."""
+"""The measured profile of a training job, the input of the pipeline model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a device is."""
+    """Speed of inference and learning on a device."""
 
     inference: float
-    """Seconds of one service: actions for all environments, copies there and back included."""
+    """Seconds of one inference call for all environments, copies included."""
     learning: float
     """Seconds of learning from one rollout."""
     collecting: float | None = None
-    """Seconds of one rollout by the real collector, where that was tried at this pace."""
+    """Seconds of one rollout with the real collector, if measured."""
 
 
 @dataclass(frozen=True)
@@ -23,67 +23,67 @@ class Stepping:
     """Bare stepping: random actions, no inference, no learning."""
 
     workers: int
-    """Processes; 0: the trainer's own."""
+    """Worker processes; 0: the trainer's own process."""
     slices: int
-    """Slices of environments that are handed over one by one, in all."""
+    """Slices of all workers together."""
     seconds: float
-    """Of one iteration's steps, each slice going on as soon as it can: the ceiling."""
+    """Seconds per iteration if each slice continues as soon as it can: the upper limit."""
     in_step: float
-    """The same with all environments waiting for each other after each step."""
+    """Seconds per iteration if all environments wait for each other after each step."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One training job, by probes. Seconds are of one iteration, unless said otherwise."""
+    """Probe measurements of one training job; seconds are per iteration unless noted."""
 
     n_envs: int
     n_steps: int
     overlap: Literal["off", "strict"]
     cores: int
     on_gpu: bool
-    """The networks are on a GPU."""
+    """Whether the networks are on a GPU."""
     on_device: bool
-    """So are the environments: then only `collecting`, `learning` and `rest` are known."""
+    """Whether the environments are on the device; then only `collecting`, `learning` and `rest` are known."""
     fixed_workers: bool
-    """The environments step together as their library does, or on one event loop: workers do not divide them."""
+    """Whether a library or an event loop steps all environments together, so workers cannot divide them."""
     step_seconds: float
-    """Of one environment's step, by itself."""
+    """Seconds of a single environment step."""
     on_core: float
-    """Of that, the share on a core; the rest is waiting, for a server or a clock."""
+    """Share of that on a core; the rest is waiting for I/O or a timer."""
     stepping: tuple[Stepping, ...]
-    """The first as the job is set, then others."""
+    """The job's own setting first, then others."""
     pace: Pace
-    """Of the job's device, with its number of threads."""
+    """Pace on the job's device with its number of threads."""
     collecting: float
-    """One rollout by the real collector, nothing learned meanwhile."""
+    """One rollout with the real collector, without learning."""
     rest: float
-    """What an iteration takes beside collecting and learning."""
+    """Time outside collecting and learning."""
     threads: int = 1
-    """Of torch, in the training process."""
+    """torch threads of the training process."""
     learning_by_threads: tuple[tuple[int, float], ...] = ()
-    """(threads, seconds of learning) where other numbers of threads were tried."""
+    """(threads, seconds of learning) for other numbers of threads."""
     graphs: bool = True
-    """CUDA graphs are used where there is a GPU."""
+    """Whether CUDA graphs are used on a GPU."""
     graphed: Pace | None = None
-    """Of the job's device with them, where the job goes without."""
-    elsewhere: Pace | None = None
-    """Of the other kind of device, the CPU where the job is on a GPU, if there is one."""
+    """Pace with CUDA graphs, if the job does not use them."""
+    other_device: Pace | None = None
+    """Pace on the other device: the CPU if the job is on a GPU, and vice versa."""
     updates: float = 1.0
-    """Minibatches, or updates of an off-policy algorithm, that are learned in an iteration."""
+    """Minibatch updates per iteration."""
     update_overhead: float | None = None
-    """Share of an update's time that is the same however large its batch is; None where it was not tried."""
+    """Share of an update that does not depend on the batch size; None if not measured."""
 
     @property
     def steps(self) -> int:
-        """Transitions of one iteration."""
+        """Transitions per iteration."""
         return self.n_envs * self.n_steps
 
     @property
-    def is_one_piece(self) -> bool:
-        """Whole iterations are one piece on the device: what stands under learning is the rollout as well."""
+    def is_single_graph(self) -> bool:
+        """Whether an iteration is a single graph on the device, so that `learning` includes the rollout."""
         return self.on_device and self.collecting == 0
 
     @property
     def waits(self) -> bool:
-        """Whether environments wait rather than compute: then more of them in flight take no more cores."""
+        """Whether environments mostly wait, so that more of them need no more cores."""
         return self.on_core < 0.5

@@ -1,4 +1,4 @@
-"""Bare stepping: the environments alone, with no inference and no learning, and what their steps spend time on."""
+"""Probes of bare stepping: environments without inference and learning."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import EnvSpec, random_row
 from unidle.meter.sensors.host import psutil
-from unidle.tuning.probes.timing import usual
+from unidle.tuning.probes.timing import lower_quartile
 
-_DRAWN = 32  # sets of random actions that are used in turn
-_STRETCHES = 20  # in which stepping is timed, one by one
-_ROUNDS = 8  # of a stretch, at least: up to one of them may have been done before it began
-_TICKS_S = 0.1  # of CPU time, which is counted in hundredths of a second: less says nothing about its parts
-_ALONE_S = 0.4  # that one environment is looked at, at least
-QUICK_STEP = 2e-4  # seconds; the way to a worker and back takes as long, so that such a step is not looked at alone
-_WORTH_WAITING = 1e-3  # a quicker step waits for nobody
+_DRAWN = 32  # sets of random actions, used in turn
+_SEGMENTS = 20  # separately timed parts of the measurement
+_ROUNDS = 8  # per segment at least, since up to one of them may have started before it
+_TICKS_S = 0.1  # CPU time is counted in hundredths of a second; shorter times are too coarse to split
+_ALONE_S = 0.4  # shortest measurement of a single environment
+QUICK_STEP = 2e-4  # seconds; a round trip to a worker takes as long, so such steps are not measured alone
+_WORTH_WAITING = 1e-3  # seconds; quicker steps do not wait for I/O
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Single steps of one environment."""
+    """Steps of a single environment."""
 
     median: float
     """Seconds."""
     p95: float
     on_core: float
-    """Share of a step's time on a core; time in which it only queued for one is left out."""
+    """Share of a step's time on a core, without time spent waiting for a core."""
     native: float
-    """Share of the CPU time that is not the main thread's: of OpenMP's threads and their like."""
+    """Share of CPU time outside the main thread, such as OpenMP threads."""
     threads: int
-    """Of its process."""
+    """Threads of its process."""
 
 
 @dataclass(frozen=True)
 class Bare:
-    """All environments of a job, stepped as fast as they go."""
+    """All environments of a job, stepped as fast as possible."""
 
     round_seconds: float
-    """For one step of each, none waiting for another."""
+    """Seconds for one step of each, without waiting for each other."""
     in_step: float
-    """For one step of each, all waiting for each other."""
+    """Seconds for one step of each, all waiting for each other."""
     steps: Steps
-    """Of a slice."""
+    """Steps of a slice."""
 
 
 def step_bare(envs: HostEnvs, seconds: float) -> Bare:
-    """Step `envs`, started already, with random actions for about so many seconds.
+    """Step started `envs` with random actions for about `seconds`.
 
-    First all of them together. Then slices get actions drawn beforehand as soon as they come back; not with action
-    masks, for actions must suit what is seen.
+    First all of them in lockstep. Then slices get pre-drawn actions as soon as they return, except with action masks,
+    which depend on the observation.
     """
     rng = np.random.default_rng(0)
-    one_round(envs, _draw(envs, rng))  # the first is slower than the others
+    one_round(envs, _draw(envs, rng))  # the first is slower
     before, began = _Use.now(), perf_counter()
     in_step, latencies = _in_step(envs, rng, seconds / 2)
     round_seconds = in_step
@@ -86,13 +86,13 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
 
 
 def step_alone(maker: EnvMaker, env_spec: EnvSpec, engine: Engine, seconds: float) -> Steps:
-    """One environment by itself, in a process of its own, so that nobody else's time is taken for its own."""
+    """Step one environment in its own process, so that its CPU time can be measured separately."""
     others = _Use.children()
     envs = make_envs(maker.on_host(), env_spec, 1, 0, 1, engine)
     rng = np.random.default_rng(0)
     try:
         envs.start(np.zeros(1, np.int64))
-        latencies, own = list[float](), list[float]()  # the second without what the worker waited for a core
+        latencies, own = list[float](), list[float]()  # the second without waiting for a core
         worker = [process for process in _Use.children() if process not in others]
         before, began, queued = _Use.of(worker), perf_counter(), _queued(worker)
         while len(latencies) < 5 or perf_counter() - began < max(seconds / 2, _ALONE_S):
@@ -102,7 +102,7 @@ def step_alone(maker: EnvMaker, env_spec: EnvSpec, engine: Engine, seconds: floa
         use = _Use.of(worker).since(before)
     finally:
         envs.close()
-    # Step by step, for one long wait for a core must not be taken off all the short ones.
+    # Per step, so that one long wait for a core does not affect the others.
     on_core = max(use.main, use.on_core) / len(own) / max(1e-9, float(np.median(own)))
     return Steps(
         float(np.median(latencies)),
@@ -114,14 +114,14 @@ def step_alone(maker: EnvMaker, env_spec: EnvSpec, engine: Engine, seconds: floa
 
 
 def _draw(envs: HostEnvs, rng: np.random.Generator) -> np.ndarray:
-    """Random actions [N, width] that what is seen now allows."""
+    """Draw random actions [N, width] that the current masks allow."""
     obs, actions = envs.env_spec.obs_layout, envs.env_spec.action_layout
     masks = obs.mask_view(envs.block.obs) if obs.mask_width else [None] * envs.n_envs
     return np.stack([random_row(actions, rng, mask) for mask in masks])
 
 
 def one_round(envs: HostEnvs, actions: np.ndarray) -> list[float]:
-    """One step of each environment; seconds until each slice was back, the last one last."""
+    """Step each environment once; returns the seconds until each slice was back, in order of return."""
     every = list(range(len(envs.bounds)))
     envs.block.actions[:] = actions
     sent, back = perf_counter(), list[float]()
@@ -133,7 +133,7 @@ def one_round(envs: HostEnvs, actions: np.ndarray) -> list[float]:
 
 
 def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
-    """Seconds of a round, and those of each slice's step."""
+    """Return the seconds per round and the latency of each slice's step, without lockstep."""
     drawn = [_draw(envs, rng) for _ in range(_DRAWN)]
     slices = len(envs.bounds)
     lines = [slice(*bounds) for bounds in envs.bounds]
@@ -142,13 +142,13 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
     envs.send(list(range(slices)))
     number, latencies = 0, list[float]()
     began = since = perf_counter()
-    stepped, rounds = 0, list[float]()  # slices since then, and what a round took in each stretch
+    stepped, rounds = 0, list[float]()  # slices since then, seconds per round of each segment
     while True:
         back = envs.recv(1)
         now = perf_counter()
         latencies += [now - sent[slot] for slot in back]
         stepped += len(back)
-        if now - since >= seconds / _STRETCHES and stepped >= _ROUNDS * slices:
+        if now - since >= seconds / _SEGMENTS and stepped >= _ROUNDS * slices:
             rounds.append((now - since) / stepped * slices)
             since, stepped = now, 0
         if len(latencies) >= slices and now - began > seconds:
@@ -161,28 +161,28 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
     left = slices - len(back)
     while left:
         left -= len(envs.recv(left))
-    if len(rounds) < _STRETCHES // 2:  # slow ones: all of it counts, for all of it was sent after it began
+    if len(rounds) < _SEGMENTS // 2:  # slow steps: use the whole measurement
         return (now - began) / len(latencies) * slices, latencies
-    return usual(rounds), latencies
+    return lower_quartile(rounds), latencies
 
 
 def _in_step(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
-    """The same, with all waiting for each other."""
+    """Return the seconds per round and the latencies in lockstep."""
     rounds: list[list[float]] = []
     began = perf_counter()
     while len(rounds) < 2 or perf_counter() - began < seconds:
         rounds.append(one_round(envs, _draw(envs, rng)))
-    return usual(back[-1] for back in rounds), [latency for back in rounds for latency in back]
+    return lower_quartile(back[-1] for back in rounds), [latency for back in rounds for latency in back]
 
 
 @dataclass(frozen=True)
 class _Use:
-    """CPU time of some processes so far."""
+    """CPU time of processes so far, in seconds."""
 
     on_core: float
-    main: float  # the part of their main threads
-    queued: float  # seconds in which these waited for a core
-    threads: int  # the most that one has
+    main: float  # of their main threads
+    queued: float  # main threads waiting for a core
+    threads: int  # most threads of one process
 
     @property
     def native(self) -> float:
@@ -194,7 +194,7 @@ class _Use:
 
     @staticmethod
     def now() -> _Use:
-        """Of all processes that this one started; of itself if there are none."""
+        """Return the use of all child processes, or of this process if there are none."""
         return _Use.of(_Use.children() or [psutil().Process()])
 
     @staticmethod
@@ -203,10 +203,10 @@ class _Use:
         for process in processes:
             with suppress(psutil().Error):
                 own = sum(process.cpu_times()[:2])
-                told = _scheduled(process.pid)
+                scheduled = _scheduled(process.pid)
                 on_core += own
-                main += own if told is None else told[0]
-                queued += 0.0 if told is None else told[1]
+                main += own if scheduled is None else scheduled[0]
+                queued += 0.0 if scheduled is None else scheduled[1]
                 threads = max(threads, process.num_threads())
         return _Use(on_core, main, queued, threads)
 
@@ -215,12 +215,12 @@ class _Use:
 
 
 def _queued(processes: Iterable[Any]) -> float:
-    """Seconds in which the main threads of processes waited for a core."""
-    return sum(told[1] for process in processes if (told := _scheduled(process.pid)) is not None)
+    """Return the seconds that the main threads waited for a core."""
+    return sum(scheduled[1] for process in processes if (scheduled := _scheduled(process.pid)) is not None)
 
 
 def _scheduled(pid: int) -> tuple[float, float] | None:
-    """Seconds that a process's main thread was on a core, and that it waited for one; None if the system is silent."""
+    """Return the seconds that a process's main thread was on a core and waited for one; None if unknown."""
     with suppress(OSError, ValueError):
         on_core, queued = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
         return int(on_core) * 1e-9, int(queued) * 1e-9

@@ -1,4 +1,4 @@
-"""How long something usually takes."""
+"""Robust timing of repeated measurements."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from time import perf_counter
 import numpy as np
 
 
-def usual(seconds: Iterable[float]) -> float:
-    """What something takes when nobody is in its way: the lower quartile, for other programs only make it longer."""
+def lower_quartile(seconds: Iterable[float]) -> float:
+    """Return the lower quartile: other programs only make measurements longer."""
     return float(np.quantile(list(seconds), 0.25))
 
 
 def seconds_of(call: Callable[[], object], share: float) -> float:
-    """What a call usually takes, after a few that warm up."""
+    """Return the typical time of a call after a warm-up."""
     for _ in range(5):
         call()
     return typical(lambda: _timed(call), share / 2)
@@ -27,9 +27,9 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def typical(measure: Callable[[], float], share: float) -> float:
-    """What `measure` usually returns, asked for `share` seconds, and at least three times."""
+    """Return the lower quartile of `measure`, repeated for `share` seconds and at least three times."""
     found: list[float] = []
     until = perf_counter() + share
     while len(found) < 3 or perf_counter() < until:
         found.append(measure())
-    return usual(found)
+    return lower_quartile(found)

@@ -1,4 +1,4 @@
-"""A job's real training for those who measure it: nothing is shown, and what must be said goes to one function."""
+"""Real training of a job for measurements: no progress display, messages go to one function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unidle.envs.make import EnvMaker, env_maker
 
 
 def job_maker(config: Config) -> EnvMaker:
-    """Makes the job's environments, where its training would have them."""
+    """Return the maker of the job's environments, on the host or the device as in training."""
     maker = env_maker(config.run.env, config.run.env_kwargs)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
@@ -33,7 +33,7 @@ def new_trainer(
 
 
 def train(trainer: Trainer) -> Path:
-    """Train in a new run folder, which is returned, and close the trainer."""
+    """Train in a new run folder and close the trainer; returns the folder."""
     folder = Path(trainer.config.run.runs_dir) / "run"
     try:
         trainer.train(RunFolder.create(folder, trainer.config))
@@ -42,8 +42,8 @@ def train(trainer: Trainer) -> Path:
     return folder
 
 
-def memory_is_apart(algo: Algorithm) -> bool:
-    """Whether the replay buffer is on the host though the networks are on a GPU."""
+def replay_is_off_device(algo: Algorithm) -> bool:
+    """Whether the replay buffer is on the host although the networks are on a GPU."""
     return algo.experience is not None and isinstance(algo.experience.sampler, Prefetch)
 
 

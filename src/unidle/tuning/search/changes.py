@@ -1,4 +1,4 @@
-"""What a tuner may try: one change at a time, from where the job stands."""
+"""The changes that a tuner tries, one at a time."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any
 
 from unidle.config import Config, Engine
 from unidle.config.settings import section_of
-from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_sound
+from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_valid
 from unidle.tuning.search.trial import Situation
 
-# Settings of the engine that a tuner decides; the others are about faults and evaluations.
+# Engine settings that affect speed; the others are about faults and evaluation.
 TUNED = ("device", "subproc", "workers", "slices", "pin_cores", "compile", "graphs", "threads")
 _DOUBLED = ("n_envs", "n_steps", "batch_size", "n_epochs")
 
 
 @dataclass(frozen=True)
 class Change:
-    """Settings to take, with the word for it."""
+    """New values of settings, with a short description."""
 
     values: tuple[tuple[str, Any], ...]
     text: str
 
     def applied(self, config: Config) -> Config:
-        """`config` with it."""
+        """Return `config` with the change applied."""
         return config.with_values(dict(self.values), "tune")
 
     def restored(self, config: Config) -> tuple[tuple[str, Any], ...]:
-        """The values that `config` has instead."""
+        """Return the values of these settings in `config`."""
         now = config.flat()
         return tuple((name, now[name]) for name, _ in self.values)
 
     @property
     def starts_slowly(self) -> bool:
-        """Whether it may take much longer to start than what is: kernels are loaded, compiled or captured first."""
+        """Whether it may start much more slowly because kernels are loaded, compiled or captured first."""
         return any(name in ("device", "compile", "graphs") for name, _ in self.values)
 
     @property
-    def is_usual(self) -> bool:
-        """Whether it leads back to the engine's defaults."""
-        usual = vars(Engine())
-        return all(name in usual and usual[name] == value for name, value in self.values)
+    def is_default(self) -> bool:
+        """Whether it restores the engine's defaults."""
+        defaults = vars(Engine())
+        return all(name in defaults and defaults[name] == value for name, value in self.values)
 
     @property
     def is_recipe(self) -> bool:
@@ -49,7 +49,7 @@ class Change:
 
 
 def engine_changes(config: Config, seen: Situation) -> list[Change]:
-    """Engine settings that may be faster than those of `config`, which is in that situation."""
+    """Return the engine changes that may be faster than `config` in that situation."""
     engine = config.engine
     found: list[Change] = []
     if seen.on_gpu and not engine.graphs:
@@ -64,11 +64,11 @@ def engine_changes(config: Config, seen: Situation) -> list[Change]:
         found += _each(engine, "device", ["cpu" if seen.on_gpu else "cuda"])
     if not seen.on_gpu:
         found += _each(engine, "threads", [count for count in (1, 2, seen.cores) if count <= seen.cores])
-    return [change for change in found if is_sound(change.applied(config))]
+    return [change for change in found if is_valid(change.applied(config))]
 
 
 def _stepping(config: Config, seen: Situation) -> list[Change]:
-    """How environments of the host may be stepped: in this process, or by so many others."""
+    """Return changes of how host environments are stepped: workers, slices, pinning or the trainer's process."""
     engine, n_envs = config.engine, config.recipe.n_envs
     if not seen.workers:
         return [Change((("subproc", True),), f"subproc {_word(engine.subproc)} → on")]
@@ -96,7 +96,7 @@ def _now(engine: Engine, seen: Situation) -> str:
 
 
 def _each(engine: Engine, name: str, values: list[Any]) -> list[Change]:
-    """A change for each value that is not the present one, none twice."""
+    """Return one change for each distinct value other than the current one."""
     now = getattr(engine, name)
     return [
         Change(((name, value),), f"{name} {_word(now)} → {_word(value)}")
@@ -106,7 +106,7 @@ def _each(engine: Engine, name: str, values: list[Any]) -> list[Change]:
 
 
 def recipe_changes(config: Config, seen: Situation) -> list[Change]:
-    """Changes of the recipe: what makes the work larger, and overlap; each is another way to learn."""
+    """Return recipe changes: overlap and larger sizes; each of them changes learning."""
     recipe = config.recipe
     found = []
     if recipe.overlap == "off" and not seen.on_device:
@@ -115,11 +115,11 @@ def recipe_changes(config: Config, seen: Situation) -> list[Change]:
         value = getattr(recipe, name)
         if name != "n_epochs" or recipe.on_policy:
             found.append(Change(((name, 2 * value),), f"{name} {value} → {2 * value}"))
-    return [change for change in found if is_sound(change.applied(config))]
+    return [change for change in found if is_valid(change.applied(config))]
 
 
 def halved(change: Change, config: Config, seen: Situation) -> Change | None:
-    """Half of what was too much; None if that is no more than there is."""
+    """Return the change with half the value, after it ran out of memory; None if that is no increase."""
     for name, value in change.values:
         now = seen.workers if name == "workers" else getattr(config.engine, name, None) or 1
         much = seen.cores if name == "workers" and value is None else value

@@ -1,4 +1,4 @@
-"""Two trials that take turns, A B B A …, a stretch each, until their ratio is clear or time is up."""
+"""Compares two trials in alternating segments, A B B A …, until their ratio is clear or time is up."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from time import monotonic
 from unidle.tuning.search.interval import LOOKS, Interval, ratio
 from unidle.tuning.search.trial import Trial
 
-_NO_GAIN = 1.02  # an upper bound below this is clear too
+_NO_GAIN = 1.02  # an upper bound below this is also clear
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the second trial did beside the first."""
+    """The second trial compared with the first."""
 
-    measured: Interval  # times as fast
-    rate: float  # its own steps a second
-    seconds: float  # of its latest stretch
+    measured: Interval  # ratio of their steps/s
+    rate: float  # steps/s of the second
+    seconds: float  # of its latest segment
 
 
 def compare(
     one: Trial,
     other: Trial,
-    stretch: float,
+    segment: float,
     patience: float,
     until: float = float("inf"),
     deadline: float = float("inf"),
     on_look: Callable[[Interval, int], None] = lambda measured, pairs: None,
 ) -> Comparison:
-    """Compare two started trials in stretches of so many seconds; for each they are waited for `patience` seconds.
+    """Compare two started trials in segments of `segment` seconds; each may take at most `patience` seconds.
 
-    From `until` on, a time of the monotonic clock, the fewest pairs have to do; from `deadline` on, any.
+    After `until` (monotonic clock) the smallest number of pairs is enough; after `deadline`, any number is.
     """
     pairs: list[tuple[float, float]] = []
     while True:
         is_forwards = len(pairs) % 2 == 0
         first, second = (one, other) if is_forwards else (other, one)
-        done = {trial: trial.go(stretch, patience) for trial in (first, second)}
+        done = {trial: trial.go(segment, patience) for trial in (first, second)}
         pairs.append((done[one].rate, done[other].rate))
         measured, now = ratio(pairs), monotonic()
         on_look(measured, len(pairs))

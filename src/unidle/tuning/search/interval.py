@@ -1,4 +1,4 @@
-"""How sure a comparison is: a mean over pairs of measurements, with its 95 % interval."""
+"""Confidence intervals (95 %) of means over pairs of measurements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-# Student's t, for 1 to 15 degrees of freedom, two-sided. Whoever looks at the interval three times and stops at the
-# first clear one would be wrong three times as often: each look is at 95 % for all three together (Bonferroni).
+# Student's t, two-sided, for 1 to 15 degrees of freedom. The interval is inspected up to three times, so each
+# inspection is corrected to keep 95 % for all three together (Bonferroni).
 _T = (38.19, 7.65, 4.86, 3.96, 3.53, 3.29, 3.13, 3.02, 2.93, 2.87, 2.82, 2.78, 2.75, 2.72, 2.69)
-LOOKS = (3, 6, 12)  # pairs after which one may look
+LOOKS = (3, 6, 12)  # numbers of pairs at which the interval is inspected
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and between which bounds it lies."""
+    """A mean with its bounds."""
 
     mean: float
     low: float
@@ -23,7 +23,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of the mean of `values`; without bounds if there is but one."""
+    """Return the interval of the mean of `values`; unbounded for a single value."""
     mean, count = fmean(values), len(values)
     if count < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -32,6 +32,6 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """How many times as large the second of each pair is."""
+    """Return the interval of the geometric mean of second / first."""
     logs = interval([math.log(second / first) for first, second in pairs])
     return Interval(*(math.exp(min(bound, 700.0)) for bound in (logs.mean, logs.low, logs.high)))

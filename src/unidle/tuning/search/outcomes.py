@@ -1,4 +1,4 @@
-"""What tuning has found: an `Outcome` for each change, `Tuned` for all of them, and the `Watcher` who is told."""
+"""Results of tuning: an `Outcome` per change, `Tuned` for all of them, and the `Watcher` protocol for progress."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from unidle.tuning.search.trial import Situation
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one change."""
+    """The result of trying one change."""
 
     change: Change
     predicted: float | None
     measured: Interval | None
-    """Times as fast; of a recipe: return gained a second, more than before. None: not measured."""
+    """Speed-up; for a recipe change: difference in return gained per second. None: not measured."""
     kept: bool
     note: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON values."""
         measured = self.measured and {key: _finite(value) for key, value in vars(self.measured).items()}
         return {
             "change": self.change.text,
@@ -39,51 +39,51 @@ class Outcome:
 
 @dataclass
 class Tuned:
-    """All that is known so far."""
+    """The state and result of tuning."""
 
     config: Config
-    """With what was kept."""
+    """The job with all kept changes."""
     outcomes: list[Outcome] = field(default_factory=list)
     situation: Situation | None = None
     first_rate: float = 0.0
-    """Steps a second at the start."""
+    """Steps/s of the job as given."""
     rate: float = 0.0
-    """And of the settings that are kept, when they were measured: at another time, on a machine that may be busier."""
+    """Steps/s of the kept settings, measured later and perhaps under another load."""
     ended_by: Literal["", "budget", "Ctrl-C", "failure"] = ""
-    """Empty: nothing was left to try; failure: the settings that were kept ran at first, and then no more."""
+    """Empty: everything was tried; failure: the kept settings stopped working."""
     seconds: float = 0.0
 
     @property
     def times_as_fast(self) -> float:
-        """The product of the ratios that the engine changes were kept for: each was measured in turns, all never."""
+        """Product of the measured speed-ups of all kept engine changes; they were never measured together."""
         kept = [outcome for outcome in self.outcomes if outcome.kept and not outcome.change.is_recipe]
         return prod(outcome.measured.mean for outcome in kept if outcome.measured is not None)
 
     @property
     def has_measured(self) -> bool:
-        """Whether anything is known of any change."""
+        """Whether any change was measured."""
         return any(outcome.measured is not None for outcome in self.outcomes)
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The engine settings, for a file."""
+        """The tuned engine settings, for a file."""
         return {name: getattr(self.config.engine, name) for name in TUNED}
 
 
 class Watcher(Protocol):
-    """Who shows how it goes."""
+    """Shows the progress of tuning."""
 
     def on_stage(self, text: str) -> None:
-        """Something that takes a while begins."""
+        """Called when a stage begins."""
 
     def on_start(self, tuned: Tuned) -> None:
-        """The job was measured as it is."""
+        """Called when the unchanged job has been measured."""
 
     def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
-        """So much is known of a change by now."""
+        """Called after each pair of segments."""
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """A change is settled."""
+        """Called when a change has been kept or rejected."""
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,7 @@
-"""A trial: a training job in a process of its own, which goes on for a short stretch whenever it is told to.
+"""A trial: a training job in a separate process that trains one short segment per request.
 
-Two trials that take turns are compared under the same conditions, and each is started and warmed up only once. Whatever
-becomes of it (a crash, a hang, no memory) is a finding about its settings, not the end of whoever asked.
+Two alternating trials run under the same conditions, and each is started and warmed up only once. A crash, a hang or
+running out of memory is a result of its settings and does not end the tuner.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from unidle.config import Config
 from unidle.subprocesses import PACKAGE_PARENT
 from unidle.tuning.job import endless
 
-# late: nobody could wait for it; unlike: it would not be the job's settings alone that differ.
+# late: no time left to start it; unlike: it would differ from the job in more than the settings.
 Failure = Literal["memory", "crash", "hang", "late", "unlike"]
 
-_GOODBYE_SECONDS = 10.0  # that a trial has to end in by itself
-_DYING_SECONDS = 5.0  # between the end of its pipe and its own
+_EXIT_SECONDS = 10.0  # for a trial to exit by itself
+_DYING_SECONDS = 5.0  # between the end of its pipe and its exit
 
 
 class TrialError(Exception):
-    """It did not come to its end; `kind` says how, the text why."""
+    """A trial failed; `kind` says how, the text why."""
 
     def __init__(self, kind: Failure, text: str) -> None:
         super().__init__(text)
@@ -39,36 +39,36 @@ class TrialError(Exception):
 
 @dataclass(frozen=True)
 class Situation:
-    """What a trial found when it was set up."""
+    """The machine and layout that a trial reports after set-up."""
 
     cores: int
-    gpu: str | None  # which GPU is there, whether it is used or not
+    gpu: str | None  # model, whether the job uses it or not
     on_gpu: bool
-    on_device: bool  # the environments live where the networks do
-    vectorised: bool  # they step as their own library does
-    workers: int  # processes that step them
-    slices: int  # of each
-    memory_apart: bool  # what is remembered lies on the host, the networks on a GPU
+    on_device: bool  # environments run on the networks' device
+    vectorised: bool  # environments are stepped by their own library
+    workers: int  # processes that step environments
+    slices: int  # per worker
+    replay_off_device: bool  # replay buffer on the host, networks on a GPU
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """What a trial did when it was told to go on, in whole iterations."""
+class Segment:
+    """One segment of training, in whole iterations."""
 
     steps: int
     seconds: float
     trained: float  # seconds of training so far
     mean_return: float | None  # of the latest episodes
-    first_return: float | None  # of the first ones that came to their end
+    first_return: float | None  # of the first finished episodes
 
     @property
     def rate(self) -> float:
-        """Steps a second."""
+        """Steps per second."""
         return self.steps / self.seconds
 
 
 class Trial:
-    """One job; `start`, `go` as often as wanted, `close`."""
+    """One job: call `start`, then `go` any number of times, then `close`."""
 
     def __init__(self, config: Config) -> None:
         """`config` must be validated."""
@@ -80,35 +80,35 @@ class Trial:
         self._pipe: Connection | None = None
 
     def start(self, patience: float) -> Situation:
-        """Set it up and warm it up, in at most so many seconds."""
+        """Set up and warm up within `patience` seconds."""
         self._launch("train")
         return Situation(**self._answer(patience))
 
-    def go(self, seconds: float, patience: float) -> Stretch:
-        """Train for about so many seconds, and wait no longer for them than `patience`."""
+    def go(self, seconds: float, patience: float) -> Segment:
+        """Train for about `seconds`; fails after `patience` seconds."""
         self._send(seconds)
-        return Stretch(**self._answer(patience))
+        return Segment(**self._answer(patience))
 
     def profile(self, seconds: float, patience: float) -> Any:
-        """Probe the job's ceilings instead: a `Profile`."""
+        """Probe the job instead of training; returns a `Profile`."""
         self._launch("profile")
         self._send(seconds)
         return self._answer(patience)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still go on."""
+        """Whether its process is running."""
         return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
-        """End it and all its processes."""
+        """Stop the trial and all its processes."""
         process, pipe = self._process, self._pipe
         if process is not None and pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.send(None)
             pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GOODBYE_SECONDS)
+                process.wait(_EXIT_SECONDS)
             self._kill()
         self._folder.cleanup()
 
@@ -124,20 +124,20 @@ class Trial:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": _python_path()},
-                start_new_session=True,  # Ctrl-C is for us alone, and what is killed is killed with its workers
+                start_new_session=True,  # Ctrl-C reaches only us, and workers are killed with the trial
             )
         self._send((os.getpid(), sys.path, self.config))
 
     def _send(self, message: Any) -> None:
         assert self._pipe is not None
-        with contextlib.suppress(OSError):  # if it is gone, its answer tells
+        with contextlib.suppress(OSError):  # if it is gone, `_answer` reports it
             self._pipe.send(message)
 
     def _answer(self, patience: float) -> Any:
         assert self._pipe is not None
         if not self._pipe.poll(patience):
             self._kill()
-            raise TrialError("hang", f"it did not answer for {patience:.0f} seconds")
+            raise TrialError("hang", f"no response for {patience:.0f} seconds")
         try:
             kind, content = self._pipe.recv()
         except (EOFError, OSError):
@@ -152,16 +152,16 @@ class Trial:
             status = self._process.wait(_DYING_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
-            return TrialError("crash", "it hung up without a word, and went on")
+            return TrialError("crash", "the trial closed its connection without an error message")
         self._kill()
         if status == -signal.SIGKILL:
-            return TrialError("memory", "it was killed, as the system does when memory runs out")
+            return TrialError("memory", "the process was killed, probably because the system ran out of memory")
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return TrialError("crash", f"it ended with {how}" + (f" ({lines[-1][:200]})" if lines else ""))
+        return TrialError("crash", f"the process ended with {how}" + (f" ({lines[-1][:200]})" if lines else ""))
 
     def _kill(self) -> None:
-        """And what it started, which may go on without it; once, for later its number may be another's."""
+        """Kill the trial and its children, only once because the pid may be reused."""
         assert self._process is not None
         if not self._is_killed:
             self._is_killed = True
@@ -171,16 +171,16 @@ class Trial:
 
 
 def _python_path() -> str:
-    """With this package first, and without empty entries, which would stand for the folder that one is in."""
+    """Return PYTHONPATH with this package first and without empty entries, which mean the current folder."""
     return os.pathsep.join(part for part in (PACKAGE_PARENT, os.environ.get("PYTHONPATH")) if part)
 
 
 def _for_trial(config: Config, folder: Path) -> Config:
-    """The same job without end, which leaves nothing behind."""
+    """Return the job without an end, checkpoints and logs."""
     config = endless(config)
     run = replace(
         config.run,
-        allow_recipe_change=True,  # to learn from the first steps on
+        allow_recipe_change=True,  # `endless` changes learning_starts
         checkpoint_every=config.run.timesteps,
         eval_every=0,
         run_name=None,

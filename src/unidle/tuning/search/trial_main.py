@@ -1,4 +1,4 @@
-"""A trial's process: trains as any run does, but stops after each stretch until it is told to go on."""
+"""The process of a trial: trains like any run, but pauses after each segment until the tuner asks for the next."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from unidle.engine.callbacks import Moment
     from unidle.engine.trainer import Trainer
 
-_WARM_UP_SECONDS = 0.5  # at least; caches fill, clocks rise
+_WARM_UP_SECONDS = 0.5  # at least, for caches and clocks
 _OUT_OF_MEMORY = re.compile(r"\b(OutOfMemoryError|MemoryError|out of memory|Cannot allocate memory)\b")
 
 
 def main() -> None:
-    """Serve one tuner until it hangs up."""
+    """Serve one tuner until it closes the pipe."""
     end_with_trainer()
     limit_threads()
     what, pipe = sys.argv[1], Connection(int(sys.argv[2]))
@@ -34,23 +34,23 @@ def main() -> None:
     except (EOFError, OSError):
         return  # the tuner is gone
     if os.getppid() != tuner:
-        return  # it was gone before this process was tied to it
+        return  # the tuner ended before this process was tied to it
     sys.path[:] = path
     try:
         if what == "train":
             _train(config, pipe)
             return
-        from unidle.tuning.probes.job_probes import measure_profile
+        from unidle.tuning.probes.probe_job import measure_profile
 
         answer: tuple[str, Any] = "answer", measure_profile(config, seconds)
-    except Exception as error:  # those of the job; whoever hears of it knows the pipe's
+    except Exception as error:  # any error of the job
         answer = _kind(error), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'none'}"
     with contextlib.suppress(OSError):
         pipe.send(answer)
 
 
 def _kind(error: Exception) -> str:
-    """An environment's or a worker's error comes with its traceback in the text."""
+    """Classify an error; those of environments and workers contain their traceback as text."""
     is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     return "memory" if is_memory or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}") else "crash"
 
@@ -65,7 +65,7 @@ def _train(config: Config, pipe: Connection) -> None:
 
 
 class _Pace:
-    """Called after each iteration: keeps the run waiting until the tuner says how long it may go on."""
+    """Iteration callback that pauses the run until the tuner requests the next segment."""
 
     trainer: Trainer
 
@@ -76,7 +76,7 @@ class _Pace:
         self._first_return: float | None = None
 
     def begin(self) -> None:
-        """All is made, and training begins."""
+        """Start the clock when training begins."""
         self._began = perf_counter()
 
     def __call__(self, moment: Moment) -> None:
@@ -100,26 +100,26 @@ class _Pace:
             answer, self._is_warm = situation(self.trainer), True
         try:
             self._pipe.send(("answer", answer))
-            told = self._pipe.recv()
+            seconds = self._pipe.recv()
         except (EOFError, OSError):
-            told = None
-        if told is None:
+            seconds = None
+        if seconds is None:
             moment.stop()
             return
-        self._steps, self._until, self._began = step, told, perf_counter()
+        self._steps, self._until, self._began = step, seconds, perf_counter()
 
 
 def _warm_ups(trainer: Trainer) -> int:
-    """Iterations that do not count: on a GPU, the first with each rollout captures a graph."""
+    """Return the number of warm-up iterations: on a GPU, the first with each rollout captures a graph."""
     rollouts = 2 if trainer.config.recipe.overlap == "strict" else 1
     return 1 + rollouts if trainer.algo.parameters.flat.is_cuda else rollouts
 
 
 def situation(trainer: Trainer) -> dict[str, Any]:
-    """What `trials.Situation` holds."""
+    """Return the fields of `trial.Situation`."""
     from unidle.config.machine import available_cores, gpu_name
     from unidle.engine.collect.host import Collector
-    from unidle.tuning.probes.training import memory_is_apart
+    from unidle.tuning.probes.training import replay_is_off_device
 
     collector, env_spec = trainer.collector, trainer.env_spec
     workers = collector.envs.workers if isinstance(collector, Collector) else 0
@@ -132,7 +132,7 @@ def situation(trainer: Trainer) -> dict[str, Any]:
         "vectorised": env_spec.vectorised,
         "workers": workers,
         "slices": parts // max(1, workers),
-        "memory_apart": memory_is_apart(trainer.algo),
+        "replay_off_device": replay_is_off_device(trainer.algo),
     }
 
 

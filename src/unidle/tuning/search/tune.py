@@ -1,9 +1,9 @@
-"""Tuning: engine settings changed one at a time, kept if they are measured to be faster.
+"""Tuning: changes engine settings one at a time and keeps those that are measurably faster.
 
-Changes are tried in the order of the speed-up that the pipeline model predicts, with some advance for the defaults. The
-job as it stands and the job with the change are two trials that take turns, A B B A …, a stretch of whole iterations
-each, until the interval of their ratio is clear or the change's share of the budget is used. A change is kept if that
-interval lies above 1; the next one starts from there.
+Changes are tried in the order of their predicted speed-up, with a bonus for defaults. The current job and the changed
+job are two trials that alternate, A B B A …, in segments of whole iterations, until the confidence interval of their
+ratio is clear or the change's share of the budget is used up. A change is kept if the interval lies above 1; the next
+change starts from there.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from unidle.tuning.search.interval import LOOKS, interval
 from unidle.tuning.search.outcomes import Outcome, Tuned, Watcher
 from unidle.tuning.search.trial import Failure, Situation, Trial, TrialError
 
-_SHARE = 1 / 3  # of the time that is left, which one change may take
-_PROBING = 3 / 8  # of the time there is, which the probes behind the predictions may take, to start included
-_PROBED = 1 / 16  # of it, which they are told to take; no more than what they need
+_SHARE = 1 / 3  # of the remaining time that one change may use
+_PROBING = 3 / 8  # of the remaining time, the limit for probing, start-up included
+_PROBED = 1 / 16  # of the remaining time, the target for probing
 _ENOUGH_PROBED = 8.0  # seconds
-_WORTH_PROBING = 40.0  # seconds: of a smaller budget, all goes into measuring
-_USUAL = 1.2  # a default is tried before what is predicted to be up to so much faster: predictions are off by as much
-_HOPELESS = 0.8  # predicted to be that much slower: not worth the time
-_STRETCHES = 120  # of the budget, so many seconds a stretch
-_LEAST_STRETCH, _LONGEST_STRETCH = 0.4, 2.0
-_PATIENCE, _LEAST_PATIENCE = 4, 5.0  # times what the present settings take, and seconds, before a trial counts as hung
-_SLOW_START = 75.0  # seconds that a change has to start in at least, if it compiles, captures or loads kernels
-_SEEDS = 3  # runs of each side by which a change of the recipe is judged
+_WORTH_PROBING = 40.0  # seconds; smaller budgets go into trials only
+_DEFAULT_BONUS = 1.2  # defaults are tried first up to this predicted ratio, since predictions err by as much
+_HOPELESS = 0.8  # changes with a lower predicted ratio are not tried
+_SEGMENTS = 120  # per budget, which sets the length of a segment
+_LEAST_SEGMENT, _LONGEST_SEGMENT = 0.4, 2.0
+_PATIENCE, _LEAST_PATIENCE = 4, 5.0  # a trial hangs after this multiple of the current settings' time, and seconds
+_SLOW_START = 75.0  # least seconds to start for a change that compiles, captures or loads kernels
+_SEEDS = 3  # runs of each side to compare recipe changes
 
 
 def tune(config: Config, budget: float, watcher: Watcher) -> Tuned:
-    """Spend about `budget` seconds on faster engine settings for a validated `config`.
+    """Search for faster engine settings for a validated `config` in about `budget` seconds.
 
-    The recipe is left alone unless the run says that it may be changed. Ctrl-C ends it with what is known by then.
+    The recipe stays the same unless the run allows recipe changes. Ctrl-C ends the search and keeps its results.
     """
     tuner = _Tuner(config, budget, watcher)
     try:
@@ -56,21 +56,21 @@ class _Tuner:
     def __init__(self, config: Config, budget: float, watcher: Watcher) -> None:
         self.tuned = Tuned(config)
         self._began, self._budget, self._watcher = monotonic(), budget, watcher
-        # Of the monotonic clock; the recipe, if it may be changed, has the second half.
+        # Monotonic clock; recipe changes, if allowed, use the second half.
         self._until = self._began + (budget / 2 if config.run.allow_recipe_change else budget)
-        self._stretch = min(_LONGEST_STRETCH, max(_LEAST_STRETCH, budget / _STRETCHES))
+        self._segment = min(_LONGEST_SEGMENT, max(_LEAST_SEGMENT, budget / _SEGMENTS))
         self._profile: Profile | None = None
-        self._trial: Trial | None = None  # of the settings that are kept
+        self._trial: Trial | None = None  # with the kept settings
         self._rival: Trial | None = None
-        self._start_seconds = self._go_seconds = 0.0  # that the present one took
+        self._start_seconds = self._go_seconds = 0.0  # of the kept settings
         self._tried: set[tuple[tuple[str, Any], ...]] = set()
         self._halves: list[Change] = []
 
     def run(self) -> None:
         if self._budget >= _WORTH_PROBING:
-            self._watcher.on_stage("probing what the parts of the job can do, for predictions")
+            self._watcher.on_stage("measuring the parts of the job for predictions")
             self._probe()
-        self._watcher.on_stage("starting the job as it is")
+        self._watcher.on_stage("starting the job with its current settings")
         self._begin()
         while not self.tuned.ended_by and (change := self._next(engine_changes)) is not None:
             if self._left() < self._start_seconds + 2 * LOOKS[0] * self._go_seconds:
@@ -91,10 +91,10 @@ class _Tuner:
     def _left(self) -> float:
         return self._until - monotonic()
 
-    # -- where it starts -----------------------------------------------------------------------------------------------
+    # -- start ---------------------------------------------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Predictions are good to have; where the probes fail, changes are tried all the same."""
+        """Measure a profile for predictions; if the probes fail, changes are tried without."""
         self._rival = Trial(self.tuned.config)
         try:
             seconds = min(_ENOUGH_PROBED, _PROBED * self._left())
@@ -109,25 +109,25 @@ class _Tuner:
         try:
             self.tuned.situation = self._trial.start(self._left())
             self._start_seconds = monotonic() - began
-            stretch = self._trial.go(self._stretch, self._left())
+            segment = self._trial.go(self._segment, self._left())
         except TrialError as error:
             if error.kind == "hang":
                 raise TrainingError(
-                    f"In {self._budget:.0f} seconds the job did not get through its first iterations; give more "
-                    "--budget, or see whether `unidle train` does."
+                    f"The job did not finish its first iterations in {self._budget:.0f} seconds; give more --budget "
+                    "or check that `unidle train` works."
                 ) from None
             advice = f"; {LESS_MEMORY}" if error.kind == "memory" else ""
             raise TrainingError(
-                f"The job does not run as it is, so there is nothing to tune: {str(error).rstrip('.')}{advice}."
+                f"The job fails with its current settings, so it cannot be tuned: {str(error).rstrip('.')}{advice}."
             ) from None
-        self._go_seconds = stretch.seconds
-        self.tuned.first_rate = self.tuned.rate = stretch.rate
+        self._go_seconds = segment.seconds
+        self.tuned.first_rate = self.tuned.rate = segment.rate
         self._watcher.on_start(self.tuned)
 
-    # -- one change after the other ------------------------------------------------------------------------------------
+    # -- one change at a time ------------------------------------------------------------------------------------------
 
     def _next(self, changes: Callable[[Config, Situation], list[Change]]) -> Change | None:
-        """The most promising change that was not tried yet."""
+        """Return the most promising untried change."""
         assert self.tuned.situation is not None
         found = [*self._halves, *changes(self.tuned.config, self.tuned.situation)]
         untried = [change for change in found if change.values not in self._tried]
@@ -139,7 +139,7 @@ class _Tuner:
         return max(rest, key=self._promise, default=None)
 
     def _promise(self, change: Change) -> float:
-        return (self._predicted(change) or 1.0) * (_USUAL if change.is_usual else 1.0)
+        return (self._predicted(change) or 1.0) * (_DEFAULT_BONUS if change.is_default else 1.0)
 
     def _predicted(self, change: Change) -> float | None:
         if self._profile is None:
@@ -156,7 +156,7 @@ class _Tuner:
         self._watcher.on_outcome(outcome)
 
     def _try(self, change: Change) -> None:
-        """Measure a change against what is kept so far, and keep it if it is faster."""
+        """Measure a change against the kept settings, and keep it if it is faster."""
         assert self.tuned.situation is not None
         assert self._trial is not None
         predicted = self._predicted(change)
@@ -175,7 +175,7 @@ class _Tuner:
             self._drop_rival()
             note = _FAILURES[error.kind].format(error)
             if not self._trial.is_alive:
-                note = f"the present settings failed beside it, {note}"
+                note = f"the current settings failed at the same time, {note}"
                 self._restart()
             self._settle(Outcome(change, predicted, None, False, note))
             return
@@ -189,23 +189,23 @@ class _Tuner:
         self._settle(Outcome(change, predicted, found.measured, kept))
 
     def _start_rival(self, rival: Trial, patience: float) -> Situation:
-        """Start it, in no more than half of the time that is left, beside what is."""
+        """Start the rival next to the current trial, in at most half of the remaining time."""
         left = max(1.0, self._left() / 2)
         try:
             situation = rival.start(min(patience, left))
         except TrialError as error:
             if error.kind == "hang" and left < patience:
-                text = f"it had {left:.0f} seconds to start in, half of what was left; give more --budget"
+                text = f"it did not start within {left:.0f} seconds, half of the remaining time; give more --budget"
                 raise TrialError("late", text) from None
             raise
         now = self.tuned.situation
         assert now is not None
-        if situation.on_gpu and now.on_gpu and situation.memory_apart != now.memory_apart:
-            raise TrialError("unlike", "what is remembered does not fit on the GPU twice")
+        if situation.on_gpu and now.on_gpu and situation.replay_off_device != now.replay_off_device:
+            raise TrialError("unlike", "two replay buffers do not fit on the GPU")
         return situation
 
     def _restart(self) -> None:
-        """Start the present settings again; if they do not run, there is nothing to compare with any more."""
+        """Restart the kept settings; if they fail, there is nothing left to compare with."""
         assert self._trial is not None
         self._trial.close()
         self._trial = Trial(self.tuned.config)
@@ -219,7 +219,7 @@ class _Tuner:
         return compare(
             self._trial,
             rival,
-            self._stretch,
+            self._segment,
             self._patience(self._go_seconds),
             monotonic() + _SHARE * self._left(),
             self._until,
@@ -234,10 +234,10 @@ class _Tuner:
             self._rival.close()
         self._rival = None
 
-    # -- the recipe, if it may be changed ------------------------------------------------------------------------------
+    # -- recipe changes, if allowed ------------------------------------------------------------------------------------
 
     def _tune_recipe(self) -> None:
-        """What is learned differs now, so steps a second say nothing: what counts is the return gained a second."""
+        """Try recipe changes; they change learning, so compare return gained per second instead of steps/s."""
         assert self._trial is not None
         assert self.tuned.situation is not None
         self._trial.close()
@@ -246,22 +246,23 @@ class _Tuner:
         if not changes:
             return
         runs = _SEEDS * (1 + len(changes))
-        seconds = max(self._stretch, self._left() / runs - 1.5 * self._start_seconds)
+        seconds = max(self._segment, self._left() / runs - 1.5 * self._start_seconds)
         each = _SEEDS * (seconds + self._start_seconds)
         if self._left() < 2 * each:
             self.tuned.ended_by = "budget"
             return
-        self._watcher.on_stage(f"learning as it is, {_SEEDS} times {seconds:.0f} seconds")
+        self._watcher.on_stage(f"training with the current recipe, {_SEEDS} times {seconds:.0f} seconds")
         own = self._gains(self.tuned.config, seconds)
         while (change := self._next(recipe_changes)) is not None:
             predicted, then = self._predicted(change), change.applied(self.tuned.config)
             if isinstance(own, str):
-                self._settle(Outcome(change, predicted, None, False, f"the present settings cannot be judged: {own}"))
+                note = f"the current settings cannot be measured: {own}"
+                self._settle(Outcome(change, predicted, None, False, note))
                 continue
             if self._left() < each:
                 self.tuned.ended_by = "budget"
                 return
-            self._watcher.on_stage(f"learning by {change.text}, {_SEEDS} times {seconds:.0f} seconds")
+            self._watcher.on_stage(f"training with {change.text}, {_SEEDS} times {seconds:.0f} seconds")
             gains = self._gains(then, seconds)
             if isinstance(gains, str):
                 self._settle(Outcome(change, predicted, None, False, gains))
@@ -274,7 +275,7 @@ class _Tuner:
             self._settle(Outcome(change, predicted, measured, kept))
 
     def _gains(self, config: Config, seconds: float) -> list[float] | str:
-        """Of every seed; or why there are none."""
+        """Return the gain of each seed, or the reason for failure."""
         try:
             return [self._gain(config, seed, seconds) for seed in range(_SEEDS)]
         except TrialError as error:
@@ -282,20 +283,20 @@ class _Tuner:
             return _FAILURES[error.kind].format(error)
 
     def _gain(self, config: Config, seed: int, seconds: float) -> float:
-        """Return gained a second by a run that learns for about so many seconds."""
+        """Return the increase in episode return per second of a run of about `seconds`."""
         self._rival = Trial(replace(config, run=replace(config.run, seed=config.run.seed + seed)))
         self._rival.start(self._patience(self._start_seconds))
         learned = self._rival.go(seconds, self._patience(seconds))
         self._drop_rival()
         if learned.mean_return is None or learned.first_return is None:
-            raise TrialError("crash", f"no episode came to its end in {learned.trained:.0f} seconds")
+            raise TrialError("crash", f"no episode ended within {learned.trained:.0f} seconds")
         return (learned.mean_return - learned.first_return) / learned.trained
 
 
 _FAILURES: dict[Failure, str] = {
     "memory": "out of memory: {}",
     "crash": "crashed: {}",
-    "hang": f"more than {_PATIENCE} times as slow: stopped",
+    "hang": f"stopped: more than {_PATIENCE} times slower",
     "late": "not measured: {}",
     "unlike": "not measured: {}",
 }

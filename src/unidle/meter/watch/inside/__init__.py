@@ -1,5 +1,5 @@
-"""What `unidle watch` puts inside every Python that the watched command starts.
+"""Modules that `unidle watch` loads into every Python process of the watched command.
 
-This folder goes on PYTHONPATH, so that its `sitecustomize` is loaded there. The command may run on another Python, with
-other packages and without unidle: these modules use nothing but the standard library, of Python 3.8 and later.
+This folder goes on PYTHONPATH, so that Python loads its `sitecustomize`. The command may use another Python, with other
+packages and without unidle, so these modules need only the standard library of Python 3.8 or later.
 """

@@ -1,4 +1,4 @@
-"""Loaded by Python itself as it starts: begins the samples, then hands over to the `sitecustomize` that it hides."""
+"""Loaded by Python at start-up: starts the sampler, then runs the `sitecustomize` that this one shadows."""
 
 import contextlib
 import importlib.machinery
@@ -10,7 +10,7 @@ import sys
 def _begin() -> None:
     folder = os.environ.get("UNIDLE_WATCH")
     if folder and os.path.isdir(folder):
-        import unidle_sampler  # type: ignore[import-not-found]  # it lies beside this file, whatever Python this is
+        import unidle_sampler  # type: ignore[import-not-found]  # found next to this file in any Python
 
         unidle_sampler.begin(folder)
 
@@ -26,6 +26,6 @@ def _hand_over() -> None:
 
 
 if __name__ == "sitecustomize":
-    with contextlib.suppress(Exception):  # whatever fails here, the command must run as if nobody watched
+    with contextlib.suppress(Exception):  # a failure here must not affect the command
         _begin()
     _hand_over()

@@ -1,11 +1,11 @@
-"""Samples of the Python stacks of this process, from a thread of its own: no debugger's rights are needed.
+"""Samples this process's Python stacks from a background thread, without debugger privileges.
 
-The stacks are what `faulthandler` writes: it reads them in one go and in C. To walk over the frames of a running thread
-from Python is not safe; on Python 3.11 it crashed programs now and then.
+The stacks come from `faulthandler`, which reads them in C in one call. Walking the frames of a running thread from
+Python is not safe; on Python 3.11 it occasionally crashed programs.
 
-Each sample stands for the time since the one before, and brings along how much of it the thread was on a core and how
-much it waited for one. Equal stacks are added up, and the sums written every second or two, whole or not at all: so
-what ends the process, were it SIGKILL, costs no more than that.
+Each sample covers the time since the previous one and records how long the thread was on a core and how long it waited
+for one. Equal stacks are summed, and the sums are written atomically every second or two, so even SIGKILL loses no more
+than that.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import time
 from collections import deque
 from typing import Any
 
-import unidle_use  # type: ignore[import-not-found]
+import unidle_utilisation  # type: ignore[import-not-found]
 import unidle_windows  # type: ignore[import-not-found]
 
 _PERIOD_S = 0.01
-_WORKER_PERIOD_S = 0.1  # there may be hundreds of them on a few cores
-_WINDOW_PERIOD_S = 0.002  # inside a window
+_WORKER_PERIOD_S = 0.1  # there may be hundreds of workers on a few cores
+_WINDOW_PERIOD_S = 0.002  # inside a profiler window
 _FIRST_WRITE_S, _LAST_WRITE_S = 0.25, 4.0
-# Python hands the interpreter over to a waiting thread after this long. With the default of 5 ms, a stretch of Python
-# shorter than that would end before it is seen, and what follows it would be blamed.
+# Interpreter switch interval. With the default of 5 ms, Python code shorter than that would finish before the sampler
+# gets the interpreter, and the code after it would be blamed.
 _SWITCH_S = 0.0002
 _MOST_STACKS = 5000
 _MOST_THREADS = 16
-# How long a window is, and how long after the last one the next begins: at first, and later in a long run.
+# Length of a profiler window, and the pause between two: at first, and later in a long run.
 _WINDOW_S, _FIRST_WINDOWS_S, _LAST_WINDOWS_S = 0.2, 2.5, 30.0
-_MOST_LOST = 3  # windows that saw nothing, before the first that did
-_MOST_RECENT = 1000  # samples: some ten seconds, and a reading of the driver's is of the last one at most
-_PAIR_S, _PAIRED = 0.0002, 0.3  # between two looks at the same sample, and how many samples are looked at twice
+_MOST_LOST = 3  # windows without result before windows are given up
+_MOST_RECENT = 1000  # samples, about ten seconds; a driver reading covers at most the last one
+_PAIR_S, _PAIRED = 0.0002, 0.3  # time between the two samples of a pair, and share of samples taken in pairs
 _WORKER_WORDS = (
     "multiprocessing.spawn",
     "multiprocessing.forkserver",
@@ -49,13 +49,13 @@ _WORKER_WORDS = (
 
 
 def begin(folder: str) -> None:
-    """Sample this process, and all that it forks, until it ends."""
+    """Sample this process and its forks until they end."""
     words = " ".join(getattr(sys, "orig_argv", sys.argv if hasattr(sys, "argv") else []))
     if "multiprocessing.resource_tracker" in words:
         return
     sampler = _Sampler(folder, any(word in words for word in _WORKER_WORDS))
     os.register_at_fork(before=sampler.stop, after_in_parent=sampler.start, after_in_child=sampler.start_in_child)
-    atexit.register(sampler.close)  # before the interpreter is taken apart, in which no thread may be in torch
+    atexit.register(sampler.close)  # no thread may be inside torch during interpreter shutdown
     sampler.start()
 
 
@@ -69,16 +69,16 @@ class _Sampler:
 
     def _clear(self) -> None:
         self._begun_ns = self._last_ns = time.perf_counter_ns()
-        self._frames: dict[str, int] = {}  # as faulthandler words them → their place
-        # (thread, frames from the innermost) → ns of wall time, on a core, waiting for one; then ns of wall time that
-        # is known to be computing or not, and of computing.
+        self._frames: dict[str, int] = {}  # line of faulthandler's output → index
+        # (thread, frames from the innermost) → ns of wall time, on a core, waiting for a core, with known compute
+        # activity, computing.
         self._stacks: dict[tuple[int, ...], list[int]] = {}
-        self._scheduled: dict[int, tuple[int, int]] = {}  # thread → on a core, waiting for one, so far
+        self._scheduled: dict[int, tuple[int, int]] = {}  # thread → ns on a core and waiting so far
         self._windows: list[dict[str, Any]] = []
-        self._gpu_use = unidle_use.Told(self._folder)
-        # Where the main thread was of late: (sums, from, to).
+        self._gpu_use = unidle_utilisation.UtilisationReader(self._folder)
+        # Recent samples of the main thread: (sums, from, to).
         self._recent: deque[tuple[list[int], int, int]] = deque(maxlen=_MOST_RECENT)
-        self._before_cuda: list[tuple[list[int], int]] = []  # sums of the main thread, and their wall time until then
+        self._before_cuda: list[tuple[list[int], int]] = []  # main thread's sums, wall time until then
         self._is_followed = False
         self._tasks = 1
         self._main_lines: list[str] | None = None
@@ -93,23 +93,23 @@ class _Sampler:
         self._schedule_of(threading.main_thread().ident or 0)
 
     def start(self) -> None:
-        """Begin, or go on after a fork."""
+        """Start sampling, or continue after a fork."""
         if self._thread is None and self._failure is None:
             self._ended = threading.Event()
             self._next_write_s = time.monotonic() + self._write_after_s
             self._thread = threading.Thread(target=self._run, name="unidle watch", daemon=True)
             self._thread.start()
-            self._settle_switching()
+            self._set_switch_interval()
 
     def start_in_child(self) -> None:
-        """Begin anew in a process that was forked: what its parent did is not its own."""
+        """Start from scratch in a forked process."""
         self._thread = None
         self._is_worker = True
         self._clear()
         self.start()
 
     def stop(self) -> None:
-        """Pause: a process with one thread forks as it would if nobody watched."""
+        """Pause before a fork, so that a single-threaded program forks with one thread."""
         if self._thread is not None:
             self._ended.set()
             self._thread.join(5.0)
@@ -117,7 +117,7 @@ class _Sampler:
             self._own_cpu_before_s = self._own_cpu_s
 
     def close(self) -> None:
-        """End for good, and write what there is."""
+        """Stop for good and write the samples."""
         self._closed_ns = time.perf_counter_ns()
         self.stop()
         self._write()
@@ -125,7 +125,7 @@ class _Sampler:
     def _run(self) -> None:
         period_s = _WORKER_PERIOD_S if self._is_worker else _PERIOD_S
         ended = self._ended
-        while not ended.wait(period_s * random.uniform(0.5, 1.5)):  # at random, so as not to keep step with anything
+        while not ended.wait(period_s * random.uniform(0.5, 1.5)):  # random, to avoid aliasing
             try:
                 begun_ns = self._last_ns
                 main = self._sample()
@@ -135,28 +135,28 @@ class _Sampler:
                     if not self._uses_cuda:
                         self._begin_to_use_cuda()
                     elif not self._has_windows:
-                        self._follow_the_driver(main, begun_ns)
+                        self._assign_readings(main, begun_ns)
                     elif now_s >= self._next_window_s:
-                        self._look(ended, torch)
+                        self._measure_window(ended, torch)
                 elif not self._is_worker and main and random.random() < _PAIRED:
-                    self._look_again(main, self._last_ns - begun_ns)
+                    self._sample_pair(main, self._last_ns - begun_ns)
                 if now_s >= self._next_write_s:
-                    self._settle_switching()
+                    self._set_switch_interval()
                     self._write()
                     self._write_after_s = min(_LAST_WRITE_S, 2 * self._write_after_s)
                     self._next_write_s = time.monotonic() + self._write_after_s
                 self._own_cpu_s = self._own_cpu_before_s + time.thread_time()
-            except Exception as error:  # no sample is worth disturbing the command
+            except Exception as error:  # must not disturb the command
                 self._failure = repr(error)
                 return
 
     def _sample(self) -> list[int] | None:
-        """Look at all threads; returns the sums that the main thread's stack was added to, if there was room."""
+        """Sample all threads; returns the sums of the main thread's stack, if there was room for it."""
         now_ns = time.perf_counter_ns()
         passed, self._last_ns = now_ns - self._last_ns, now_ns
         main = threading.main_thread().ident
         found: list[int] | None = None
-        standing = _standing()
+        standing = _stacks_now()
         self._main_lines = standing.get(main or 0)
         for ident in sorted(standing, key=lambda ident: ident != main)[:_MOST_THREADS]:
             sums = self._sums_of(0 if ident == main else ident, standing[ident])
@@ -171,7 +171,7 @@ class _Sampler:
         return found
 
     def _sums_of(self, thread: int, lines: list[str]) -> list[int] | None:
-        """The sums of a stack; None if it is new and there is no room for more."""
+        """Return the sums of a stack; None if it is new and there is no room."""
         is_full = len(self._stacks) >= _MOST_STACKS
         if is_full and not all(line in self._frames for line in lines):
             return None
@@ -179,7 +179,7 @@ class _Sampler:
         return self._stacks.get(key) if is_full else self._stacks.setdefault(key, [0, 0, 0, 0, 0])
 
     def _schedule_of(self, ident: int) -> tuple[int, int]:
-        """Nanoseconds since the last call that a thread was on a core, and that it waited for one."""
+        """Return nanoseconds since the last call that a thread was on a core, and that it waited for one."""
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         native = getattr(thread, "native_id", None)
         if native is None:
@@ -190,65 +190,65 @@ class _Sampler:
         except (OSError, ValueError):
             if ident != threading.main_thread().ident:
                 return 0, 0
-            # A kernel that does not tell; to ask for any other thread's clock is not safe, for it may have ended.
+            # No schedstat on this kernel. Only the main thread's clock is safe to read: others may have ended.
             on_core, queued = time.clock_gettime_ns(time.pthread_getcpuclockid(ident)), 0
         before = self._scheduled.get(ident, (on_core, queued))
         self._scheduled[ident] = (on_core, queued)
         return max(0, on_core - before[0]), max(0, queued - before[1])
 
     def _begin_to_use_cuda(self) -> None:
-        """From now on it is the GPU that counts; until now nothing was computed on it."""
+        """Switch from CPU activity to GPU activity, which was zero until now."""
         self._uses_cuda = True
-        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S  # hardly over its first kernels: see `Window.close`
+        self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S  # not over the first kernels, see `Window.close`
         for sums in self._stacks.values():
             sums[3] = sums[4] = 0
         self._before_cuda = [(sums, sums[0]) for (thread, *_), sums in self._stacks.items() if thread == 0]
 
-    def _follow_the_driver(self, main: list[int] | None, begun_ns: int) -> None:
-        """On a GPU: spread each of the driver's readings over where the main thread was meanwhile."""
+    def _assign_readings(self, main: list[int] | None, begun_ns: int) -> None:
+        """Assign the driver's utilisation readings to the main thread's stacks of that time (GPU without windows)."""
         if main is not None:
             self._recent.append((main, begun_ns, self._last_ns))
         for since_ns, until_ns, percent in self._gpu_use.new(self._last_ns):
             for sums, begin_ns, end_ns in self._recent:
                 held = min(end_ns, until_ns) - max(begin_ns, since_ns)
                 if held > 0:
-                    self._count_what_was_before()
+                    self._count_time_before_cuda()
                     sums[3] += held
                     sums[4] += round(held * percent / 100)
             while self._recent and self._recent[0][2] <= until_ns:
                 self._recent.popleft()
 
-    def _count_what_was_before(self) -> None:
-        """Once the driver is followed, the time before the GPU's first use is known too."""
+    def _count_time_before_cuda(self) -> None:
+        """Count the time before the GPU's first use as known."""
         self._is_followed = True
         for sums, wall in self._before_cuda:
             sums[3] += wall
         self._before_cuda = []
 
-    def _look_again(self, sums: list[int], passed: int) -> None:
-        """On a CPU: whether the main thread, on a core all the while, is in the same call as a moment ago.
+    def _sample_pair(self, sums: list[int], passed: int) -> None:
+        """Sample again after a moment, to see whether the main thread is still in the same call (CPU).
 
-        If so it computes inside it; if not, it is Python, or calls too short to be worth calling.
+        If so it computes inside a long call; if not, it runs Python code or short calls.
         """
         main = threading.main_thread().ident or 0
         begun_ns = time.perf_counter_ns()
         on_core = self._scheduled.get(main, (0, 0))[0]
         time.sleep(_PAIR_S)
         waited_ns = time.perf_counter_ns() - begun_ns
-        after = _standing().get(main)
+        after = _stacks_now().get(main)
         more, queued = self._schedule_of(main)
         sums[1] += more
         sums[2] += queued
-        # A pair tells only if the thread had the time to go on, and not so much of it that even long calls end. One
-        # that finds the same instruction in a tight loop of Python had to wait until Python let go of the interpreter.
+        # A pair is valid only if the thread had time to progress, but not so much that long calls end too. If the pause
+        # was long and the position is the same, the sampler had to wait for a tight Python loop to yield.
         had_time = self._scheduled.get(main, (0, 0))[0] - on_core > 0.5 * waited_ns and waited_ns < 5e9 * _PAIR_S
         is_same, is_prompt = self._main_lines == after, waited_ns < 1.75e9 * _PAIR_S
         if had_time and (is_prompt or not is_same):
             sums[3] += passed
             sums[4] += passed if is_same else 0
 
-    def _look(self, ended: threading.Event, torch: Any) -> None:
-        """On a GPU: open a window of the profiler, and learn how much was computed while the main thread was where."""
+    def _measure_window(self, ended: threading.Event, torch: Any) -> None:
+        """Measure GPU activity per stack of the main thread in a profiler window (GPU with windows)."""
         window, seen = unidle_windows.try_window(torch), None
         if window is not None:
             slices = []
@@ -261,7 +261,7 @@ class _Sampler:
                     slices.append((main, at_ns, now_ns))
                 at_ns = now_ns
             seen = window.close()
-            if self._is_warm and seen is not None:  # the first window has the profiler's own start in it
+            if self._is_warm and seen is not None:  # the first window includes the profiler's start-up
                 for sums, begin_ns, end_ns in slices:
                     sums[3] += end_ns - begin_ns
                     sums[4] += seen.within(begin_ns, end_ns)
@@ -269,20 +269,20 @@ class _Sampler:
                     {
                         "wall_ns": window.ended_ns - window.begun_ns,
                         "active_ns": seen.active_ns,
-                        "kernels": seen.pieces,
+                        "kernels": seen.n_kernels,
                     }
                 )
             self._is_warm = True
         self._lost_windows = self._lost_windows + 1 if seen is None else 0
         if self._lost_windows == _MOST_LOST and not self._windows:
-            self._has_windows = False  # the driver knows more
+            self._has_windows = False  # use the driver's readings instead
         self._next_window_s = time.monotonic() + self._window_every_s * random.uniform(0.7, 1.3)
         self._window_every_s = min(_LAST_WINDOWS_S, 1.1 * self._window_every_s)
 
-    def _settle_switching(self) -> None:
-        """Switch early where the sampler is the only other thread; a program with threads of its own is left alone."""
+    def _set_switch_interval(self) -> None:
+        """Shorten the switch interval if the sampler is the only other thread; else restore it."""
         now_s = sys.getswitchinterval()
-        if abs(now_s - self._usual_switch_s) < 1e-6 or abs(now_s - _SWITCH_S) < 1e-6:  # not the program's own choice
+        if abs(now_s - self._usual_switch_s) < 1e-6 or abs(now_s - _SWITCH_S) < 1e-6:  # not set by the program
             wanted_s = _SWITCH_S if threading.active_count() <= 2 else self._usual_switch_s
             if abs(wanted_s - now_s) > 1e-6:
                 sys.setswitchinterval(wanted_s)
@@ -317,9 +317,9 @@ class _Sampler:
             pass  # the watcher is gone
 
 
-def _standing() -> dict[int, list[str]]:
-    """Where each thread but this one stands: a line for each function, the innermost first."""
-    # A file of its own each time: a program may close all descriptors that it does not know, and open others.
+def _stacks_now() -> dict[int, list[str]]:
+    """Return the stack of every other thread, one line per function, innermost first."""
+    # A new file each time: a program may close or reuse descriptors it does not know.
     file = os.memfd_create("unidle")
     try:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -328,7 +328,7 @@ def _standing() -> dict[int, list[str]]:
         os.close(file)
     found: dict[int, list[str]] = {}
     for block in text.split("\n\n"):
-        if block.startswith("Thread 0x"):  # the one that asks is called "Current thread"
+        if block.startswith("Thread 0x"):  # this thread is called "Current thread"
             head, *lines = block.splitlines()
             found[int(head[7:].split()[0], 16)] = lines
     return found

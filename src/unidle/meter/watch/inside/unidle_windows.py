@@ -1,13 +1,13 @@
-"""Short looks, by torch's own profiler, at when the GPU computed.
+"""Short windows of torch's profiler that measure when the GPU computed.
 
-A stack says where the program stood, not whether a kernel ran meanwhile. In a window of some tenths of a second the
-profiler knows it to the microsecond; what it saw is merged into intervals and never kept as a trace.
+A stack shows where the program is, not whether a kernel is running. The profiler knows this to the microsecond; a
+window lasts a few tenths of a second, and its kernels are merged into intervals, never kept as a trace.
 
-A program that captures CUDA graphs must not be looked at in this way: seen on an H200 with torch 2.11, a capture fails
-beside the profiler, even one that begins between two windows. So there are windows only where they are asked for.
+Do not use windows on programs that capture CUDA graphs: on an H200 with torch 2.11, a capture fails when the profiler
+has been active, even one that begins between two windows. That is why windows are opt-in.
 
-Only the GPU's activities are asked for: they are collected by the driver, whichever thread launched them. Operations of
-other threads on the CPU (`profile_all_threads`) are not: programs were seen to crash inside torch meanwhile.
+Only GPU activities are recorded; the driver collects them for all threads. CPU operations of other threads
+(`profile_all_threads`) are not recorded because this has crashed programs inside torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 
 def torch_in_use() -> Any:
-    """The torch that the program imported, once it is whole; None before."""
+    """Return the program's torch module once it is fully imported; None before."""
     torch = sys.modules.get("torch")
     if torch is None or "torch.autograd.profiler" not in sys.modules:
         return None
@@ -31,18 +31,18 @@ def torch_in_use() -> Any:
 
 
 def uses_cuda(torch: Any) -> bool:
-    """Whether the program has begun to use a GPU; asking does not begin it."""
+    """Whether the program has initialised CUDA; does not initialise it."""
     return bool(torch.cuda.is_initialized())
 
 
 class Window:
-    """An open look."""
+    """An open profiler window."""
 
     def __init__(self, torch: Any) -> None:
-        """Raises, with whatever torch raises, where it cannot be opened."""
+        """Raises whatever torch raises if the profiler cannot start."""
         autograd = torch.autograd
         if torch.autograd.profiler._is_profiler_enabled:
-            raise RuntimeError("the program profiles itself")
+            raise RuntimeError("the program is already profiling")
         self._torch, self._is_taken = torch, False
         hush_kineto()
         kind, extra = autograd.ProfilerState.KINETO, torch._C._profiler._ExperimentalConfig()
@@ -62,13 +62,12 @@ class Window:
         self._usual_start()  # type: ignore[misc]
 
     def close(self) -> Computed | None:
-        """End the look; returns what it saw, or None if it is lost.
+        """Close the window; returns the kernels it recorded, or None if they are lost.
 
-        That is so if the program has begun to profile itself meanwhile. There is but one profiler, and it is the
-        program's since then: to end it would take away what the program sees. To end it once more, from another thread,
-        would end the program. And torch itself may not make sense of what it saw: on an H200 with torch 2.11, where a
-        window lay over a program's first kernels, all later ones of that process mostly ended in a failed assertion of
-        torch's own, that no two launches have the same number.
+        They are lost if the program has started profiling in the meantime: there is only one profiler, and stopping it
+        would take the program's results away; stopping it twice, from another thread, would crash the program. torch
+        itself may also fail to process the events: on an H200 with torch 2.11, if a window covered a program's first
+        kernels, most later windows of that process failed torch's assertion that launch numbers are unique.
         """
         autograd = self._torch.autograd
         self.ended_ns = time.time_ns()
@@ -90,24 +89,24 @@ class Window:
 
 
 def hush_kineto() -> None:
-    """Keep the profiler from writing what it does into the program's output; to be called before its first use."""
+    """Keep the profiler's log out of the program's output; call before its first use."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 class Computed:
-    """What was computed in a window: merged intervals, and how many kernels they are made of."""
+    """The kernels of a window, merged into intervals, and their number."""
 
-    def __init__(self, intervals: list[tuple[int, int]], pieces: int) -> None:
-        self.intervals, self.pieces = intervals, pieces
+    def __init__(self, intervals: list[tuple[int, int]], n_kernels: int) -> None:
+        self.intervals, self.n_kernels = intervals, n_kernels
         self._starts = [start for start, _ in intervals]
 
     @property
     def active_ns(self) -> int:
-        """Time in which something was computed."""
+        """Time in which at least one kernel ran."""
         return sum(end - start for start, end in self.intervals)
 
     def within(self, begin: int, end: int) -> int:
-        """Of the time from `begin` to `end`, how much something was computed."""
+        """Return the active time between `begin` and `end`."""
         place = max(0, bisect_right(self._starts, begin) - 1)
         total = 0
         while place < len(self.intervals) and self.intervals[place][0] < end:
@@ -117,7 +116,7 @@ class Computed:
 
 
 def computed(found: Sequence[tuple[int, int]], begin: int, end: int) -> Computed:
-    """Intervals, which may overlap (several streams) and come in any order, as a union inside the window."""
+    """Merge intervals, which may overlap (several streams) and come in any order, clipped to the window."""
     merged: list[tuple[int, int]] = []
     inside = sorted((max(first, begin), min(last, end)) for first, last in found)
     inside = [(first, last) for first, last in inside if first < last]
@@ -134,9 +133,9 @@ _was_prepared = False
 
 @contextlib.contextmanager
 def _without_kineto_complaint() -> Iterator[None]:
-    """Keep one line off the command's output, which Kineto prints when it first works for another thread than the main.
+    """Suppress the line that Kineto prints when it is first used outside the main thread.
 
-    What others write to standard error meanwhile, some milliseconds, is passed on afterwards.
+    Anything else written to standard error in these few milliseconds is forwarded afterwards.
     """
     global _was_prepared
     if _was_prepared:
@@ -158,7 +157,7 @@ def _without_kineto_complaint() -> Iterator[None]:
 
 
 def try_window(torch: Any) -> Window | None:
-    """A window, or None where this torch cannot open one, or not now."""
+    """Open a window; None if torch cannot open one now."""
     try:
         return Window(torch)
     except Exception:

@@ -1,12 +1,12 @@
-// Where the time went: the stacked timeline with its table, and the phases of one stretch up close.
+// Where the time went: the stacked timeline with its table, and the phases of one segment up close.
 
-const chosen = { kind: null, axis: "steps", place: null }; // place null: the latest stretch
+const chosen = { kind: null, axis: "steps", place: null }; // place null: the latest segment
 let view = null; // view.py says what is in it
 let keptSpans = null; // of a page that is a file
 let shownSpans = null;
 
-// Where the chart has points: each stretch begins, and ends before time that nobody metered, and at the end of the run.
-// [seconds, stretch, whether it is such an end]
+// Where the chart has points: each segment begins, and ends before time that nobody metered, and at the end of the run.
+// [seconds, segment, whether it is such an end]
 function corners() {
   const { begin, end } = view.timeline;
   const gap = .005 * (end.at(-1) || 0); // a smaller one is two clocks that differ
@@ -32,7 +32,7 @@ function drawTimeline() {
   const points = corners();
   const x = scaled(points.map(([seconds]) => seconds), divisor);
   const traces = end.length ? Object.entries(columns).map(([name, column]) => area(name, column, x, points)) : [];
-  const at = stretchIndex();
+  const at = segmentIndex();
   const mark = at < 0 ? [] : [{
     type: "rect", xref: "x", yref: "paper", x0: begin[at] / divisor, x1: end[at] / divisor, y0: 0, y1: 1,
     line: { color: css("ink"), width: 1.5 }, fillcolor: "rgba(0,0,0,0)",
@@ -57,11 +57,11 @@ function drawTable() {
   }));
 }
 
-// -- a closer look at one stretch ----------------------------------------------------------------------------------------
+// -- a closer look at one segment ----------------------------------------------------------------------------------------
 
 const withSpans = () => view.timeline.place.flatMap((place, i) => (place !== null && (!keptSpans || place in keptSpans) ? [i] : []));
 
-function stretchIndex() {
+function segmentIndex() {
   const at = chosen.place === null ? -1 : view.timeline.place.indexOf(chosen.place);
   return at >= 0 ? at : withSpans().at(-1) ?? -1;
 }
@@ -74,7 +74,7 @@ function clockTime(seconds) {
 }
 
 async function drawLanes() {
-  const at = stretchIndex();
+  const at = segmentIndex();
   byId("closer").hidden = at < 0;
   if (at < 0) return;
   const place = view.timeline.place[at];
@@ -82,10 +82,10 @@ async function drawLanes() {
   if (shownSpans?.place !== place) {
     const spans = keptSpans ? keptSpans[place] : await (await fetch(`${location.pathname}/spans?at=${place}`)).json();
     shownSpans = { place, spans };
-    if (view.timeline.place[stretchIndex()] !== place) return; // another one was chosen meanwhile
+    if (view.timeline.place[segmentIndex()] !== place) return; // another one was chosen meanwhile
   }
-  const latest = chosen.place === null ? "The latest stretch" : "The stretch";
-  const shown = Math.max(0, ...shownSpans.spans.map(([, , , to]) => 1e3 * to)); // a stretch may be longer than its spans
+  const latest = chosen.place === null ? "The latest segment" : "The segment";
+  const shown = Math.max(0, ...shownSpans.spans.map(([, , , to]) => 1e3 * to)); // a segment may be longer than its spans
   byId("lanes-title").textContent = `${latest}, from ${clockTime(begin[at])} on: its first ${shown < 10 ? shown.toPrecision(2) : Math.round(shown)} ms up close`;
   byId("latest").setAttribute("aria-pressed", String(chosen.place === null));
   const order = withSpans();
@@ -105,7 +105,7 @@ async function drawLanes() {
   });
   plot("lanes", traces, {
     barmode: "overlay", bargap: .25, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.3, font: { color: css("ink") } }, margin: { l: 60, r: 10, t: 30, b: 36 },
-    showlegend: true, xaxis: { title: { text: "milliseconds after the stretch began" }, rangemode: "tozero" },
+    showlegend: true, xaxis: { title: { text: "milliseconds after the segment began" }, rangemode: "tozero" },
     yaxis: { categoryorder: "array", categoryarray: lanes.map(plain), showgrid: false, fixedrange: true },
     uirevision: String(place),
   });
@@ -117,7 +117,7 @@ function lookAt(place) {
   drawLanes();
 }
 
-// The stretch with spans that is nearest to the one clicked, or next to the one shown.
+// The segment with spans that is nearest to the one clicked, or next to the one shown.
 function nearest(at) {
   const order = withSpans();
   return order.reduce((best, i) => (Math.abs(i - at) < Math.abs(best - at) ? i : best), order[0]);
@@ -125,6 +125,6 @@ function nearest(at) {
 
 function neighbour(by) {
   const order = withSpans();
-  const at = order[order.indexOf(stretchIndex()) + by];
+  const at = order[order.indexOf(segmentIndex()) + by];
   if (at !== undefined) lookAt(view.timeline.place[at]);
 }

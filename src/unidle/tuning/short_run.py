@@ -1,4 +1,4 @@
-"""A few seconds of the real training, and what was seen meanwhile."""
+"""A few seconds of real training, with the meter and sensor readings."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from unidle.timeline import PHASES, Timeline
 from unidle.tuning.advice.facts import Readings, Table
 from unidle.tuning.probes.training import new_trainer, train
 
-_LOOK_SECONDS = 0.2
-_LEAST_ITERATIONS = 3  # the first one, which also sets up, does not count
-_METER_SHARE = 0.03  # of the time, which the meter may take for itself: more than in a run that is to be fast
+_POLL_SECONDS = 0.2
+_LEAST_ITERATIONS = 3  # the first one includes set-up and does not count
+_METER_SHARE = 0.03  # of the time that the meter may use; more than in a normal run
 
 
 @dataclass(frozen=True)
-class RealRun:
-    """What a short run was like."""
+class ShortRun:
+    """Measurements of a short run."""
 
     iterations: int
     seconds: float
-    """Of one iteration."""
+    """Seconds per iteration."""
     table: Table
     between: float
-    """Seconds of each iteration that went neither to collecting nor to learning."""
+    """Seconds per iteration outside collecting and learning."""
     readings: Readings
     request_counts: dict[str, int]
 
 
-def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealRun:
-    """Train for so many seconds after the first iteration; nothing is evaluated, and nothing kept."""
+def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> ShortRun:
+    """Train for `seconds` after the first iteration, without evaluations, and delete the run folder."""
     marks: list[_Mark] = []
     tree, host = Tree(os.getpid()), Host()
     watcher = _Watcher(RunMeter(lambda sentence: None, own_share=_METER_SHARE))
@@ -72,13 +72,13 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealR
             trace=False,
         )
         path = train(new_trainer(dataclasses.replace(config, run=run), after_iteration, say, watcher))
-        stretches = read_records(path / FILE)
+        segments = read_records(path / FILE)
     if len(marks) < 2:
-        raise TrainingError("Stopped before the job was through two iterations, so there is nothing to judge by.")
+        raise TrainingError("The job was stopped before its second iteration ended, so there is nothing to diagnose.")
     first, last = marks[0], marks[-1]
     steps = last.record["step"] - first.record["step"]
     iterations = max(1, steps // config.recipe.total_batch)
-    learning = [part for line in stretches if (part := (line.get("parts") or {}).get("learning"))]
+    learning = [part for line in segments if (part := (line.get("parts") or {}).get("learning"))]
     readings = dataclasses.replace(
         watcher.readings(),
         cores_used=_later_mean(own),
@@ -86,10 +86,10 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealR
         learning_busy=fmean(part["busy"] for part in learning) if learning else None,
     )
     seconds, of_thread = (last.at - first.at) / iterations, thread_table(first.record, last.record)
-    return RealRun(
+    return ShortRun(
         iterations,
         seconds,
-        gpu_table(stretches) or of_thread,
+        gpu_table(segments) or of_thread,
         seconds * of_thread.share("checkpoint", "logging", "other"),
         readings,
         {name.removeprefix("requests/"): n for name, n in last.record.items() if name.startswith("requests/")},
@@ -97,7 +97,7 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> RealR
 
 
 def _later_mean(values: Sequence[float]) -> float | None:
-    """Without the first, which reaches back to before the run."""
+    """Return the mean without the first value, which includes the time before the run."""
     return fmean(values[1:] or values) if values else None
 
 
@@ -107,9 +107,9 @@ class _Mark:
     record: dict[str, Any]
 
 
-def gpu_table(stretches: Sequence[dict[str, Any]]) -> Table | None:
-    """The GPU's time, by the run's own meter; None where it knows nothing of a GPU."""
-    known = [line for line in stretches if line.get("gpu")]
+def gpu_table(segments: Sequence[dict[str, Any]]) -> Table | None:
+    """Return the GPU's time by cause from the run's meter; None without a GPU."""
+    known = [line for line in segments if line.get("gpu")]
     whole = sum(line["length"] for line in known)
     if not whole:
         return None
@@ -124,7 +124,7 @@ def gpu_table(stretches: Sequence[dict[str, Any]]) -> Table | None:
 
 
 def thread_table(first: dict[str, Any], last: dict[str, Any]) -> Table:
-    """The trainer's thread, by phase, between two records of a run."""
+    """Return the trainer thread's time by phase between two records of a run."""
     spent = {name: last[f"time/{name}"] - first[f"time/{name}"] for name in PHASES}
     whole = max(last["wall"] - first["wall"], sum(spent.values()), 1e-9)
     shares = {name: seconds / whole for name, seconds in spent.items() if seconds > 0}
@@ -132,53 +132,53 @@ def thread_table(first: dict[str, Any], last: dict[str, Any]) -> Table:
 
 
 class _Watcher:
-    """The run's meter, and beside it a few looks a second at memory, and at what throttles the GPU it is on."""
+    """The run's meter plus a background thread that polls memory use and GPU throttling."""
 
     def __init__(self, meter: Accountant) -> None:
         self._meter = meter
         self._ended = threading.Event()
-        self._looks, self._reasons = 0, dict[str, int]()
+        self._polls, self._reasons = 0, dict[str, int]()
         self._gpu_memory: float | None = None
         self._host_memory = 0.0
 
     def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
-        """The run begins, and the first look is at once."""
+        """Start the meter and the polling thread."""
         self._meter.begin(folder, timeline, step, gpu)
         self._thread = threading.Thread(target=self._run, args=(gpu,), name="unidle diagnose", daemon=True)
         self._thread.start()
 
     def iteration(self, step: int, wall: float, has_learned: bool) -> None:
-        """An iteration is done."""
+        """Forward an iteration to the meter."""
         self._meter.iteration(step, wall, has_learned)
 
     def end(self) -> None:
-        """The run is over."""
+        """Stop polling and the meter."""
         self._ended.set()
         self._thread.join()
         self._meter.end()
 
     def readings(self) -> Readings:
-        """What was seen."""
+        """Return the readings of the run."""
         return Readings(
             gpu_memory=self._gpu_memory,
             host_memory=self._host_memory,
-            throttled={reason: looks / self._looks for reason, looks in self._reasons.items()},
+            throttled={reason: polls / self._polls for reason, polls in self._reasons.items()},
         )
 
     def _run(self, on: OnGpu | None) -> None:
         driver = Driver()
         try:
-            gpu = None if on is None else driver.gpu_called(on.uuid)
+            gpu = None if on is None else driver.gpu_by_uuid(on.uuid)
             while True:
-                self._look(gpu)
-                if self._ended.wait(_LOOK_SECONDS):
+                self._poll(gpu)
+                if self._ended.wait(_POLL_SECONDS):
                     return
         finally:
             driver.close()
 
-    def _look(self, gpu: Gpu | None) -> None:
+    def _poll(self, gpu: Gpu | None) -> None:
         self._host_memory = max(self._host_memory, 1 - free_memory() / available_memory())
-        self._looks += 1
+        self._polls += 1
         if gpu is None:
             return
         used = gpu.poll_only(("memory",)).get("memory")

@@ -1,4 +1,4 @@
-"""Stretches of a run: what a line of `meter.jsonl` tells, and several of them taken together.
+"""Segments of a run: what a line of `meter.jsonl` tells, and several of them taken together.
 
 A line stands for all the time since the one before, seconds to minutes: the thread's phases and the readings are of
 that time, while the GPU was attributed, and spans were kept, for the last part of it only, as a sample.
@@ -22,24 +22,24 @@ _READINGS = ("utilisation", "watts", "memory_bytes", "memory_total_bytes", "sm",
 
 @dataclass(frozen=True)
 class Part:
-    """Rollout or learning within a stretch."""
+    """Rollout or learning within a segment."""
 
     share: float
-    """Of the time that the stretch stands for."""
+    """Of the time that the segment stands for."""
     busy: float | None
     """Of the part."""
     watts: float | None
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """How some time was spent; what nobody measured is None, or not there."""
 
     step: int
     seconds: float
     """Of the run's clock, at the end."""
     begin: float
-    """Of the same clock; several stretches together begin where the first of them does."""
+    """Of the same clock; several segments together begin where the first of them does."""
     covered: float
     """Seconds that it stands for, by which it counts; less than from begin to end where some of them are unknown."""
     host: Mapping[str, float]
@@ -55,7 +55,7 @@ class Stretch:
     """Seconds of the run's clock where those spans begin."""
 
 
-def stretch_of(record: Record, place: int | None = None) -> Stretch | None:
+def segment_of(record: Record, place: int | None = None) -> Segment | None:
     """A line of `meter.jsonl`; None if it lacks what every line has."""
     step, seconds, length = (number(record, key) for key in ("step", "seconds", "length"))
     host = _shares(record.get("host"), HOST_ROWS)
@@ -67,7 +67,7 @@ def stretch_of(record: Record, place: int | None = None) -> Stretch | None:
     place = place if record.get("spans") else None
     read = _mapping(record.get("readings"))
     watts, joules = number(read, "watts"), number(read, "joules")
-    return Stretch(
+    return Segment(
         int(step),
         seconds,
         seconds - covered,
@@ -83,56 +83,56 @@ def stretch_of(record: Record, place: int | None = None) -> Stretch | None:
     )
 
 
-def stretches_of_metrics(iterations: list[Record], most: int = 200) -> list[Stretch]:
+def segments_of_metrics(iterations: list[Record], most: int = 200) -> list[Segment]:
     """What `metrics.jsonl` tells of a run without meter: the shares of the trainer's thread."""
     found, before = [], 0.0
     for record, shares in time_shares_over(iterations, most):
         now = number(record, "wall")
         if now is not None and now > before:
-            found.append(Stretch(int(record["step"]), now, before, now - before, shares))
+            found.append(Segment(int(record["step"]), now, before, now - before, shares))
             before = now
     return found
 
 
-def together(stretches: Sequence[Stretch]) -> Stretch | None:
-    """Several stretches as one: shares and readings are means by the time they stand for, over those that tell them."""
-    if not stretches:
+def together(segments: Sequence[Segment]) -> Segment | None:
+    """Several segments as one: shares and readings are means by the time they stand for, over those that tell them."""
+    if not segments:
         return None
-    known = [s.joules for s in stretches if s.joules is not None]
-    on_gpu = [(s.covered, s.gpu) for s in stretches if s.gpu is not None]
-    shown = next((s for s in stretches if s.place is not None), stretches[0])
-    return Stretch(
-        stretches[-1].step,
-        stretches[-1].seconds,
-        stretches[0].begin,
-        math.fsum(s.covered for s in stretches),
-        _mean_shares([(s.covered, s.host) for s in stretches], HOST_ROWS),
+    known = [s.joules for s in segments if s.joules is not None]
+    on_gpu = [(s.covered, s.gpu) for s in segments if s.gpu is not None]
+    shown = next((s for s in segments if s.place is not None), segments[0])
+    return Segment(
+        segments[-1].step,
+        segments[-1].seconds,
+        segments[0].begin,
+        math.fsum(s.covered for s in segments),
+        _mean_shares([(s.covered, s.host) for s in segments], HOST_ROWS),
         _mean_shares(on_gpu, GPU_ROWS) if on_gpu else None,
-        _mean_parts(stretches),
+        _mean_parts(segments),
         {
             name: mean
             for name in _READINGS
-            if (mean := _mean((s.covered, s.readings.get(name)) for s in stretches)) is not None
+            if (mean := _mean((s.covered, s.readings.get(name)) for s in segments)) is not None
         },
-        math.fsum(known) if len(known) == len(stretches) else None,
+        math.fsum(known) if len(known) == len(segments) else None,
         shown.place,
         shown.spans_begin,
     )
 
 
-def thinned(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
-    """At most `most` stretches: neighbours together, so that nothing is left out."""
-    size = max(1, math.ceil(len(stretches) / most))
-    groups = (stretches[start : start + size] for start in range(0, len(stretches), size))
+def thinned(segments: Sequence[Segment], most: int) -> list[Segment]:
+    """At most `most` segments: neighbours together, so that nothing is left out."""
+    size = max(1, math.ceil(len(segments) / most))
+    groups = (segments[start : start + size] for start in range(0, len(segments), size))
     return [whole for group in groups if (whole := together(group)) is not None]
 
 
-def joules_so_far(stretches: Iterable[Stretch]) -> list[float | None]:
-    """Energy spent up to the end of each stretch; None from the first on that does not tell."""
+def joules_so_far(segments: Iterable[Segment]) -> list[float | None]:
+    """Energy spent up to the end of each segment; None from the first on that does not tell."""
     total: float | None = 0.0
     found = []
-    for stretch in stretches:
-        total = None if total is None or stretch.joules is None else total + stretch.joules
+    for segment in segments:
+        total = None if total is None or segment.joules is None else total + segment.joules
         found.append(total)
     return found
 
@@ -179,8 +179,8 @@ def _mean_shares(tables: Sequence[tuple[float, Mapping[str, float]]], order: Seq
     return _shares(means, order)
 
 
-def _mean_parts(stretches: Sequence[Stretch]) -> dict[str, Part]:
-    metered = [s for s in stretches if s.parts]
+def _mean_parts(segments: Sequence[Segment]) -> dict[str, Part]:
+    metered = [s for s in segments if s.parts]
     total = math.fsum(s.covered for s in metered)
     found = {}
     for name in PARTS:

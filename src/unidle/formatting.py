@@ -1,9 +1,10 @@
-"""How numbers and times are worded, the same in the terminal and on the page."""
+"""Numbers and times as text, the same in messages, in the terminal and on pages; unknown values are shown as –."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+MISSING = "–"
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _FAULTS = {"exception": "exception or NaN", "killed": "worker killed", "hung": "worker hung"}
 
@@ -44,6 +45,13 @@ def outcome(mean: float, std: float | None, success: float | None) -> str:
     return f"{score(mean)}{spread}" + ("" if success is None else f", success {percent(success)}")
 
 
+def short_time(seconds: float) -> str:
+    """A short time with its unit: 48 µs, 1.2 ms, 3.4 s."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
+
+
 def duration(seconds: float) -> str:
     """A time in its two largest units: 8.4 s, 4 min 05 s, 2 h 10 min, 1 d 3 h."""
     if seconds < 59.95:
@@ -58,9 +66,20 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def percent(share: float) -> str:
-    """0.613 → 61 %; what is small but there keeps a decimal."""
-    return f"{100 * share:.1f} %" if 0 < share < 0.0995 else f"{100 * share:.0f} %"
+def percent(share: float | None, decimals: int | None = None) -> str:
+    """0.613 → 61 %; without `decimals`, a share below 10 % keeps one."""
+    if share is None:
+        return MISSING
+    if decimals is None:
+        decimals = 1 if 0 < share < 0.0995 else 0
+    return f"{100 * share:.{decimals}f} %"
+
+
+def figure(value: float | None) -> str:
+    """A sensor reading with about three digits."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def faults(counts: Mapping[str, int]) -> str:

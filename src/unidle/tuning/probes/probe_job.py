@@ -1,4 +1,4 @@
-"""The ceilings of a training job: each part by itself, with the job's own environments, networks and settings."""
+"""Measures each part of a training job separately, with the job's own environments, networks and settings."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
 from unidle.timeline import Timeline
 from unidle.tuning.job import endless
-from unidle.tuning.probes.device import copy_rates, give_memory_back, if_it_fits, time_on_device
+from unidle.tuning.probes.device import copy_rates, free_memory, if_it_fits, time_on_device
 from unidle.tuning.probes.learning import LearningProbes, quiet_capture, silent, updates_of
+from unidle.tuning.probes.probe_results import ProbeResults
 from unidle.tuning.probes.profile import Pace, Profile, Stepping
-from unidle.tuning.probes.results import Probed
 from unidle.tuning.probes.stepping import QUICK_STEP, Bare, Steps, step_alone, step_bare
-from unidle.tuning.probes.timing import seconds_of, usual
-from unidle.tuning.probes.training import job_maker, memory_is_apart
+from unidle.tuning.probes.timing import lower_quartile, seconds_of
+from unidle.tuning.probes.training import job_maker, replay_is_off_device
 
 
 def measure_profile(config: Config, seconds: float = 8.0) -> Profile:
-    """Measure each part of the job by itself, in about so many seconds and the time that its environments need."""
+    """Measure each part of the job in about `seconds`, plus the time its environments need."""
     return probe_job(config, seconds).profile
 
 
-def probe_job(config: Config, seconds: float = 8.0) -> Probed:
-    """`measure_profile`, and what it saw besides; `config` must be validated."""
+def probe_job(config: Config, seconds: float = 8.0) -> ProbeResults:
+    """Like `measure_profile`, with all probe results; `config` must be validated."""
     config = endless(config)
     threads = torch.get_num_threads()
     try:
         return _Probes(config, job_maker(config), seconds / 8).all()
     finally:
         torch.set_num_threads(threads)
-        give_memory_back()
+        free_memory()
 
 
 class _Probes:
-    """All probes of one job; each has about `share` seconds."""
+    """All probes of one job, each about `share` seconds long."""
 
     def __init__(self, config: Config, maker: EnvMaker, share: float) -> None:
         self._config, self._maker, self._share = config, maker, share
         self._messages: list[str] = []
 
-    def all(self) -> Probed:
+    def all(self) -> ProbeResults:
         with self._built(self._config, self._messages.append) as parts:
             if isinstance(parts.collector, DeviceCollector):
                 return self._on_device(parts, parts.collector)
@@ -72,7 +72,7 @@ class _Probes:
 
     # -- environments on the host --------------------------------------------------------------------------------------
 
-    def _on_host(self, parts: Parts, envs: HostEnvs) -> Probed:
+    def _on_host(self, parts: Parts, envs: HostEnvs) -> ProbeResults:
         recipe, engine = self._config.recipe, self._config.engine
         on_gpu = parts.algo.parameters.flat.is_cuda
         fixed = parts.env_spec.vectorised or (self._maker.makes == "async" and not parts.workers)
@@ -90,7 +90,7 @@ class _Probes:
         requests = bool(envs.block.request_counts())
         step_seconds = parts.env_spec.step_seconds
         steps: Steps | None = bare.steps
-        if not fixed:  # what is quick waits for nobody, and what it takes is known well enough
+        if not fixed:  # quick steps wait for nothing, and their time is known well enough
             alone = step_seconds >= QUICK_STEP
             steps = step_alone(self._maker, parts.env_spec, engine, self._share) if alone else None
         if not fixed:
@@ -114,7 +114,9 @@ class _Probes:
             learning_by_threads=tuple(by_threads),
             graphs=engine.graphs,
             graphed=self._graphed(parts, tried) if on_gpu and not engine.graphs else None,
-            elsewhere=self._pace_with(tried, device="cpu" if on_gpu else "cuda") if torch.cuda.is_available() else None,
+            other_device=self._pace_with(tried, device="cpu" if on_gpu else "cuda")
+            if torch.cuda.is_available()
+            else None,
             updates=updates_of(recipe),
             update_overhead=overhead,
         )
@@ -142,7 +144,7 @@ class _Probes:
         """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
         recipe, env_spec = config.recipe, parts.env_spec
         likely = max(1e-6, env_spec.step_seconds * recipe.n_envs / max(1, parts.workers))
-        steps = max(4, min(recipe.n_steps, int(self._share / likely)))  # what takes long is not waited for to its end
+        steps = max(4, min(recipe.n_steps, int(self._share / likely)))  # shorten slow rollouts
         lanes = 2 if recipe.overlap == "strict" else 1
         rollouts = [_rollout(parts, steps, recipe.n_envs) for _ in range(lanes)]
         capture = quiet_capture(config, parts)
@@ -160,10 +162,10 @@ class _Probes:
             collector.finish()
             collected.append(perf_counter() - middle)
             opened.append(middle - began)
-        return usual(collected) * recipe.n_steps / steps, usual(opened)
+        return lower_quartile(collected) * recipe.n_steps / steps, lower_quartile(opened)
 
     def _other_workers(self, parts: Parts) -> list[int]:
-        """Numbers of workers to try: all cores, and none where steps are quick."""
+        """Return the worker counts to try: one per core, and none if steps are quick."""
         n_envs, cores = self._config.recipe.n_envs, available_cores()
         found = {min(n_envs, cores)}
         if parts.env_spec.step_seconds * n_envs < 0.01 * self._share:
@@ -171,7 +173,7 @@ class _Probes:
         return sorted(found - {parts.workers})
 
     def _stepping(self, parts: Parts, workers: int) -> Stepping:
-        """Bare stepping by another number of workers."""
+        """Measure bare stepping with another number of workers."""
         recipe, engine, env_spec = self._config.recipe, self._config.engine, parts.env_spec
         device = parts.algo.parameters.flat.device
         slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
@@ -186,29 +188,29 @@ class _Probes:
             envs.close()
 
     def _graphed(self, parts: Parts, recipe: Recipe) -> Pace | None:
-        """The pace with graphs; None where that would be out of another memory than the job's, and faster by that."""
-        return None if memory_is_apart(parts.algo) else self._pace_with(recipe, graphs=True)
+        """Return the pace with CUDA graphs; None with a replay buffer on the host, which the probe would not have."""
+        return None if replay_is_off_device(parts.algo) else self._pace_with(recipe, graphs=True)
 
-    def _learn_otherwise(self, probed: Probed, probes: LearningProbes) -> None:
-        """Learn out of a memory on the GPU, and in TF32, where the job does without."""
+    def _learn_otherwise(self, probed: ProbeResults, probes: LearningProbes) -> None:
+        """Measure learning with the replay buffer on the GPU and in TF32, if the job uses neither."""
         if probed.replay_on_host:
-            probed.learning_with_memory_on_gpu = probes.seconds_with()
-            if probed.learning_with_memory_on_gpu is None:  # then there is nothing to compare TF32 with
+            probed.learning_with_replay_on_gpu = probes.seconds_with()
+            if probed.learning_with_replay_on_gpu is None:  # nothing to compare TF32 with
                 return
         if self._config.recipe.precision == "fp32":
             probed.learning_in_tf32 = probes.seconds_with(precision="tf32")
 
     @if_it_fits
     def _pace_with(self, recipe: Recipe, **settings: Any) -> Pace | None:
-        """Inference and learning under other engine settings, by a recipe that may be tried beside the job's.
+        """Measure inference and learning under other engine settings, with a recipe that fits next to the job.
 
-        None where what is remembered has no room on their device: batches from the host would be measured.
+        None if the replay buffer does not fit on that device: the probe would measure copies from the host.
         """
         engine = dataclasses.replace(self._config.engine, **settings)
         config = dataclasses.replace(self._config, recipe=recipe, engine=engine)
         with self._built(config, silent) as parts:
             assert not isinstance(parts.collector, DeviceCollector)
-            if memory_is_apart(parts.algo):
+            if replay_is_off_device(parts.algo):
                 return None
             envs = parts.collector.envs
             envs.start(np.zeros(envs.n_envs, np.int64))
@@ -222,7 +224,7 @@ class _Probes:
 
     # -- environments on the device ------------------------------------------------------------------------------------
 
-    def _on_device(self, parts: Parts, collector: DeviceCollector) -> Probed:
+    def _on_device(self, parts: Parts, collector: DeviceCollector) -> ProbeResults:
         """Rollout and learning are of one piece, or nearly: what can be told apart is told."""
         recipe, engine = self._config.recipe, self._config.engine
         collecting, learning = time_on_device(parts, collector, recipe.total_batch, self._config.run.seed, self._share)
@@ -245,16 +247,16 @@ class _Probes:
         )
         return self._probed(profile, parts, None, False)
 
-    def _probed(self, profile: Profile, parts: Parts, steps: Steps | None, requests: bool) -> Probed:
+    def _probed(self, profile: Profile, parts: Parts, steps: Steps | None, requests: bool) -> ProbeResults:
         to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)
         sent = 0 if profile.on_device else profile.n_envs * parts.env_spec.obs_layout.obs_bytes
-        return Probed(
+        return ProbeResults(
             profile,
             steps,
             requests,
             to_device,
             from_device,
-            memory_is_apart(parts.algo),
+            replay_is_off_device(parts.algo),
             sent,
             messages=list(dict.fromkeys(self._messages)),
         )

@@ -1,4 +1,4 @@
-"""A page into a file."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, page: str) -> Path:
-    """Write `page` to `path`, so that a browser that reloads meanwhile never sees half of it; returns `path`."""
+def write_atomically(path: Path, page: str) -> Path:
+    """Write `page` to `path` so that a browser that reloads never sees a partial file; returns `path`."""
     fresh = path.parent / f"{path.name}.tmp"
     fresh.write_text(page, encoding="utf-8")
     os.replace(fresh, path)
