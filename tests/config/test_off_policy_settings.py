@@ -35,6 +35,8 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "normalize_reward": True,
     "log_std_init": -1.0,
     "action_distribution": "beta",
+    "actor_obs": ("policy",),
+    "critic_obs": ("policy", "privileged"),
     "buffer_size": 5000,
     "learning_starts": 7,
     "utd_ratio": 0.5,

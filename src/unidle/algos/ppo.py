@@ -230,7 +230,7 @@ class PPO:
         if self.policy.log_std.numel():
             metrics["std"] = self.policy.log_std.detach().exp().mean()
         # After learning: the statistics must not move between acting and the last use of what was acted on.
-        self.policy.encoder.update_norm(rollout.obs[:-1])
+        self.policy.update_norm(rollout.obs[:-1])
         return metrics
 
     def _learn_from(self, rollout: Rollout, batch: Batch) -> Callable[[], None]:

@@ -185,10 +185,10 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         float: (f"{none}|FLOAT", _read_float),
         str: (f"{none}|STR", str),
         Path: ("PATH", Path),  # none is said by leaving it out
-        tuple: (f"{none}|N,N,…", _read_widths),
+        tuple[int, ...]: (f"{none}|N,N,…", _read_widths),
+        tuple[str, ...]: (f"{none}|NAME,…", lambda text: tuple(text.split(","))),
     }
     kind = _if_given(info.type)
-    kind = get_origin(kind) or kind
     if kind not in readers:
         return None
     metavar, read = readers[kind]
@@ -196,7 +196,7 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda words: None if words[0] in (none, "none") else read(words[0]),
-        is_instance=lambda value: value is None or isinstance(value, kind),
+        is_instance=lambda value: value is None or isinstance(value, get_origin(kind) or kind),
         str_from_instance=lambda value: [none if value is None else _write(value)],
     )
 

@@ -47,6 +47,10 @@ class Recipe:
     """One trunk for actor and critic instead of one each."""
     network: str | None = None
     """Your own network, as module:callable; see docs/networks.md."""
+    actor_obs: OrAuto[tuple[str, ...]] = None
+    """Keys of a Dict observation that the actor sees, such as policy; auto: all."""
+    critic_obs: OrAuto[tuple[str, ...]] = None
+    """Keys that the critic sees, such as policy,privileged; auto: all."""
     recurrent: Literal["none", "gru", "lstm"] = "none"
     """Recurrent layer ahead of the trunks."""
     recurrent_size: int = 128
@@ -324,7 +328,7 @@ def _convert(value: Any, expected: Any) -> Any:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
             return _MISMATCH
-        converted = tuple(_convert(item, int) for item in items)
+        converted = tuple(_convert(item, typing.get_args(expected)[0]) for item in items)
         return _MISMATCH if _MISMATCH in converted else converted
     if origin is dict:
         return value if isinstance(value, dict) else _MISMATCH
@@ -356,7 +360,8 @@ def _describe(expected: Any, none: str) -> str:
     if origin is Literal:
         return " or ".join(repr(option) for option in typing.get_args(expected))
     if origin is tuple:
-        return "a list of whole numbers such as 64,64"
+        is_text = typing.get_args(expected)[0] is str
+        return "a list of names such as policy,privileged" if is_text else "a list of whole numbers such as 64,64"
     if origin is dict:
         return "a mapping"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

@@ -57,6 +57,8 @@ _OWNERS = {
         "normalize_reward",
         "log_std_init",
         "action_distribution",
+        "actor_obs",
+        "critic_obs",
     ),
     ("sac", "dqn"): (
         "buffer_size",

@@ -26,6 +26,7 @@ class Agent:
         self.policy, self.obs_layout, self.action_layout = policy_from(state["spaces"], config, network)
         with weights_that_fit():
             self.policy.load_state_dict(state["algo"]["policy"])
+        self.seen = self.policy.encoder.layout  # the part of the observation that the actor sees
         self.device = choose_device(device)
         self.policy.to(self.device).eval()
         self.step: int = state["step"]
@@ -57,9 +58,9 @@ class Agent:
     def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
         try:
             self._check_shapes(observation)
-            row = self.obs_layout.pack(observation)
+            row = self.seen.pack(observation)
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise UsageError(f"The observation does not fit the space {self.obs_layout.space} ({error}).") from None
+            raise UsageError(f"The observation does not fit the space {self.seen.space} ({error}).") from None
         if self.obs_layout.mask_width:
             if self.obs_layout.mask_key is not None:
                 action_mask = observation[MASK]
@@ -70,7 +71,7 @@ class Agent:
 
     def _check_shapes(self, observation: Any) -> None:
         """NumPy would spread a number, or a batch of one, over the whole field without a word."""
-        for leaf in self.obs_layout.leaves:
+        for leaf in self.seen.leaves:
             part = observation
             for key in leaf.path:
                 part = part[key]

@@ -1,4 +1,4 @@
-"""Actor and critic over one encoder."""
+"""Actor and critic of PPO."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from unidle.config import Recipe
+from unidle.errors import UsageError
 from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.mlp import mlp, orthogonal
 from unidle.nn.recurrent import RecurrentCore
@@ -24,16 +25,16 @@ NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
 def encoder_of(
     obs_layout: ObservationLayout, action_layout: ActionLayout, recipe: Recipe, network: NetworkFactory | None
 ) -> Encoder:
-    """What makes features of observations: ours, or the user's `network`."""
+    """The encoder of observations: the built-in one, or the user's `network`."""
     if network is None:
         return Encoder(obs_layout, recipe.normalize_obs)
     return CustomEncoder(obs_layout, recipe.normalize_obs, network(obs_layout.space, action_layout.space))
 
 
 def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
-    """What may be done in rows [n, obs_bytes]; None if environments do not say.
+    """The action masks [n, Σ nvec] in observations [n, obs_bytes]; None if there are none.
 
-    Some do not say it of an episode's last observation, in which nobody acts: then everything may.
+    Some environments give no mask with an episode's last observation, on which nobody acts: then everything is allowed.
     """
     if not layout.mask_width:
         return None
@@ -42,7 +43,12 @@ def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
 
 
 class ActorCritic(nn.Module):
-    """Rows of observations → what to do (`Parameters`) and what it is worth (value)."""
+    """Packed observations → parameters of the action distribution, and the value.
+
+    Actor and critic share the encoder and the recurrent core, unless they see different parts of a Dict observation
+    (asymmetric actor-critic): then the critic has its own of both. The recurrent state is the actor's, then the
+    critic's.
+    """
 
     def __init__(
         self,
@@ -55,37 +61,58 @@ class ActorCritic(nn.Module):
         self.obs_layout = obs_layout
         self.in_bf16 = recipe.precision == "bf16"
         self.distribution = action_distribution(action_layout, recipe.action_distribution)
-        self.encoder = encoder_of(obs_layout, action_layout, recipe, network)
+        actor_part, critic_part = _groups(obs_layout, recipe)
+        self.encoder = encoder_of(actor_part, action_layout, recipe, network)
+        self.critic_encoder: Encoder | None = None
+        if critic_part.leaves != actor_part.leaves:
+            if recipe.share_trunk:
+                raise UsageError("`share_trunk` needs equal `actor_obs` and `critic_obs`; leave it out.")
+            self.critic_encoder = encoder_of(critic_part, action_layout, recipe, network)
         n_features = self.encoder.n_features
+        n_critic_features = n_features if self.critic_encoder is None else self.critic_encoder.n_features
         self.core: RecurrentCore | None = None
+        self.critic_core: RecurrentCore | None = None
         if recipe.recurrent != "none":
             self.core = RecurrentCore(recipe.recurrent, n_features, recipe.recurrent_size)
-            n_features = self.core.size
+            if self.critic_encoder is not None:
+                self.critic_core = RecurrentCore(recipe.recurrent, n_critic_features, recipe.recurrent_size)
+            n_features = n_critic_features = self.core.size
         arch, activation = recipe.net_arch, recipe.activation
         self.actor_trunk = mlp(n_features, arch, activation)
-        self.critic_trunk = None if recipe.share_trunk else mlp(n_features, arch, activation)
-        n_latent = arch[-1] if arch else n_features
+        self.critic_trunk = None if recipe.share_trunk else mlp(n_critic_features, arch, activation)
         # A small gain: the first policy is nearly uniform, whatever the observation.
-        self.actor_head = orthogonal(nn.Linear(n_latent, self.distribution.n_outputs), 0.01)
-        self.critic_head = orthogonal(nn.Linear(n_latent, 1), 1.0)
+        n_outputs = self.distribution.n_outputs
+        self.actor_head = orthogonal(nn.Linear(arch[-1] if arch else n_features, n_outputs), 0.01)
+        self.critic_head = orthogonal(nn.Linear(arch[-1] if arch else n_critic_features, 1), 1.0)
         self.log_std = nn.Parameter(torch.full((self.distribution.n_free,), recipe.log_std_init))
 
     @property
-    def state_size(self) -> int:
-        """Entries of the recurrent state per environment; 0 without recurrence."""
+    def actor_state_size(self) -> int:
+        """Entries of the actor's recurrent state per environment; 0 without recurrence."""
         return self.core.state_size if self.core else 0
 
     @property
+    def state_size(self) -> int:
+        """Entries of the recurrent state per environment, the actor's and the critic's."""
+        return self.actor_state_size + (self.critic_core.state_size if self.critic_core else 0)
+
+    @property
     def masked(self) -> bool:
-        """Whether observations come with a mask of the actions."""
+        """Whether observations come with an action mask."""
         return self.obs_layout.mask_width > 0
+
+    def update_norm(self, obs: Tensor) -> None:
+        """Update the running statistics with the observations of one iteration."""
+        for encoder in (self.encoder, self.critic_encoder):
+            if encoder is not None:
+                encoder.update_norm(obs)
 
     def _mask(self, obs: Tensor) -> Tensor | None:
         start, width = self.obs_layout.mask_offset, self.obs_layout.mask_width
         return obs[..., start : start + width] if width else None
 
     def _run(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """What `module` gives, its products in bfloat16 if the recipe says so and there is a GPU."""
+        """`module(inputs)`, with matrix products in bfloat16 if the recipe asks for it and there is a GPU."""
         if not (self.in_bf16 and inputs.is_cuda):
             output: Tensor = module(inputs)
             return output
@@ -93,7 +120,7 @@ class ActorCritic(nn.Module):
             output = module(inputs)
         return output.float()
 
-    # What the heads give is never rounded: a value of 300 would become a multiple of 2.
+    # The heads' outputs are never rounded: a value of 300 would become a multiple of 2.
 
     def _params(self, latent: Tensor, mask: Tensor | None) -> Parameters:
         return self.distribution.params(self.actor_head(latent), self.log_std, mask)
@@ -107,11 +134,20 @@ class ActorCritic(nn.Module):
         return value
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Parameters, Tensor | None]:
-        """The actor alone, one step: rows [n, obs_bytes], recurrent state [n, S] → params, state after."""
-        return self.act_on(self._run(self.encoder, obs), self._mask(obs), state)
+        """The actor, one step: observations [n, obs_bytes], recurrent state [n, S] → params, next state."""
+        features, mask = self._run(self.encoder, obs), self._mask(obs)
+        if self.critic_core is None:
+            return self.act_on(features, mask, state)
+        assert state is not None
+        assert self.critic_encoder is not None
+        actor_state, critic_state = state.split((self.actor_state_size, self.critic_core.state_size), -1)
+        params, next_actor_state = self.act_on(features, mask, actor_state)
+        assert next_actor_state is not None
+        next_critic_state = self.critic_core.step(self._run(self.critic_encoder, obs), critic_state)
+        return params, torch.cat((next_actor_state, next_critic_state), -1)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Parameters, Tensor | None]:
-        """The actor alone, one step, on features that are already encoded."""
+        """The actor, one step, on encoded observations; `state` is the actor's part."""
         if self.core is not None:
             assert state is not None
             state = self.core.step(features, state)
@@ -119,33 +155,48 @@ class ActorCritic(nn.Module):
         return self._params(self._run(self.actor_trunk, features), mask), state
 
     def value(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
-        """The critic alone: rows [n, obs_bytes] (seen in recurrent state [n, S]) → [n]."""
-        features = self._run(self.encoder, obs)
-        if self.core is not None:
+        """The critic: observations [n, obs_bytes] in recurrent state [n, S] → values [n]."""
+        features = self._run(self.encoder if self.critic_encoder is None else self.critic_encoder, obs)
+        core = self.core if self.critic_core is None else self.critic_core
+        if core is not None:
             assert state is not None
-            features = self.core.step(features, state)[:, : self.core.size]
+            features = core.step(features, state[:, -core.state_size :])[:, : core.size]
         return self._value(features)
 
     def forward(
         self, obs: Tensor, starts: Tensor | None = None, state: Tensor | None = None
     ) -> tuple[Parameters, Tensor]:
-        """Actor and critic over sequences: rows [n, L, ..], starts [n, L], state [n, S] → params, value [n, L]."""
+        """Sequences: observations [n, L, ..], episode starts [n, L], state [n, S] → params, values [n, L]."""
         features = self._run(self.encoder, obs)
         if self.core is not None:
             assert starts is not None
             assert state is not None
-            features = self.core(features, starts, state)
+            features = self.core(features, starts, state[:, : self.actor_state_size])
+        critic_features = features
+        if self.critic_encoder is not None:
+            critic_features = self._run(self.critic_encoder, obs)
+            if self.critic_core is not None:
+                assert starts is not None
+                assert state is not None
+                critic_features = self.critic_core(critic_features, starts, state[:, self.actor_state_size :])
         if self.critic_trunk is None or not features.is_cuda:
             latent = self._run(self.actor_trunk, features)
-            return self._params(latent, self._mask(obs)), self._value(features, latent)
+            return self._params(latent, self._mask(obs)), self._value(critic_features, latent)
         # Two trunks on two streams, forwards and backwards: a layer's gradient alone does not fill a GPU.
         here, there = torch.cuda.current_stream(), _second_stream(features.device)
         there.wait_stream(here)
         with torch.cuda.stream(there):
-            value = self._value(features)
+            value = self._value(critic_features)
         params = self._params(self._run(self.actor_trunk, features), self._mask(obs))
         here.wait_stream(there)
         return params, value
+
+
+def _groups(layout: ObservationLayout, recipe: Recipe) -> tuple[ObservationLayout, ObservationLayout]:
+    """The parts of the observation that the actor and the critic see."""
+    actor = layout if recipe.actor_obs is None else layout.part(recipe.actor_obs, "actor_obs")
+    critic = layout if recipe.critic_obs is None else layout.part(recipe.critic_obs, "critic_obs")
+    return actor, critic
 
 
 @functools.cache
@@ -154,5 +205,5 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def n_parameters(module: nn.Module) -> int:
-    """How many numbers are learned."""
+    """Number of learned parameters."""
     return sum(math.prod(p.shape) for p in module.parameters())

@@ -50,8 +50,10 @@ class Encoder(nn.Module):
 
     def __init__(self, layout: ObservationLayout, normalize: bool) -> None:
         super().__init__()
+        self.layout = layout  # of what it reads
         self._leaves = layout.leaves
-        self._numbers = [leaf for leaf in layout.leaves if not leaf.is_image and isinstance(leaf.space, spaces.Box)]
+        self._numbers = _numbers(layout)
+        self._all_numbers = _numbers(layout.whole or layout)
         self._bits = [leaf for leaf in layout.leaves if isinstance(leaf.space, spaces.MultiBinary)]
         self._classes = [
             leaf for leaf in layout.leaves if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))
@@ -73,7 +75,9 @@ class Encoder(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether a row is one vector of float32 numbers, and the features are those, normalised or not."""
-        return len(self._leaves) == 1 and bool(self._numbers) and self._numbers[0].dtype == np.float32
+        if self.layout.whole is not None or len(self._leaves) > 1 or not self._numbers:
+            return False
+        return self._numbers[0].dtype == np.float32
 
     def forward(self, obs: Tensor) -> Tensor:
         """Encode rows with any leading dimensions."""
@@ -99,19 +103,19 @@ class Encoder(nn.Module):
             return _flat(observation[leaves[0].path], leaves[0])
         return torch.cat([_flat(observation[leaf.path], leaf) for leaf in leaves], -1)
 
-    def _raw_numbers(self, obs: Tensor) -> Tensor:
-        return self._concatenated({leaf.path: leaf_tensor(obs, leaf) for leaf in self._numbers}, self._numbers)
+    def _raw_numbers(self, obs: Tensor, leaves: list[Leaf]) -> Tensor:
+        return self._concatenated({leaf.path: leaf_tensor(obs, leaf) for leaf in leaves}, leaves)
 
     def update_norm(self, obs: Tensor) -> None:
         """Take the observations of one iteration into the running statistics."""
         if self.norm is not None:
-            self.norm.update(self._raw_numbers(obs).reshape(-1, self.n_numbers))
+            self.norm.update(self._raw_numbers(obs, self._numbers).reshape(-1, self.n_numbers))
 
     def all_finite(self, obs: Tensor) -> Tensor:
-        """[..] whether every real number of each row is finite."""
-        if not self._numbers:
+        """[..] whether every real number of each observation is finite, also of parts that are not encoded."""
+        if not self._all_numbers:
             return torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device)
-        return torch.isfinite(self._raw_numbers(obs)).all(-1)
+        return torch.isfinite(self._raw_numbers(obs, self._all_numbers)).all(-1)
 
 
 class CustomEncoder(Encoder):
@@ -145,6 +149,10 @@ class CustomEncoder(Encoder):
         batch = {leaf.path: observation[leaf.path].reshape(-1, *leaf.shape) for leaf in self._leaves}
         features: Tensor = self.module(rebuild(self._space, batch))
         return features.reshape(*lead, -1) if isinstance(features, Tensor) else features
+
+
+def _numbers(layout: ObservationLayout) -> list[Leaf]:
+    return [leaf for leaf in layout.leaves if not leaf.is_image and isinstance(leaf.space, spaces.Box)]
 
 
 def _axes(leaf: Leaf) -> tuple[int, int, int]:

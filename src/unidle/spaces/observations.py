@@ -12,8 +12,8 @@ Only NumPy here: worker processes use it without loading torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -69,6 +69,7 @@ class ObservationLayout:
     mask_width: int
     mask_key: str | None  # the mask is a key of the Dict observation rather than of info
     obs_bytes: int
+    whole: ObservationLayout | None = None  # the layout that this is a part of
 
     @staticmethod
     def of(space: spaces.Space, mask_width: int = 0) -> ObservationLayout:
@@ -84,6 +85,24 @@ class ObservationLayout:
         if offset == 0:
             raise UsageError("The observation space is empty: there is nothing to see; give it at least one number.")
         return ObservationLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
+
+    def part(self, keys: Sequence[str], setting: str) -> ObservationLayout:
+        """The layout of these top-level keys: the same packed observations, of which it reads and writes some fields.
+
+        UsageError, naming `setting`, if the observation has no such keys.
+        """
+        if not isinstance(self.space, spaces.Dict):
+            raise UsageError(f"`{setting}` needs a Dict observation, and this one is {self.space}; leave it out.")
+        names = [name for name in self.space.spaces if name != self.mask_key]
+        unknown = [key for key in keys if key not in names]
+        if unknown or not keys:
+            wrong = ", ".join(map(repr, unknown)) if unknown else "no key"
+            raise UsageError(f"`{setting}` names {wrong}; the observation has the keys {', '.join(names)}.")
+        if set(keys) == set(names):
+            return self
+        chosen = spaces.Dict({name: part for name, part in self.space.spaces.items() if name in keys})
+        leaves = tuple(leaf for leaf in self.leaves if leaf.path[0] in keys)
+        return replace(self, space=chosen, leaves=leaves, whole=self)
 
     @cached_property
     def dtype(self) -> np.dtype:
