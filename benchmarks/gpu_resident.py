@@ -111,7 +111,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
     algo = PPO(policy, recipe)
     rollout = Rollout(STEPS, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
-    collector = DeviceCollector(maker.on_device(n_envs, 0, device), env_spec, policy, rollout, 0, Timeline())
+    collector = DeviceCollector(maker.device_env(n_envs, 0, device), env_spec, policy, rollout, 0, Timeline())
     capture = Capture(device, print)
     loop = DeviceLoop(collector, algo, 0, Timeline(), capture)
     measured = {

@@ -178,16 +178,16 @@ class RequestsFetcher:
     def __init__(self) -> None:
         import requests
 
-        from unidle.tasks.web.manners import Manners
+        from unidle.tasks.web.fetch_policy import FetchPolicy
 
-        self.manners = Manners()
+        self.policy = FetchPolicy()
         self._session = requests.Session()
-        self._session.headers["User-Agent"] = self.manners.user_agent
+        self._session.headers["User-Agent"] = self.policy.user_agent
         self._robots: dict[str, Any] = {}
         self.rules = object()
 
     async def fetch(self, url: str) -> Any:
-        from unidle.tasks.web.manners import Page
+        from unidle.tasks.web.fetch_policy import Page
 
         answer = self._session.get(url, timeout=10)
         kind, _, rest = answer.headers.get("Content-Type", "").partition(";")
@@ -287,18 +287,18 @@ def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[s
 def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) -> dict[str, float]:
     """CPU milliseconds of a step by what they are spent on; what is not named is the network's and the loop's."""
     from unidle.envs.pool.slots import Slots
-    from unidle.tasks.web import features as reading
     from unidle.tasks.web import page, site_explore
+    from unidle.tasks.web import page_features as features
     from unidle.tasks.web.page_graph import PageGraph
     from unidle.tasks.web.site_explore import SiteExplore
 
     spent: dict[str, float] = defaultdict(float)
     for owner, method, name in (
         (page, "parse", "parse"),
-        (reading, "mentions_of", "links"),
-        (reading.Readings, "of", "words"),  # all of the reading, of which the two above are part
+        (features, "link_features", "links"),
+        (features.PageFeatureCache, "of", "words"),  # includes the two above
         (site_explore, "read", "words"),  # the same, of pages that are not kept
-        (reading.Reading, "followable", "robots"),
+        (features.PageFeatures, "followable", "robots"),
         (SiteExplore, "_observe", "observe"),
         (SiteExplore, "_look", "observe"),
         (PageGraph, "add_links", "graph"),

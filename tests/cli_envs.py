@@ -13,7 +13,7 @@ from unidle.envs.pool.slot import episode_seed
 
 FAULTS = {
     "dtype": "observation from step() has dtype float64, but its space has float32; return .astype(float32).",
-    "outside": "observation from step() lies outside its space: 2.0 at index (0,), where it goes from -1.0 to 1.0; "
+    "outside": "observation from step() is outside its space: 2.0 at index (0,), whose bounds are -1.0 and 1.0; "
     "widen the space or clip the observation.",
     "nan": "observation from step() holds nan at index (0,); observations must be finite.",
     "shape": "observation from step() has shape (2,), but its space has (1,); make them equal.",

@@ -107,7 +107,7 @@ def test_an_environment_made_by_a_lambda_must_be_passed_again_for_what_needs_it(
     assert loaded.predict(np.array([1, 0], np.float32)) in (0, 1)
     for call in (loaded.evaluate, lambda: unidle.resume(run.path, quiet=True)):
         with pytest.raises(
-            unidle.UsageError, match=r"environment was the Python object <.*lambda>+; pass it again, as env="
+            unidle.UsageError, match=r"environment was the Python object <.*lambda>+; pass it again as env="
         ):
             call()
 

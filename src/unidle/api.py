@@ -232,7 +232,9 @@ def fitted(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
     if recipe.overlap != "auto":
         return config, notes
     are_many = recipe.on_policy and recipe.n_envs >= _OVERLAP_PAYS_FROM
-    are_single = size is None and engine.subproc is not False and _placed(maker, config).makes in ("one", "either")
+    are_single = (
+        size is None and engine.subproc is not False and _placed(maker, config).kind in ("gymnasium", "unknown")
+    )
     pays = are_many and are_single and choose_device(engine.device).type == "cuda"
     if pays:
         notes = [

@@ -110,7 +110,7 @@ class Turns(gymnasium.Env):
 
 
 def test_environments_that_take_turns_are_told_which_of_how_many_they_are_and_in_which_episode() -> None:
-    maker = EnvMaker("turns", Turns, makes="one")
+    maker = EnvMaker("turns", Turns, kind="gymnasium")
     envs = make_envs(maker, probe(maker), 3, 7, 0, Config().engine)
     try:
         envs.start(np.zeros(3, np.int64))

@@ -210,7 +210,7 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --net-arch 8,x": "`net_arch` must be a list of whole numbers such as 64,64",
     "train --env CartPole-v1 --net-arch 8 8": "`8` is not understood here",
     "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is no mapping such as '{continuous: true}'",
-    "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not take these env_kwargs: ",
+    "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not accept these env_kwargs: ",
     "train --env CartPole-v1 --subproc=maybe": "--subproc: 'maybe' is none of on, off, auto",
     "train --env CartPole-v1 --n-envs": "Missing value for argument '--n-envs'",
     "train --env CartPole-v1 --n-envs 0": "`n_envs` is 0; it must be at least 1.",
@@ -225,7 +225,7 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value such as `auto`; say --subproc or",
     "train --env CartPole-v1 --run-name a/b": "give a plain folder name",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
-    "train --env nowhere:Env": "Module `nowhere` cannot be found; run from the folder it is in, or check the name.",
+    "train --env nowhere:Env": "Module `nowhere` cannot be found; run from its folder, or check the name.",
     "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
     "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
     "report nowhere": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
@@ -366,7 +366,7 @@ def test_a_job_that_runs_out_of_gpu_memory_ends_with_what_to_do(command: str, tm
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("unidle: The GPU ran out of memory when 2.00 GiB more were needed; end what else uses it")
+    assert last.startswith("unidle: The GPU ran out of memory while allocating 2.00 GiB; stop other programs on it")
     assert "fewer --n-envs" in last
 
 

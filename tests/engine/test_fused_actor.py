@@ -11,8 +11,8 @@ from unidle.config import Recipe
 from unidle.engine.collect.inference import PageLock, Service
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.cuda_graphs import Capture
-from unidle.envs.block import Block
 from unidle.envs.make import env_maker
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import probe
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -41,7 +41,7 @@ def outcome(
             policy.encoder.norm.scale.uniform_(0.5, 20)
     FlatParameters(policy)
     rollout = Rollout(STEPS, recipe.n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
-    block = Block(env_spec, recipe.n_envs)
+    block = SharedBlock(env_spec, recipe.n_envs)
     obs = block.obs.view(np.float32)
     obs[:] = np.random.default_rng(2).standard_normal(obs.shape)
     lock = PageLock(block)

@@ -15,7 +15,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.numpy_actor import NumpyActor
-from unidle.envs.block import Block
+from unidle.envs.shared_block import SharedBlock
 from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -23,7 +23,7 @@ from unidle.spaces.observations import ObservationLayout
 STEPS, N_ENVS = 5, 40
 
 
-def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: bool) -> tuple[Lane, Block]:
+def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: bool) -> tuple[Lane, SharedBlock]:
     """A lane whose environments have been seen, and their block."""
     actions = ActionLayout.of(ACTIONS[name])
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
@@ -36,7 +36,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
             policy.encoder.norm.shift.normal_()
             policy.encoder.norm.scale.uniform_(0.5, 20)
     env_spec: Any = SimpleNamespace(obs_layout=obs, action_layout=actions)
-    block = Block(env_spec, N_ENVS)
+    block = SharedBlock(env_spec, N_ENVS)
     random = np.random.default_rng(2)
     block.obs.view(np.float32)[:, :5] = random.standard_normal((N_ENVS, 5))
     if masked:
@@ -50,7 +50,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
     return lane, block
 
 
-def left_behind(lane: Lane, block: Block) -> list[np.ndarray]:
+def left_behind(lane: Lane, block: SharedBlock) -> list[np.ndarray]:
     """What services leave behind: of some environments, then of all in step."""
     ready = np.arange(0, N_ENVS, 3)
     lane.service.serve((ready % (STEPS - 1), ready), None)

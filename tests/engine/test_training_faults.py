@@ -109,8 +109,8 @@ IN_HAND = ", ".join(f"{env} (episode 25, seed {episode_seed(SEED, env, 25)})" fo
         ("raise", WORKERS, "exception", [f"Environment 2 failed in {WHERE} 0: ZeroDivisionError", "fault_envs.py"]),
         ("nan reward", HERE, "exception", [f"Environment 2 returned a NaN or infinite reward in {WHERE} 1."]),
         ("nan observation", WORKERS, "exception", [f"returned a NaN or infinite observation in {WHERE} 1."]),
-        ("kill", WORKERS, "killed", [f"{WORKER} ended unexpectedly (exit status -9)", f"environments {IN_HAND}"]),
-        ("hang", WORKERS, "hung", [f"{WORKER} showed no sign of life for 1 seconds", f"environments {IN_HAND}"]),
+        ("kill", WORKERS, "killed", [f"{WORKER} exited unexpectedly (exit status -9)", f"environments {IN_HAND}"]),
+        ("hang", WORKERS, "hung", [f"{WORKER} did not respond for 1 seconds", f"environments {IN_HAND}"]),
     ],
     ids=["raise", "raise in a worker", "nan reward", "nan observation in a worker", "kill", "hang"],
 )
@@ -312,7 +312,7 @@ def test_a_run_that_cannot_go_on_is_taken_up_where_it_ended_once_the_environment
     first, second, *rest = str(failure.value).splitlines()
     assert re.fullmatch(
         rf"Environment [0-3] failed {restarts + 1} times without finishing an episode in between; "
-        rf"max_env_restarts allows {restarts}. The last time:",
+        rf"max_env_restarts allows {restarts}. The last fault:",
         first,
     )
     assert re.match(
@@ -542,7 +542,7 @@ def test_a_run_with_a_thousand_faults_learns_what_it_should_and_leaves_nothing_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,000 faults: 15 workers that die, 3 that hang, the rest exceptions and, about as many, numbers that are none."""
-    monkeypatch.setattr(process, "LOOK_AROUND_SECONDS", 0.1)
+    monkeypatch.setattr(process, "POLL_SECONDS", 0.1)
     monkeypatch.setattr("unidle.engine.trainer.Timeline", lambda: Timeline(1 << 10))  # which soon is full
     settings = {**SMALL, **WORKERS, "n_envs": 8, "n_steps": 64, "batch_size": 128, "n_epochs": 4, "gamma": 0.5}
     settings |= {"learning_rate": 3e-3, "normalize_obs": False, "normalize_reward": False, "timesteps": 200_000}

@@ -7,10 +7,10 @@ import pytest
 from gymnasium import spaces
 from toy_envs import Scripted
 
-from unidle.envs.block import Block
 from unidle.envs.check import check_observation
 from unidle.envs.make import env_maker
 from unidle.envs.pool.slot import EnvSlot
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
@@ -29,17 +29,32 @@ def high(at: int, value: float) -> np.ndarray:
 
 # space, a good observation, the bad one, and the sentence after "observation from <method>() "
 BAD_OBSERVATIONS = {
-    "dtype": (BOX, GOOD, np.zeros(3), r"has dtype float64, but its space has float32; return .astype\(float32\)\."),
-    "whole numbers": (BOX, GOOD, np.zeros(3, np.int64), r"has dtype int64, but its space has float32; return .astype"),
+    "dtype": (
+        BOX,
+        GOOD,
+        np.zeros(3),
+        r"has dtype float64, but its space has float32; return .astype\(float32\)\.",
+    ),
+    "whole numbers": (
+        BOX,
+        GOOD,
+        np.zeros(3, np.int64),
+        r"has dtype int64, but its space has float32; return .astype",
+    ),
     "outside": (
         BOX,
         GOOD,
         high(1, 1.5),
-        r"lies outside its space: 1.5 at index \(1,\), where it goes from -1.0 to 1.0; widen the space or clip",
+        r"is outside its space: 1.5 at index \(1,\), whose bounds are -1.0 and 1.0; widen the space or clip",
     ),
     "NaN": (BOX, GOOD, high(2, np.nan), r"holds nan at index \(2,\); observations must be finite\."),
     "infinity": (spaces.Box(-np.inf, np.inf, (3,)), GOOD, high(0, np.inf), r"holds inf at index \(0,\); observations"),
-    "shape": (BOX, GOOD, np.zeros(4, np.float32), r"has shape \(4,\), but its space has \(3,\); make them equal\."),
+    "shape": (
+        BOX,
+        GOOD,
+        np.zeros(4, np.float32),
+        r"has shape \(4,\), but its space has \(3,\); make them equal\.",
+    ),
     "list": (BOX, GOOD, [0.0, 0.0, 0.0], r"must be a NumPy array, not list; return np.asarray\(…, float32\)\."),
     "picture": (
         spaces.Box(0, 255, (2, 2), np.uint8),
@@ -47,20 +62,20 @@ BAD_OBSERVATIONS = {
         np.zeros((2, 2), np.int64),
         r"has dtype int64, but its space has uint8; return .astype\(uint8\)\.",
     ),
-    "bits": (spaces.MultiBinary(2), np.array([0, 1]), np.array([0, 2]), r"lies outside its space MultiBinary\(2\); "),
+    "bits": (spaces.MultiBinary(2), np.array([0, 1]), np.array([0, 2]), r"is outside its space MultiBinary\(2\); "),
     "real bits": (spaces.MultiBinary(2), np.array([0, 1]), np.array([0.0, 1.0]), r"has dtype float64, but .* int8; "),
     "dials": (
         spaces.MultiDiscrete([2, 3]),
         np.array([0, 2]),
         np.array([2, 0]),
-        r"lies outside its space MultiDiscrete",
+        r"is outside its space MultiDiscrete",
     ),
     "category": (spaces.Discrete(3, start=1), 3, 0, r"is 0, outside its space Discrete\(3, start=1\)\."),
     "half a category": (
         spaces.Discrete(3),
         1,
         1.0,
-        r"must be one whole number, as its space Discrete\(3\) says, not 1",
+        r"must be one integer, because its space is Discrete\(3\), not 1",
     ),
     "keys missing": (
         DICT,
@@ -76,7 +91,7 @@ BAD_OBSERVATIONS = {
 def slot_of(env: Scripted) -> EnvSlot:
     """The environment in training, without the probe that would have found its mistake before."""
     env_spec = EnvSpec(ObservationLayout.of(env.observation_space), ActionLayout.of(env.action_space), 0.0)
-    return EnvSlot(env_maker(lambda: env), 0, 0, 0, env_spec, Block(env_spec, 1))
+    return EnvSlot(env_maker(lambda: env), 0, 0, 0, env_spec, SharedBlock(env_spec, 1))
 
 
 def begin(slot: EnvSlot) -> None:
@@ -139,9 +154,9 @@ FIVE = r"\(observation, reward, terminated, truncated, info\)"
         ((GOOD, 0.0, False, False, None), r"^step\(\) must return info as a dict, not NoneType\."),
         ((GOOD, np.nan, False, False, {}), r"^step\(\) returned the reward nan; rewards must be finite\."),
         ((GOOD, -np.inf, False, False, {}), r"^step\(\) returned the reward -inf; rewards must be finite\."),
-        ((GOOD, np.ones(1), False, False, {}), r"^step\(\) must return the reward as one number, not ndarray "),
-        ((GOOD, "1.0", False, False, {}), r"^step\(\) must return the reward as one number, not str '1.0'\."),
-        ((GOOD, None, False, False, {}), r"^step\(\) must return the reward as one number, not NoneType None\."),
+        ((GOOD, np.ones(1), False, False, {}), r"^step\(\) must return the reward as a scalar, not ndarray "),
+        ((GOOD, "1.0", False, False, {}), r"^step\(\) must return the reward as a scalar, not str '1.0'\."),
+        ((GOOD, None, False, False, {}), r"^step\(\) must return the reward as a scalar, not NoneType None\."),
     ],
 )
 def test_a_wrong_outcome_of_step_is_one_sentence(step: Any, sentence: str) -> None:
@@ -170,5 +185,5 @@ def test_a_mistake_that_shows_only_after_some_steps_is_still_found_in_training()
     slot.start_episode(0)
     for _ in range(3):
         slot.step()
-    with pytest.raises(UsageError, match=r"^observation from step\(\) lies outside its space"):
+    with pytest.raises(UsageError, match=r"^observation from step\(\) is outside its space"):
         slot.step()

@@ -54,9 +54,9 @@ def test_a_module_may_stand_before_an_id_that_it_registers(tmp_path: Path, monke
 
 def test_an_id_registered_here_is_known_where_the_maker_travels_to() -> None:
     gymnasium.register("Passing-v0", entry_point=Walk, kwargs={"length": 4})
-    cargo = cloudpickle.dumps(env_maker("Passing-v0"))
+    pickled = cloudpickle.dumps(env_maker("Passing-v0"))
     gymnasium.registry.pop("Passing-v0")
-    assert cloudpickle.loads(cargo)().unwrapped._last == 4
+    assert cloudpickle.loads(pickled)().unwrapped._last == 4
 
 
 def test_a_callable_is_taken_as_it_is_and_named_so_that_it_can_be_found_again() -> None:
@@ -86,10 +86,10 @@ def test_something_else_of_the_same_name_does_not_count_as_finding_it_again() ->
     [
         ("CartPool-v1", r"^There is no environment `CartPool-v1`: .*CartPole"),
         ("CartPole-v99", r"^There is no environment `CartPole-v99`: "),
-        ("no_such_module:Env", r"^Module `no_such_module` cannot be found; run from the folder it is in"),
+        ("no_such_module:Env", r"^Module `no_such_module` cannot be found; run from its folder"),
         ("toy_envs:NoSuchEnv", r"^Module `toy_envs` has no callable `NoSuchEnv`; "),
         ("", r"^There is no environment ``"),
-        ("<lambda>", r"^This run's environment was the Python object <lambda>; pass it again, as env="),
+        ("<lambda>", r"^This run's environment was the Python object <lambda>; pass it again as env="),
     ],
 )
 def test_what_does_not_exist_is_said_in_one_sentence(name: str, sentence: str) -> None:
@@ -108,7 +108,7 @@ def test_a_module_that_itself_lacks_something_shows_its_own_error(
 
 
 def test_arguments_that_the_environment_does_not_take_are_said() -> None:
-    with pytest.raises(UsageError, match=r"^`CartPole-v1` does not take these env_kwargs: .*gravity"):
+    with pytest.raises(UsageError, match=r"^`CartPole-v1` does not accept these env_kwargs: .*gravity"):
         env_maker("CartPole-v1", {"gravity": 9})()
 
 
@@ -123,7 +123,7 @@ def test_a_misspelt_class_of_a_module_gets_the_name_that_is_there() -> None:
 
 
 def test_arguments_that_a_factory_does_not_take_are_said_without_a_traceback() -> None:
-    with pytest.raises(UsageError, match=r"toy_envs:Walk does not take these env_kwargs: .*legnth"):
+    with pytest.raises(UsageError, match=r"toy_envs:Walk does not accept these env_kwargs: .*legnth"):
         env_maker("toy_envs:Walk", {"legnth": 3})()
 
 
@@ -133,8 +133,8 @@ def test_arguments_that_a_factory_does_not_take_are_said_without_a_traceback() -
 def test_what_unidle_decides_itself_is_no_env_kwarg(env: str, decided: str) -> None:
     if not env.startswith("unidle/"):
         pytest.importorskip(env.partition(":")[0])
-    with pytest.raises(UsageError, match=rf"^{env} does not take these env_kwargs: .*{decided}"):
-        env_maker(env, {decided: 1}).on_device(2, 0)
+    with pytest.raises(UsageError, match=rf"^{env} does not accept these env_kwargs: .*{decided}"):
+        env_maker(env, {decided: 1}).device_env(2, 0)
 
 
 @pytest.mark.parametrize("name", ["unidle/Mission-v0", "unidle/Trading-v0"])
@@ -151,5 +151,5 @@ def test_a_classic_task_on_the_device_has_gymnasiums_own_as_its_twin() -> None:
     with contextlib.closing(maker()) as env:
         assert env.spec is not None
         assert env.spec.id == "CartPole-v1"
-    assert maker.on_host().makes == "one"
-    assert env_maker("CartPole-v1").on_host().makes == "one"
+    assert maker.on_host().kind == "gymnasium"
+    assert env_maker("CartPole-v1").on_host().kind == "gymnasium"

@@ -23,7 +23,7 @@ from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import available_cores, available_memory, gpu_name
 from unidle.config.presets import load_preset, preset_names
 from unidle.config.settings import load_yaml, run_config_file
-from unidle.errors import UsageError, gpu_memory_told
+from unidle.errors import UsageError, explain_out_of_memory
 
 if TYPE_CHECKING:
     from unidle.api import TrainedRun
@@ -43,7 +43,7 @@ class _TrainFlags(JobFlags):
     """Print the result as one JSON object."""
 
 
-@gpu_memory_told()
+@explain_out_of_memory()
 def train_command(argv: list[str]) -> Result:
     """`unidle train`"""
     if peek(argv, "--resume") and not wants_help(argv):
@@ -233,10 +233,10 @@ def check_env_command(argv: list[str]) -> Result:
     """`unidle check-env`"""
     flags = parse(_CheckFlags, argv, "check-env")
 
-    from unidle.envs.check_env import examine
+    from unidle.envs.check_env import check_env
     from unidle.envs.make import env_maker
 
-    found = examine(env_maker(flags.env, flags.env_kwargs).on_host())
+    found = check_env(env_maker(flags.env, flags.env_kwargs).on_host())
     if flags.json:
         return dataclasses.asdict(found)
     print(f"{flags.env} is sound: {found.steps} steps, {found.episodes} episodes checked.")

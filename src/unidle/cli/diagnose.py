@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.cli.job import JobFlags, job_of
-from unidle.errors import TrainingError, UsageError, gpu_memory_told
+from unidle.errors import TrainingError, UsageError, explain_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _DiagnoseFlags(JobFlags):
     """Print the result as one JSON object."""
 
 
-@gpu_memory_told()
+@explain_out_of_memory()
 def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     """`unidle diagnose`"""
     job = job_of(_DiagnoseFlags, argv, "diagnose")

@@ -19,7 +19,7 @@ from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import EnvSpec
-from unidle.envs.vector.host_envs import vectorised_envs
+from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.spaces.actions import ActionLayout
@@ -97,14 +97,14 @@ def make_envs(
     that wait do so on an event loop here, or on one in each worker process if the user asks for these; each is a slice
     of its own, unless the user asks for so many.
     """
-    maker = maker.with_slots(n_envs)
+    maker = maker.for_n_envs(n_envs)
     if env_spec.on_device:
-        return TensorEnvs(maker.on_device(n_envs, seed, first_index=first_index), env_spec)
+        return TensorEnvs(maker.device_env(n_envs, seed, first_index=first_index), env_spec)
     if env_spec.vectorised:
-        return vectorised_envs(maker, env_spec, n_envs, seed, first_index, slices)
+        return make_vector_envs(maker, env_spec, n_envs, seed, first_index, slices)
     restarts = engine.max_env_restarts
     timeout = engine.env_timeout
-    if maker.makes == "async":
+    if maker.kind == "async":
         maker = replace(maker, deadline=timeout)
         # One loop is enough for most, and it keeps to its manners: those of two processes know nothing of each other.
         if workers == 0 or not (engine.workers or engine.subproc):

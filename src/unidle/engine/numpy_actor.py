@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.envs.block import Block
+from unidle.envs.shared_block import SharedBlock
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.numpy_layers import Inputs, Layer, Trunk, is_small
 from unidle.spaces.distributions import LOG_ZERO
@@ -16,7 +16,9 @@ from unidle.spaces.distributions import LOG_ZERO
 class NumpyActor:
     """Acts with one policy into one rollout, as `Service` does."""
 
-    def __init__(self, policy: ActorCritic, rollout: Rollout, block: Block, noise: Tensor, staged: Tensor) -> None:
+    def __init__(
+        self, policy: ActorCritic, rollout: Rollout, block: SharedBlock, noise: Tensor, staged: Tensor
+    ) -> None:
         """`policy` must be one that has it (see `of`)."""
         chosen = policy.distribution
         self._inputs, self._trunk = Inputs(policy), Trunk.of(policy.actor_trunk)
@@ -28,7 +30,7 @@ class NumpyActor:
         self._obs, self._actions = rollout.obs.numpy(), rollout.actions_and_trash.numpy()
 
     @staticmethod
-    def of(policy: AnyPolicy, rollout: Rollout, block: Block, noise: Tensor, staged: Tensor) -> NumpyActor | None:
+    def of(policy: AnyPolicy, rollout: Rollout, block: SharedBlock, noise: Tensor, staged: Tensor) -> NumpyActor | None:
         """None if there is none for such a policy, or so many environments."""
         if not isinstance(policy, ActorCritic) or not is_small(policy, len(block.obs)):
             return None

@@ -61,7 +61,7 @@ def build_parts(
     torch.manual_seed(run.seed)
     policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
     capture = Capture(device, say, graphs=engine.graphs)
-    env = maker.on_device(recipe.n_envs, run.seed, device) if env_spec.on_device else None
+    env = maker.device_env(recipe.n_envs, run.seed, device) if env_spec.on_device else None
     # Iterations that are captured whole have no captured parts.
     is_whole = env is not None and fits(env, recipe)
     capture_parts: Capturer = as_it_is if is_whole else capture

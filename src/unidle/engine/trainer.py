@@ -59,7 +59,7 @@ class Trainer:
         accountant: Accountant | None = None,
     ) -> None:
         self.config, self._listener, self._accountant = config, listener, accountant
-        self._waits_for_others = maker.makes == "async"
+        self._waits_for_others = maker.kind == "async"
         self._after_iteration, self._after_evaluation = after_iteration, after_evaluation
         self._timeline = Timeline()
         self._parts = build_parts(config, maker, network, self._timeline, listener.on_message, self._on_fault)

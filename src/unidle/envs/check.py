@@ -1,4 +1,4 @@
-"""What an environment must keep to, each breach one sentence: the same from `unidle check-env` and from training."""
+"""Checks of an environment's spaces, observations, rewards and masks, used by `unidle check-env` and by training."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from unidle.spaces.tree import Path, describe_path
 
 
 def check_spaces(env: Any) -> None:
-    """An environment must say what it shows and what it takes."""
+    """Check that both spaces are declared."""
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise UsageError(f"The environment has no {name}; set it in __init__ to one of gymnasium.spaces.")
 
 
-def check_outcome(outcome: Any, size: int, method: str) -> Any:
-    """What `reset` or `step` returned, if it has the right number of parts."""
+def check_return_value(outcome: Any, size: int, method: str) -> Any:
+    """Check the tuple that `reset` or `step` returned, and return it."""
     parts = {2: "(observation, info)", 5: "(observation, reward, terminated, truncated, info)"}[size]
     if not isinstance(outcome, tuple) or len(outcome) != size:
         given = f"{len(outcome)} values" if isinstance(outcome, tuple) else type(outcome).__name__
         raise UsageError(f"{method}() must return {parts}, not {given}; see Gymnasium's Env.{method}.")
     if size == 5 and not all(isinstance(flag, (bool, np.bool_)) for flag in outcome[2:4]):
-        raise UsageError("step() must return terminated and truncated as True or False; wrap them in bool(…).")
+        raise UsageError("step() must return terminated and truncated as bools; wrap them in bool(…).")
     if not isinstance(outcome[-1], dict):
         raise UsageError(f"{method}() must return info as a dict, not {type(outcome[-1]).__name__}.")
     return outcome
 
 
 def check_observation(space: spaces.Space, observation: Any, method: str, reward: Any = 0.0) -> None:
-    """An observation must lie in its space, and a reward must be one finite number."""
+    """Check that an observation is in its space and the reward is a finite number."""
     _check(space, observation, (), method)
     if np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "fiub":
-        raise UsageError(f"step() must return the reward as one number, not {type(reward).__name__} {reward!r}.")
+        raise UsageError(f"step() must return the reward as a scalar, not {type(reward).__name__} {reward!r}.")
     if not np.isfinite(float(reward)):
         raise UsageError(f"step() returned the reward {reward}; rewards must be finite.")
 
 
 def check_mask(actions: ActionLayout, mask: Any) -> np.ndarray:
-    """The flat form of an environment's action mask, which must be there and allow something."""
+    """Return the flat form of an action mask; it must be given and allow at least one action per head."""
     if mask is None:
-        raise UsageError(f"info['{MASK}'] is there after some steps and missing after others; always give it.")
+        raise UsageError(f"info['{MASK}'] is missing after some steps; set it after every reset and step.")
     flat = actions.flatten_mask(mask)
     head = actions.empty_head(flat)
     if head is not None:
-        raise UsageError(f"{MASK} allows no action at all for head {head}; allow at least one.")
+        raise UsageError(f"{MASK} allows no action for head {head}; allow at least one.")
     return flat
 
 
@@ -68,7 +68,7 @@ def _check(space: spaces.Space, value: Any, path: Path, method: str) -> None:
             _check(part, value[index], (*path, index), method)
     elif isinstance(space, spaces.Discrete):
         if np.ndim(value) != 0 or not np.issubdtype(np.asarray(value).dtype, np.integer):
-            raise UsageError(f"{what} must be one whole number, as its space {space} says, not {value!r}.")
+            raise UsageError(f"{what} must be one integer, because its space is {space}, not {value!r}.")
         if not space.start <= int(value) < space.start + space.n:
             raise UsageError(f"{what} is {value}, outside its space {space}.")
     else:
@@ -85,24 +85,22 @@ def _check_array(space: Any, value: Any, what: str) -> None:
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])
         raise UsageError(f"{what} holds {value[at]} at index {at}; observations must be finite.")
-    # What Gymnasium takes: in a Box, any dtype that its own can hold; elsewhere, any whole number.
+    # As in Gymnasium: a Box accepts any dtype that casts safely to its own, other spaces any integer.
     casting: Any = "safe" if isinstance(space, spaces.Box) else "same_kind"
     if not np.can_cast(value.dtype, space.dtype, casting):
         raise UsageError(
             f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype})."
         )
     if not space.contains(value):
-        raise UsageError(
-            f"{what} lies outside its space{_worst(space, value)}; widen the space or clip the observation."
-        )
+        raise UsageError(f"{what} is outside its space{_worst(space, value)}; widen the space or clip the observation.")
 
 
 def _worst(space: spaces.Space, value: np.ndarray) -> str:
-    """Where a value leaves its Box, for the sentence."""
+    """Describe the first entry outside the Box."""
     if not isinstance(space, spaces.Box):
         return f" {space}"
     outside = np.argwhere((value < space.low) | (value > space.high))
     if not len(outside):
         return ""
     at = tuple(int(i) for i in outside[0])
-    return f": {value[at]} at index {at}, where it goes from {space.low[at]} to {space.high[at]}"
+    return f": {value[at]} at index {at}, whose bounds are {space.low[at]} and {space.high[at]}"

@@ -1,4 +1,4 @@
-"""From what the user named (an id, `module:callable`, a factory) to a function that makes one environment."""
+"""Resolves what the user named (an id, `module:callable`, a factory) to an `EnvMaker`, by registered backends."""
 
 from __future__ import annotations
 
@@ -15,75 +15,78 @@ from typing import Any, Literal
 
 import gymnasium
 
-from unidle.envs.aio.async_env import AsyncEnv, Awaited
+from unidle.envs.adapter_registry import adapter_for, is_on_device
+from unidle.envs.aio.async_env import AsyncEnv, GymnasiumAsyncEnv
 from unidle.errors import UsageError
 
-# Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or one of Isaac Lab's kind; or it is
+# Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or an Isaac-style simulator; or it is
 # the class of an AsyncEnv.
 EnvFactory = Callable[..., Any]
+
+# What an EnvMaker's factory returns: one gymnasium.Env; an EnvPool; a DeviceEnv; an AsyncEnv; or, from a user's
+# function, a gymnasium.Env or a vector environment, known only after calling it.
+EnvKind = Literal["gymnasium", "envpool", "device", "async", "unknown"]
 
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Makes environments, here or (it travels by cloudpickle) in a worker process."""
+    """Creates environments in this process or, sent by cloudpickle, in a worker process."""
 
-    name: str  # what config.yaml says; empty brackets around it if it cannot be made again from there
+    name: str  # as in config.yaml; in angle brackets if it cannot be created again from its name
     factory: EnvFactory
     kwargs: dict[str, Any] = field(default_factory=dict)
-    # One gymnasium.Env; EnvPool's: as many as it is told, from a seed each; a DeviceEnv; one AsyncEnv; or whatever the
-    # user's factory returns.
-    makes: Literal["one", "many", "device", "async", "either"] = "either"
-    twin: EnvFactory | None = None  # of a DeviceEnv or AsyncEnv: one gymnasium.Env with the same rules
+    kind: EnvKind = "unknown"
+    single_env: EnvFactory | None = None  # the equivalent single gymnasium.Env of a DeviceEnv or AsyncEnv
     deadline: float | None = None  # seconds that a step or reset of an AsyncEnv may take
-    # Made to be looked at and not yet stepped: a simulator starts slowly, and may be the only one of its process.
+    # Created for `probed` and not stepped yet: simulators start slowly, and a process may be able to run only one.
     spare: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def on_host(self) -> EnvMaker:
-        """Makes the same environment as one gymnasium.Env, where it is a DeviceEnv."""
-        if self.makes != "device":
+        """The maker of the equivalent single gymnasium.Env if this one makes a DeviceEnv, else itself."""
+        if self.kind != "device":
             return self
-        if self.twin is None:
+        if self.single_env is None:
             raise UsageError(
-                f"{self.name} steps many at once on the device and there is no single one; do without --workers, "
-                "--subproc, --video and check-env."
+                f"{self.name} is a batched device environment without an equivalent single gymnasium.Env; "
+                "--workers, --subproc, --video and check-env need one, so leave them out."
             )
-        return self._gymnasium(self.twin)
+        return self._single(self.single_env)
 
-    def _gymnasium(self, twin: EnvFactory) -> EnvMaker:
-        return EnvMaker(self.name, twin, self.kwargs, makes="one")
+    def _single(self, factory: EnvFactory) -> EnvMaker:
+        return EnvMaker(self.name, factory, self.kwargs, kind="gymnasium")
 
-    def with_slots(self, n_envs: int) -> EnvMaker:
-        """Makes the same environment as one of `n_envs`, where that decides which task it plays when."""
+    def for_n_envs(self, n_envs: int) -> EnvMaker:
+        """Pass `n_envs` to environments whose tasks depend on it (multi-task benchmarks)."""
         kind = self.factory.func if isinstance(self.factory, partial) else self.factory
         if not getattr(kind, "takes_turns", False):
             return self
         return replace(self, kwargs={**self.kwargs, "n_slots": n_envs})
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
-        """Make one environment; `extra` (render_mode) goes to the factory too."""
-        if self.makes == "device":
+        """Create one gymnasium.Env; `extra` (render_mode) goes to the factory too."""
+        if self.kind == "device":
             return self.on_host()(**extra)
-        if self.makes == "async":
-            return self._gymnasium(self.twin or partial(Awaited, self.factory))(**extra)
-        if self.makes != "many":
-            env = self.any(**extra)
-            if vector_kind(env) is None:
+        if self.kind == "async":
+            return self._single(self.single_env or partial(GymnasiumAsyncEnv, self.factory))(**extra)
+        if self.kind != "envpool":
+            env = self.single_or_vector(**extra)
+            if adapter_for(env) is None:
                 assert isinstance(env, gymnasium.Env)
                 return env
             env.close()
-        raise UsageError(f"{self.name} makes many environments at once; give a factory of one gymnasium.Env for this.")
+        raise UsageError(f"{self.name} is a batched environment; this command needs a factory of one gymnasium.Env.")
 
-    def any(self, **extra: Any) -> Any:
-        """Make what the factory makes: one environment, or a vector environment; of an AsyncEnv, its twin."""
-        if self.makes == "async":
+    def single_or_vector(self, **extra: Any) -> Any:
+        """Call the factory: a gymnasium.Env or a vector environment; for an AsyncEnv, a gymnasium.Env."""
+        if self.kind == "async":
             return self(**extra)
         env = self._call(extra)
         if inspect.iscoroutinefunction(getattr(env, "step", None)):
             raise UsageError(
-                f"{self.name} returned a {type(env).__name__}, whose step is a coroutine; name the class itself, or "
+                f"{self.name} returned a {type(env).__name__}, whose step is a coroutine; pass the class itself, or "
                 "functools.partial of it, so that its episodes share an event loop."
             )
-        if not isinstance(env, gymnasium.Env) and vector_kind(env) is None:
+        if not isinstance(env, gymnasium.Env) and adapter_for(env) is None:
             raise UsageError(
                 f"{self.name} returned {type(env).__name__}, not a gymnasium.Env; "
                 "derive from gymnasium.Env, or wrap an old Gym environment with shimmy."
@@ -91,33 +94,33 @@ class EnvMaker:
         return env
 
     @contextlib.contextmanager
-    def tried(self) -> Iterator[Any]:
-        """`any`, to be looked at: closed afterwards, or kept for `on_device` if it lives there."""
-        env = self.spare.pop() if self.spare else self.any()
+    def probed(self) -> Iterator[Any]:
+        """`single_or_vector` for a look at it; closed afterwards, or kept for `device_env` if it is on the device."""
+        env = self.spare.pop() if self.spare else self.single_or_vector()
         try:
             yield env
         finally:
-            if on_device_kind(env):
+            if is_on_device(env):
                 self.spare.append(env)
             else:
                 env.close()
 
-    def awaitable(self) -> AsyncEnv:
-        """Make one AsyncEnv."""
+    def async_env(self) -> AsyncEnv:
+        """Create one AsyncEnv."""
         env: AsyncEnv = self._call({})
         return env
 
-    def pool(self, seeds: Sequence[int]) -> Any:
-        """Make an EnvPool of as many environments as there are seeds."""
+    def envpool(self, seeds: Sequence[int]) -> Any:
+        """Create an EnvPool with one environment per seed."""
         return self._call({"num_envs": len(seeds), "seed": list(seeds)})
 
-    def on_device(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
-        """Make a DeviceEnv of environments `first_index`, …; of a user's simulator, as many as it has."""
-        if self.makes == "either":
-            from unidle.envs.device.simulators import as_device_env  # loads torch, which worker processes do without
-
-            env = self.spare.pop() if self.spare else self.any()
-            return as_device_env(env, self.name, seed, device, first_index)
+    def device_env(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
+        """Create a DeviceEnv with environments `first_index`, …; a user's simulator decides itself how many."""
+        if self.kind == "unknown":
+            env = self.spare.pop() if self.spare else self.single_or_vector()
+            adapter = adapter_for(env)
+            assert adapter is not None
+            return adapter.load()(env, self.name, seed, device, first_index)
         return self._call({"n_envs": n_envs, "seed": seed, "device": device, "first_index": first_index})
 
     def _call(self, extra: dict[str, Any]) -> Any:
@@ -125,15 +128,18 @@ class EnvMaker:
             return self.factory(**self.kwargs, **extra)
         except TypeError as error:
             if self.kwargs and ("unexpected keyword" in str(error) or "multiple values" in str(error)):
-                raise UsageError(f"{self.name} does not take these env_kwargs: {_one_line(error)}.") from None
+                raise UsageError(f"{self.name} does not accept these env_kwargs: {_one_line(error)}.") from None
             if self.name.startswith("unidle/") and "required positional" in str(error):
                 raise UsageError(f"{self.name} needs more env_kwargs: {_one_line(error)}.") from None
             raise
 
 
-Backend = Callable[[str, dict[str, Any]], EnvMaker]  # a name and env_kwargs → what makes it, or a UsageError
+# -- backends ----------------------------------------------------------------------------------------------------------
 
-# Prefix of a name → its backend; as "module:function", so that one which is not used is never imported.
+# Takes the whole name and env_kwargs; raises UsageError if there is no such environment.
+Backend = Callable[[str, dict[str, Any]], EnvMaker | EnvFactory]
+
+# Prefix of a name → its backend; those given as "module:function" are imported on first use.
 _BACKENDS: dict[str, Backend | str] = {
     "unidle/": "unidle.tasks.backend:own_task",
     "metaworld:": "unidle.tasks.backend:metaworld",
@@ -144,97 +150,86 @@ _BACKENDS: dict[str, Backend | str] = {
 
 
 def register_backend(prefix: str, backend: Backend | str) -> None:
-    """Let `backend` make every environment whose name starts with `prefix` (`mysim:`); it may be `module:function`."""
+    """Create all environments whose name starts with `prefix` (such as `mysim:`) by `backend`.
+
+    `backend(name, env_kwargs)` returns a factory, which is called with env_kwargs, or an `EnvMaker`. A backend given as
+    "module:function" is imported on first use.
+    """
+    if not prefix or (isinstance(backend, str) and not all(backend.partition(":")[::2])):
+        raise UsageError(f"Backend `{backend}` for `{prefix}`: give a prefix, and a function or its `module:function`.")
     _BACKENDS[prefix] = backend
 
 
-def _loaded(backend: Backend | str) -> Backend:
+def _load_backend(prefix: str) -> Backend:
+    backend = _BACKENDS[prefix]
     if not isinstance(backend, str):
         return backend
     module, _, function = backend.partition(":")
-    loaded: Backend = getattr(importlib.import_module(module), function)
+    try:
+        loaded: Backend = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module exists; something that it imports is missing
+        raise UsageError(
+            f"The backend of `{prefix}` is {backend}, but module `{error.name}` is not installed; install it."
+        ) from None
+    except AttributeError:
+        raise UsageError(
+            f"The backend of `{prefix}` is {backend}, but the module has no `{function}`; fix its registration."
+        ) from None
     return loaded
 
 
-def on_device_kind(env: Any) -> Literal["isaac", "tensors"] | None:
-    """Whether this steps many environments on a device: a vector environment of tensors, or one of Isaac Lab's kind.
-
-    These have an attribute `device`, and no other kind has.
-    """
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        layer: Any = env
-        while layer is not None and not hasattr(layer, "device"):
-            layer = getattr(layer, "env", None)
-        return "tensors" if layer is not None else None
-    inner = getattr(env, "unwrapped", env)
-    return "isaac" if hasattr(inner, "device") and hasattr(inner, "num_envs") else None
-
-
-def vector_kind(env: Any) -> Literal["gymnasium", "sb3", "isaac", "tensors"] | None:
-    """Whose vector environment this is; None if it is none."""
-    if hasattr(env, "async_reset") and hasattr(env, "recv"):
-        raise UsageError(
-            "An EnvPool is made by unidle itself; name it as --env envpool:CartPole-v1, with --env-kwargs."
-        )
-    on_device = on_device_kind(env)
-    if on_device:
-        return on_device
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        return "gymnasium"
-    # By name, so that Stable-Baselines3 need be neither installed nor imported.
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(env).__mro__}
-    return "sb3" if ("stable_baselines3", "VecEnv") in kinds else None
-
-
 def is_reproducible(name: str) -> bool:
-    """Whether the name in a config.yaml is enough to make the environment again."""
+    """Whether the environment can be created again from its name in config.yaml."""
     return not name.startswith("<")
 
 
 def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> EnvMaker:
-    """Resolve what the user gave; UsageError if there is no such environment."""
+    """Resolve the user's `env`; UsageError if there is no such environment."""
     kwargs = kwargs or {}
     if callable(env):
         return _from_callable(callable_name(env), env, kwargs)
     if not is_reproducible(env):
-        raise UsageError(f"This run's environment was the Python object {env}; pass it again, as env=…")
-    for prefix, backend in _BACKENDS.items():
+        raise UsageError(f"This run's environment was the Python object {env}; pass it again as env=…")
+    for prefix in _BACKENDS:
         if env.startswith(prefix) and env != prefix:
-            return _loaded(backend)(env, kwargs)
+            made = _load_backend(prefix)(env, kwargs)
+            return made if isinstance(made, EnvMaker) else _from_callable(env, made, kwargs)
     module, _, attribute = env.partition(":")
     if attribute:
         found = getattr(import_module(module), attribute, None)
         if callable(found):
             return _from_callable(env, found, kwargs)
-        if "-v" not in attribute:  # not an id that the module registers, as module:Name-v0
+        if "-v" not in attribute:  # not an id that the module registers, such as module:Name-v0
             near = difflib.get_close_matches(attribute, dir(sys.modules[module]), n=1)
             hint = f"did you mean `{near[0]}`?" if near else "check the name after the colon."
             raise UsageError(f"Module `{module}` has no callable `{attribute}`; {hint}")
-    return EnvMaker(env, gymnasium_factory(env), kwargs, makes="one")
+    return EnvMaker(env, gymnasium_factory(env), kwargs, kind="gymnasium")
 
 
 def _from_callable(name: str, factory: EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
-    # Isaac Lab's environments derive from gymnasium.Env, each of them being many.
-    is_many = getattr(factory, "is_vector_env", False)
     inner = factory
     while isinstance(inner, partial):
         inner = inner.func
     if isinstance(inner, type) and inspect.iscoroutinefunction(getattr(inner, "step", None)):
-        return EnvMaker(name, factory, kwargs, makes="async")
-    is_env = isinstance(factory, type) and issubclass(factory, gymnasium.Env) and not is_many
-    return EnvMaker(name, factory, kwargs, makes="one" if is_env else "either")
+        return EnvMaker(name, factory, kwargs, kind="async")
+    # Isaac Lab's batched environments derive from gymnasium.Env too.
+    is_batched = getattr(factory, "is_vector_env", False)
+    is_single = isinstance(factory, type) and issubclass(factory, gymnasium.Env) and not is_batched
+    return EnvMaker(name, factory, kwargs, kind="gymnasium" if is_single else "unknown")
 
 
 def gymnasium_factory(env_id: str) -> EnvFactory:
-    """What makes the environment registered under `env_id`; UsageError if there is none."""
+    """The factory of the environment registered as `env_id`; UsageError if there is none."""
     try:
-        spec = gymnasium.spec(env_id.partition(":")[2] or env_id)  # a module before the id was imported by now
+        spec = gymnasium.spec(env_id.partition(":")[2] or env_id)  # a module before the id is imported by now
     except gymnasium.error.Error as error:
         raise UsageError(f"There is no environment `{env_id}`: {_one_line(error)}") from None
     except ModuleNotFoundError as error:
         raise UsageError(f"`{env_id}` names module `{error.name}`, which cannot be imported; check the name.") from None
 
-    # The spec travels to workers, so an id that the user's own script registered is known there too.
+    # The spec is sent to workers, so that they know ids registered by the user's script.
     def make(**kwargs: Any) -> gymnasium.Env:
         try:
             return gymnasium.make(spec, **kwargs)
@@ -242,26 +237,26 @@ def gymnasium_factory(env_id: str) -> EnvFactory:
             raise UsageError(f"`{env_id}` needs a package that is not installed: {_one_line(error)}") from None
         except TypeError as error:
             if "unexpected keyword" in str(error):
-                raise UsageError(f"`{env_id}` does not take these env_kwargs: {_one_line(error)}") from None
+                raise UsageError(f"`{env_id}` does not accept these env_kwargs: {_one_line(error)}") from None
             raise
 
     return make
 
 
 def import_module(name: str) -> Any:
-    """A user's module, looked for in the current folder too, as `python -m` would."""
+    """Import a user's module, also from the current folder, as `python -m` does."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and not name.startswith(error.name):
-            raise  # their module exists and lacks something itself: their traceback says it best
-        raise UsageError(f"Module `{name}` cannot be found; run from the folder it is in, or check the name.") from None
+            raise  # the module exists; something that it imports is missing
+        raise UsageError(f"Module `{name}` cannot be found; run from its folder, or check the name.") from None
 
 
 def callable_name(function: Callable[..., Any]) -> str:
-    """`module:name` if that leads back to the same object from a new process, else `<name>`."""
+    """`module:name` if a new process can import the same object by it, else `<name>`."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
     if module and module != "__main__" and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"

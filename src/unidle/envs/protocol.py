@@ -1,4 +1,4 @@
-"""What the engine asks of environments on the host, wherever they run."""
+"""The interface between the engine and environments on the host, wherever they run."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from unidle.envs.block import Block
 from unidle.envs.faults import Fault as Fault
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 
 
 class HostEnvs(Protocol):
-    """Environments on the host, in slices: put actions in the block, `send` slices, `recv` those that were stepped.
+    """Environments on the host, in slices: write actions to the block, `send` slices, `recv` the slices that finished.
 
-    Between `send` and `recv` the lines of a slice, `block.skip` included, are not to be touched; but for its actions,
-    which may be read. `start`, `states` and `resume` are for when no slice is under way.
+    An env id is an environment's index in the block. From `send` to `recv` the caller may read the actions of a slice
+    but must not touch its other entries of the block, `block.skip` included. Call `start`, `states` and `resume` only
+    while no slice is in flight.
 
-    Environments that fail are made again and begin their next episode. A line of a returned slice whose step did not
-    happen says so in `block.redo`, and `faults` then tells why. `recv` raises TrainingError when an environment fails
-    again and again.
+    A failed environment is restarted with its next episode. If its step has to be repeated, `block.retry` is set and
+    `faults` has the reason. `recv` raises TrainingError if an environment keeps failing.
     """
 
     env_spec: EnvSpec
     n_envs: int
-    block: Block
+    block: SharedBlock
     workers: int
-    bounds: list[tuple[int, int]]  # lines of each slice: (first, end)
-    faults: list[Fault]  # what failed; for the caller to clear
-    # Lines that began a new episode though they were not being stepped; their last observation before it is in
-    # `block.final_obs`. For the caller to clear after each `recv`.
-    renewed: list[int]
+    bounds: list[tuple[int, int]]  # env ids of each slice: (first, end)
+    faults: list[Fault]  # since the caller last cleared it
+    # Env ids that started a new episode although they were not being stepped; `block.final_obs` has their last
+    # observation. The caller clears it after each `recv`.
+    restarted: list[int]
 
     def start(self, episodes: np.ndarray) -> None:
-        """Begin the given episode in each environment."""
+        """Start the given episode in each environment."""
 
     def send(self, slices: Sequence[int]) -> None:
-        """Set these slices going on the actions in the block."""
+        """Step these slices with the actions in the block."""
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
-        """The slices that have been stepped; waits until there are `at_least` of them, or for so many seconds."""
+        """Wait for `at_least` finished slices, or for that many seconds, and return the finished ones."""
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Each environment's own state, where it offers one."""
+        """Return the state of each environment that has `state_dict`, None for the others."""
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Bring each open episode back; False where an environment did not repeat itself."""
+        """Restore each open episode; False for environments that did not reproduce it."""
 
     def close(self) -> None:
-        """End all environments and their processes."""
+        """Close all environments and end their processes."""
 
 
 @runtime_checkable
-class Storied(Protocol):
-    """HostEnvs of which some may tell of an episode; never asked for in training."""
+class EpisodeRecorder(Protocol):
+    """HostEnvs that can record an episode for the report; only evaluation asks for it."""
 
-    def take_story(self) -> dict[str, Any] | None:
-        """What the first environment tells of the first episode that ended since this was last asked, as JSON."""
+    def take_episode_record(self) -> dict[str, Any] | None:
+        """Return the JSON record of the first env's first episode since the last call, and record the next one."""

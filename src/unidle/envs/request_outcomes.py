@@ -1,4 +1,4 @@
-"""What can become of a request that an environment makes to a server, and how these are counted."""
+"""The possible outcomes of an HTTP request, in the order in which they are counted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Literal, get_args
 
 Failure = Literal[
     "refused",  # not on the allow-list, or not http; nothing was sent
-    "robots",  # robots.txt asks not to; nothing was sent
-    "dns",  # the name is not known
-    "connect",  # nobody answered there
+    "robots",  # disallowed by robots.txt; nothing was sent
+    "dns",  # unknown host name
+    "connect",  # no connection
     "timeout",  # not finished in time
-    "broken",  # cut short, or not HTTP, or packed in a way that cannot be unpacked
-    "too_large",  # more than `max_bytes`, as sent or unpacked
-    "redirects",  # too many, in a circle, or to nowhere
-    "status",  # an answer other than 2xx
+    "broken",  # cut short, not HTTP, or not decodable
+    "too_large",  # more than `max_bytes`, as sent or decompressed
+    "redirects",  # too many, in a circle, or to an invalid URL
+    "status",  # a status other than 2xx
 ]
-# In the order in which they are counted; a page that takes too long to parse is "unread".
+# "unread" is a page that takes too long to parse.
 OUTCOMES: tuple[str, ...] = ("ok", "retry", *get_args(Failure), "unread")

@@ -27,16 +27,16 @@ def own_task(name: str, kwargs: dict[str, Any]) -> EnvMaker:
     for setting in kwargs.keys() & _SETTINGS:
         raise UsageError(f"`{setting}` of {name} is a setting of its own, --{setting.replace('_', '-')}; leave it out.")
     if name in TASKS:
-        twin = gymnasium_factory(name.removeprefix("unidle/"))
-        return EnvMaker(name, partial(Classic, TASKS[name]), kwargs, makes="device", twin=twin)
+        single_env = gymnasium_factory(name.removeprefix("unidle/"))
+        return EnvMaker(name, partial(Classic, TASKS[name]), kwargs, kind="device", single_env=single_env)
     if name not in _OWN:
         known = [*TASKS, *_OWN]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
         raise UsageError(f"unidle has no environment `{name}`; {hint}")
-    own, twin = (getattr(importlib.import_module(f"unidle.tasks.{module}"), kind) for module, kind in _OWN[name])
+    own, single_env = (getattr(importlib.import_module(f"unidle.tasks.{module}"), kind) for module, kind in _OWN[name])
     is_async = inspect.iscoroutinefunction(own.step)
-    return EnvMaker(name, own, kwargs, makes="async" if is_async else "device", twin=twin)
+    return EnvMaker(name, own, kwargs, kind="async" if is_async else "device", single_env=single_env)
 
 
 def metaworld(name: str, kwargs: dict[str, Any]) -> EnvMaker:
@@ -45,4 +45,4 @@ def metaworld(name: str, kwargs: dict[str, Any]) -> EnvMaker:
 
     benchmark = name.partition(":")[2]
     task_names(benchmark)  # raises a UsageError if there is no such benchmark, or no package
-    return EnvMaker(name, partial(MultiTaskEnv, benchmark), kwargs, makes="one")
+    return EnvMaker(name, partial(MultiTaskEnv, benchmark), kwargs, kind="gymnasium")

@@ -25,7 +25,7 @@ import torch
 from unidle.config import Engine
 from unidle.engine.build import choose_slices, choose_workers
 from unidle.engine.collect.host import QUICK_SECONDS
-from unidle.envs.pool.process_pool import share_out
+from unidle.envs.pool.process_pool import split_envs
 from unidle.tuning.probes.profile import Pace, Profile
 
 # Settings that the model covers.
@@ -119,7 +119,7 @@ def _layout(profile: Profile, engine: Engine, on_gpu: bool, overlap: str) -> _La
     workers = choose_workers(engine, profile.n_envs, profile.step_seconds, is_busy=is_busy, cores=profile.cores)
     device = torch.device("cuda" if on_gpu else "cpu")
     slices = choose_slices(engine, profile.n_envs, workers, profile.step_seconds, device)
-    every = sum(map(len, share_out(profile.n_envs, workers, slices))) if workers else 1
+    every = sum(map(len, split_envs(profile.n_envs, workers, slices))) if workers else 1
     return _laid_out(profile, workers, every, on_gpu)
 
 

@@ -47,7 +47,7 @@ FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "sta
 @pytest.fixture(scope="module", autouse=True)
 def _quick_to_notice() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "LOOK_AROUND_SECONDS", 0.02)
+        patch.setattr(process, "POLL_SECONDS", 0.02)
         yield
 
 

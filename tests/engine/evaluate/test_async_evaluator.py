@@ -35,11 +35,11 @@ from unidle.engine.evaluate.evaluations import Evaluated, Evaluations, choose_pr
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, n_evaluation_envs, play
 from unidle.engine.evaluate.worker import EvaluationJob, Evaluator, Shelf, shapes_of, shares
 from unidle.engine.run_facts import facts_of
-from unidle.envs.block import shared_memory
 from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.protocol import HostEnvs
+from unidle.envs.shared_block import shared_memory
 from unidle.envs.spec import probe
 from unidle.errors import TrainingError, UsageError
 from unidle.nn.sac_policy import SACPolicy
@@ -112,7 +112,7 @@ def config_of(**run: Any) -> Config:
 @pytest.mark.parametrize("n_envs", [1, 4, 10])
 def test_every_task_gets_its_share_and_success_is_that_at_any_step(n_envs: int) -> None:
     policy, maker, env_spec = walker()
-    envs = SerialEnvs(maker.with_slots(n_envs), env_spec, n_envs, 0, FIRST_EVALUATION_ENV)
+    envs = SerialEnvs(maker.for_n_envs(n_envs), env_spec, n_envs, 0, FIRST_EVALUATION_ENV)
     result = play(policy, envs, 20)
     quotas = [20 // n_envs + (env < 20 % n_envs) for env in range(n_envs)]
     expected = [by_hand(policy, n_envs, env, episode) for env, quota in enumerate(quotas) for episode in range(quota)]
@@ -192,7 +192,7 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
     try:
         expected = []
         for step in range(3):
-            expected.append(play(policy, SerialEnvs(maker.with_slots(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4))
+            expected.append(play(policy, SerialEnvs(maker.for_n_envs(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4))
             began = time.monotonic()
             beside.ask(step, {"at": float(step)}, policy.state_dict())
             assert time.monotonic() - began < 0.5
@@ -206,8 +206,8 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
         evaluators = [
             child for child in psutil.Process().children() if "evaluate.worker_main" in " ".join(child.cmdline())
         ]
-        gives_way = min(19, psutil.Process().nice() + 10)
-        assert [child.nice() for child in evaluators] == [gives_way, gives_way]
+        yields_core = min(19, psutil.Process().nice() + 10)
+        assert [child.nice() for child in evaluators] == [yields_core, yields_core]
         assert found == [(step, {"at": float(step)}, result) for step, result in enumerate(expected)]
         assert len({tuple(result.returns) for result in expected}) == 3
     finally:
@@ -218,7 +218,7 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
 def test_a_process_that_dies_plays_its_part_anew_and_too_many_deaths_end_it(tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
     policy, maker, env_spec = walker(deadly=str(deadly))
-    expected = play(policy, SerialEnvs(maker.with_slots(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4)
+    expected = play(policy, SerialEnvs(maker.for_n_envs(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4)
     said: list[str] = []
     config = config_of(eval_episodes=4, seed=0, max_env_restarts=1)
     beside = Beside(config, maker, env_spec, None, policy.state_dict(), 2, said.append)

@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_named_by_environment_and_step(
     broken: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     burst_of(monkeypatch, burst)
-    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Breaking, {"broken": broken}, makes="device"))
+    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Breaking, {"broken": broken}, kind="device"))
     with pytest.raises(TrainingError, match=f"Environment 5 returned a NaN or infinite {broken} near step") as raised:
         unidle.train(ENV, runs_dir=str(tmp_path), **SMALL)
     near = int(str(raised.value).split("near step ")[1].split(";")[0])
@@ -151,7 +151,7 @@ class Asking(Classic):
 def test_an_environment_that_asks_the_host_runs_eagerly_and_the_operation_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Asking, makes="device"))
+    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Asking, kind="device"))
     unidle.train(ENV, runs_dir=str(tmp_path), **SMALL, device="cuda")
     assert 'state["length"].sum().item()' in capfd.readouterr().err
 

@@ -27,7 +27,7 @@ from waiting import Waiting
 import unidle
 from unidle.config import Engine
 from unidle.engine.build import make_envs
-from unidle.envs.aio.async_env import Awaited, Threaded
+from unidle.envs.aio.async_env import GymnasiumAsyncEnv, Threaded
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.process_pool import ProcessPool
@@ -77,8 +77,8 @@ def nothing_is_left() -> Iterator[None]:
 
 def send(pool: HostEnvs, *what: Do, slices: list[int] | None = None) -> None:
     chosen = list(range(len(pool.bounds))) if slices is None else slices
-    lines = [line for number in chosen for line in range(*pool.bounds[number])]
-    pool.block.actions[lines, 0] = what or [Do.STEP] * len(lines)
+    env_ids = [env_id for number in chosen for env_id in range(*pool.bounds[number])]
+    pool.block.actions[env_ids, 0] = what or [Do.STEP] * len(env_ids)
     pool.send(chosen)
 
 
@@ -98,7 +98,7 @@ SURVIVED += [Do.CUT_WITH_NAN, Do.END_WITH_NAN_REWARD, Do.END_AND_NAN_RESET]
 
 
 def story(envs: HostEnvs, rounds: int = 90) -> list[Any]:
-    """All that is to be seen of some steps, of which some fail and some skip a few lines."""
+    """All that is to be seen of some steps, of which some fail and some skip a few env_ids."""
     rng = np.random.default_rng(3)
     seen: list[Any] = []
     block = envs.block
@@ -111,9 +111,9 @@ def story(envs: HostEnvs, rounds: int = 90) -> list[Any]:
         while len(done) < len(envs.bounds):
             done += envs.recv(1)
         assert sorted(done) == list(range(len(envs.bounds)))
-        happened = ~block.redo & ~block.skip
+        happened = ~block.retry & ~block.skip
         ended = happened & (block.terminated | block.truncated)
-        seen += [block.obs.copy(), block.redo & ~block.skip, block.episode.copy()]
+        seen += [block.obs.copy(), block.retry & ~block.skip, block.episode.copy()]
         seen += [block.reward[happened], block.terminated[happened], block.truncated[happened]]
         seen += [block.episode_return[ended], block.episode_length[ended], block.final_obs[happened & block.truncated]]
         seen.append(sorted((fault.env, fault.kind, fault.text.splitlines()[0]) for fault in envs.faults))
@@ -241,10 +241,10 @@ def test_a_step_past_its_deadline_did_not_happen_and_its_environment_is_made_ane
     assert (fault.env, fault.kind) == (FIRST + 1, "hung")
     assert fault.text.startswith(
         f"Environment {FIRST + 1} failed in episode 0 (seed {episode_seed(SEED, FIRST + 1, 0)}), step 1: "
-        "TimeoutError: step() was not over after 0.15 s (--env-timeout)\n"
+        "TimeoutError: step() did not finish within 0.15 s (--env-timeout)\n"
     )
     assert "asyncio.sleep(600)" in fault.text
-    assert pool.block.redo.tolist() == [False, True, False, False]
+    assert pool.block.retry.tolist() == [False, True, False, False]
     assert places(pool) == [at(FIRST, 0, 2), at(FIRST + 1, 1, 0), at(FIRST + 2, 0, 2), at(FIRST + 3, 0, 2)]
     assert Waiting.open == 4
     pool.faults.clear()
@@ -260,7 +260,7 @@ def test_a_deadline_is_kept_in_worker_processes_too() -> None:
         pool.start(np.zeros(4, np.int64))
         do(pool, Do.STEP, Do.HANG, Do.STEP, Do.STEP)
         assert [(fault.env, fault.kind) for fault in pool.faults] == [(FIRST + 1, "hung")]
-        assert pool.block.redo.tolist() == [False, True, False, False]
+        assert pool.block.retry.tolist() == [False, True, False, False]
     finally:
         pool.close()
 
@@ -275,11 +275,11 @@ def test_a_worker_process_that_dies_is_replaced() -> None:
         running = pool._processes[0]._process
         assert running is not None
         running.kill()
-        pool._next_look = 0.0
+        pool._next_check = 0.0
         assert sorted(done + pool.recv(1)) == [0, 1, 2, 3]
         assert [(fault.env, fault.kind) for fault in pool.faults] == [(FIRST, "killed")]
-        assert pool.block.redo.tolist() == [True, False, False, False]
-        assert pool.renewed == [1]
+        assert pool.block.retry.tolist() == [True, False, False, False]
+        assert pool.restarted == [1]
         assert places(pool) == [at(FIRST, 1, 0), at(FIRST + 1, 1, 0), at(FIRST + 2, 0, 2), at(FIRST + 3, 0, 2)]
         do(pool)
         assert places(pool)[:2] == [at(FIRST, 1, 1), at(FIRST + 1, 1, 1)]
@@ -318,7 +318,7 @@ def test_an_environment_that_cannot_begin_again_says_why_and_comes_back_when_it_
     assert [fault.text.count("the robot fell over") > 0 for fault in pool.faults] == [True]
     do(pool)
     assert [(fault.env, "stuck in the mud" in fault.text) for fault in pool.faults[1:]] == [(FIRST + 1, True)]
-    assert pool.block.redo.tolist() == [False, True]
+    assert pool.block.retry.tolist() == [False, True]
     (tmp_path / "unresettable").unlink()
     do(pool)
     do(pool)
@@ -354,7 +354,7 @@ def test_an_exit_and_a_cancellation_within_are_failures_like_any_other(started: 
     assert "step() raised SystemExit(3)" in pool.faults[0].text
     other = started(Cancelling, n_envs=1)
     do(other)
-    assert "step() was cancelled by something that it waited for" in other.faults[0].text
+    assert "step() was cancelled by a task that it awaited" in other.faults[0].text
 
 
 def test_a_mistake_of_the_user_goes_through(started: Make) -> None:
@@ -427,8 +427,8 @@ def test_an_environment_that_repeats_itself_is_brought_back_by_replaying(started
         pool.block.actions[:, 0] = [step % 3, 1, 2]
         pool.send([0, 1, 2])
         assert pool.recv(3) == [0, 1, 2]
-        for line, actions in enumerate(taken):
-            actions.append(pool.block.actions[line].copy())
+        for env_id, actions in enumerate(taken):
+            actions.append(pool.block.actions[env_id].copy())
     obs = pool.block.obs.copy()
     points = [(1, np.array(actions[6:]), row, None) for actions, row in zip(taken, obs)]
     points[2] = (1, points[2][1], obs[0], None)  # not what comes of these actions
@@ -461,28 +461,28 @@ def test_of_others_an_open_episode_is_lost_and_the_next_one_begins(started: Make
 def test_the_kind_of_step_decides_how_it_is_made() -> None:
     for env in (Waiting, partial(Waiting, folder=None), partial(Threaded, Walk)):
         maker = env_maker(env)
-        assert maker.makes == "async"
+        assert maker.kind == "async"
         assert maker.on_host() is maker
-        twin = maker()
-        assert isinstance(twin, Awaited)
-        twin.close()
-    assert env_maker(Walk).makes == "one"
-    with pytest.raises(UsageError, match="whose step is a coroutine; name the class itself"):
+        single_env = maker()
+        assert isinstance(single_env, GymnasiumAsyncEnv)
+        single_env.close()
+    assert env_maker(Walk).kind == "gymnasium"
+    with pytest.raises(UsageError, match="whose step is a coroutine; pass the class itself"):
         env_maker(lambda: Waiting())()
     Waiting.open -= 1  # the one that was refused
 
 
 def test_the_twin_of_any_of_them_steps_as_it_does() -> None:
-    env, twin = Walk(), env_maker(partial(Threaded, Walk))()
+    env, single_env = Walk(), env_maker(partial(Threaded, Walk))()
     try:
-        assert np.array_equal(env.reset(seed=3)[0], twin.reset(seed=3)[0])
+        assert np.array_equal(env.reset(seed=3)[0], single_env.reset(seed=3)[0])
         for action in (-1, 1, 0):
-            ours, theirs = twin.step(action), env.step(action)
+            ours, theirs = single_env.step(action), env.step(action)
             assert np.array_equal(ours[0], theirs[0])
             assert ours[1:] == theirs[1:]
     finally:
-        twin.close()
-        twin.close()
+        single_env.close()
+        single_env.close()
 
 
 @pytest.mark.parametrize(
@@ -516,13 +516,13 @@ def server() -> Iterator[SiteServer]:
 def test_the_id_of_the_site_explorer_leads_to_it_and_to_its_twin(server: SiteServer) -> None:
     kwargs = {"site": server.urls, "topic": "comet orbit"}
     maker = env_maker("unidle/SiteExplore-v0", kwargs)
-    assert maker.makes == "async"
-    for twin in (maker(), gymnasium.make("unidle/SiteExplore-v0", **kwargs)):
-        assert isinstance(twin.unwrapped, SiteExploreEnv)
-        twin.close()
+    assert maker.kind == "async"
+    for single_env in (maker(), gymnasium.make("unidle/SiteExplore-v0", **kwargs)):
+        assert isinstance(single_env.unwrapped, SiteExploreEnv)
+        single_env.close()
     with pytest.raises(UsageError, match=r"needs more env_kwargs.*'site'"):
         env_maker("unidle/SiteExplore-v0")()
-    with pytest.raises(UsageError, match=r"does not take these env_kwargs.*colour"):
+    with pytest.raises(UsageError, match=r"does not accept these env_kwargs.*colour"):
         env_maker("unidle/SiteExplore-v0", {**kwargs, "colour": "red"})()
 
 
@@ -533,7 +533,7 @@ def test_episodes_on_a_site_are_those_of_the_twin_stepped_serially(server: SiteS
     seen = []
     for envs in (
         AsyncEnvs(maker, env_spec, 3, SEED),
-        SerialEnvs(EnvMaker("twin", SiteExploreEnv, kwargs, makes="one"), env_spec, 3, SEED),
+        SerialEnvs(EnvMaker("single_env", SiteExploreEnv, kwargs, kind="gymnasium"), env_spec, 3, SEED),
     ):
         rng, obs = np.random.default_rng(0), []
         envs.start(np.zeros(3, np.int64))

@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def made(name: str, n_envs: int, seed: int = 3, first_index: int = 0, **kwargs: Any) -> JaxEnv:
-    return env_maker(name, kwargs).on_device(n_envs, seed, first_index=first_index)
+    return env_maker(name, kwargs).device_env(n_envs, seed, first_index=first_index)
 
 
 def played(env: JaxEnv, actions: torch.Tensor) -> list[Step]:
@@ -256,8 +256,8 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
             steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU
         )
 
-    here = DeviceCollector(maker.on_device(n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
-    envs = TensorEnvs(maker.on_device(n_envs, seed), env_spec)
+    here = DeviceCollector(maker.device_env(n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
+    envs = TensorEnvs(maker.device_env(n_envs, seed), env_spec)
     there = Collector(envs, policy, [rollout()], seed, Timeline())
     here.start()
     there.start()

@@ -29,7 +29,7 @@ from unidle.config import Recipe
 from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.device.device_env import Step, Traits, traits_of
 from unidle.envs.device.host_view import TensorEnvs
-from unidle.envs.device.simulators import IsaacEnv, TensorVectorEnv, as_device_env
+from unidle.envs.device.simulators import IsaacEnv, TensorVectorEnv
 from unidle.envs.make import env_maker
 from unidle.envs.spec import probe
 from unidle.envs.vector.host_envs import vector_size
@@ -279,7 +279,7 @@ def test_gymnasiums_own_vector_of_tensors_is_one_too() -> None:
 
     kwargs = {"autoreset_mode": AutoresetMode.DISABLED}  # in the other mode it cannot convert its own infos
     vector = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs=kwargs, max_episode_steps=4)
-    env = env_maker(lambda: NumpyToTorch(vector)).on_device(3, 0)
+    env = env_maker(lambda: NumpyToTorch(vector)).device_env(3, 0)
     assert isinstance(env, TensorVectorEnv)
     pushes = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]] * 2
     steps = acted(env, pushes)
@@ -298,7 +298,7 @@ def collector_of(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
     torch.manual_seed(0)
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=4))
     rollout = Rollout(steps, N, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU)
-    return DeviceCollector(maker.on_device(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
+    return DeviceCollector(maker.device_env(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
 
 
 def test_nothing_is_captured_and_every_cut_is_kept() -> None:
@@ -348,13 +348,13 @@ def test_a_simulator_is_made_once_and_closed_once() -> None:
     env_spec = probe(maker)
     assert env_spec.obs_layout.space.shape == (2,)
     assert not made[0].closed
-    env = maker.on_device(6, 0)
+    env = maker.device_env(6, 0)
     assert (len(made), made[0].seeds) == (1, [])
-    maker.on_device(6, 0)
+    maker.device_env(6, 0)
     assert len(made) == 2  # another one, for evaluation
     TensorEnvs(env, env_spec).close()
     assert made[0].closed
-    with pytest.raises(UsageError, match="many environments at once"):
+    with pytest.raises(UsageError, match="is a batched environment"):
         maker()
 
 
@@ -404,7 +404,11 @@ def test_a_resumed_run_says_that_it_begins_new_episodes(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("make", "settings", "sentence"),
     [
-        (lambda: IsaacLab(group="camera"), {}, "shows the groups camera, critic; call what the policy sees `policy`"),
+        (
+            lambda: IsaacLab(group="camera"),
+            {},
+            "observation groups camera, critic; name the policy's group `policy`",
+        ),
         (lambda: Tensors(AutoresetMode.NEXT_STEP), {}, "NEXT_STEP"),
         (lambda: Tensors(key="nowhere"), {}, r"infos\['final_obs'\]"),
         (IsaacLab, {"overlap": "strict"}, "nothing to overlap"),
@@ -418,7 +422,7 @@ def test_what_does_not_go_is_said_in_a_sentence(make: Any, settings: Any, senten
 
 def test_an_id_that_makes_many_is_to_be_wrapped_in_a_function() -> None:
     gymnasium.register("IsaacStandIn-v0", IsaacLab, disable_env_checker=True, order_enforce=False)
-    with pytest.raises(UsageError, match="give a function that returns it"):
+    with pytest.raises(UsageError, match="pass a function that returns it"):
         probe(env_maker("IsaacStandIn-v0"))
     assert probe(env_maker(lambda: gymnasium.make("IsaacStandIn-v0"))).on_device
 
@@ -435,6 +439,6 @@ def test_actions_go_to_the_device_that_the_simulator_is_on(kind: type[Any], monk
         return advance(torch.zeros(actions.shape))
 
     monkeypatch.setattr(env, "advance", look)
-    device_env = as_device_env(env, "elsewhere", 0)
+    device_env = env_maker(lambda: env).device_env(N, 0)
     device_env.step(device_env.begin()[0], torch.ones(N, 1))
     assert seen == ["meta"]

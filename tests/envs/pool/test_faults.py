@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from troubled import CHECKED, ENV_SPEC, SEED, Do, Troubled, at, place, reward_of
 
-from unidle.envs.block import Block
-from unidle.envs.faults import Fault, FaultTally
+from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import env_maker
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.protocol import HostEnvs
+from unidle.envs.shared_block import SharedBlock
 from unidle.errors import TrainingError, UsageError
 
 FIRST = 40  # number of the first environment
@@ -53,7 +53,7 @@ def started(make: Make) -> Make:
 
 
 def do(envs: HostEnvs, *what: Do) -> list[str]:
-    """One step of all environments; returns the first lines of the faults it brought."""
+    """One step of all environments; returns the first env_ids of the faults it brought."""
     envs.block.actions[:, 0] = what or [Do.STEP] * N
     envs.send(range(len(envs.bounds)))
     assert envs.recv(len(envs.bounds)) == list(range(len(envs.bounds)))
@@ -81,7 +81,7 @@ def test_only_the_environment_that_raises_begins_again_and_says_so(started: Make
     envs = started()
     for _ in range(3):
         assert do(envs) == []
-        assert not envs.block.redo.any()
+        assert not envs.block.retry.any()
     envs.block.actions[:, 0] = [Do.STEP, Do.RAISE, Do.END]
     envs.send(range(len(envs.bounds)))
     envs.recv(len(envs.bounds))
@@ -90,17 +90,17 @@ def test_only_the_environment_that_raises_begins_again_and_says_so(started: Make
     assert (fault.env, fault.kind) == (41, "exception")
     first, *rest = fault.text.splitlines()
     assert first == f"Environment 41 failed in {where(41, 0, 3)}: ZeroDivisionError: the robot fell over"
-    assert any("troubled.py" in line for line in rest)
-    assert envs.block.redo.tolist() == [False, True, False]
+    assert any("troubled.py" in env_id for env_id in rest)
+    assert envs.block.retry.tolist() == [False, True, False]
     assert places(envs) == [at(40, 0, 4), at(41, 1, 0), at(42, 1, 0)]
     assert envs.block.episode.tolist() == [0, 1, 1]
     assert envs.block.reward[[0, 2]].tolist() == [reward_of(*at(40, 0, 4)), reward_of(*at(42, 0, 4))]
     assert envs.block.terminated[[0, 2]].tolist() == [False, True]
-    assert envs.renewed == []
+    assert envs.restarted == []
 
     envs.faults.clear()
     assert do(envs) == []
-    assert not envs.block.redo.any()
+    assert not envs.block.retry.any()
     assert places(envs) == [at(40, 0, 5), at(41, 1, 1), at(42, 1, 1)]
     assert envs.block.reward[1] == reward_of(*at(41, 1, 1))
 
@@ -119,7 +119,7 @@ def test_a_reset_that_fails_is_a_step_that_did_not_happen_and_its_seed_is_not_tr
     envs = started()
     texts = do(envs, Do.STEP, Do.STEP, Do.END_AND_FAIL_RESET)
     assert texts == [f"Environment 42 failed in {where(42, 1, 0)}: RuntimeError: stuck in the mud"]
-    assert envs.block.redo.tolist() == [False, False, True]
+    assert envs.block.retry.tolist() == [False, False, True]
     assert places(envs) == [at(40, 0, 1), at(41, 0, 1), at(42, 2, 0)]
     assert envs.block.episode[2] == 2
 
@@ -133,13 +133,13 @@ def test_an_environment_that_cannot_be_made_again_is_tried_again_at_each_step(st
     ]
     for step in (3, 4):  # each of these steps tells why the one before it could not begin an episode
         assert do(envs) == [f"Environment 41 failed in {where(41, step - 2, 0)}: OSError: no such robot"]
-        assert envs.block.redo.tolist() == [False, True, False]
+        assert envs.block.retry.tolist() == [False, True, False]
         shown = places(envs)
         assert shown[::2] == [at(40, 0, step), at(42, 0, step)]
         assert shown[1][1] == 0  # some first observation
     (tmp_path / "unmakeable").unlink()
     assert do(envs) == [f"Environment 41 failed in {where(41, 3, 0)}: OSError: no such robot"]
-    assert envs.block.redo.tolist() == [False, True, False]
+    assert envs.block.retry.tolist() == [False, True, False]
     assert places(envs)[1] == at(41, 4, 0)
     assert do(envs) == []
     assert places(envs) == [at(40, 0, 6), at(41, 4, 1), at(42, 0, 6)]
@@ -203,7 +203,7 @@ def test_an_episode_that_cannot_be_started_is_passed_over(started: Make) -> None
     assert take(envs) == [f"Environment 41 failed in {where(41, 0, 0)}: RuntimeError: not from here"]
     assert places(envs) == [at(40, 0, 0), at(41, 1, 0), at(42, 0, 0)]
     assert do(envs) == []
-    assert not envs.block.redo.any()
+    assert not envs.block.retry.any()
 
 
 def test_an_environment_that_never_begins_is_a_failure_at_once(make: Make, tmp_path: Path) -> None:
@@ -246,12 +246,12 @@ def test_a_number_that_is_none_never_reaches_the_learner(started: Make, what: Do
     texts = do(envs, Do.STEP, what, Do.CUT)
     assert texts == [f"Environment 41 returned a NaN or infinite {thing} in {where(41, episode, step)}."]
     block = envs.block
-    assert block.redo.tolist() == [False, True, False]
+    assert block.retry.tolist() == [False, True, False]
     assert places(envs) == [at(40, 0, CHECKED + 1), at(41, follows, 0), at(42, 1, 0)]
     assert block.truncated[[0, 2]].tolist() == [False, True]
     assert np.isfinite(block.reward).all()
     assert do(envs) == []
-    assert not block.redo.any()
+    assert not block.retry.any()
     assert places(envs) == [at(40, 0, CHECKED + 2), at(41, follows, 1), at(42, 1, 1)]
 
 
@@ -292,10 +292,10 @@ def test_too_many_failures_in_a_row_are_an_error_that_tells_the_last_one(started
     first, second, *rest = str(failure.value).splitlines()
     assert first == (
         "Environment 41 failed 3 times without finishing an episode in between; max_env_restarts allows 2. "
-        "The last time:"
+        "The last fault:"
     )
     assert second.startswith(f"Environment 41 failed in {where(41, 2, 0)}: ZeroDivisionError")
-    assert any("troubled.py" in line for line in rest)
+    assert any("troubled.py" in env_id for env_id in rest)
 
 
 def test_without_restarts_the_first_failure_is_the_last(started: Make) -> None:
@@ -318,45 +318,47 @@ def test_a_finished_episode_makes_up_for_all_failures_before_it(started: Make, e
 
 
 def test_what_a_skipped_or_cut_line_shows_makes_up_for_nothing() -> None:
-    tally = FaultTally(4, FIRST, most=1)
-    block = Block(ENV_SPEC, 4)
+    tally = FaultCounter(4, FIRST, limit=1)
+    block = SharedBlock(ENV_SPEC, 4)
     for env in range(4):
         tally.add(Fault(FIRST + env, "exception", "it broke"))
     block.terminated[:] = [True, True, False, True]
     block.truncated[2] = True
     block.skip[0] = True
-    block.redo[1] = True
+    block.retry[1] = True
     block.episode_length[2] = -1
-    tally.forgive(block, slice(0, 4))
+    tally.reset_finished(block, slice(0, 4))
     tally.add(Fault(FIRST + 3, "exception", "it broke"))
     for env in range(3):
         with pytest.raises(TrainingError, match=rf"^Environment {FIRST + env} failed 2 times"):
             tally.add(Fault(FIRST + env, "exception", "it broke"))
 
 
-# -- lines that are skipped --------------------------------------------------------------------------------------------
+# -- skipped environments ---------------------------------------------------------------------------------------------
 
 
 def test_a_skipped_line_is_left_exactly_as_it_is(started: Make) -> None:
     envs = started()
     block = envs.block
-    arrays = {name: array for name, array in vars(block).items() if isinstance(array, np.ndarray) and name != "beats"}
+    arrays = {
+        name: array for name, array in vars(block).items() if isinstance(array, np.ndarray) and name != "heartbeats"
+    }
     do(envs, Do.CUT, Do.RAISE, Do.STEP)
     do(envs, Do.STEP, Do.RAISE, Do.CUT)
-    for line in range(N):
+    for env_id in range(N):
         block.skip[:] = False
-        block.skip[line] = True
-        block.redo[line] = True  # whatever it says there stays
+        block.skip[env_id] = True
+        block.retry[env_id] = True  # whatever it says there stays
         block.actions[:, 0] = Do.STEP
-        before = {name: array[line].copy() for name, array in arrays.items()}
+        before = {name: array[env_id].copy() for name, array in arrays.items()}
         others = [place(row) for row in block.obs]
         envs.send(range(len(envs.bounds)))
         envs.recv(len(envs.bounds))
         for name, array in arrays.items():
-            assert array[line].tobytes() == before[name].tobytes(), name
-        for other in {0, 1, 2} - {line}:
+            assert array[env_id].tobytes() == before[name].tobytes(), name
+        for other in {0, 1, 2} - {env_id}:
             assert place(block.obs[other]) == (others[other][0], others[other][1] + 1)
-            assert not block.redo[other]
+            assert not block.retry[other]
     block.skip[:] = True
     assert do(envs, Do.RAISE, Do.RAISE, Do.RAISE) == []
     block.skip[:] = False

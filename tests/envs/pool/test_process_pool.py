@@ -28,9 +28,9 @@ from small_envs import Fickle
 from toy_envs import Masked, Pictures, SavedWalk, Senses, Walk, WhereAmI
 
 from unidle.envs.make import env_maker
-from unidle.envs.pool.process_pool import ProcessPool, share_out
+from unidle.envs.pool.process_pool import ProcessPool, split_envs
 from unidle.envs.pool.serial import SerialEnvs
-from unidle.envs.pool.worker import Switchboard, Worker
+from unidle.envs.pool.worker import Worker, WorkerSignals
 from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import TrainingError, UsageError
 
@@ -52,7 +52,7 @@ def random_actions(env_spec: EnvSpec, n_envs: int, rng: np.random.Generator) -> 
 def contents(envs: ProcessPool | SerialEnvs) -> dict[str, bytes]:
     """Every array of the block that is not about the processes."""
     arrays = {name: value for name, value in vars(envs.block).items() if isinstance(value, np.ndarray)}
-    return {name: value.tobytes() for name, value in arrays.items() if name != "beats"}
+    return {name: value.tobytes() for name, value in arrays.items() if name != "heartbeats"}
 
 
 def worker_pids(pool: ProcessPool) -> list[int]:
@@ -114,7 +114,7 @@ def test_environments_are_shared_out_evenly_among_workers_and_then_among_their_s
     n_envs: int, workers: int, slices: int
 ) -> None:
     workers = min(workers, n_envs)
-    shares = share_out(n_envs, workers, slices)
+    shares = split_envs(n_envs, workers, slices)
     bounds = [bounds for share in shares for bounds in share]
     assert [first for first, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
     assert bounds[-1][1] == n_envs
@@ -174,7 +174,7 @@ def step(pool: ProcessPool, times: int) -> None:
 
 def test_a_mistake_of_the_user_arrives_as_a_usage_error() -> None:
     env_spec = probe(env_maker(Masked))
-    sentence = r"^action_mask allows no action at all for head 0"
+    sentence = r"^action_mask allows no action for head 0"
     with (
         closing(pool_of(lambda: Masked(allow=0), env_spec=env_spec)) as pool,
         pytest.raises(UsageError, match=sentence),
@@ -199,7 +199,7 @@ def test_a_factory_that_cannot_travel_is_said_with_what_to_do() -> None:
         with lock:
             return Walk()
 
-    with pytest.raises(UsageError, match=r"^The environment factory cannot be sent .* or use --no-subproc\."):
+    with pytest.raises(UsageError, match=r"^The environment factory cannot be sent .* or --no-subproc\."):
         pool_of(holding, env_spec=WALK)
 
 
@@ -344,9 +344,7 @@ def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module_of_python(
 
 
 def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "unidle.envs.pool.worker_process.LOOK_AROUND_SECONDS", 100.0
-    )  # a lost one would now hang the test
+    monkeypatch.setattr("unidle.envs.pool.worker_process.POLL_SECONDS", 100.0)  # a lost one would now hang the test
     maker = env_maker("CartPole-v1")
     env_spec = probe(maker)
     rng = np.random.default_rng(0)
@@ -382,14 +380,14 @@ def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() 
         step(pool, times=1)
 
 
-@pytest.mark.parametrize(("cores", "gives_way"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("cores", "yields_core"), [(2, True), (3, False)])
 def test_who_waits_gives_way_to_others_unless_trainer_and_workers_have_a_core_each(
-    monkeypatch: pytest.MonkeyPatch, cores: int, gives_way: bool
+    monkeypatch: pytest.MonkeyPatch, cores: int, yields_core: bool
 ) -> None:
     monkeypatch.setattr("unidle.envs.pool.process_pool.available_cores", lambda: cores)
     maker = env_maker("CartPole-v1")
     with closing(ProcessPool(maker, probe(maker, None), 4, 0, workers=2)) as pool:
-        assert all(told == gives_way for told in (pool.gives_way, *(job.gives_way for job in pool._jobs())))
+        assert all(told == yields_core for told in (pool.yields_core, *(job.yields_core for job in pool._jobs())))
         pool.start(np.zeros(4, np.int64))
         step(pool, times=3)  # either way it steps
 
@@ -397,14 +395,14 @@ def test_who_waits_gives_way_to_others_unless_trainer_and_workers_have_a_core_ea
 def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("unidle.envs.pool.process_pool._DEAL_SECONDS", math.inf)
+    monkeypatch.setattr("unidle.envs.pool.process_pool._ROTATE_SECONDS", math.inf)
     cores = sorted(os.sched_getaffinity(0))
     maker = env_maker("CartPole-v1")
     with closing(ProcessPool(maker, probe(maker, None), 3, 0, workers=3, pin_cores=True)) as pool:
         pool.start(np.zeros(3, np.int64))
         seen: dict[int, set[int]] = {number: set() for number in range(3)}
         for _ in range(6):
-            pool._next_deal = 0.0
+            pool._next_rotation = 0.0
             step(pool, times=1)
             now = [os.sched_getaffinity(worker._process.pid) for worker in pool._processes if worker._process]
             assert all(len(own) == 1 for own in now)
@@ -417,15 +415,15 @@ def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for
 class LookingAround(Worker):
     """Is told of a command just after it has looked for one."""
 
-    def __init__(self, pipe: Connection, trainers: Connection, board: Switchboard) -> None:
-        self._pipe, self._trainers, self._board, self._number, self._gives_way = pipe, trainers, board, 0, False
-        self._envs, self._own_flags, self._is_told, self._spin_seconds = self, board.flags, False, 0.0
+    def __init__(self, pipe: Connection, trainers: Connection, signals: WorkerSignals) -> None:
+        self._pipe, self._trainers, self._signals, self._number, self._yields_core = pipe, trainers, signals, 0, False
+        self._envs, self._own_flags, self._is_told, self._spin_seconds = self, signals.flags, False, 0.0
 
-    def _step_one(self) -> bool:
+    def _step_next(self) -> bool:
         if not self._is_told:
             self._is_told = True
-            self._board.commands[0] = 1
-            self._board.go[0].ring()
+            self._signals.commands[0] = 1
+            self._signals.go[0].ring()
             self._trainers.send_bytes(cloudpickle.dumps(("states", ())))
         return False
 
@@ -438,13 +436,13 @@ class LookingAround(Worker):
 
 def test_a_command_that_comes_while_a_worker_looks_around_is_obeyed() -> None:
     trainers, workers = Pipe()
-    memory = mmap.mmap(-1, Switchboard.nbytes(0, 1))
-    board = Switchboard.over(memory, 0, 0, 1, initialise=True)
+    memory = mmap.mmap(-1, WorkerSignals.nbytes(0, 1))
+    signals = WorkerSignals.over(memory, 0, 0, 1, initialise=True)
     ended: list[type[BaseException]] = []
 
     def serve() -> None:
         try:
-            LookingAround(workers, trainers, board).serve()
+            LookingAround(workers, trainers, signals).run()
         except EOFError:
             ended.append(EOFError)
 

@@ -1,4 +1,4 @@
-"""Workers that die or hang: another takes their place, and the block says what became of every line."""
+"""Workers that die or hang: another takes their place, and the block says what became of every env_id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.signals import SEMAPHORE_BYTES
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.pool.worker import DONE, STEP, TOLD, Switchboard
+from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, STEP, WorkerSignals
 from unidle.envs.protocol import HostEnvs
 from unidle.errors import TrainingError, UsageError
 
@@ -55,8 +55,8 @@ def started() -> Iterator[Make]:
 
 def send(pool: ProcessPool, *what: Do, slices: list[int] | None = None) -> None:
     chosen = list(range(len(pool.bounds))) if slices is None else slices
-    lines = [line for number in chosen for line in range(*pool.bounds[number])]  # those of others are not ours to touch
-    pool.block.actions[lines, 0] = what or [Do.STEP] * len(lines)
+    env_ids = [env_id for number in chosen for env_id in range(*pool.bounds[number])]
+    pool.block.actions[env_ids, 0] = what or [Do.STEP] * len(env_ids)
     pool.send(chosen)
 
 
@@ -80,12 +80,12 @@ def kill(pool: ProcessPool, worker: int) -> None:
     """Have the worker killed, and the pool look for it next time it is asked."""
     os.kill(pid(pool, worker), signal.SIGKILL)
     os.waitid(os.P_PID, pid(pool, worker), os.WEXITED | os.WNOWAIT)
-    pool._next_look = 0.0
+    pool._next_check = 0.0
 
 
 def when_flags_are(pool: ProcessPool, *flags: int) -> None:
     """Wait until the slices are so far, without taking them back."""
-    assert wait_until(lambda: pool._board.flags.tolist() == list(flags)), pool._board.flags
+    assert wait_until(lambda: pool._signals.flags.tolist() == list(flags)), pool._signals.flags
 
 
 def seeds(envs: list[int], episodes: list[int]) -> str:
@@ -112,21 +112,21 @@ def test_a_worker_killed_in_a_step_is_replaced_and_its_step_did_not_happen(start
     (fault,) = pool.faults
     assert (fault.env, fault.kind) == (40, "killed")
     assert fault.text == (
-        f"The worker of environments 40 to 41 ended unexpectedly (exit status -9): {DIED} "
-        f"It was to step environments {seeds([40, 41], [0, 1])}."
+        f"The worker of environments 40 to 41 exited unexpectedly (exit status -9): {DIED} "
+        f"It had to step environments {seeds([40, 41], [0, 1])}."
     )
-    assert pool.block.redo.tolist() == [True, True, False, False]
+    assert pool.block.retry.tolist() == [True, True, False, False]
     assert places(pool) == [at(40, 1, 0), at(41, 2, 0), at(42, 0, 3), at(43, 1, 0)]
     assert pool.block.episode.tolist() == [1, 2, 0, 1]
     assert pool.block.terminated[2:].tolist() == [False, True]
     assert pool.block.reward[2:].tolist() == [reward_of(*at(env, 0, 3)) for env in (42, 43)]
-    assert pool.renewed == []
+    assert pool.restarted == []
     assert pid(pool, 0) != before
     assert not is_running(before)
 
     do(pool)
     assert len(pool.faults) == 1
-    assert not pool.block.redo.any()
+    assert not pool.block.retry.any()
     assert places(pool) == [at(40, 1, 1), at(41, 2, 1), at(42, 0, 4), at(43, 1, 1)]
 
 
@@ -135,9 +135,9 @@ def test_an_environment_that_ends_its_process_is_survived(started: Make) -> None
     do(pool, Do.STEP, Do.STEP, Do.STEP, Do.EXIT)
     assert [(fault.env, fault.kind) for fault in pool.faults] == [(42, "killed")]
     assert pool.faults[0].text.startswith(
-        "The worker of environments 42 to 43 ended unexpectedly (exit status 3): it was killed, "
+        "The worker of environments 42 to 43 exited unexpectedly (exit status 3): it was killed, "
     )
-    assert pool.block.redo.tolist() == [False, False, True, True]
+    assert pool.block.retry.tolist() == [False, False, True, True]
     assert places(pool) == [at(40, 0, 1), at(41, 0, 1), at(42, 1, 0), at(43, 1, 0)]
 
 
@@ -147,8 +147,8 @@ def test_lines_that_were_skipped_in_the_step_are_renewed_and_not_redone(started:
     pool.block.skip[:] = [True, False, False, False]
     last = pool.block.obs[0].copy()
     do(pool, Do.STEP, Do.EXIT, Do.STEP, Do.STEP)
-    assert pool.block.redo.tolist() == [False, True, False, False]
-    assert pool.renewed == [0]
+    assert pool.block.retry.tolist() == [False, True, False, False]
+    assert pool.restarted == [0]
     assert np.array_equal(pool.block.final_obs[0], last)
     assert places(pool) == [at(40, 1, 0), at(41, 1, 0), at(42, 0, 2), at(43, 0, 2)]
     assert f"environments {seeds([41], [0])}." in pool.faults[0].text
@@ -164,18 +164,18 @@ def test_a_worker_killed_while_its_slices_wait_renews_their_lines(started: Make)
     kill(pool, 0)
     send(pool, slices=[2, 3])
     assert pool.recv(2) == [2, 3]
-    assert sorted(pool.renewed) == [0, 1]
+    assert sorted(pool.restarted) == [0, 1]
     assert np.array_equal(pool.block.final_obs[:2], last[:2])
     assert [fault.env for fault in pool.faults] == [40]
-    assert pool.faults[0].text.endswith(" It was stepping none of them.")
+    assert pool.faults[0].text.endswith(" It was not stepping any of them.")
     assert places(pool) == [at(40, 2, 0), at(41, 1, 0), at(42, 0, 2), at(43, 0, 2)]
-    assert not pool.block.redo[2:].any()
+    assert not pool.block.retry[2:].any()
 
-    pool.renewed.clear()
+    pool.restarted.clear()
     do(pool)
     assert places(pool) == [at(40, 2, 1), at(41, 1, 1), at(42, 0, 3), at(43, 0, 3)]
-    assert pool.renewed == []
-    assert not pool.block.redo.any()
+    assert pool.restarted == []
+    assert not pool.block.retry.any()
 
 
 def test_a_slice_that_was_stepped_keeps_its_step_and_its_open_episodes_are_cut_off(started: Make) -> None:
@@ -188,8 +188,8 @@ def test_a_slice_that_was_stepped_keeps_its_step_and_its_open_episodes_are_cut_o
     kill(pool, 0)
     assert pool.recv(2) == [0, 1]
     block = pool.block
-    assert pool.renewed == [0]
-    assert not block.redo.any()
+    assert pool.restarted == [0]
+    assert not block.retry.any()
     assert block.terminated[1:].tolist() == [False, True, False, *[False] * 4]
     assert block.truncated[1:].tolist() == [True, False, True, *[False] * 4]
     assert block.episode_length[1:4].tolist() == [-1, 2, 2]
@@ -203,12 +203,12 @@ def test_a_slice_that_was_stepped_keeps_its_step_and_its_open_episodes_are_cut_o
 def test_faults_that_a_worker_told_before_it_died_are_heard(started: Make) -> None:
     pool = started()
     send(pool, Do.RAISE, Do.STEP, Do.STEP, Do.STEP)
-    when_flags_are(pool, TOLD, DONE)
+    when_flags_are(pool, DONE_WITH_FAULTS, DONE)
     time.sleep(0.1)  # the message follows the flag
     kill(pool, 0)
     assert pool.recv(2) == [0, 1]
     assert [(fault.env, fault.kind) for fault in pool.faults] == [(40, "exception"), (40, "killed")]
-    assert pool.block.redo.tolist() == [True, False, False, False]
+    assert pool.block.retry.tolist() == [True, False, False, False]
     assert pool.block.truncated.tolist() == [False, True, False, False]
     assert place(pool.block.final_obs[1]) == at(41, 0, 1)
     assert places(pool)[:2] == [at(40, 2, 0), at(41, 1, 0)]
@@ -217,14 +217,14 @@ def test_faults_that_a_worker_told_before_it_died_are_heard(started: Make) -> No
 def test_a_message_that_was_never_sent_is_not_waited_for(started: Make) -> None:
     pool = started()
     os.kill(pid(pool, 0), signal.SIGSTOP)
-    pool._board.flags[0] = TOLD  # as if it had been killed between the flag and the message
-    pool.block.redo[0] = True
-    pool._next_look = np.inf
+    pool._signals.flags[0] = DONE_WITH_FAULTS  # as if it had been killed between the flag and the message
+    pool.block.retry[0] = True
+    pool._next_check = np.inf
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {pid(pool, 0)}"])
     assert pool.recv(1) == [0]
     killer.wait()
     assert [fault.kind for fault in pool.faults] == ["killed"]
-    assert pool.block.redo.tolist() == [True, False, False, False]
+    assert pool.block.retry.tolist() == [True, False, False, False]
     assert pool.block.truncated.tolist() == [False, True, False, False]
 
 
@@ -232,13 +232,13 @@ def test_a_message_that_was_never_sent_is_not_waited_for(started: Make) -> None:
 def test_half_a_message_is_given_up(started: Make, next_look: float) -> None:
     pool = started()
     send(pool, Do.SHOUT, Do.STEP, Do.STEP, Do.STEP)
-    when_flags_are(pool, TOLD, DONE)
+    when_flags_are(pool, DONE_WITH_FAULTS, DONE)
     time.sleep(0.2)  # the pipe is full by now
     kill(pool, 0)
-    pool._next_look = next_look
+    pool._next_check = next_look
     assert pool.recv(2) == [0, 1]
     assert [fault.kind for fault in pool.faults] == ["killed"]
-    assert pool.block.redo.tolist() == [True, False, False, False]
+    assert pool.block.retry.tolist() == [True, False, False, False]
 
 
 # -- posts and waiting -------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_half_a_message_is_given_up(started: Make, next_look: float) -> None:
 def test_a_step_whose_post_was_never_made_is_seen_all_the_same(started: Make) -> None:
     pool = started()
     os.kill(pid(pool, 0), signal.SIGSTOP)
-    pool._board.flags[0] = DONE
+    pool._signals.flags[0] = DONE
     assert pool.recv(1) == [0]
     os.kill(pid(pool, 0), signal.SIGCONT)
     do(pool)
@@ -256,16 +256,16 @@ def test_a_step_whose_post_was_never_made_is_seen_all_the_same(started: Make) ->
 def test_posts_and_commands_that_a_dead_worker_did_not_take_mean_nothing_to_the_next(started: Make) -> None:
     pool = started()
     os.kill(pid(pool, 0), signal.SIGSTOP)
-    pool._board.commands[0] = 1
+    pool._signals.commands[0] = 1
     for _ in range(5):
-        pool._board.go[0]._semaphore.post()
-        pool._board.ready._semaphore.post()
+        pool._signals.go[0]._semaphore.post()
+        pool._signals.ready._semaphore.post()
     send(pool)
     when_flags_are(pool, STEP, DONE)
     kill(pool, 0)
     assert pool.recv(2) == [0, 1]
     for _ in range(5):
-        pool._board.ready._semaphore.post()
+        pool._signals.ready._semaphore.post()
     os.kill(pid(pool, 0), signal.SIGSTOP)
     send(pool)
     assert pool.recv(1) == [1]
@@ -275,27 +275,27 @@ def test_posts_and_commands_that_a_dead_worker_did_not_take_mean_nothing_to_the_
 
 
 def test_all_that_a_worker_was_told_can_be_taken_back() -> None:
-    board = Switchboard.over(mmap.mmap(-1, Switchboard.nbytes(4, 2)), 0, slices=4, workers=2, initialise=True)
-    board.commands[:] = 1
-    for bell in (board.ready, *board.go):
+    signals = WorkerSignals.over(mmap.mmap(-1, WorkerSignals.nbytes(4, 2)), 0, slices=4, workers=2, initialise=True)
+    signals.commands[:] = 1
+    for bell in (signals.ready, *signals.go):
         bell._semaphore.post()
         bell._memory[bell._asleep] = 1
-    board.forget(0)
-    assert board.commands.tolist() == [0, 1]
-    assert [bell._memory[bell._asleep] for bell in (board.ready, *board.go)] == [1, 0, 1]
-    assert [bell._semaphore.take() for bell in (board.ready, *board.go)] == [True, False, True]
+    signals.reset_worker(0)
+    assert signals.commands.tolist() == [0, 1]
+    assert [bell._memory[bell._asleep] for bell in (signals.ready, *signals.go)] == [1, 0, 1]
+    assert [bell._semaphore.take() for bell in (signals.ready, *signals.go)] == [True, False, True]
 
 
 def test_the_semaphore_of_a_worker_that_died_waiting_does_not_count_it_any_more(started: Make) -> None:
     pool = started()
-    board = pool._board
+    signals = pool._signals
     # How glibc lays out a semaphore where there are 64-bit atomics: the posts, then the waiters.
-    posts, waiters = np.ndarray((2,), np.uint32, board.memory, board.begin + SEMAPHORE_BYTES)[:, np.newaxis]
+    posts, waiters = np.ndarray((2,), np.uint32, signals.memory, signals.begin + SEMAPHORE_BYTES)[:, np.newaxis]
     for _ in range(3):
         assert wait_until(lambda: waiters == 1)
         os.kill(pid(pool, 0), signal.SIGSTOP)
         for _ in range(5):
-            board.go[0]._semaphore.post()
+            signals.go[0]._semaphore.post()
         kill(pool, 0)
         pool.recv(1, seconds=0)
         assert wait_until(lambda: (posts, waiters) == (0, 1))
@@ -324,7 +324,7 @@ def test_a_worker_that_died_is_found_by_who_never_waits(started: Make) -> None:
     got: list[int] = []
     assert wait_until(lambda: len(got.extend(pool.recv(2, seconds=0)) or got) == 2, 10)
     assert sorted(got) == [0, 1]
-    assert pool.block.redo.tolist() == [True, True, False, False]
+    assert pool.block.retry.tolist() == [True, True, False, False]
 
 
 # -- hanging -----------------------------------------------------------------------------------------------------------
@@ -345,11 +345,11 @@ def test_a_worker_that_hangs_is_killed_after_its_time_and_nobody_waits_for_it(st
     (fault,) = pool.faults
     assert (fault.env, fault.kind) == (42, "hung")
     assert fault.text == (
-        "The worker of environments 42 to 43 showed no sign of life for 1.5 seconds and was killed. "
-        f"It was to step environments {seeds([42, 43], [0, 0])}."
+        "The worker of environments 42 to 43 did not respond for 1.5 seconds and was killed. "
+        f"It had to step environments {seeds([42, 43], [0, 0])}."
     )
     assert not is_running(hanging)
-    assert pool.block.redo.tolist() == [False, False, True, True]
+    assert pool.block.retry.tolist() == [False, False, True, True]
     assert places(pool) == [at(40, 0, 5), at(41, 0, 5), at(42, 1, 0), at(43, 1, 0)]
 
 
@@ -362,7 +362,7 @@ def test_a_slice_that_waits_for_another_of_its_worker_is_not_taken_for_hanging(s
 def test_nobody_hangs_while_nothing_is_asked_of_it(started: Make) -> None:
     pool = started(env_timeout=1.5)
     for _ in range(5):
-        pool._next_look = 0.0
+        pool._next_check = 0.0
         assert pool.recv(1, seconds=0) == []
     do(pool)
     assert pool.faults == []
@@ -378,7 +378,7 @@ def close_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_that_hangs_in_its_first_reset_is_an_error_in_time(started: Make, tmp_path: Path) -> None:
     (tmp_path / "sleepy").touch()
     began = time.monotonic()
-    with pytest.raises(TrainingError, match=r"^The worker of environments 4[02] to 4[13] showed no sign of life"):
+    with pytest.raises(TrainingError, match=r"^The worker of environments 4[02] to 4[13] did not respond"):
         started(lambda: Troubled(str(tmp_path)), env_timeout=0.5)
     assert time.monotonic() - began < 30
 
@@ -391,7 +391,7 @@ def test_a_worker_that_hangs_while_it_is_started_is_an_error_in_time(
         time.sleep(600)
 
     monkeypatch.setattr("unidle.envs.pool.process_pool._STARTING_SECONDS", 2.0)
-    with pytest.raises(TrainingError, match=r"showed no sign of life for 2.5 seconds and was killed\.$"):
+    with pytest.raises(TrainingError, match=r"did not respond for 2.5 seconds and was killed\.$"):
         started(endless, env_timeout=0.5)
 
 
@@ -423,9 +423,9 @@ def test_a_worker_that_dies_again_while_it_is_replaced_is_tried_again_from_other
     do(pool, Do.STEP, Do.END, Do.STEP, Do.STEP)  # into the very episode that kills it
     assert [(fault.env, fault.kind) for fault in pool.faults] == [(40, "killed")] * 2
     assert pool.faults[1].text.startswith(
-        "The worker of environments 40 to 41 could not be started again: The worker of environments 40 to 41 ended"
+        "The worker of environments 40 to 41 could not be restarted: The worker of environments 40 to 41 exited"
     )
-    assert pool.block.redo.tolist() == [True, True, False, False]
+    assert pool.block.retry.tolist() == [True, True, False, False]
     # Environment 40 had begun episode 1 when 41 killed them both once more.
     assert places(pool)[:2] == [at(40, 3, 0), at(41, 2, 0)]
     do(pool)
@@ -440,7 +440,7 @@ def test_a_worker_that_cannot_be_replaced_is_an_error_with_the_reason(started: M
         pool.recv(2)
     first, second, *_ = str(failure.value).splitlines()
     assert first.startswith("Environment 40 failed 3 times without finishing an episode in between; max_env_restarts")
-    assert second.startswith("The worker of environments 40 to 41 could not be started again: ")
+    assert second.startswith("The worker of environments 40 to 41 could not be restarted: ")
     assert "exit status -9" in second
     assert [fault.kind for fault in pool.faults] == ["killed"] * 3
 
@@ -458,16 +458,16 @@ def test_environments_that_a_new_worker_cannot_make_are_tried_again_at_each_step
     (tmp_path / "unmakeable").touch()
     do(pool, Do.EXIT, Do.STEP, Do.STEP, Do.STEP)
     assert [(fault.env, fault.kind) for fault in pool.faults] == [(40, "killed"), (40, "exception"), (41, "exception")]
-    assert pool.block.redo.tolist() == [True, True, False, False]
+    assert pool.block.retry.tolist() == [True, True, False, False]
     assert [step for _, step in places(pool)[:2]] == [0, 0]  # some first observation
     (tmp_path / "unmakeable").unlink()
     pool.faults.clear()
     do(pool)
     assert [fault.text.splitlines()[0].split(": ", 1)[1] for fault in pool.faults] == ["OSError: no such robot"] * 2
-    assert pool.block.redo.tolist() == [True, True, False, False]
+    assert pool.block.retry.tolist() == [True, True, False, False]
     assert places(pool)[:2] == [at(40, 3, 0), at(41, 3, 0)]
     do(pool)
-    assert not pool.block.redo.any()
+    assert not pool.block.retry.any()
 
 
 def test_a_new_worker_takes_what_is_not_finite_for_a_fault_from_its_first_step_on(started: Make) -> None:
@@ -488,7 +488,7 @@ def test_a_worker_that_is_dead_when_it_is_asked_for_states_is_replaced_and_its_e
     pool = started()
     kill(pool, 1)
     assert pool.states() == [None] * 4
-    assert sorted(pool.renewed) == [2, 3]
+    assert sorted(pool.restarted) == [2, 3]
     assert [fault.kind for fault in pool.faults] == ["killed"]
 
 
@@ -514,7 +514,7 @@ def test_a_command_longer_than_a_pipe_holds_arrives_at_an_idle_worker(started: M
 def test_commands_are_refused_while_a_slice_is_under_way(started: Make) -> None:
     pool = started()
     send(pool, slices=[0])
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="in flight"):
         pool.states()
     pool.recv(1)
     assert pool.states() == [None] * 4
@@ -582,62 +582,62 @@ def test_a_pool_that_is_gone_has_given_back_all_it_had() -> None:
 
 
 class Ledger:
-    """What each line must show, worked out from what was sent and what came back."""
+    """What each env_id must show, worked out from what was sent and what came back."""
 
     def __init__(self, envs: HostEnvs) -> None:
         self.block = envs.block
         self.episode, self.step = [0] * envs.n_envs, [0] * envs.n_envs
         self.cut = self.redone = 0
 
-    def check_place(self, line: int) -> None:
-        assert place(self.block.obs[line]) == at(FIRST + line, self.episode[line], self.step[line])
-        assert self.block.episode[line] == self.episode[line]
+    def check_place(self, env_id: int) -> None:
+        assert place(self.block.obs[env_id]) == at(FIRST + env_id, self.episode[env_id], self.step[env_id])
+        assert self.block.episode[env_id] == self.episode[env_id]
 
-    def begin(self, line: int) -> None:
-        """A new episode, of any later number, begins in this line."""
-        episode = int(self.block.episode[line])
-        assert episode > self.episode[line]
-        self.episode[line], self.step[line] = episode, 0
-        self.check_place(line)
+    def begin(self, env_id: int) -> None:
+        """A new episode, of any later number, begins in this env_id."""
+        episode = int(self.block.episode[env_id])
+        assert episode > self.episode[env_id]
+        self.episode[env_id], self.step[env_id] = episode, 0
+        self.check_place(env_id)
 
-    def renew(self, line: int) -> None:
-        """This line was not being stepped, and begins a new episode all the same."""
-        assert place(self.block.final_obs[line]) == at(FIRST + line, self.episode[line], self.step[line])
-        self.begin(line)
+    def restart(self, env_id: int) -> None:
+        """This env_id was not being stepped, and begins a new episode all the same."""
+        assert place(self.block.final_obs[env_id]) == at(FIRST + env_id, self.episode[env_id], self.step[env_id])
+        self.begin(env_id)
 
-    def take(self, line: int, what: Do, *, has_died: bool) -> None:
-        """This line comes back from a step in which it was told to do `what`."""
+    def take(self, env_id: int, what: Do, *, has_died: bool) -> None:
+        """This env_id comes back from a step in which it was told to do `what`."""
         block = self.block
-        if block.skip[line]:
-            self.check_place(line)
+        if block.skip[env_id]:
+            self.check_place(env_id)
             return
-        if block.redo[line]:
+        if block.retry[env_id]:
             assert has_died or what == Do.RAISE
             self.redone += what != Do.RAISE
-            self.begin(line)
+            self.begin(env_id)
             return
         assert what != Do.RAISE
-        seed, step = at(FIRST + line, self.episode[line], self.step[line] + 1)
-        cut = bool(block.truncated[line]) and what != Do.CUT
+        seed, step = at(FIRST + env_id, self.episode[env_id], self.step[env_id] + 1)
+        cut = bool(block.truncated[env_id]) and what != Do.CUT
         assert has_died or not cut
         self.cut += cut
-        assert block.reward[line] == np.float32(reward_of(seed, step))
-        assert block.terminated[line] == (what == Do.END)
-        assert block.truncated[line] == (what == Do.CUT or cut)
-        if block.truncated[line]:
-            assert place(block.final_obs[line]) == (seed, step)
-        if block.terminated[line] or block.truncated[line]:
-            assert block.episode_length[line] == (-1 if cut else step)
-            self.begin(line)
+        assert block.reward[env_id] == np.float32(reward_of(seed, step))
+        assert block.terminated[env_id] == (what == Do.END)
+        assert block.truncated[env_id] == (what == Do.CUT or cut)
+        if block.truncated[env_id]:
+            assert place(block.final_obs[env_id]) == (seed, step)
+        if block.terminated[env_id] or block.truncated[env_id]:
+            assert block.episode_length[env_id] == (-1 if cut else step)
+            self.begin(env_id)
         else:
-            self.step[line] = step
-            self.check_place(line)
+            self.step[env_id] = step
+            self.check_place(env_id)
 
 
 def wait_until_done(pool: ProcessPool) -> None:
     """Until no worker has a slice under way; one may be in the middle of a message, so not for ever."""
     for _ in range(100):
-        if STEP not in pool._board.flags:
+        if STEP not in pool._signals.flags:
             return
         time.sleep(0.001)
 
@@ -645,8 +645,8 @@ def wait_until_done(pool: ProcessPool) -> None:
 def soak(envs: HostEnvs, rng: random.Random, exceptions: int, kills: int) -> None:
     """Go on at random until so many faults were seen; the block must be consistent after each `recv`."""
     envs.start(np.zeros(envs.n_envs, np.int64))
-    ledger, block, seen, renewed = Ledger(envs), envs.block, Counter[str](), 0
-    told: dict[int, list[Do]] = {}  # what the lines of each slice under way were told to do
+    ledger, block, seen, restarted = Ledger(envs), envs.block, Counter[str](), 0
+    told: dict[int, list[Do]] = {}  # what the env_ids of each slice under way were told to do
     per_worker = envs.n_envs // max(1, envs.workers)
     opened: tuple[int, int] | None = None
     while seen["exception"] < exceptions or seen["killed"] < kills:
@@ -658,38 +658,38 @@ def soak(envs: HostEnvs, rng: random.Random, exceptions: int, kills: int) -> Non
             os.kill(victim, signal.SIGSTOP)
         for number, bounds in enumerate(envs.bounds):
             if number not in told and rng.random() < 0.7:
-                lines = range(*bounds)
-                told[number] = rng.choices([Do.STEP, Do.END, Do.CUT, Do.RAISE], [20, 2, 2, 1], k=len(lines))
-                block.actions[lines, 0] = told[number]
-                block.skip[lines] = [rng.random() < 0.2 for _ in lines]
+                env_ids = range(*bounds)
+                told[number] = rng.choices([Do.STEP, Do.END, Do.CUT, Do.RAISE], [20, 2, 2, 1], k=len(env_ids))
+                block.actions[env_ids, 0] = told[number]
+                block.skip[env_ids] = [rng.random() < 0.2 for _ in env_ids]
                 envs.send([number])
         if victim is not None and isinstance(envs, ProcessPool):
             if how == "when it is done":
                 wait_until_done(envs)  # and not taken back yet
             os.kill(victim, signal.SIGKILL)
-            envs._next_look = rng.choice([0.0, envs._next_look])
+            envs._next_check = rng.choice([0.0, envs._next_check])
         stepped = envs.recv(rng.randint(1, max(1, len(told))), rng.choice([None, 0.0, 0.001]) if told else 0.0)
         died = {(fault.env - FIRST) // per_worker for fault in envs.faults if fault.kind == "killed"}
         seen.update(fault.kind for fault in envs.faults)
-        for line in envs.renewed:
-            assert line // per_worker in died
-            ledger.renew(line)
+        for env_id in envs.restarted:
+            assert env_id // per_worker in died
+            ledger.restart(env_id)
         for number in stepped:
-            lines = range(*envs.bounds[number])
-            for line, what in zip(lines, told.pop(number)):
-                ledger.take(line, what, has_died=line // per_worker in died)
-            assert envs.faults or not block.redo[lines][~block.skip[lines]].any()
+            env_ids = range(*envs.bounds[number])
+            for env_id, what in zip(env_ids, told.pop(number)):
+                ledger.take(env_id, what, has_died=env_id // per_worker in died)
+            assert envs.faults or not block.retry[env_ids][~block.skip[env_ids]].any()
         for number in set(range(len(envs.bounds))) - set(told):
-            for line in range(*envs.bounds[number]):
-                ledger.check_place(line)
-        renewed += len(envs.renewed)
+            for env_id in range(*envs.bounds[number]):
+                ledger.check_place(env_id)
+        restarted += len(envs.restarted)
         envs.faults.clear()
-        envs.renewed.clear()
+        envs.restarted.clear()
         if seen["killed"]:
             opened = opened or resources()
             assert resources() == opened
     assert seen.keys() <= {"exception", "killed"}
-    assert not kills or min(ledger.cut, ledger.redone, renewed) > 0  # everything happened
+    assert not kills or min(ledger.cut, ledger.redone, restarted) > 0  # everything happened
 
 
 def test_two_hundred_faults_at_random_in_this_process() -> None:
@@ -698,7 +698,7 @@ def test_two_hundred_faults_at_random_in_this_process() -> None:
 
 
 def test_two_hundred_faults_at_random_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LOOK_AROUND_SECONDS", 0.02)
+    monkeypatch.setattr(process, "POLL_SECONDS", 0.02)
     pool = ProcessPool(env_maker(Troubled), ENV_SPEC, 12, SEED, 2, FIRST, slices=3, max_env_restarts=10**6)
     with closing(pool):
         soak(pool, random.Random(2), exceptions=150, kills=50)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from unidle.envs.pool.signals import SEMAPHORE_BYTES, Bell, Semaphore
+from unidle.envs.pool.signals import SEMAPHORE_BYTES, Doorbell, Semaphore
 
 
 def pair() -> tuple[mmap.mmap, Semaphore, Semaphore]:
@@ -93,9 +93,9 @@ def test_a_short_limit_is_kept(seconds: float) -> None:
 # -- bells -------------------------------------------------------------------------------------------------------------
 
 
-def bells() -> tuple[mmap.mmap, Bell, Bell]:
+def bells() -> tuple[mmap.mmap, Doorbell, Doorbell]:
     memory = mmap.mmap(-1, 4 * SEMAPHORE_BYTES)
-    return memory, *(Bell(memory, SEMAPHORE_BYTES * i, initialise=True) for i in range(2))
+    return memory, *(Doorbell(memory, SEMAPHORE_BYTES * i, initialise=True) for i in range(2))
 
 
 @pytest.mark.parametrize("spin", [0.0, 2e-6, 1e-3])
@@ -104,7 +104,7 @@ def test_of_twenty_thousand_changes_none_is_slept_through(spin: float) -> None:
     limit, count = 10.0, 20_000
     asked, answered = 2 * SEMAPHORE_BYTES, 3 * SEMAPHORE_BYTES
 
-    def wait(bell: Bell, place: int, number: int) -> None:
+    def wait(bell: Doorbell, place: int, number: int) -> None:
         while memory[place] != number % 256:
             bell.wait(lambda: memory[place] == number % 256, limit, spin)
 
@@ -152,7 +152,7 @@ def test_a_core_is_given_away_while_spinning_only_if_that_is_asked_for(monkeypat
     given = list[bool]()
     monkeypatch.setattr(os, "sched_yield", lambda: given.append(True))
     _, bell, _ = bells()
-    bell.wait(lambda: False, 0.02, 0.01, gives_way=False)
+    bell.wait(lambda: False, 0.02, 0.01, yields_core=False)
     assert not given
     bell.wait(lambda: False, 0.02, 0.01)
     assert given

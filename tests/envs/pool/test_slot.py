@@ -11,9 +11,9 @@ from gymnasium.wrappers import FrameStackObservation, TimeLimit
 from small_envs import Fickle
 from toy_envs import Failing, Masked, SavedWalk, Scripted, Senses, Walk
 
-from unidle.envs.block import Block
 from unidle.envs.make import env_maker
 from unidle.envs.pool.slot import EnvSlot, episode_seed
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec, probe
 from unidle.errors import TrainingError, UsageError
 from unidle.spaces.observations import ObservationLayout
@@ -21,11 +21,13 @@ from unidle.spaces.observations import ObservationLayout
 EnvFactory = Callable[[], gymnasium.Env]
 
 
-def slot_of(env: EnvFactory, index: int = 3, seed: int = 11, env_spec: EnvSpec | None = None) -> tuple[EnvSlot, Block]:
+def slot_of(
+    env: EnvFactory, index: int = 3, seed: int = 11, env_spec: EnvSpec | None = None
+) -> tuple[EnvSlot, SharedBlock]:
     """One environment in its place."""
     maker = env_maker(env)
     env_spec = env_spec or probe(maker)
-    block = Block(env_spec, 1)
+    block = SharedBlock(env_spec, 1)
     return EnvSlot(maker, index, 0, seed, env_spec, block), block
 
 
@@ -33,7 +35,7 @@ def observation(slot: EnvSlot, obs: np.ndarray) -> Any:
     return slot._env_spec.obs_layout.unpack(obs[0])
 
 
-def play(slot: EnvSlot, block: Block, actions: np.ndarray) -> list[tuple]:
+def play(slot: EnvSlot, block: SharedBlock, actions: np.ndarray) -> list[tuple]:
     """Step through `actions` [k, width]; what the block showed after each."""
     seen = []
     for action in actions:
@@ -159,7 +161,7 @@ def test_a_mask_that_goes_missing_is_said_in_training_too() -> None:
     block.actions[0] = 0
     slot.step()
     block.actions[0] = 1
-    with pytest.raises(UsageError, match=r"^info\['action_mask'\] is there after some steps and missing after others"):
+    with pytest.raises(UsageError, match=r"^info\['action_mask'\] is missing after some steps"):
         slot.step()
 
 
@@ -232,10 +234,10 @@ def test_an_environment_with_a_state_of_its_own_resumes_by_it_time_limit_include
     assert later.resume(2, actions, block.obs[0].copy(), state)  # by replay it could not: its noise is never the same
     assert np.array_equal(later_block.obs, block.obs)
     for place in (slot, later):
-        line = later_block if place is later else block
-        seen = play(place, line, actions[:2])
+        env_id = later_block if place is later else block
+        seen = play(place, env_id, actions[:2])
         assert [truncated for *_, truncated, _ in seen] == [False, True]  # 4 + 2 steps
-        assert line.episode_length[0] == 6
+        assert env_id.episode_length[0] == 6
     assert later_block.final_obs.tobytes() == block.final_obs.tobytes()
     assert later_block.reward[0] == block.reward[0]
     assert later_block.episode_return[0] == block.episode_return[0]
@@ -276,7 +278,7 @@ def test_a_failure_is_told_with_environment_episode_seed_step_and_traceback() ->
     first, *rest = str(failure.value).splitlines()
     seed = episode_seed(11, 3, 7)
     assert first == (f"Environment 3 failed in episode 7 (seed {seed}), step 2: ZeroDivisionError: the robot fell over")
-    assert any("toy_envs.py" in line for line in rest)
+    assert any("toy_envs.py" in env_id for env_id in rest)
 
 
 def test_a_failure_while_it_is_made_is_told_the_same_way() -> None:

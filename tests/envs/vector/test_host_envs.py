@@ -1,4 +1,4 @@
-"""Vector environments show in the block, step for step, what the same environments show one by one."""
+"""VectorAdapter environments show in the block, step for step, what the same environments show one by one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ from space_strategies import leaf_spaces, nested
 from toy_envs import Failing, Masked, Pictures, Senses, Walk
 
 import unidle
-from unidle.envs.check_env import examine
+from unidle.envs.check_env import check_env
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.spec import EnvSpec, mask_from, probe, random_row
-from unidle.envs.vector.host_envs import VectorisedEnvs, decode_all, put_random_actions, vector_size, vectorised_envs
+from unidle.envs.spec import EnvSpec, mask_from, probe, random_flat_action
+from unidle.envs.vector.host_envs import (
+    VectorHostEnvs,
+    decode_batch,
+    make_vector_envs,
+    vector_size,
+    write_random_actions,
+)
 from unidle.errors import TrainingError, UsageError
 from unidle.report.video import film_episode
 from unidle.spaces.actions import ActionLayout
@@ -112,12 +118,12 @@ PAIRS.remove(("sb3, one process", "nested Dict, Dict action"))  # it has no such
 PAIRS.remove(("sb3, processes", "nested Dict, Dict action"))
 
 
-def open_envs(way: str, task: str, seed: int = RUN_SEED, first_index: int = 0) -> VectorisedEnvs:
+def open_envs(way: str, task: str, seed: int = RUN_SEED, first_index: int = 0) -> VectorHostEnvs:
     maker = env_maker(lambda: WAYS[way](TASKS[task]))
-    return vectorised_envs(maker, probe(maker), N, seed, first_index)
+    return make_vector_envs(maker, probe(maker), N, seed, first_index)
 
 
-def step(envs: VectorisedEnvs) -> None:
+def step(envs: VectorHostEnvs) -> None:
     envs.send(range(len(envs.bounds)))
     assert envs.recv(len(envs.bounds)) == list(range(len(envs.bounds)))
 
@@ -148,15 +154,15 @@ def alone(env: gymnasium.Env, seed: int, env_spec: EnvSpec) -> Iterator[dict[str
         shown |= {"row": row(observation, info), "episode": episode}
 
 
-def in_block(envs: VectorisedEnvs, line: int) -> dict[str, Any]:
+def in_block(envs: VectorHostEnvs, env_id: int) -> dict[str, Any]:
     block = envs.block
-    shown = {name: getattr(block, name)[line] for name in ("reward", "terminated", "truncated", "episode")}
-    shown["row"] = block.obs[line].tobytes()
+    shown = {name: getattr(block, name)[env_id] for name in ("reward", "terminated", "truncated", "episode")}
+    shown["row"] = block.obs[env_id].tobytes()
     if shown["truncated"]:
-        shown["final"] = block.final_obs[line].tobytes()
+        shown["final"] = block.final_obs[env_id].tobytes()
     if shown["truncated"] or shown["terminated"]:
-        rounded = pytest.approx(block.episode_return[line], rel=1e-5, abs=1e-5)  # SB3 keeps rewards as float32
-        shown |= {"return": rounded, "length": block.episode_length[line]}
+        rounded = pytest.approx(block.episode_return[env_id], rel=1e-5, abs=1e-5)  # SB3 keeps rewards as float32
+        shown |= {"return": rounded, "length": block.episode_length[env_id]}
     return shown
 
 
@@ -167,20 +173,20 @@ def test_the_block_holds_what_the_environments_show_one_by_one(way: str, task: s
         env_spec = envs.env_spec
         assert env_spec.vectorised
         seed = episode_seed(RUN_SEED, 40, 0)
-        each = [alone(TASKS[task](), seed + line, env_spec) for line in range(N)]
+        each = [alone(TASKS[task](), seed + env_id, env_spec) for env_id in range(N)]
         envs.start(np.zeros(N, np.int64))
         assert [next(one)["row"] for one in each] == [row.tobytes() for row in envs.block.obs]
         ends = {"terminated": 0, "truncated": 0}
         for _ in range(80):
-            put_random_actions(envs, rng)
+            write_random_actions(envs, rng)
             step(envs)
-            for line, one in enumerate(each):
-                assert one.send(envs.block.actions[line].copy()) == in_block(envs, line)
+            for env_id, one in enumerate(each):
+                assert one.send(envs.block.actions[env_id].copy()) == in_block(envs, env_id)
             for name in ends:
                 ends[name] += int(getattr(envs.block, name).sum())
         assert ends["truncated"] > 10  # the ends of episodes were part of it
-        assert envs.faults == envs.renewed == []
-        assert not envs.block.redo.any()
+        assert envs.faults == envs.restarted == []
+        assert not envs.block.retry.any()
 
 
 @given(nested(leaf_spaces()), st.integers(0, 2**31 - 1), st.sampled_from([None, 3]))
@@ -188,9 +194,9 @@ def test_all_actions_are_decoded_as_each_would_be(space: spaces.Space, seed: int
     with contextlib.suppress(UsageError):  # no bins between infinite bounds
         layout = ActionLayout.of(space, discretize)
         rng = np.random.default_rng(seed)
-        obs = np.stack([random_row(layout, rng) for _ in range(3)])
+        obs = np.stack([random_flat_action(layout, rng) for _ in range(3)])
         together = gymnasium.vector.utils.batch_space(space, 3)
-        for index, single in enumerate(gymnasium.vector.utils.iterate(together, decode_all(layout, obs))):
+        for index, single in enumerate(gymnasium.vector.utils.iterate(together, decode_batch(layout, obs))):
             assert layout.encode(single).tolist() == layout.encode(layout.decode(obs[index])).tolist()
             assert space.contains(single)
 
@@ -219,7 +225,7 @@ def test_open_episodes_cannot_be_brought_back_and_begin_anew() -> None:
         envs.start(np.zeros(N, np.int64))
         first = envs.block.obs.copy()
         assert envs.states() == [None] * N
-        points = [(3 + line, np.zeros((2, 2), np.float32), first[line], None) for line in range(N)]
+        points = [(3 + env_id, np.zeros((2, 2), np.float32), first[env_id], None) for env_id in range(N)]
         assert envs.resume(points) == [False] * N
         assert envs.block.episode.tolist() == [4, 5, 6, 7]
         assert not np.array_equal(envs.block.obs, first)
@@ -243,12 +249,12 @@ def refusal(factory: Callable[[], Any]) -> str:
 
 def test_an_extra_step_to_begin_an_episode_is_refused_where_no_reset_can_stand_for_it() -> None:
     sentence = (
-        r"mine:make begins new episodes by an extra step (CartPoleVectorEnv with autoreset_mode NEXT_STEP); "
-        r"make it with autoreset_mode=SAME_STEP, or by gymnasium.make_vec(…, vectorization_mode='sync')."
+        r"mine:make resets by an extra step (CartPoleVectorEnv with autoreset_mode NEXT_STEP), which does not fit into a rollout; "
+        r"use SAME_STEP, or gymnasium.make_vec(…, vectorization_mode='sync')."
     )
     assert refusal(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2)) == sentence
     through_pipes = gymnasium_way(AsyncVectorEnv, NEXT, shared_memory=False)
-    assert refusal(lambda: through_pipes(Walk)).startswith("mine:make begins new episodes by an extra step (AsyncV")
+    assert refusal(lambda: through_pipes(Walk)).startswith("mine:make resets by an extra step (AsyncV")
 
 
 class Own(VectorEnv):
@@ -286,12 +292,12 @@ class Own(VectorEnv):
 @pytest.mark.parametrize(
     ("mode", "wrong", "sentence"),
     [
-        (None, "", "mine:make does not say when it begins new episodes; set its metadata['autoreset_mode']"),
+        (None, "", "mine:make does not declare its autoreset mode; set metadata['autoreset_mode']"),
         (DISABLED, "mask", "The vector environment's autoreset_mode is DISABLED, but reset(options={'reset_mask'"),
-        (SAME, "rewards", "step() of the vector environment must return rewards as one number for each of its 2"),
-        (SAME, "flags", "step() of the vector environment must return terminated as one bool for each of its 2"),
-        (SAME, "final_obs", "The vector environment cut off an episode of environment 1 and began the next one, but"),
-        (SAME, "sudden mask", "info['action_mask'] is there after step() but not after reset(); give it from both."),
+        (SAME, "rewards", "step() of the vector environment must return rewards as one number per environment (2)"),
+        (SAME, "flags", "step() of the vector environment must return terminated as one bool per environment (2)"),
+        (SAME, "final_obs", "The vector environment truncated an episode of environment 1, but"),
+        (SAME, "sudden mask", "info['action_mask'] is set by step() but not by reset(); set it in both."),
     ],
 )
 def test_a_vector_environment_that_breaks_its_word_is_told_so(
@@ -303,7 +309,7 @@ def test_a_vector_environment_that_breaks_its_word_is_told_so(
 def test_sound_vector_environments_of_ones_own_are_taken() -> None:
     for mode in (SAME, DISABLED):
         maker = env_maker(lambda mode=mode: Own(mode))
-        with closing(vectorised_envs(maker, probe(maker), 2, 0)) as envs:
+        with closing(make_vector_envs(maker, probe(maker), 2, 0)) as envs:
             envs.start(np.zeros(2, np.int64))
             seen = []
             for _ in range(4):
@@ -313,7 +319,7 @@ def test_sound_vector_environments_of_ones_own_are_taken() -> None:
             assert envs.block.final_obs.view(np.float32)[:, 0].tolist() == [3, 3]
 
 
-def start_and_step(envs: VectorisedEnvs) -> None:
+def start_and_step(envs: VectorHostEnvs) -> None:
     envs.start(np.zeros(envs.n_envs, np.int64))
     for _ in range(5):
         step(envs)
@@ -322,16 +328,16 @@ def start_and_step(envs: VectorisedEnvs) -> None:
 def test_an_environment_that_fails_ends_training_with_its_traceback() -> None:
     maker = env_maker(lambda: WAYS["sync, same step"](Failing))
     env_spec = probe(env_maker(lambda: WAYS["sync, same step"](Walk)))
-    with closing(vectorised_envs(maker, env_spec, N, 0)) as envs, pytest.raises(TrainingError) as failure:
+    with closing(make_vector_envs(maker, env_spec, N, 0)) as envs, pytest.raises(TrainingError) as failure:
         start_and_step(envs)
     first, *rest = str(failure.value).splitlines()
-    assert first == "The vector environment failed in its step 2: ZeroDivisionError: the robot fell over"
-    assert any("toy_envs.py" in line for line in rest)
+    assert first == "The vector environment failed in step 2: ZeroDivisionError: the robot fell over"
+    assert any("toy_envs.py" in env_id for env_id in rest)
 
 
 def test_what_needs_a_single_environment_says_so(tmp_path: Path) -> None:
     maker = EnvMaker("mine:make", lambda: WAYS["sync, same step"](Walk))
-    sentence = r"^mine:make makes many environments at once; give a factory of one gymnasium.Env for this\.$"
+    sentence = r"^mine:make is a batched environment; this command needs a factory of one gymnasium.Env\.$"
     with pytest.raises(UsageError, match=sentence):
         film_episode(None, maker, tmp_path / "film.mp4", 0)  # type: ignore[arg-type]
 
@@ -347,12 +353,12 @@ def test_only_a_factory_that_could_make_many_is_called_to_see_how_many() -> None
     assert vector_size(env_maker(make, {"many": False})) is None
     assert calls == [True, False]
     for single in (Walk, "CartPole-v1"):
-        assert env_maker(single).makes == "one"
+        assert env_maker(single).kind == "gymnasium"
         assert vector_size(env_maker(single)) is None
 
 
 def test_check_env_checks_every_step_of_every_environment() -> None:
-    found = examine(EnvMaker("mine:make", lambda: WAYS["sync, next step"](Moody)), steps=30)
+    found = check_env(EnvMaker("mine:make", lambda: WAYS["sync, next step"](Moody)), steps=30)
     assert found.steps == 32  # N at a time
     assert found.episodes > 3
     assert found.facts["action mask"] == "yes"
@@ -366,7 +372,7 @@ def test_check_env_checks_every_step_of_every_environment() -> None:
     late = lambda: SyncVectorEnv([lambda: Late(length=99)] * 2, autoreset_mode=SAME)  # noqa: E731
     probe(env_maker(late))
     with pytest.raises(UsageError, match=r"^observation from step\(\) holds nan at index \(0,\)"):
-        examine(env_maker(late), steps=100)
+        check_env(env_maker(late), steps=100)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -470,31 +476,31 @@ def test_envpool_shows_what_its_environments_show_one_by_one(envpool: Any, slice
     kwargs = {"max_episode_steps": 12}
     maker = env_maker("envpool:CartPole-v1", kwargs)
     rng = np.random.default_rng(0)
-    with closing(vectorised_envs(maker, probe(maker), 5, RUN_SEED, 40, slices)) as envs:
+    with closing(make_vector_envs(maker, probe(maker), 5, RUN_SEED, 40, slices)) as envs:
         assert len(envs.bounds) == slices
         for _ in range(2):  # from the start again: the same episodes
-            each = [pool_alone(envpool, episode_seed(RUN_SEED, 40 + line, 0), kwargs) for line in range(5)]
+            each = [pool_alone(envpool, episode_seed(RUN_SEED, 40 + env_id, 0), kwargs) for env_id in range(5)]
             envs.start(np.zeros(5, np.int64))
             obs = envs.block.obs.view(np.float32)
             assert [next(one)[0].tolist() for one in each] == obs.tolist()
             truncations = 0
             for _ in range(60):
-                put_random_actions(envs, rng)
+                write_random_actions(envs, rng)
                 step(envs)
-                for line, one in enumerate(each):
-                    observation, (reward, terminated, truncated, final) = one.send(envs.block.actions[line])
-                    assert obs[line].tolist() == observation.tolist()
-                    assert envs.block.reward[line] == reward
-                    assert (envs.block.terminated[line], envs.block.truncated[line]) == (terminated, truncated)
+                for env_id, one in enumerate(each):
+                    observation, (reward, terminated, truncated, final) = one.send(envs.block.actions[env_id])
+                    assert obs[env_id].tolist() == observation.tolist()
+                    assert envs.block.reward[env_id] == reward
+                    assert (envs.block.terminated[env_id], envs.block.truncated[env_id]) == (terminated, truncated)
                     if truncated:
                         truncations += 1
-                        assert envs.block.final_obs[line].view(np.float32).tolist() == final.tolist()
+                        assert envs.block.final_obs[env_id].view(np.float32).tolist() == final.tolist()
             assert truncations > 5
 
 
 def test_slices_of_envpool_are_received_in_the_order_they_were_sent(envpool: Any) -> None:
     maker = env_maker("envpool:CartPole-v1")
-    with closing(vectorised_envs(maker, probe(maker), 6, 0, slices=3)) as envs:
+    with closing(make_vector_envs(maker, probe(maker), 6, 0, slices=3)) as envs:
         envs.start(np.zeros(6, np.int64))
         envs.send([2])
         envs.send([0, 1])
@@ -518,8 +524,8 @@ def test_envpool_learns_continuous_actions(envpool: Any) -> None:
     ("name", "kwargs", "sentence"),
     [
         ("envpool:CartPool-v1", {}, r"^EnvPool has no environment `CartPool-v1`; did you mean `CartPole-v1`\?$"),
-        ("envpool:CartPole-v1", {"num_envs": 4}, r"^`num_envs` of EnvPool is decided by the setting n_envs; leave"),
-        ("envpool:CartPole-v1", {"gravity": 4}, r"^envpool:CartPole-v1 does not take these env_kwargs: .*gravity"),
+        ("envpool:CartPole-v1", {"num_envs": 4}, r"^EnvPool's `num_envs` is set by n_envs; leave"),
+        ("envpool:CartPole-v1", {"gravity": 4}, r"^envpool:CartPole-v1 does not accept these env_kwargs: .*gravity"),
     ],
 )
 def test_mistakes_with_envpool_are_said_in_one_sentence(
@@ -530,7 +536,7 @@ def test_mistakes_with_envpool_are_said_in_one_sentence(
 
 
 def test_an_envpool_of_ones_own_making_is_refused(envpool: Any) -> None:
-    sentence = r"^An EnvPool is made by unidle itself; name it as --env envpool:CartPole-v1, with --env-kwargs\.$"
+    sentence = r"^unidle creates EnvPool environments itself; use --env envpool:CartPole-v1 and --env-kwargs\.$"
     with pytest.raises(UsageError, match=sentence):
         probe(env_maker(lambda: envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2)))
 

@@ -27,7 +27,7 @@ from toy_envs import Failing, Pictures, Senses, Walk, WhereAmI
 
 import unidle
 from unidle import ProcessVectorEnv, TrainingError, UsageError
-from unidle.envs.vector.infos import in_columns, put_together
+from unidle.envs.vector.infos import merge_infos, to_columns
 
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
@@ -281,13 +281,13 @@ def test_infos_come_together_as_gymnasium_puts_them_together(infos: list[dict], 
             together = vector._add_info(together, info, number)
         return together
 
-    parts = [[(line, infos[line]) for line in span if infos[line]] for span in ((0, 1, 2), (3,))]
-    told = [in_columns(part, n) or None for part, n in zip(parts, (3, 1))]
+    parts = [[(env_id, infos[env_id]) for env_id in span if infos[env_id]] for span in ((0, 1, 2), (3,))]
+    told = [to_columns(part, n) or None for part, n in zip(parts, (3, 1))]
     try:
         wanted = expected()
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, AttributeError):
         return  # what Gymnasium cannot put together either
-    assert same(put_together(told, [(0, 3), (3, 4)], vector._add_info), wanted)
+    assert same(merge_infos(told, [(0, 3), (3, 4)], vector._add_info), wanted)
 
 
 # -- failures and the end ----------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_an_exception_names_the_environment_with_its_traceback_and_ends_all_work
         step_often(ours)
     first, *rest = str(failure.value).splitlines()
     assert first == "Environment 2 failed: ZeroDivisionError: the robot fell over"
-    assert any("toy_envs.py" in line for line in rest)
+    assert any("toy_envs.py" in env_id for env_id in rest)
     assert children() == before
 
 
@@ -355,7 +355,7 @@ def test_a_worker_that_is_killed_is_told_of() -> None:
     ours = ProcessVectorEnv([WhereAmI] * 3, 2)
     pids = ours.reset()[0]["pid"][:, 0]
     os.kill(int(pids[2]), signal.SIGKILL)
-    sentence = r"^The worker of environments 2 to 2 ended unexpectedly \(exit status -9\)"
+    sentence = r"^The worker of environments 2 to 2 exited unexpectedly \(exit status -9\)"
     with pytest.raises(TrainingError, match=sentence):
         step_often(ours)
 
@@ -374,7 +374,7 @@ def test_after_ctrl_c_in_a_step_it_is_closed_instead_of_taking_old_answers_for_n
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         step_often(ours)
-    with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="make a new one"):
+    with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="create a new one"):
         ours.reset()
     assert children() == before
 
@@ -400,7 +400,7 @@ def test_a_factory_that_fails_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("env_fns", "sentence"),
     [
-        ([], r"^There is no environment in env_fns; give at least one factory\.$"),
+        ([], r"^env_fns is empty; pass at least one factory\.$"),
         ([Walk, Pictures], r"^Environment 1 has other spaces than environment 0; make them all the same\.$"),
         ([lambda: Wordy()], r"^observation\['said'\] is a Text space, which has no fixed size; use Gymnasium's"),
     ],
@@ -419,7 +419,7 @@ def test_without_autoreset_an_episode_that_is_over_is_not_stepped() -> None:
     try:
         ours.reset(seed=0)
         ours.step(np.zeros(2, np.int64))
-        with pytest.raises(gymnasium.error.ResetNeeded, match=r"^The episodes of environments \[0\] are over"):
+        with pytest.raises(gymnasium.error.ResetNeeded, match=r"^The episodes of environments \[0\] have ended"):
             ours.step(np.zeros(2, np.int64))
     finally:
         ours.close()

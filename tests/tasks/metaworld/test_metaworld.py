@@ -507,7 +507,7 @@ def test_every_task_gets_its_share_whatever_the_number_of_slots(n_slots: int) ->
 
 
 def test_the_fifty_tasks_are_an_environment_by_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, name = env_maker("metaworld:MT50").with_slots(48)(), "sweep-into-v3"
+    env, name = env_maker("metaworld:MT50").for_n_envs(48)(), "sweep-into-v3"
     assert env.observation_space.shape == (39 + 50,)
     monkeypatch.setattr(metaworld, "_N_GOALS", 1)
     monkeypatch.setattr(metaworld_env, "_GOALS", 1)

@@ -554,7 +554,7 @@ def test_a_picture_dims_what_is_not_known_and_shows_who_carries() -> None:
 
 def test_both_versions_are_made_by_name_at_a_level() -> None:
     maker = env_maker("unidle/Mission-v0", {"level": 3})
-    on_device, twin = maker.on_device(2, 0), cloudpickle.loads(cloudpickle.dumps(maker.on_host()))()
+    on_device, twin = maker.device_env(2, 0), cloudpickle.loads(cloudpickle.dumps(maker.on_host()))()
     assert isinstance(on_device, MaskedDeviceEnv)
     assert isinstance(twin, MissionEnv)
     assert on_device.observation_space == twin.observation_space

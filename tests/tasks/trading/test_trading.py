@@ -549,10 +549,10 @@ def test_the_twin_is_what_gymnasium_expects(kind: str) -> None:
 
 def test_the_id_makes_both_versions_and_refuses_what_neither_takes() -> None:
     maker = env_maker("unidle/Trading-v0", {"instruments": 3})
-    assert isinstance(maker.on_device(2, 0), Trading)
+    assert isinstance(maker.device_env(2, 0), Trading)
     assert isinstance(maker(), TradingEnv)
     with pytest.raises(UsageError, match="leverage"):
-        env_maker("unidle/Trading-v0", {"leverage": 2}).on_device(2, 0)
+        env_maker("unidle/Trading-v0", {"leverage": 2}).device_env(2, 0)
 
 
 def test_the_page_says_what_can_be_chosen_and_what_it_is_otherwise() -> None:

@@ -30,7 +30,7 @@ from unidle.config.presets import default_preset
 from unidle.engine import trainer
 from unidle.engine.build import make_envs
 from unidle.envs.aio import rate_limit as turns
-from unidle.envs.aio.rate_limit import Turns, share_among
+from unidle.envs.aio.rate_limit import RateLimiter, share_limits
 from unidle.envs.make import env_maker
 from unidle.envs.protocol import HostEnvs
 from unidle.envs.spec import probe
@@ -90,18 +90,18 @@ def test_worker_processes_share_the_rate_of_a_host() -> None:
 
 def test_so_they_do_its_connections_and_the_delay_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_sharing", 1)
-    share_among(4)
+    share_limits(4)
 
     async def places() -> int:
-        own = Turns("host.test", 10.0, 9)
+        own = RateLimiter("host.test", 10.0, 9)
         assert own.interval == pytest.approx(0.4)
-        own.keep_apart(0.2)
+        own.set_min_interval(0.2)
         assert own.interval == pytest.approx(0.8)
         return own._places._value
 
     assert run(places()) == 2
     with pytest.raises(UsageError, match=r"4 worker processes cannot share 3 connections .* --workers 3"):
-        Turns("host.test", None, 3)
+        RateLimiter("host.test", None, 3)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from web_servers import answering, hello, run, talking
 from unidle.errors import UsageError
 from unidle.tasks.web.addresses import AllowList, RefusedError, is_public
 from unidle.tasks.web.fetch import Fetcher
-from unidle.tasks.web.manners import Manners, Page
+from unidle.tasks.web.fetch_policy import FetchPolicy, Page
 from unidle.tasks.web.robots import Robots
 
 QUICK: dict[str, Any] = {"seconds": 1.0, "backoff": 0.01}
 
 
-async def fetched(url: str, method: str = "GET", lookup: Any = None, **manners: Any) -> Page:
-    fetcher = Fetcher(Manners(**{**QUICK, **manners}), lookup)
+async def fetched(url: str, method: str = "GET", lookup: Any = None, **policy: Any) -> Page:
+    fetcher = Fetcher(FetchPolicy(**{**QUICK, **policy}), lookup)
     try:
         return await fetcher.fetch(url, method)
     finally:
@@ -132,7 +132,7 @@ def test_only_what_is_listed_is_allowed(hosts: list[str], host: str, allowed: bo
 @pytest.mark.parametrize("entry", ["http://example.org", "", "two words", "example.org/path", "127.1", "a:99999"])
 def test_a_list_that_cannot_be_read_is_said_at_once(entry: str) -> None:
     with pytest.raises(UsageError, match="is not a host"):
-        Manners(hosts=(entry,))
+        FetchPolicy(hosts=(entry,))
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_a_name_that_changes_its_address_is_checked_at_each_connection() -> None
             return response
 
         async with answering(once, host="127.0.0.2") as honest, talking(_silence) as victim:
-            manners = Manners(hosts=("site.test", f"127.0.0.2:{honest.port}"), obey_robots=False, rate=1e3, **QUICK)
-            fetcher = Fetcher(manners, lookup)
+            policy = FetchPolicy(hosts=("site.test", f"127.0.0.2:{honest.port}"), obey_robots=False, rate=1e3, **QUICK)
+            fetcher = Fetcher(policy, lookup)
             url = f"http://site.test:{honest.port}/"
             assert (await fetcher.fetch(url)).failure is None
             again = await fetcher.fetch(url)
@@ -224,7 +224,7 @@ def test_a_public_answer_is_taken_and_a_private_one_after_it_is_not() -> None:
         async def lookup(host: str, port: int) -> list[str]:
             return next(answers)
 
-        fetcher = Fetcher(Manners(hosts=("site.test",)), lookup)
+        fetcher = Fetcher(FetchPolicy(hosts=("site.test",)), lookup)
         assert [found["host"] for found in await fetcher._resolve("site.test", 80)] == ["93.184.216.34"]
         with pytest.raises(RefusedError, match=r"10\.0\.0\.7"):
             await fetcher._resolve("site.test", 80)
@@ -466,7 +466,7 @@ def test_what_may_pass_is_tried_again(statuses: list[int], failure: str | None, 
             return web.Response(status=next(left))
 
         async with answering(answer) as server:
-            fetcher = Fetcher(Manners(**QUICK))
+            fetcher = Fetcher(FetchPolicy(**QUICK))
             page = await fetcher.fetch(server.url)
             await fetcher.close()
             assert (page.failure, page.attempts) == (failure, attempts)
@@ -494,7 +494,7 @@ def test_a_server_that_names_a_time_is_asked_then_or_not_again(wait: str, attemp
     run(check())
 
 
-# -- manners -----------------------------------------------------------------------------------------------------------
+# -- policy -----------------------------------------------------------------------------------------------------------
 
 
 def test_requests_say_who_asks_and_nothing_else() -> None:
@@ -503,7 +503,7 @@ def test_requests_say_who_asks_and_nothing_else() -> None:
             return web.Response(text="x", headers={"Set-Cookie": "id=1"})
 
         async with answering(answer) as server:
-            fetcher = Fetcher(Manners(user_agent="unidle-test/1 (me@example.org)"))
+            fetcher = Fetcher(FetchPolicy(user_agent="unidle-test/1 (me@example.org)"))
             for _ in range(2):
                 await fetcher.fetch(server.url)
             await fetcher.close()
@@ -531,7 +531,7 @@ def test_only_get_and_head_are_ever_sent() -> None:
 def test_the_rate_is_kept_by_all_who_ask_together() -> None:
     async def check() -> None:
         async with answering(hello, host="127.0.1.11") as server:
-            fetchers = [Fetcher(Manners(rate=25.0, obey_robots=False)) for _ in range(2)]
+            fetchers = [Fetcher(FetchPolicy(rate=25.0, obey_robots=False)) for _ in range(2)]
             waiting = [asyncio.create_task(fetchers[n % 2].fetch(server.url)) for n in range(40)]
             await asyncio.sleep(0)
             for task in waiting[12:]:
@@ -555,7 +555,7 @@ def test_the_connection_limit_is_kept_by_all_who_ask_together() -> None:
 
     async def check() -> None:
         async with answering(slowly) as server:
-            fetcher = Fetcher(Manners(connections=3, **QUICK))
+            fetcher = Fetcher(FetchPolicy(connections=3, **QUICK))
             pages = await asyncio.gather(*(fetcher.fetch(f"{server.url}{n}") for n in range(30)))
             await fetcher.close()
             assert {page.failure for page in pages} == {None}
@@ -568,7 +568,7 @@ def test_robots_are_asked_once_and_obeyed() -> None:
     async def check() -> None:
         robots = "User-agent: *\nDisallow: /private/\nAllow: /private/but-this"
         async with answering(hello, robots=robots) as server:
-            fetcher = Fetcher(Manners(**QUICK))
+            fetcher = Fetcher(FetchPolicy(**QUICK))
             names = ["a", "private/b", "private/but-this", "%70rivate/c", "d?private/"]
             pages = await asyncio.gather(*(fetcher.fetch(f"{server.url}{name}") for name in names * 10))
             assert [page.failure for page in pages[:5]] == [None, "robots", None, "robots", None]
@@ -600,7 +600,7 @@ def test_a_crawl_delay_is_kept() -> None:
     async def check() -> None:
         robots = "User-agent: unidle\nCrawl-delay: 0.2\n\nUser-agent: *\nDisallow: /"
         async with answering(hello, robots=robots, host="127.0.1.12") as server:
-            fetcher = Fetcher(Manners(**QUICK))
+            fetcher = Fetcher(FetchPolicy(**QUICK))
             await asyncio.gather(*(fetcher.fetch(f"{server.url}{n}") for n in range(4)))
             await fetcher.close()
             assert server.times[-1] - server.times[0] >= 0.58
@@ -611,7 +611,7 @@ def test_a_crawl_delay_is_kept() -> None:
 def test_one_who_is_cancelled_takes_robots_from_nobody() -> None:
     async def check() -> None:
         async with answering(hello, robots="User-agent: *\nDisallow: /no") as server:
-            fetcher = Fetcher(Manners(**QUICK))
+            fetcher = Fetcher(FetchPolicy(**QUICK))
             first = asyncio.create_task(fetcher.fetch(server.url))
             second = asyncio.create_task(fetcher.fetch(server.url))
             await asyncio.sleep(0)
@@ -625,7 +625,7 @@ def test_one_who_is_cancelled_takes_robots_from_nobody() -> None:
 def test_cancelled_requests_leave_neither_connections_nor_places_behind() -> None:
     async def check() -> None:
         async with talking(_silence) as silent, answering(hello) as server:
-            fetcher = Fetcher(Manners(connections=2, obey_robots=False))
+            fetcher = Fetcher(FetchPolicy(connections=2, obey_robots=False))
             for _ in range(5):
                 asked = [asyncio.create_task(fetcher.fetch(silent.url)) for _ in range(8)]
                 await asyncio.sleep(0.02)
@@ -646,16 +646,16 @@ def test_cancelled_requests_leave_neither_connections_nor_places_behind() -> Non
 
 def test_those_of_one_loop_share_a_fetcher_until_the_last_has_left() -> None:
     async def check() -> None:
-        one, other = Fetcher.shared(Manners()), Fetcher.shared(Manners())
+        one, other = Fetcher.shared(FetchPolicy()), Fetcher.shared(FetchPolicy())
         assert one is other
-        assert Fetcher.shared(Manners(rate=1.0)) is not one
+        assert Fetcher.shared(FetchPolicy(rate=1.0)) is not one
         await one.leave()
         async with answering(hello) as server:
             assert (await other.fetch(server.url)).failure is None
             await other.leave()
             with pytest.raises(RuntimeError, match="closed"):
                 await other.fetch(server.url)
-        assert Fetcher.shared(Manners()) is not one
+        assert Fetcher.shared(FetchPolicy()) is not one
 
     run(check())
 

@@ -17,10 +17,10 @@ from web_servers import run
 from unidle.errors import UsageError
 from unidle.tasks.web import page as pages
 from unidle.tasks.web import words
-from unidle.tasks.web.features import first_words
 from unidle.tasks.web.links import LinkBase, _elsewhere
 from unidle.tasks.web.page import Content, decoded, parse, read
-from unidle.tasks.web.words import BUCKETS, Topic, bag, hash_words, words_of
+from unidle.tasks.web.page_features import first_words
+from unidle.tasks.web.text_features import BUCKETS, Topic, bag, hash_words, words_of
 
 HERE = "http://site.test:8000/folder/page.html?q=1"
 

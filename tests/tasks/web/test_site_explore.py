@@ -24,16 +24,25 @@ from unidle.envs.spec import probe
 from unidle.envs.vector.infos import in_columns
 from unidle.errors import UsageError
 from unidle.tasks.web import features as reading
-from unidle.tasks.web.features import Reading, Readings, mentions_of
 from unidle.tasks.web.fetch import Fetcher
+from unidle.tasks.web.fetch_policy import Page
 from unidle.tasks.web.gym_env import SiteExploreEnv
-from unidle.tasks.web.manners import Page
 from unidle.tasks.web.page import Link
-from unidle.tasks.web.page_graph import DUPLICATE, FAILED, FETCHED, FRONTIER, LINK_WORDS, MAX_PAGES, Mentions, PageGraph
+from unidle.tasks.web.page_features import PageFeatureCache, PageFeatures, link_features
+from unidle.tasks.web.page_graph import (
+    DUPLICATE,
+    FAILED,
+    FETCHED,
+    FRONTIER,
+    LINK_WORDS,
+    MAX_PAGES,
+    LinkFeatures,
+    PageGraph,
+)
 from unidle.tasks.web.site.serve import Serving, SiteServer, in_background
 from unidle.tasks.web.site.topics import TOPICS
 from unidle.tasks.web.site_explore import LINK_FACTS, PAGE_WORDS, SiteExplore
-from unidle.tasks.web.words import Topic
+from unidle.tasks.web.text_features import Topic
 
 TOPIC = "comet orbit"
 # Six words of a hundred on the topic are enough for all of it, three for half.
@@ -179,10 +188,10 @@ def test_only_links_that_may_be_followed_are_on_offer() -> None:
     run(check())
 
 
-def mentions(urls: list[str], match: list[float], nofollow: list[bool] | None = None) -> Mentions:
+def mentions(urls: list[str], match: list[float], nofollow: list[bool] | None = None) -> LinkFeatures:
     count = len(urls)
     words = np.zeros((count, LINK_WORDS), np.uint8)
-    return Mentions(urls, np.array(match, np.float32), np.array(nofollow or [False] * count), words)
+    return LinkFeatures(urls, np.array(match, np.float32), np.array(nofollow or [False] * count), words)
 
 
 def test_the_best_links_come_first_and_of_equal_ones_the_oldest() -> None:
@@ -266,7 +275,7 @@ def test_an_episode_is_told_of_once_it_was_asked_to_be() -> None:
 
             await play()
             assert env.story is None
-            env.wants_story = True
+            env.records_next_episode = True
             await play()
             story = env.story
             assert story is not None
@@ -338,7 +347,7 @@ def pages_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     addresses = []
     read = reading.read
 
-    async def noted(page: Page, topic: Topic) -> Reading | None:
+    async def noted(page: Page, topic: Topic) -> PageFeatures | None:
         addresses.append(page.url)
         return await read(page, topic)
 
@@ -385,7 +394,7 @@ def test_a_page_that_changes_is_read_anew_and_so_are_its_rules() -> None:
 
 def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch, pages_read: list[str]) -> None:
     monkeypatch.setattr(reading, "_KEPT_BYTES", 50_000)
-    kept = Readings(Topic(TOPIC))
+    kept = PageFeatureCache(Topic(TOPIC))
 
     async def check() -> None:
         for number in range(100):
@@ -403,8 +412,8 @@ def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch, pages
 def test_what_is_kept_of_pages_takes_the_memory_that_it_may(monkeypatch: pytest.MonkeyPatch, links: int) -> None:
     monkeypatch.setattr(reading, "_KEPT_BYTES", 300_000)
 
-    async def filled() -> Readings:
-        kept, rules = Readings(Topic(TOPIC)), object()
+    async def filled() -> PageFeatureCache:
+        kept, rules = PageFeatureCache(Topic(TOPIC)), object()
         for number in range(9_000 // (links + 20)):  # several times what may be kept
             body = OTHER + "".join(f'<a href="/section/{number}/page-{n}.html">{n}</a>' for n in range(links))
             found = await kept.of(Page(f"http://127.0.0.1:8000/{number}", 200, body=body.encode()))
@@ -427,14 +436,14 @@ def test_what_is_kept_of_pages_takes_the_memory_that_it_may(monkeypatch: pytest.
 
 def test_addresses_are_let_go_with_the_pages_that_they_stand_on() -> None:
     # Some releases of Python 3.12 never let go of a string that was interned.
-    (url,) = mentions_of([Link("http://site.test/a page of its own", "", False)], Topic(TOPIC)).urls
+    (url,) = link_features([Link("http://site.test/a page of its own", "", False)], Topic(TOPIC)).urls
     assert sys.intern("".join(list(url))) is not url
 
 
 def test_what_another_event_loop_may_follow_is_not_handed_over() -> None:
     mine, theirs = mentions(["/a"], [0.0]), mentions(["/b"], [0.0])
 
-    class Contested(Reading):
+    class Contested(PageFeatures):
         """Another thread's event loop has other rules, and writes right after this one."""
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -451,12 +460,12 @@ def test_what_links_say_is_told_one_by_one() -> None:
         Link("http://site.test/12", "orbit orbit the", False),
         Link("http://site.test/x", " ".join(f"word{n}" for n in range(20)), False),
     ]
-    told = mentions_of(links, Topic("comet orbit moon"))
+    told = link_features(links, Topic("comet orbit moon"))
     assert told.match.tolist() == [1.0, 0.0, 0.5, 0.0]
     assert told.nofollow.tolist() == [False, True, False, False]
     assert (told.words > 0).sum(1).tolist() == [3, 0, 2, LINK_WORDS]
     assert told.words[0, 2] == told.words[2, 0] == told.words[2, 1]  # orbit
-    assert mentions_of([], Topic("comet")).urls == []
+    assert link_features([], Topic("comet")).urls == []
 
 
 # -- sites that fail ---------------------------------------------------------------------------------------------------
@@ -542,8 +551,8 @@ def test_a_task_that_cannot_be_is_said_before_anything_starts(task: dict[str, An
 
 def test_a_site_that_is_listed_may_be_anywhere() -> None:
     env = SiteExplore("https://example.org/", TOPIC, hosts=["example.org"])
-    assert env.manners.hosts == ("example.org",)
-    assert SiteExplore("http://[::1]:80/", TOPIC).manners.hosts == ("[::1]:80",)
+    assert env.policy.hosts == ("example.org",)
+    assert SiteExplore("http://[::1]:80/", TOPIC).policy.hosts == ("[::1]:80",)
 
 
 # -- many at a time ----------------------------------------------------------------------------------------------------
@@ -638,7 +647,7 @@ def test_the_trainer_sees_its_masks(server: SiteServer) -> None:
     maker = env_maker("unidle.tasks.web.gym_env:SiteExploreEnv", {"site": server.urls, "topic": TOPICS["music"]})
     env_spec = probe(maker)
     assert env_spec.obs_layout.mask_width == 17
-    with pytest.raises(UsageError, match="does not take these env_kwargs"):
+    with pytest.raises(UsageError, match="does not accept these env_kwargs"):
         env_maker("unidle.tasks.web.gym_env:SiteExploreEnv", {"site": "http://127.0.0.1/", "topic": "x", "no": 1})()
 
 

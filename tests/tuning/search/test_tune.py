@@ -395,7 +395,7 @@ def test_a_job_that_does_not_run_as_it_is_cannot_be_tuned() -> None:
 
 @pytest.mark.usefixtures("known")
 def test_a_job_that_has_no_room_as_it_is_is_told_what_takes_less() -> None:
-    with pytest.raises(TrainingError, match=r"ran out of memory; take fewer --n-envs.*--buffer-size\.$"):
+    with pytest.raises(TrainingError, match=r"ran out of memory; use fewer --n-envs.*--buffer-size\.$"):
         tune(with_engine(workers=4), 60.0, Watcher())
 
 

@@ -24,8 +24,8 @@ from unidle.engine.collect.action_log import EpisodeLog, as_arrays, as_tensors
 from unidle.engine.collect.inference import PageLock, Where
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.evaluate.play import Stopped
-from unidle.envs.block import ENDED
 from unidle.envs.protocol import Fault, HostEnvs
+from unidle.envs.shared_block import EPISODE_ENDED
 from unidle.errors import TrainingError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
@@ -175,7 +175,7 @@ class Collector:
             raise
         timeline.enter(STORAGE)
         self._in_flight -= len(stepped)
-        if envs.faults or envs.renewed or self._again:
+        if envs.faults or envs.restarted or self._again:
             self._take_in_with_care(stepped)
         else:
             self._take_in(stepped)
@@ -258,9 +258,9 @@ class Collector:
 
     def _note(self, lane: Lane, where: Where) -> None:
         block, notes, lines = self.envs.block, lane.notes, where[1]
-        outcomes = block.outcome[lines]
+        outcomes = block.step_words[lines]
         notes.outcomes[where] = outcomes
-        ended = outcomes >= ENDED
+        ended = outcomes >= EPISODE_ENDED
         if self.policy.state_size:
             self._begins[lines] = ended
         if np.count_nonzero(ended):
@@ -330,14 +330,14 @@ class Collector:
         block = self.envs.block
         self._note_all()
         self._tell_faults()
-        for line in self.envs.renewed:
+        for line in self.envs.restarted:
             self._renew(line)
-        self.envs.renewed.clear()
+        self.envs.restarted.clear()
         for number in slices:
             lane, step = self._lane(self._number[number]), int(self._done[number])
             lines = self._again.pop(number, self._lines[number])
             block.skip[self._lines[number]] = False
-            failed = block.redo[lines]
+            failed = block.retry[lines]
             if not failed.all():
                 self._note(lane, (np.full((~failed).sum(), step), lines[~failed]))
             if failed.any():

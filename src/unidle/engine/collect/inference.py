@@ -18,7 +18,7 @@ from unidle.algos.capturing import Capturer
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.engine.numpy_actor import NumpyActor
-from unidle.envs.block import Block
+from unidle.envs.shared_block import SharedBlock
 
 _ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _TIMED = 16  # one service in so many is timed on the GPU
@@ -31,7 +31,7 @@ class PageLock:
     Where somebody keeps them there already, it is theirs to give them back.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: SharedBlock) -> None:
         self._address: int | None = np.frombuffer(block.memory, np.uint8).ctypes.data
         error = int(torch.cuda.cudart().cudaHostRegister(self._address, len(block.memory), 0))
         if error:
@@ -55,7 +55,9 @@ class PageLock:
 class Service:
     """Acts with one policy into one rollout."""
 
-    def __init__(self, policy: AnyPolicy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer) -> None:
+    def __init__(
+        self, policy: AnyPolicy, rollout: Rollout, block: SharedBlock, state: Tensor, capture: Capturer
+    ) -> None:
         """`state` [N, S] is the recurrent state of the environments as they stand, shared by all services."""
         self.policy, self.rollout = policy, rollout
         device, (steps, n_envs) = rollout.obs.device, rollout.shape

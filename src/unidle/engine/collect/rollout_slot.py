@@ -18,7 +18,7 @@ from unidle.algos.capturing import Capturer
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.engine.collect.inference import Service
-from unidle.envs.block import SUCCEEDED, Block, parts_of
+from unidle.envs.shared_block import SUCCEEDED, SharedBlock, unpack_step_words
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.rng import NOISE, keyed_generator
 
@@ -30,7 +30,7 @@ class Notes:
         (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
         self._pinned = rollout.obs.is_cuda
         self.outcomes = self._zeros((steps, n_envs), torch.int64)  # as the block has them
-        _, self.terminated, self.truncated = parts_of(self.outcomes)
+        _, self.terminated, self.truncated = unpack_step_words(self.outcomes)
         self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # made when it is whole
         self.last_obs = self._zeros(rollout.obs.shape[1:], torch.uint8)  # the observations after the last step
         self.last_episode = np.zeros(n_envs, np.int64)  # number of the episode then open
@@ -88,7 +88,14 @@ class Lane:
     """A rollout, the weights that act in it, their inference, and the host's notes."""
 
     def __init__(
-        self, learner: AnyPolicy, rollout: Rollout, block: Block, state: Tensor, capture: Capturer, *, own_weights: bool
+        self,
+        learner: AnyPolicy,
+        rollout: Rollout,
+        block: SharedBlock,
+        state: Tensor,
+        capture: Capturer,
+        *,
+        own_weights: bool,
     ) -> None:
         """`own_weights`: act with a copy of the learner's policy, which may then change meanwhile."""
         self.rollout, self.notes = rollout, Notes(rollout)

@@ -23,10 +23,10 @@ from torch import Tensor
 from unidle.config import Config
 from unidle.engine.evaluate.play import Evaluation, n_evaluation_envs
 from unidle.engine.evaluate.worker import EvaluationJob, Shelf, shapes_of, shares
-from unidle.envs.block import map_memory, shared_memory
 from unidle.envs.make import EnvMaker
-from unidle.envs.pool.worker_process import LOOK_AROUND_SECONDS, WorkerError, WorkerProcess
+from unidle.envs.pool.worker_process import POLL_SECONDS, WorkerError, WorkerProcess
 from unidle.envs.protocol import Fault
+from unidle.envs.shared_block import map_memory, shared_memory
 from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError, UsageError
 from unidle.nn.actor_critic import NetworkFactory
@@ -96,7 +96,7 @@ class Beside:
                     process=number,
                     processes=processes,
                     n_envs=n_envs,
-                    lines=lines,
+                    env_ids=lines,
                     episodes=episodes,
                 )
                 beats = self._shelf.beats[number : number + 1]
@@ -160,11 +160,11 @@ class Beside:
     def _hear(self) -> None:
         look = time.monotonic() >= self._next_look
         if look:
-            self._next_look = time.monotonic() + LOOK_AROUND_SECONDS
+            self._next_look = time.monotonic() + POLL_SECONDS
         for number, process in enumerate(self._processes):
             try:
-                while process.has_answered():
-                    part, faults = process.answer(0.0)
+                while process.has_message():
+                    part, faults = process.receive(0.0)
                     first = self._owed(number)[0]
                     first.parts[number] = part
                     first.faults += faults
@@ -184,12 +184,12 @@ class Beside:
     def _replace(self, number: int, gone: WorkerError) -> None:
         """Start a process that died again, and have it play what it owes."""
         process = self._processes[number]
-        process.end()
+        process.stop()
         if self._restarts_left == 0:
             raise _hopeless(gone)
         self._restarts_left -= 1
         self._say(f"{gone} It plays its part of the evaluation anew.")
-        process.hang_up()
+        process.close_pipe()
         self._shelf.beats[number] = 0
         process.start()
         for asked in self._owed(number):
@@ -198,10 +198,10 @@ class Beside:
     def close(self) -> None:
         """End the processes: idle ones close their environments; what the others are at can be done anew."""
         for process in self._processes:
-            process.hang_up()
+            process.close_pipe()
         until = time.monotonic() + _CLOSING_SECONDS
         for number, process in enumerate(self._processes):
-            process.end(0.0 if self._owed(number) else max(0.0, until - time.monotonic()))
+            process.stop(0.0 if self._owed(number) else max(0.0, until - time.monotonic()))
         self._processes = []
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -183,7 +183,7 @@ def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers
     asked = config.engine.eval_workers
     if asked == 0 or config.run.eval_every == 0:
         return 0
-    one_by_one = not (env_spec.on_device or env_spec.vectorised or maker.makes == "async")
+    one_by_one = not (env_spec.on_device or env_spec.vectorised or maker.kind == "async")
     if asked:
         if not one_by_one:
             raise UsageError(

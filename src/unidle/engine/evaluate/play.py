@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from unidle.algos.registry import AnyPolicy
-from unidle.envs.block import SUCCEEDED
-from unidle.envs.protocol import Fault, HostEnvs, Storied
+from unidle.envs.protocol import EpisodeRecorder, Fault, HostEnvs
+from unidle.envs.shared_block import SUCCEEDED
 from unidle.nn.sac_policy import SACPolicy
 from unidle.rng import EVALUATION, keyed_generator
 
@@ -132,7 +132,7 @@ def play(
     before they are over.
     """
     learning = policy.training
-    _take_story(envs)  # so that it keeps the next one
+    _take_episode_record(envs)  # so that it keeps the next one
     policy.eval()
     try:
         chosen = share or Share(0, envs.n_envs)
@@ -144,12 +144,12 @@ def play(
         [episode.length for episode in results],
         [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
         [episode.task for episode in results] if isinstance(policy, SACPolicy) and policy.n_tasks > 1 else [],
-        _take_story(envs),
+        _take_episode_record(envs),
     )
 
 
-def _take_story(envs: HostEnvs) -> dict[str, Any] | None:
-    return envs.take_story() if isinstance(envs, Storied) else None
+def _take_episode_record(envs: HostEnvs) -> dict[str, Any] | None:
+    return envs.take_episode_record() if isinstance(envs, EpisodeRecorder) else None
 
 
 def _play(
@@ -191,7 +191,7 @@ def _play(
         envs.send(slices)
         envs.recv(len(slices))
         # Those are in a new episode: the step failed, or the worker died after it. The broken episode is no result.
-        failed = block.redo | (block.truncated & (block.episode_length < 0))
+        failed = block.retry | (block.truncated & (block.episode_length < 0))
         for fault in envs.faults:
             on_fault(fault)
         envs.faults.clear()

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from unidle.algos.registry import new_policy
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Share, play
-from unidle.envs.block import map_memory
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.protocol import Fault
+from unidle.envs.shared_block import map_memory
 from unidle.nn.optim.flat_parameters import FlatParameters
 
 Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # of the tensors that a policy's state is made of
@@ -81,7 +81,7 @@ class EvaluationJob:
     process: int
     processes: int
     n_envs: int  # of the whole evaluation
-    lines: range  # those of this process
+    env_ids: range  # those of this process
     episodes: int  # of the whole evaluation
     first_index: int = FIRST_EVALUATION_ENV
 
@@ -97,11 +97,11 @@ class Evaluator:
         FlatParameters(self._policy)  # one piece of memory, as the trainer's are
         self._shelf = Shelf(map_memory(job.memory), job.shapes, job.places, job.processes)
         self._envs = SerialEnvs(
-            maker.with_slots(job.n_envs),
+            maker.for_n_envs(job.n_envs),
             env_spec,
-            len(job.lines),
+            len(job.env_ids),
             config.run.seed,
-            job.first_index + job.lines.start,
+            job.first_index + job.env_ids.start,
             max_env_restarts=config.engine.max_env_restarts,
         )
 
@@ -111,7 +111,7 @@ class Evaluator:
             place: int = cloudpickle.loads(pipe.recv_bytes())
             self._policy.load_state_dict(self._shelf.places[place])
             faults: list[Fault] = []
-            share = Share(self._job.lines.start, self._job.n_envs)
+            share = Share(self._job.env_ids.start, self._job.n_envs)
             result = play(
                 self._policy, self._envs, self._job.episodes, stop=self._beat, on_fault=faults.append, share=share
             )

@@ -21,7 +21,7 @@ def main() -> None:
 
     from unidle.engine.evaluate.play import Stopped
     from unidle.engine.evaluate.worker import EvaluationJob, Evaluator
-    from unidle.envs.pool.worker import in_words
+    from unidle.envs.pool.worker import error_message
 
     pipe = Connection(int(sys.argv[1]))
     try:
@@ -35,7 +35,7 @@ def main() -> None:
         pass  # the trainer is gone
     except Exception as error:
         with contextlib.suppress(OSError):
-            pipe.send_bytes(in_words(error))
+            pipe.send_bytes(error_message(error))
 
 
 if __name__ == "__main__":

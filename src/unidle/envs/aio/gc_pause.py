@@ -1,7 +1,7 @@
-"""Fewer collections of garbage while hundreds of episodes are open.
+"""Rarer garbage collection while hundreds of episodes are open.
 
-Python looks for unreachable cycles each time that a few hundred objects were made, which is once in a step or two here,
-and there are next to none: it took a tenth of a step.
+By default Python searches for reference cycles after a few hundred allocations, here every step or two, and finds
+almost none: it took a tenth of a step.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 import gc
 
 _THRESHOLD = (20_000, 20, 100)
-_usual = gc.get_threshold()
-_pools = 0  # that are open
+_default = gc.get_threshold()
+_n_pools = 0  # currently open
 
 
 def begin() -> None:
-    """A pool of episodes is open."""
-    global _usual, _pools
-    if _pools == 0:
-        _usual = gc.get_threshold()
+    """Raise the thresholds; call it when a pool of episodes opens."""
+    global _default, _n_pools
+    if _n_pools == 0:
+        _default = gc.get_threshold()
         gc.set_threshold(*_THRESHOLD)
-    _pools += 1
+    _n_pools += 1
 
 
 def end() -> None:
-    """It is closed; the last one leaves everything as it was."""
-    global _pools
-    _pools -= 1
-    if _pools == 0:
-        gc.set_threshold(*_usual)
+    """Call it when the pool closes; the last one restores the thresholds."""
+    global _n_pools
+    _n_pools -= 1
+    if _n_pools == 0:
+        gc.set_threshold(*_default)

@@ -1,7 +1,7 @@
-"""Requests to one host take turns: so many at a time, and so much time between two, whoever sends them.
+"""Limits on the rate of requests and the number of connections to one host.
 
-Worker processes know nothing of each other. Each keeps to its part of what a host allows: a rate of 2 a second is 0.5
-for each of four, and 8 connections are 2.
+Worker processes do not coordinate; each gets an equal share of the limit: with four of them, a rate of 2 per second is
+0.5 for each, and 8 connections are 2.
 """
 
 from __future__ import annotations
@@ -12,67 +12,66 @@ import time
 
 from unidle.errors import UsageError
 
-# When a host may next be asked, by `time.monotonic`: of the whole process, as its event loops are not one crawler each.
+# Time of the next allowed request to each host (`time.monotonic`), shared by all event loops of the process.
 _NEXT: dict[str, float] = {}
 _NEXT_LOCK = threading.Lock()
-_sharing = 1  # processes that ask the same hosts
+_n_processes = 1  # that send requests to the same hosts
 
 
-def share_among(processes: int) -> None:
-    """Say, before the first request, that so many processes ask the same hosts."""
-    global _sharing
-    _sharing = processes
+def share_limits(processes: int) -> None:
+    """Divide all limits by the number of processes; call it before the first request."""
+    global _n_processes
+    _n_processes = processes
 
 
-class Turns:
-    """The turns of one host in one event loop; first come, first served.
+class RateLimiter:
+    """Limits requests to one host in one event loop, first come, first served: `async with limiter: …`.
 
-    One that is cancelled while it waits leaves nothing behind: only the first in the queue takes a time, and it takes
-    it when it goes.
+    Cancelling a waiting request is safe: only the first in the queue reserves a time, at the moment it proceeds.
     """
 
     def __init__(self, host: str, rate: float | None, connections: int) -> None:
-        """At most `rate` requests a second (None: any number), and `connections` at a time, from all processes."""
-        if connections < _sharing:
+        """At most `rate` requests per second (None: unlimited) and `connections` at a time, over all processes."""
+        if connections < _n_processes:
             raise UsageError(
-                f"{_sharing} worker processes cannot share {connections} connections to {host}; "
+                f"{_n_processes} worker processes cannot share {connections} connections to {host}; "
                 f"use --workers {connections} or fewer, or allow more connections in env_kwargs."
             )
         self.host = host
         self.interval = 0.0
         if rate is not None:
-            self.keep_apart(1.0 / rate)
-        self._places = asyncio.Semaphore(connections // _sharing)
+            self.set_min_interval(1.0 / rate)
+        self._connections = asyncio.Semaphore(connections // _n_processes)
         self._queue = asyncio.Lock()
 
     async def __aenter__(self) -> None:
-        """Wait for a turn, and have it until the block is left."""
-        await self._places.acquire()
+        """Wait until a request may be sent."""
+        await self._connections.acquire()
         if not self.interval and self.host not in _NEXT:
             return
         try:
             async with self._queue:
-                while (wait := self._take()) > 0:
+                while (wait := self._reserve()) > 0:
                     await asyncio.sleep(wait)
         except BaseException:
-            self._places.release()
+            self._connections.release()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        """The next one may go."""
-        self._places.release()
+        """Free the connection."""
+        self._connections.release()
 
-    def keep_apart(self, seconds: float) -> None:
-        """No two requests within so many seconds, from all processes."""
-        self.interval = max(self.interval, seconds * _sharing)
+    def set_min_interval(self, seconds: float) -> None:
+        """Keep at least that many seconds between two requests, over all processes."""
+        self.interval = max(self.interval, seconds * _n_processes)
 
     def pause(self, seconds: float) -> None:
-        """The host asks to be left alone for so long."""
+        """Send no request for that many seconds, as the host asked (Retry-After)."""
         with _NEXT_LOCK:
             _NEXT[self.host] = max(_NEXT.get(self.host, 0.0), time.monotonic() + seconds)
 
-    def _take(self) -> float:
-        """Seconds to wait and ask again; 0 if the turn is taken."""
+    def _reserve(self) -> float:
+        """Reserve the next request; return the seconds to wait before trying again, or 0 or less if it may be sent."""
         with _NEXT_LOCK:
             now = time.monotonic()
             wait = _NEXT.get(self.host, 0.0) - now

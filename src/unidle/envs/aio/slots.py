@@ -1,10 +1,10 @@
-"""Environments that wait, hundreds of them in flight on one event loop, behind the lines of a block: `AsyncSlots`.
+"""AsyncEnvs on a block: hundreds in flight on one event loop.
 
-A step has two halves. On the loop, each environment's `Player` awaits the step and whatever follows from it. In the
-trainer's thread, when the slice is taken back, its slot asks for all that, in the order it would ask any environment,
-and is answered at once. So seeds, checks, faults and what is written to the block are those of every other environment
-(`Slots`), no lock is held by either side, and the loop does not touch the block. A worker process has the same (see
-async_worker.py).
+A step has two halves. On the loop, each environment's `AsyncEnvRunner` awaits the step and the reset that may follow.
+In the trainer's thread, when the slice is received, its slot makes the same calls in the usual order and gets the
+prefetched results at once. So seeds, checks, faults and writes to the block are those of any other environment
+(`Slots`), neither side holds a lock, and the loop does not touch the block. Worker processes use the same class (see
+worker.py).
 """
 
 from __future__ import annotations
@@ -18,173 +18,171 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.aio import gc_pause as rare_collections
+from unidle.envs.aio import gc_pause
 from unidle.envs.aio.loop_thread import LoopThread
-from unidle.envs.aio.player import CLOSING_SECONDS, Player, StandIn
-from unidle.envs.block import Block
+from unidle.envs.aio.runner import CLOSING_SECONDS, AsyncEnvRunner, EnvProxy
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slots import Slots
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 
 
 class AsyncSlots:
-    """`Slots` of AsyncEnvs. `begin` sets a slice going, `on_through` hears of it on the loop, `step` takes it in."""
+    """`Slots` of AsyncEnvs: `send` starts a slice, the loop calls `on_finished`, then `step` writes it to the block."""
 
     def __init__(
         self,
         maker: EnvMaker,
         env_spec: EnvSpec,
-        block: Block,
-        lines: range,
+        block: SharedBlock,
+        env_ids: range,
         seed: int,
         first_index: int,
-        on_through: Callable[[int], None],
-        is_unwanted: Callable[[], bool] = lambda: False,
+        on_finished: Callable[[int], None],
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_unwanted` says that nobody waits any more for what was asked for."""
-        self._is_unwanted = is_unwanted
-        self._block, self._lines, self._first = block, lines, first_index + lines.start
+        """`is_cancelled` tells whether the caller has gone, so that waiting can stop."""
+        self._is_cancelled = is_cancelled
+        self._block, self._lines, self._first = block, env_ids, first_index + env_ids.start
         self._decode = env_spec.action_layout.decoder()
-        self._players = [Player(maker, seed, first_index + line) for line in lines]
-        self._on_through = on_through
-        self._left: dict[int, int] = {}  # slice → environments that are not through with their step
+        self._runners = [AsyncEnvRunner(maker, seed, first_index + env_id) for env_id in env_ids]
+        self._on_finished = on_finished
+        self._pending: dict[int, int] = {}  # slice → environments still in their step
         self._tasks: set[asyncio.Task[None]] = set()
-        self._broken: BaseException | None = None
+        self._loop_error: BaseException | None = None
         self._is_closed = False
-        self._slots = Slots(maker, env_spec, block, lines, seed, first_index)
+        self._slots = Slots(maker, env_spec, block, env_ids, seed, first_index)
         self._thread = LoopThread("environments")
-        rare_collections.begin()
-        self._episodes = list(self._slots)  # whose `episode` is the open one
-        for slot, player in zip(self._slots, self._players):
-            slot._maker = EnvMaker(maker.name, partial(StandIn, player, env_spec, self._thread), makes="one")
+        gc_pause.begin()
+        self._episodes = list(self._slots)  # for the number of the open episode
+        for slot, runner in zip(self._slots, self._runners):
+            slot._maker = EnvMaker(maker.name, partial(EnvProxy, runner, env_spec, self._thread), kind="gymnasium")
 
     def take_faults(self) -> list[Fault]:
-        """What failed since this was last asked."""
+        """Return the faults since the last call."""
         return [
-            replace(fault, kind="hung") if self._players[fault.env - self._first].is_late else fault
+            replace(fault, kind="hung") if self._runners[fault.env - self._first].timed_out else fault
             for fault in self._slots.take_faults()
         ]
 
     def make(self) -> None:
-        """Make every environment; a failure is not survived here, where it is likely to be a mistake."""
+        """Create every environment; a failure is raised, because before training it is probably a mistake."""
 
         async def make_all() -> None:
-            for player in self._players:
-                player.make()
+            for runner in self._runners:
+                runner.make()
 
         self._thread.wait(make_all())
 
     def start(self, episodes: np.ndarray) -> None:
-        """Begin the given episode in each environment, or the one after where that fails."""
-        self._foresee([player.begin(int(episode)) for player, episode in zip(self._players, episodes)])
+        """Start the given episode in each environment, or the next one if that fails."""
+        self._prefetch([runner.begin(int(episode)) for runner, episode in zip(self._runners, episodes)])
         self._slots.start(episodes)
 
-    def renew(self, episodes: np.ndarray, spare: np.ndarray | None) -> None:
-        """Begin the given episodes in the place of a worker that died."""
-        self._foresee([player.begin(int(episode)) for player, episode in zip(self._players, episodes)])
-        self._slots.renew(episodes, spare)
+    def restart(self, episodes: np.ndarray, fallback_obs: np.ndarray | None) -> None:
+        """Start the given episodes in a worker that replaces a dead one."""
+        self._prefetch([runner.begin(int(episode)) for runner, episode in zip(self._runners, episodes)])
+        self._slots.restart(episodes, fallback_obs)
 
-    def begin(self, slices: Iterable[tuple[int, int, int]]) -> None:
-        """Set slices (number, first, end) going, their environments counted from the first of these."""
-        plays = []
+    def send(self, slices: Iterable[tuple[int, int, int]]) -> None:
+        """Start slices (number, first, end); first and end are relative to this object's first environment."""
+        calls = []
         for number, first, end in slices:
             skip = self._block.skip[self._lines[first] : self._lines[end - 1] + 1].tolist()
             own = [index for index in range(first, end) if not skip[index - first]]
-            self._left[number] = len(own)
+            self._pending[number] = len(own)
             for index in own:
                 action = self._decode(self._block.actions[self._lines[index]])
-                plays.append((number, self._players[index], action, self._episodes[index].episode))
+                calls.append((number, self._runners[index], action, self._episodes[index].episode))
             if not own:
-                self._on_through(number)
-        self._thread.loop.call_soon_threadsafe(self._play_all, plays)
+                self._on_finished(number)
+        self._thread.loop.call_soon_threadsafe(self._step_all, calls)
 
     def step(self, first: int, end: int) -> None:
-        """Take in what a slice that is through has brought."""
-        if self._broken is not None:
-            raise RuntimeError("The event loop of the environments broke down.") from self._broken
+        """Write the results of a finished slice to the block."""
+        if self._loop_error is not None:
+            raise RuntimeError("The event loop of the environments failed.") from self._loop_error
         self._slots.step(first, end)
         self._count_requests(first, end)
 
-    def take_story(self) -> dict[str, Any] | None:
-        """What the first environment tells of the first episode that ended since this was last asked, if it can."""
-        env: Any = self._players[0].env
-        if not hasattr(env, "wants_story"):
+    def take_episode_record(self) -> dict[str, Any] | None:
+        """Return the record of the first environment's first episode since the last call, and record the next one."""
+        env: Any = self._runners[0].env
+        if not hasattr(env, "records_next_episode"):
             return None
-        story: dict[str, Any] | None = env.story
-        env.story, env.wants_story = None, True
-        return story
+        record: dict[str, Any] | None = env.episode_record
+        env.episode_record, env.records_next_episode = None, True
+        return record
 
     def states(self) -> list[dict[str, Any] | None]:
-        """None: what is waited for is elsewhere, and cannot be put into a checkpoint."""
+        """None for all: the state of a remote service cannot be saved."""
         return [None] * len(self._lines)
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Bring open episodes back by replaying them, if the environments say that they are such as `repeats`.
+        """Replay open episodes if the environments declare `repeats`.
 
-        Else those that have taken a step are lost, and the next ones begin: no website is asked for all those pages
-        again only to find that one has changed.
+        Otherwise episodes with at least one step are lost and the next ones start: a website should not have to serve
+        all those pages again when one of them may have changed.
         """
-        if getattr(self._players[0].env, "repeats", False):
+        if getattr(self._runners[0].env, "repeats", False):
             replays = [
-                player.replay(episode, [self._decode(action) for action in actions])
-                for player, (episode, actions, _, _) in zip(self._players, points)
+                runner.replay(episode, [self._decode(action) for action in actions])
+                for runner, (episode, actions, _, _) in zip(self._runners, points)
             ]
-            self._foresee(replays)
+            self._prefetch(replays)
             return self._slots.resume(points)
-        is_under_way = [len(actions) > 0 for _, actions, _, _ in points]
-        self.start(np.array([episode + lost for (episode, *_), lost in zip(points, is_under_way)], np.int64))
+        has_steps = [len(actions) > 0 for _, actions, _, _ in points]
+        self.start(np.array([episode + lost for (episode, *_), lost in zip(points, has_steps)], np.int64))
         obs = self._block.obs[self._lines.start : self._lines.stop]
-        return [
-            not lost and np.array_equal(row, wanted) for row, (_, _, wanted, _), lost in zip(obs, points, is_under_way)
-        ]
+        return [not lost and np.array_equal(now, saved) for now, (_, _, saved, _), lost in zip(obs, points, has_steps)]
 
     def close(self) -> None:
-        """Cancel what is in flight, close all environments and end the loop; a second time does nothing."""
+        """Cancel all requests, close all environments and end the loop; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
-        rare_collections.end()
+        gc_pause.end()
         with contextlib.suppress(TimeoutError):
-            self._thread.wait(self._end(), 3 * CLOSING_SECONDS)
+            self._thread.wait(self._close_envs(), 3 * CLOSING_SECONDS)
         self._thread.close()
 
     def _count_requests(self, first: int, end: int) -> None:
-        """Add what environments that make requests say of them."""
+        """Add the environments' request counters to the block."""
         for index in range(first, end):
-            counts = getattr(self._players[index].env, "requests_made", None)
+            counts = getattr(self._runners[index].env, "requests_made", None)
             if counts is not None:
                 self._block.requests[self._lines[index]] += counts
                 counts[:] = 0
 
-    def _foresee(self, work: Sequence[Coroutine[Any, Any, Any]]) -> None:
-        async def together() -> None:
+    def _prefetch(self, work: Sequence[Coroutine[Any, Any, Any]]) -> None:
+        async def gather() -> None:
             await asyncio.gather(*work)
 
-        self._thread.wait_unless(self._is_unwanted, together())
+        self._thread.wait_unless_cancelled(self._is_cancelled, gather())
 
     # -- on the loop ---------------------------------------------------------------------------------------------------
 
-    def _play_all(self, plays: list[tuple[int, Player, Any, int]]) -> None:
-        for play in plays:
-            task = self._thread.loop.create_task(self._play(*play))
+    def _step_all(self, calls: list[tuple[int, AsyncEnvRunner, Any, int]]) -> None:
+        for call in calls:
+            task = self._thread.loop.create_task(self._step_env(*call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _play(self, number: int, player: Player, action: Any, episode: int) -> None:
+    async def _step_env(self, number: int, runner: AsyncEnvRunner, action: Any, episode: int) -> None:
         try:
-            await player.play(action, episode)
+            await runner.step(action, episode)
         except BaseException as error:
             if self._is_closed:
                 raise
-            self._broken = error
-        self._left[number] -= 1
-        if not self._left[number]:
-            self._on_through(number)
+            self._loop_error = error
+        self._pending[number] -= 1
+        if not self._pending[number]:
+            self._on_finished(number)
 
-    async def _end(self) -> None:
+    async def _close_envs(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSING_SECONDS)
-        await asyncio.gather(*(player.end() for player in self._players))
+        await asyncio.gather(*(runner.close() for runner in self._runners))

@@ -1,4 +1,4 @@
-"""A worker process whose environments wait: its slices are all under way at once, on an event loop."""
+"""A worker process of AsyncEnvs: all its slices are in flight at once, on an event loop."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.aio.rate_limit import share_among
+from unidle.envs.aio.rate_limit import share_limits
 from unidle.envs.aio.slots import AsyncSlots
-from unidle.envs.pool.worker import STEP, Job, Worker
+from unidle.envs.pool.worker import STEP, Worker, WorkerJob
 from unidle.envs.spec import EnvSpec
 
 
 class AsyncWorker(Worker):
-    """Like `Worker`, but a slice is first begun, and stepped when the loop is through with it.
+    """Like `Worker`, but a slice is first sent to the event loop, and new back when the loop has finished it.
 
-    The loop rings `go` too, so that there is still one thing to wait for; as ever a ring says nothing.
+    The loop rings `go` too, so the worker still waits for one doorbell only.
     """
 
-    def __init__(self, pipe: Connection, job: Job, maker: Any, env_spec: EnvSpec) -> None:
-        self._through: deque[int] = deque()  # slices, from the loop
-        self._begun: set[int] = set()
+    def __init__(self, pipe: Connection, job: WorkerJob, maker: Any, env_spec: EnvSpec) -> None:
+        self._finished: deque[int] = deque()  # slices that the loop has finished
+        self._sent: set[int] = set()
         super().__init__(pipe, job, maker, env_spec)
         self._first_slice = job.slices[0]
-        self._spin_seconds = 0.0  # it would take the interpreter from the loop
+        self._spin_seconds = 0.0  # spinning would hold the GIL, which the loop needs
 
-    def _make_slots(self, maker: Any, env_spec: EnvSpec, job: Job) -> AsyncSlots:
-        share_among(job.workers)
-        go = self._board.go[job.worker]
+    def _make_slots(self, maker: Any, env_spec: EnvSpec, job: WorkerJob) -> AsyncSlots:
+        share_limits(job.workers)
+        go = self._signals.go[job.worker]
 
-        def on_through(number: int) -> None:
-            self._through.append(number)
+        def on_finished(number: int) -> None:
+            self._finished.append(number)
             go.ring()
 
-        place = (self._block, job.lines, job.seed, job.first_index)
-        return AsyncSlots(maker, env_spec, *place, on_through, self._is_alone)
+        args = (self._block, job.env_ids, job.seed, job.first_index)
+        return AsyncSlots(maker, env_spec, *args, on_finished, self._is_closed)
 
-    def _is_alone(self) -> bool:
-        """Whether the trainer has hung up."""
+    def _is_closed(self) -> bool:
+        """Whether the trainer has closed the pipe."""
         look = select.poll()
         look.register(self._pipe.fileno(), select.POLLRDHUP)
         return bool(look.poll(0))
 
-    def _step_one(self) -> bool:
-        """Begin what was handed over, and hand back what is through; False if there is neither."""
+    def _step_next(self) -> bool:
+        """Send new slices to the loop and hand finished ones back; False if there is neither."""
         steps = self._first_slice + np.flatnonzero(self._own_flags == STEP)
-        handed = [number for number in steps.tolist() if number not in self._begun]
-        if handed:
-            self._begun.update(handed)
-            self._envs.begin([(number, *self._own[number]) for number in handed])
-        is_idle = not handed and not self._through
-        while self._through:
-            number = self._through.popleft()
-            self._begun.discard(number)
-            self._hand_back(number)
+        new = [number for number in steps.tolist() if number not in self._sent]
+        if new:
+            self._sent.update(new)
+            self._envs.send([(number, *self._own[number]) for number in new])
+        is_idle = not new and not self._finished
+        while self._finished:
+            number = self._finished.popleft()
+            self._sent.discard(number)
+            self._step_slice(number)
         return not is_idle
 
-    def _is_wanted(self) -> bool:
-        """Whether there is a command, a slice to begin, or one that is through."""
-        if self._board.commands[self._number] or self._through:
+    def _has_work(self) -> bool:
+        """Whether there is a command, a new slice or a finished one."""
+        if self._signals.commands[self._number] or self._finished:
             return True
-        return self._own_flags.tobytes().count(STEP) > len(self._begun)
+        return self._own_flags.tobytes().count(STEP) > len(self._sent)

@@ -1,1 +1,1 @@
-"""Environments that live on the GPU: torch, JAX, Brax, gymnax, Isaac Lab and mjlab."""
+"""Batched environments on the GPU: torch, JAX, Brax, gymnax, Isaac Lab and mjlab."""

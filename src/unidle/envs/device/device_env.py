@@ -1,7 +1,7 @@
-"""Environments that live where the policy does: a step is a pure function of tensors, for all of them at once.
+"""Batched environments on the policy's device: a step is a pure function of tensors for all of them.
 
-Nothing in a step may ask the host for a value, so that a whole rollout can be captured and replayed. Random numbers are
-a hash of (seed, environment, episode, draw): each environment has its own, and a captured rollout repeats.
+A step must not synchronise with the host, so that a whole rollout can be captured as a CUDA graph. Random numbers are a
+hash of (seed, environment, episode, draw), so each environment has its own and a captured rollout is reproducible.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-State = dict[str, Tensor]  # each [N, ..]; all that the next step depends on
+State = dict[str, Tensor]  # each [N, ..]; everything that the next step depends on
 _32_BITS = 0xFFFFFFFF
 FACTORS, EPISODE, DRAW = (0x21F0AAAD, 0x735A2D97), 0x1E3779B9, 0x05EBCA6B  # odd, and all different
 
 
 class Step(NamedTuple):
-    """What came out of a step. Where an episode ended, `observation` already begins the next one."""
+    """The result of a step. Where an episode ended, `observation` is the first one of the next episode."""
 
     observation: Tensor  # [N, *shape]
-    final_observation: Tensor  # [N, *shape] as it was before any reset
+    final_observation: Tensor  # [N, *shape] before the reset
     reward: Tensor  # [N] float32
     terminated: Tensor  # [N] bool
-    truncated: Tensor  # [N] bool; never where it also terminated
+    truncated: Tensor  # [N] bool; False where the episode also terminated
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What an environment on the device can promise; one that has no `traits` promises all of it."""
+    """What a device environment guarantees; without an attribute `traits`, all of it."""
 
-    capture_safe: bool = True  # a step is work of torch alone, on tensors that stay, so a CUDA graph can replay it
-    resumable: bool = True  # its state is all in the tensors that it returns, so it goes on where a checkpoint was
-    exact_final_observation: bool = True  # else, of an episode cut off, the observation before the last stands in
+    capture_safe: bool = True  # a step uses only torch, on fixed tensors, so a CUDA graph can replay it
+    resumable: bool = True  # the returned state is complete, so a checkpoint can restore it
+    exact_final_observation: bool = True  # else a truncated episode ends with its last-but-one observation
 
 
 def traits_of(env: Any) -> Traits:
-    """What `env` promises, as it knows by now."""
+    """The traits of `env` as known so far."""
     traits: Traits = getattr(env, "traits", Traits())
     return traits
 
@@ -52,22 +52,22 @@ class DeviceEnv(Protocol):
     episode_limit: int | None  # steps after which an episode is truncated; None: never
 
     def begin(self) -> tuple[State, Tensor]:
-        """The state in which every environment begins its episode 0, and what it then sees."""
+        """Return the state and observation at the start of episode 0 of every environment."""
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
-        """One step on flat actions [N, width]: categories as numbers, reals within their range."""
+        """Step with flat actions [N, width]: categories as indices, continuous actions within their bounds."""
 
 
 @runtime_checkable
 class MaskedDeviceEnv(DeviceEnv, Protocol):
-    """One that says which actions are allowed."""
+    """A DeviceEnv with action masks."""
 
     def mask(self, state: State) -> Tensor:
-        """[N, Σ categories] uint8, all heads one after the other: 1 where a category may be chosen in this state."""
+        """[N, Σ categories] uint8, head after head: 1 for each category that may be chosen in this state."""
 
 
 def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:
-    """Numbers in [0, 1) [N, draws] float32 that depend on seed, environment [N] and episode [N] alone."""
+    """Uniform numbers in [0, 1), [N, draws] float32, that depend only on seed, environment [N] and episode [N]."""
     word = _mixed(env + scrambled(seed))
     word = _mixed(word ^ _mixed(episode + EPISODE))
     draw = torch.arange(1, draws + 1, device=env.device) * DRAW
@@ -76,9 +76,9 @@ def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """A hash of 32 bits (found by C. Wellons' search for the least biased), in int64 that keeps only those bits.
+    """C. Wellons' low-bias 32-bit hash, in int64 that keeps only those bits.
 
-    Its factors are below 2^31, so that no product wraps, and torch's compiler takes them.
+    Its factors are below 2^31, so no product overflows and torch.compile accepts them.
     """
     word = word & _32_BITS
     word = ((word ^ (word >> 16)) * FACTORS[0]) & _32_BITS
@@ -87,6 +87,6 @@ def _mixed(word: Tensor) -> Tensor:
 
 
 def scrambled(seed: int) -> int:
-    """All bits of a seed in 32."""
+    """Hash a 64-bit seed to 32 bits."""
     seed = (seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15
     return (seed >> 16) & _32_BITS

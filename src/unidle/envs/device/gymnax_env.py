@@ -19,19 +19,19 @@ _NEVER = 2**31 - 1  # steps
 
 
 def backend(name: str, kwargs: dict[str, Any]) -> EnvMaker:
-    """What makes the environments called `name`, as in `gymnax:…`."""
-    return EnvMaker(name, partial(gymnax_env, name.partition(":")[2]), kwargs, makes="device")
+    """The backend of `gymnax:` names."""
+    return EnvMaker(name, partial(gymnax_env, name.partition(":")[2]), kwargs, kind="device")
 
 
 def gymnax_env(
     name: str, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0, **kwargs: Any
 ) -> JaxEnv:
-    """N environments of gymnax; `kwargs` that are fields of its params go there, the others to its constructor."""
+    """N gymnax environments; `kwargs` that are fields of its params go there, the others to the constructor."""
     return JaxEnv(gymnax_task(name, **kwargs), n_envs, seed, device, first_index)
 
 
 def gymnax_task(name: str, **kwargs: Any) -> JaxTask:
-    """The rules of one environment; UsageError if there is none of that name."""
+    """One gymnax environment; UsageError if there is none of that name."""
     gymnax = import_package("gymnax", f"gymnax:{name}")
     import jax
 
@@ -53,14 +53,14 @@ def gymnax_task(name: str, **kwargs: Any) -> JaxTask:
         observation, after, reward, done, _ = env.step_env(key, state, action, params)
         if hasattr(env, "is_truncated"):  # gymnax 1.0: `done` is termination alone
             return after, observation, reward, done, env.is_truncated(after, params)
-        # Before, `done` is either; the same step without a time limit says which. XLA computes what they share once.
+        # In older versions `done` is either; the same step without a time limit tells which. XLA shares the work.
         terminated = env.step_env(key, state, action, endless)[3]
         return after, observation, reward, terminated, done
 
-    seen = jax.eval_shape(reset, jax.random.PRNGKey(0))[1]
-    if not hasattr(seen, "shape"):
-        raise UsageError(f"gymnax:{name} shows several arrays at once; only environments that show one can be trained.")
+    obs = jax.eval_shape(reset, jax.random.PRNGKey(0))[1]
+    if not hasattr(obs, "shape"):
+        raise UsageError(f"gymnax:{name} has several observation arrays; only environments with one can be trained.")
     given = env.observation_space(params)
-    # Its Box spaces do not always have the shape of what is shown.
-    observation = spaces.Discrete(int(given.n)) if hasattr(given, "n") else space_of(seen)
+    # The shape of its Box spaces is not always that of the observation.
+    observation = spaces.Discrete(int(given.n)) if hasattr(given, "n") else space_of(obs)
     return JaxTask(observation, plain_space(env.action_space(params)), reset, step)

@@ -1,8 +1,8 @@
-"""Environments written in JAX, many at once: what unidle and JAX know of each other.
+"""Batched JAX environments as DeviceEnvs.
 
-Tensors change hands by DLPack, without a copy. The state, a JAX pytree, travels as one tensor of 32-bit words: one
-exchange a step instead of one per leaf, and a checkpoint holds it like that of any other environment. Keys are folded
-from (seed, environment, episode, step), so there is nothing random to keep.
+Tensors are exchanged by DLPack, without a copy. The state, a JAX pytree, is packed into one tensor of 32-bit words: one
+exchange per step instead of one per leaf, and checkpoints store it like any other state. Keys are folded from (seed,
+environment, episode, step), so there is no random state to save.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _32_BITS = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class JaxTask:
-    """The rules for one environment, as functions that JAX can trace. They reset nothing by themselves."""
+    """One environment as functions that JAX can trace; they do not reset automatically."""
 
     observation_space: spaces.Space
     action_space: spaces.Discrete | spaces.Box
     reset: Callable[[Array], tuple[Tree, Array]]  # key → state, observation
     # key, state, action → state, observation, reward, terminated, truncated
     step: Callable[[Array, Tree, Array], tuple[Tree, Array, Array, Array, Array]]
-    limit: int | None = None  # steps after which unidle truncates; None: the task's own `truncated` says when
+    limit: int | None = None  # steps after which unidle truncates; None: only the task's own `truncated` counts
 
 
 def import_package(name: str, wanted_by: str) -> Any:
-    """A package that needs JAX; UsageError if it is not installed."""
-    # JAX would take three quarters of the GPU's memory at its start, and the policy lives there too.
+    """Import a package that needs JAX; UsageError if it is not installed."""
+    # By default JAX preallocates three quarters of the GPU's memory, which the policy needs too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        package = (error.name or name).partition(".")[0]  # it, or one that it needs itself
+        package = (error.name or name).partition(".")[0]  # the package, or a dependency of it
         raise UsageError(f"`{wanted_by}` needs the package {package}; run: pip install {package}.") from None
 
 
 class JaxEnv:
     """N environments of one task."""
 
-    # A JAX call belongs to JAX's own stream; a CUDA graph of torch would record nothing of it.
+    # JAX uses its own CUDA stream, which a CUDA graph of torch does not capture.
     traits = Traits(capture_safe=False)
 
     def __init__(
@@ -64,7 +64,7 @@ class JaxEnv:
 
         self._task, self.n_envs, self.episode_limit = task, n_envs, task.limit
         self.observation_space, self.action_space = task.observation_space, task.action_space
-        # PRNGKey takes 32 bits of a seed, which may have 63.
+        # PRNGKey uses 32 bits of a seed, which may have 63.
         self._key = jax.random.fold_in(jax.random.PRNGKey(seed & _32_BITS), seed >> 32)
         self._index = jax.device_put(
             jnp.arange(first_index, first_index + n_envs, dtype=jnp.int32), _jax_device(torch.device(device))
@@ -73,23 +73,23 @@ class JaxEnv:
         self._begin_all, self._step_all = jax.jit(self._traced_begin), jax.jit(self._traced_step)
 
     def begin(self) -> tuple[State, Tensor]:
-        """The state in which every environment begins its episode 0, and what it then sees."""
+        """Return the state and observation at the start of episode 0 of every environment."""
         words, observation = self._begin_all(self._index)
-        # The state is a copy: its owner may write to it, and JAX believes that its arrays never change.
+        # Copied: the caller may write to the state, and JAX assumes that its arrays are immutable.
         return {"words": torch_from_dlpack(words).clone()}, torch_from_dlpack(observation)
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
-        """One step on flat actions [N, width].
+        """Step with flat actions [N, width].
 
-        Taking the tensors in lets JAX wait for torch, and giving the results out lets torch wait for JAX, so neither
-        frees memory that the other still reads.
+        The DLPack imports make JAX wait for torch and torch wait for JAX, so neither frees memory that the other still
+        reads.
         """
         from jax.dlpack import from_dlpack
 
-        words, *outcome = self._step_all(self._index, from_dlpack(state["words"]), from_dlpack(action.contiguous()))
-        return {"words": torch_from_dlpack(words)}, Step(*map(torch_from_dlpack, outcome))
+        words, *results = self._step_all(self._index, from_dlpack(state["words"]), from_dlpack(action.contiguous()))
+        return {"words": torch_from_dlpack(words)}, Step(*map(torch_from_dlpack, results))
 
-    # -- traced by JAX, once -------------------------------------------------------------------------------------------
+    # -- traced once by JAX -------------------------------------------------------------------------------------------
 
     def _fresh(self, index: Array, episode: Array) -> tuple[Tree, Array]:
         """One environment at the start of an episode."""
@@ -103,8 +103,8 @@ class JaxEnv:
 
         return fold_in(fold_in(fold_in(self._key, index), episode), draw)
 
-    def _advanced(self, index: Array, words: Array, action: Array) -> tuple[Tree, Array, Array, Array, Array]:
-        """One environment a step on, not yet reset."""
+    def _step_one(self, index: Array, words: Array, action: Array) -> tuple[Tree, Array, Array, Array, Array]:
+        """One environment after a step, before any reset."""
         import jax.numpy as jnp
 
         tree, episode, length = self._words.unpack(words)
@@ -113,7 +113,7 @@ class JaxEnv:
             action = action[0].astype(jnp.int32)
         else:
             action = action.reshape(self.action_space.shape)
-        key = self._key_of(index, episode, length)  # a reset has draw 0, and the first step 1
+        key = self._key_of(index, episode, length)  # 0 is the reset, 1 the first step
         tree, observation, reward, terminated, truncated = self._task.step(key, tree, action)
         # Some return plain Python numbers.
         reward, terminated, truncated = jnp.float32(reward), jnp.bool_(terminated), jnp.bool_(truncated)
@@ -126,28 +126,28 @@ class JaxEnv:
         import jax
         import jax.numpy as jnp
 
-        def begun(index: Array, episode: Array) -> tuple[Array, Array]:
+        def start(index: Array, episode: Array) -> tuple[Array, Array]:
             tree, observation = self._fresh(index, episode)
             return self._words.pack(tree), observation
 
-        return jax.vmap(begun)(index, jnp.zeros_like(index))
+        return jax.vmap(start)(index, jnp.zeros_like(index))
 
     def _traced_step(self, index: Array, words: Array, action: Array) -> tuple[Array, ...]:
         import jax
         import jax.numpy as jnp
 
-        words, final, reward, terminated, truncated = jax.vmap(self._advanced)(index, words, action)
+        words, final, reward, terminated, truncated = jax.vmap(self._step_one)(index, words, action)
         ended = terminated | truncated
 
-        def begun_anew(index: Array, words: Array, final: Array, ended: Array) -> tuple[Array, Array]:
+        def reset_ended(index: Array, words: Array, final: Array, ended: Array) -> tuple[Array, Array]:
             _, episode, _ = self._words.unpack(words)
             tree, first = self._fresh(index, episode + 1)
             return jnp.where(ended, self._words.pack(tree), words), jnp.where(ended, first.astype(final.dtype), final)
 
-        # A reset of physics costs as much as a step, and in most steps no episode ends.
+        # A physics reset costs as much as a step, and in most steps no episode ends.
         words, observation = jax.lax.cond(
             ended.any(),
-            jax.vmap(begun_anew),
+            jax.vmap(reset_ended),
             lambda index, words, final, ended: (words, final),
             *(index, words, final, ended),
         )
@@ -155,10 +155,10 @@ class JaxEnv:
 
 
 class _Words:
-    """The state of one environment as 32-bit words, and back, bit for bit."""
+    """Packs the state of one environment into 32-bit words and back, bit for bit."""
 
     def __init__(self, shapes: Tree) -> None:
-        """`shapes`: the pytree with a shape and a dtype at each leaf."""
+        """`shapes`: the pytree with the shape and dtype of each leaf."""
         import jax
 
         self._leaves, self._structure = jax.tree.flatten(shapes)
@@ -171,7 +171,7 @@ class _Words:
 
         parts = []
         for spec, leaf in zip(self._leaves, jax.tree.leaves(tree), strict=True):
-            part = jnp.asarray(leaf).astype(spec.dtype)  # a step may widen what the reset made
+            part = jnp.asarray(leaf).astype(spec.dtype)  # a step may return a wider dtype than the reset
             bits = _bits(spec.dtype)
             if bits.itemsize < 4:
                 part = part if spec.dtype.kind == "b" else bitcast_convert_type(part, bits)
@@ -180,7 +180,7 @@ class _Words:
         return jnp.concatenate(parts)
 
     def unpack(self, words: Array) -> Tree:
-        """The pytree again."""
+        """The inverse of `pack`."""
         import jax
         from jax.lax import bitcast_convert_type
 
@@ -197,12 +197,12 @@ class _Words:
 
 
 def _bits(dtype: np.dtype) -> np.dtype:
-    """The unsigned integer of the same length."""
+    """The unsigned integer dtype of the same size."""
     return np.dtype(f"u{dtype.itemsize}")
 
 
 def space_of(array: Any) -> spaces.Box:
-    """The space of observations with this array's shape and dtype, any value allowed."""
+    """An unbounded Box with the shape and dtype of an array."""
     dtype = np.dtype(array.dtype)
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, array.shape, np.float32)
@@ -218,5 +218,5 @@ def _jax_device(device: torch.device) -> Any:
         return jax.devices(device.type)[device.index or 0]
     except RuntimeError:
         raise UsageError(
-            "The policy is on the GPU, and JAX sees none; run: pip install 'jax[cuda12]', or use --device cpu."
+            "The policy is on the GPU, but JAX finds no GPU; run: pip install 'jax[cuda12]', or use --device cpu."
         ) from None

@@ -1,27 +1,26 @@
 """Environments in worker processes that write into shared memory.
 
-The lines of the block are cut into slices; each worker owns a few and steps one while another waits for its actions, so
-that neither the workers nor whoever serves them stands still. Observations, rewards and actions never pass through a
-pipe; a hand-over is a byte, and a bell if the other side sleeps.
+The environments of the block are divided into slices. Each worker owns a few slices and steps one while another waits
+for its actions, so that neither the workers nor the policy are idle. Observations, rewards and actions never pass
+through a pipe; a slice is handed over by setting a flag byte, and a doorbell if the other side sleeps.
 
-When a worker dies, at whatever point, or hangs and is killed, another takes its place. Nothing of it can be left half
-done that matters, because
+When a worker dies at any point, or hangs and is killed, a new one replaces it. No partial state can survive, because
 
-1. the trainer touches nothing of a worker before that process is gone and reaped, and the next one is started only
-   after its slices, posts and messages were put in order: so never do two processes own a slice;
-2. its slices' flags say all there is to know. STEP: the step did not happen, however far it got, and its lines, half
-   written or not, are written anew. DONE or TOLD: the lines were whole before the flag was set, so the step counts, but
-   its episodes cannot go on: they are cut off. IDLE: nothing was asked of it; its episodes are lost all the same, and
-   `renewed` says so;
-3. a ring of `ready` that it did not make any more is made up for by the flags, which are looked at at least every
-   LOOK_AROUND_SECONDS; one too many only causes a look. A post is one atomic addition, so `ready`, which the others use
-   too, is whole. Its own `go` is made anew: it may hold posts, or count a waiter who is gone;
-4. messages that it sent are read before its pipe is closed, and the next worker has a pipe of its own: an answer is
-   never taken for another's. A message that it did not send any more, or half, is given up;
-5. it holds no lock and no name: memory and pipe are descriptors, gone with it.
+1. the trainer touches nothing of a worker before its process is gone and reaped, and starts the next one only after its
+   slices, semaphores and messages are in order: two processes never own the same slice;
+2. the flags of its slices hold all there is to know. STEP: the step did not happen, however far it got, and its
+   environments, partly written or not, are written again. DONE or DONE_WITH_FAULTS: the results were complete before
+   the flag was set, so the step counts, but its episodes cannot continue: they are truncated. IDLE: no step was
+   requested; its episodes are lost all the same, and `restarted` reports them;
+3. if it died before ringing `ready`, the flags make up for it, because they are checked at least every POLL_SECONDS; an
+   extra ring only causes an extra check. A post is one atomic addition, so `ready`, which other workers use too, stays
+   consistent. Its own `go` is initialised again: it may hold posts, or count a waiter that no longer exists;
+4. messages that it sent are read before its pipe is closed, and the next worker has a new pipe: a reply is never
+   attributed to another worker. A message that it did not send, or sent in part, is dropped;
+5. it holds no lock and no name: memory and pipe are descriptors, which the kernel closes with it.
 
-Starting a worker takes as long as its imports do, and the trainer waits for it; the other workers go on with what they
-have.
+Starting a worker takes as long as its imports, and the trainer waits for it; the other workers continue with the steps
+they have.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ import cloudpickle
 import numpy as np
 
 from unidle.config.machine import available_cores
-from unidle.envs.block import Block, map_memory, shared_memory
-from unidle.envs.faults import Fault, FaultTally
+from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.pool.worker import DONE, FAILED, IDLE, SPIN_SECONDS, STEP, TOLD, Job, Switchboard
+from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, FAILED, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
 from unidle.envs.pool.worker_process import WorkerError, WorkerProcess
+from unidle.envs.shared_block import SharedBlock, map_memory, shared_memory
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 
-_CLOSING_SECONDS = 5.0  # that all workers together have to end by themselves
-_WAITING_CLOSING_SECONDS = 1.5  # the same, if all that they do is to wait for others
-_STARTING_SECONDS = 120.0  # that a worker may need, beside `env_timeout`, to import and to make one environment
-_DEAL_SECONDS = 0.02  # between two deals of the cores
-_LOST = object()
-_NAMED = 8  # environments that the message about a dead worker names at most
+_CLOSING_SECONDS = 5.0  # for all workers together to exit by themselves
+_WAITING_CLOSING_SECONDS = 1.5  # the same for AsyncEnvs, which only wait for I/O
+_STARTING_SECONDS = 120.0  # on top of `env_timeout`: a worker imports and creates its environments
+_ROTATE_SECONDS = 0.02  # between two rotations of the workers over the cores
+_DIED = object()
+_MAX_LISTED = 8  # environments listed in the message about a dead worker
 
 
 class ProcessPool:
-    """N environments behind one block, shared out among worker processes."""
+    """N environments on one shared block, divided among worker processes."""
 
     def __init__(
         self,
@@ -74,46 +73,46 @@ class ProcessPool:
         max_env_restarts: int = 10,
         pin_cores: bool = False,
     ) -> None:
-        """`workers` processes of `slices` slices each, as far as there are environments for them.
+        """Start `workers` processes with `slices` slices each, or fewer if there are not enough environments.
 
-        A worker that is at one slice, one reset or one replayed step for more than `env_timeout` seconds is killed.
+        A worker that spends more than `env_timeout` seconds on one slice, reset or replayed step is killed.
         """
         self.env_spec, self.n_envs = env_spec, n_envs
         self.workers = min(workers, n_envs)
-        shares = share_out(n_envs, self.workers, slices)
+        shares = split_envs(n_envs, self.workers, slices)
         self.bounds = [bounds for share in shares for bounds in share]
         self._owner = [worker for worker, share in enumerate(shares) for _ in share]  # of each slice
         self.faults: list[Fault] = []
-        self.renewed: list[int] = []
+        self.restarted: list[int] = []
         self._seed, self._first_index = seed, first_index
-        self._patience = math.inf if env_timeout is None else env_timeout
-        self._waits_for_others = maker.makes == "async"
-        # Trainer and workers do not have a core each; programs of others on these cores are not counted.
-        self.gives_way = self.workers >= available_cores()
-        self._tally = FaultTally(n_envs, first_index, max_env_restarts)
-        self._spare: np.ndarray | None = None  # an observation to show where there is no environment
-        self._next_look = 0.0
+        self._timeout = math.inf if env_timeout is None else env_timeout
+        self._is_async = maker.kind == "async"
+        # Trainer and workers have to share cores; other programs on these cores are not counted.
+        self.yields_core = self.workers >= available_cores()
+        self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
+        self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
+        self._next_check = 0.0
         try:
-            cargo = cloudpickle.dumps((maker, env_spec))
+            pickled_envs = cloudpickle.dumps((maker, env_spec))
         except Exception as error:
             raise UsageError(
                 f"The environment factory cannot be sent to worker processes ({error}); "
-                "give an id or a module-level function, or use --no-subproc."
+                "use an environment id or a module-level function, or --no-subproc."
             ) from None
-        start = Block.nbytes(env_spec, n_envs)
-        # Kept open for workers that are started later.
-        self._descriptor = shared_memory(start + Switchboard.nbytes(len(self.bounds), self.workers))
+        start = SharedBlock.nbytes(env_spec, n_envs)
+        # Kept open for replacement workers.
+        self._descriptor = shared_memory(start + WorkerSignals.nbytes(len(self.bounds), self.workers))
         memory = map_memory(self._descriptor)
-        self.block = Block(env_spec, n_envs, memory)
-        self._board = Switchboard.over(memory, start, len(self.bounds), self.workers, initialise=True)
+        self.block = SharedBlock(env_spec, n_envs, memory)
+        self._signals = WorkerSignals.over(memory, start, len(self.bounds), self.workers, initialise=True)
         self._processes: list[WorkerProcess] = []
         self._cores = _cores_for(self.workers) if pin_cores else []
-        self._next_deal = 0.0 if pin_cores else math.inf
+        self._next_rotation = 0.0 if pin_cores else math.inf
         try:
             for number in range(self.workers):
-                job = Job(
+                job = WorkerJob(
                     path=list(sys.path),
-                    cargo=cargo,
+                    pickled_envs=pickled_envs,
                     memory=self._descriptor,
                     n_envs=n_envs,
                     bounds=self.bounds,
@@ -122,13 +121,13 @@ class ProcessPool:
                     slices=[one for one, owner in enumerate(self._owner) if owner == number],
                     seed=seed,
                     first_index=first_index,
-                    gives_way=self.gives_way,
+                    yields_core=self.yields_core,
                 )
-                lines = job.lines
-                self._processes.append(WorkerProcess(job, self.block.beats[lines.start : lines.stop]))
+                env_ids = job.env_ids
+                self._processes.append(WorkerProcess(job, self.block.heartbeats[env_ids.start : env_ids.stop]))
                 self._processes[-1].start()
-            self._answers(self._patience + _STARTING_SECONDS)
-            self._ask("make", [()] * self.workers, self._patience + _STARTING_SECONDS)
+            self._receive_all(self._timeout + _STARTING_SECONDS)
+            self._call_all("make", [()] * self.workers, self._timeout + _STARTING_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -136,15 +135,15 @@ class ProcessPool:
     # -- stepping ------------------------------------------------------------------------------------------------------
 
     def send(self, slices: Sequence[int]) -> None:
-        """Set these slices going on the actions in the block."""
-        go, owner = self._board.go, self._owner
-        self._board.flags[list(slices)] = STEP
+        """Step these slices with the actions in the block."""
+        go, owner = self._signals.go, self._owner
+        self._signals.flags[list(slices)] = STEP
         for number in slices:
             go[owner[number]].ring()
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
-        """The slices that have been stepped, in order; waits until there are `at_least` of them, or so many seconds."""
-        ready, flags = self._board.ready, self._board.flags
+        """Wait for `at_least` finished slices, or for that many seconds, and return the finished ones in order."""
+        ready, flags = self._signals.ready, self._signals.flags
 
         def has_changed() -> bool:
             seen = flags.tobytes()
@@ -153,233 +152,241 @@ class ProcessPool:
         until = math.inf if seconds is None else time.monotonic() + seconds
         while True:
             now = time.monotonic()
-            if now >= self._next_look:
-                self._look_around()
-                now = time.monotonic()  # it may have started a worker
-                self._next_look = now + process.LOOK_AROUND_SECONDS
-            if now >= self._next_deal:
-                self._deal_cores()
-                self._next_deal = now + _DEAL_SECONDS
+            if now >= self._next_check:
+                self._check_workers()
+                now = time.monotonic()  # it may have taken long: it replaces dead workers
+                self._next_check = now + process.POLL_SECONDS
+            if now >= self._next_rotation:
+                self._rotate_cores()
+                self._next_rotation = now + _ROTATE_SECONDS
             seen = flags.tobytes()
             if max(seen) > DONE:
-                self._hear()  # at once, not when there are enough: the worker may be waiting to be heard
+                self._read_faults()  # at once: the worker may be blocked until its message is read
             elif seen.count(DONE) >= at_least or now >= until:
                 break
             else:
-                left = max(0.0, min(until, self._next_look) - now)
-                ready.wait(has_changed, left, SPIN_SECONDS, gives_way=self.gives_way)
+                left = max(0.0, min(until, self._next_check) - now)
+                ready.wait(has_changed, left, SPIN_SECONDS, yields_core=self.yields_core)
         done = np.flatnonzero(flags == DONE)
         flags[done] = IDLE
         slices: list[int] = done.tolist()
-        if not self._tally.is_clean:
+        if not self._fault_counter.is_zero:
             for number in slices:
-                self._tally.forgive(self.block, slice(*self.bounds[number]))
+                self._fault_counter.reset_finished(self.block, slice(*self.bounds[number]))
         return slices
 
-    def _deal_cores(self) -> None:
-        """Give each worker a core, another one each time.
+    def _rotate_cores(self) -> None:
+        """Move each worker to the next core.
 
-        Cores differ in speed (some share theirs with another thread), and a rollout waits for the slowest worker; so
-        none stays on a slow one.
+        Cores differ in speed (hyper-threads share one), and a rollout waits for the slowest worker; rotating keeps any
+        worker from staying on a slow core.
         """
         self._cores.append(self._cores.pop(0))
         for worker, core in zip(self._processes, self._cores):
             worker.move_to(core)
 
-    def _hear(self) -> None:
-        """Read what is told of slices that were stepped; messages come in order, so it may be told of another first."""
-        flags = self._board.flags
+    def _read_faults(self) -> None:
+        """Read the fault messages of finished slices; one worker's messages may arrive for another slice first."""
+        flags = self._signals.flags
         for number in np.flatnonzero(flags > DONE):
             worker = self._owner[number]
             try:
-                _, faults = self._processes[worker].answer(self._patience)
-            except WorkerError as gone:
-                if gone.kind == "exception":
+                _, faults = self._processes[worker].receive(self._timeout)
+            except WorkerError as error:
+                if error.kind == "exception":
                     raise
-                self._replace(worker, gone)
+                self._replace(worker, error)
                 return
             flags[number] = DONE
-            self._note(faults)
+            self._record(faults)
 
-    def _note(self, faults: Iterable[Fault]) -> None:
+    def _record(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
             self.faults.append(fault)
-            self._tally.add(fault)
+            self._fault_counter.add(fault)
 
-    # -- workers that die ----------------------------------------------------------------------------------------------
+    # -- dead workers --------------------------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        flags = self._board.flags
+    def _check_workers(self) -> None:
+        flags = self._signals.flags
         for number, worker in enumerate(self._processes):
             own = worker.job.slices
             try:
-                worker.check(STEP in flags[own[0] : own[-1] + 1].tobytes(), self._patience)
-            except WorkerError as gone:
-                self._replace(number, gone)
+                worker.check(STEP in flags[own[0] : own[-1] + 1].tobytes(), self._timeout)
+            except WorkerError as error:
+                self._replace(number, error)
 
-    def _replace(self, number: int, gone: WorkerError) -> None:
-        """Put a new worker in the place of one that died; as often as it takes, and may be taken."""
+    def _replace(self, number: int, error: WorkerError) -> None:
+        """Replace a dead worker, repeatedly if the new one dies too, up to the fault limit."""
         worker = self._processes[number]
-        lines = worker.job.lines
-        kind, text = gone.kind, f"{gone}{self._in_hand(worker.job)}"
-        worker.end()
-        self._note(worker.last_words())
-        self._release(worker.job)
+        env_ids = worker.job.env_ids
+        kind, text = error.kind, f"{error}{self._pending_steps(worker.job)}"
+        worker.stop()
+        self._record(worker.drain_faults())
+        self._release_slices(worker.job)
         for attempt in count(1):
-            fault = Fault(self._first_index + lines[0], kind, text)
+            fault = Fault(self._first_index + env_ids[0], kind, text)
             self.faults.append(fault)
-            self._tally.add(fault, lines)
+            self._fault_counter.add(fault, env_ids)
             try:
-                faults = self._start_again(number, attempt)
+                faults = self._restart(number, attempt)
                 break
-            except WorkerError as again:
-                kind, text = again.kind, f"{worker.name} could not be started again: {again}"
-                worker.end()
-        self._note(faults)
+            except WorkerError as next_error:
+                kind, text = next_error.kind, f"{worker.name} could not be restarted: {next_error}"
+                worker.stop()
+        self._record(faults)
 
-    def _start_again(self, number: int, attempt: int) -> list[Fault]:
-        """Start a worker and have it begin new episodes; returns what failed in that."""
+    def _restart(self, number: int, attempt: int) -> list[Fault]:
+        """Start a worker and new episodes in it; return the faults of doing so."""
         worker = self._processes[number]
-        lines, patience = worker.job.lines, self._patience + _STARTING_SECONDS
-        worker.hang_up()
-        self._board.forget(number)
+        env_ids, timeout = worker.job.env_ids, self._timeout + _STARTING_SECONDS
+        worker.close_pipe()
+        self._signals.reset_worker(number)
         worker.start()
-        worker.answer(patience)
-        # At each attempt other episodes: their seeds may be what it dies of.
-        self._tell(number, "renew", (self.block.episode[lines.start : lines.stop] + attempt, self._spare))
-        return worker.answer(patience)[1]
+        worker.receive(timeout)
+        # Each attempt takes other episodes: the crash may depend on their seeds.
+        self._send_command(
+            number, "restart", (self.block.episode[env_ids.start : env_ids.stop] + attempt, self._fallback_obs)
+        )
+        return worker.receive(timeout)[1]
 
-    def _in_hand(self, job: Job) -> str:
-        """Which environments a worker was told to step, in words."""
-        block, flags = self.block, self._board.flags
-        lines = [
-            line for s in job.slices if flags[s] == STEP for line in range(*self.bounds[s]) if not block.skip[line]
+    def _pending_steps(self, job: WorkerJob) -> str:
+        """Describe the environments that a worker had to step."""
+        block, flags = self.block, self._signals.flags
+        env_ids = [
+            env_id
+            for s in job.slices
+            if flags[s] == STEP
+            for env_id in range(*self.bounds[s])
+            if not block.skip[env_id]
         ]
-        if not lines:
-            return " It was stepping none of them."
+        if not env_ids:
+            return " It was not stepping any of them."
         named = []
-        for line in lines[:_NAMED]:
-            env, episode = self._first_index + line, int(block.episode[line])
+        for env_id in env_ids[:_MAX_LISTED]:
+            env, episode = self._first_index + env_id, int(block.episode[env_id])
             named.append(f"{env} (episode {episode}, seed {episode_seed(self._seed, env, episode)})")
-        more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
-        return f" It was to step environments {', '.join(named)}{more}."
+        more = f" and {len(env_ids) - _MAX_LISTED} more" if len(env_ids) > _MAX_LISTED else ""
+        return f" It had to step environments {', '.join(named)}{more}."
 
-    def _release(self, job: Job) -> None:
-        """Leave a dead worker's slices as if it had stepped them, and say of each line what became of its episode."""
-        block, flags = self.block, self._board.flags
+    def _release_slices(self, job: WorkerJob) -> None:
+        """Mark a dead worker's slices as done and record how the episode of each environment ended."""
+        block, flags = self.block, self._signals.flags
         for number in job.slices:
             first, end = self.bounds[number]
-            lines = slice(first, end)
-            waiting = block.skip[lines] if flags[number] != IDLE else np.ones(end - first, np.bool_)
-            for line in first + np.flatnonzero(waiting):
-                if line not in self.renewed:
-                    block.final_obs[line] = block.obs[line]
-                    self.renewed.append(int(line))
+            env_ids = slice(first, end)
+            waiting = block.skip[env_ids] if flags[number] != IDLE else np.ones(end - first, np.bool_)
+            for env_id in first + np.flatnonzero(waiting):
+                if env_id not in self.restarted:
+                    block.final_obs[env_id] = block.obs[env_id]
+                    self.restarted.append(int(env_id))
             if flags[number] in (STEP, FAILED):
-                block.redo[lines] |= ~waiting
-            elif flags[number] in (DONE, TOLD):
-                cut = ~(waiting | block.redo[lines] | block.terminated[lines] | block.truncated[lines])
-                block.final_obs[lines][cut] = block.obs[lines][cut]
-                block.truncated[lines] |= cut
-                block.episode_length[lines][cut] = -1
+                block.retry[env_ids] |= ~waiting
+            elif flags[number] in (DONE, DONE_WITH_FAULTS):
+                cut = ~(waiting | block.retry[env_ids] | block.terminated[env_ids] | block.truncated[env_ids])
+                block.final_obs[env_ids][cut] = block.obs[env_ids][cut]
+                block.truncated[env_ids] |= cut
+                block.episode_length[env_ids][cut] = -1
             if flags[number] != IDLE:
                 flags[number] = DONE
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def start(self, episodes: np.ndarray) -> None:
-        """Begin the given episode in each environment."""
-        spans = [job.lines for job in self._jobs()]
-        parts = [(episodes[lines.start : lines.stop],) for lines in spans]
-        for number, part in enumerate(self._ask("start", parts, self._patience)):
-            if part is _LOST:
-                self._tell(number, "start", parts[number])
-                self._note(self._processes[number].answer(self._patience)[1])
-        self.renewed.clear()
-        self._spare = self.block.obs[0].copy()
+        """Start the given episode in each environment."""
+        spans = [job.env_ids for job in self._jobs()]
+        parts = [(episodes[env_ids.start : env_ids.stop],) for env_ids in spans]
+        for number, part in enumerate(self._call_all("start", parts, self._timeout)):
+            if part is _DIED:
+                self._send_command(number, "start", parts[number])
+                self._record(self._processes[number].receive(self._timeout)[1])
+        self.restarted.clear()
+        self._fallback_obs = self.block.obs[0].copy()
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Each environment's own state, where it offers one; None where it was lost, as `renewed` then says."""
-        parts = self._ask("states", [()] * self.workers, self._patience)
+        """Return the state of each environment that has `state_dict`; None for others and for those just restarted."""
+        parts = self._call_all("states", [()] * self.workers, self._timeout)
         return [
-            None if part is _LOST else part[index]
+            None if part is _DIED else part[index]
             for part, job in zip(parts, self._jobs())
-            for index in range(len(job.lines))
+            for index in range(len(job.env_ids))
         ]
 
-    def take_story(self) -> dict[str, Any] | None:
-        """What the first environment tells of an episode; see `AsyncSlots.take_story`."""
-        story = self._ask("take_story", [()] * self.workers, self._patience)[0] if self._waits_for_others else None
-        return story if isinstance(story, dict) else None  # not if its worker died instead
+    def take_episode_record(self) -> dict[str, Any] | None:
+        """See `AsyncSlots.take_episode_record`."""
+        story = self._call_all("take_episode_record", [()] * self.workers, self._timeout)[0] if self._is_async else None
+        return story if isinstance(story, dict) else None  # its worker may have died
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
-        parts = [(points[job.lines.start : job.lines.stop],) for job in self._jobs()]
-        answers = self._ask("resume", parts, self._patience)
-        self._spare = self.block.obs[0].copy()
+        """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
+        parts = [(points[job.env_ids.start : job.env_ids.stop],) for job in self._jobs()]
+        answers = self._call_all("resume", parts, self._timeout)
+        self._fallback_obs = self.block.obs[0].copy()
         return [
-            part is not _LOST and part[index]
+            part is not _DIED and part[index]
             for part, job in zip(answers, self._jobs())
-            for index in range(len(job.lines))
+            for index in range(len(job.env_ids))
         ]
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[WorkerJob]:
         return [worker.job for worker in self._processes]
 
-    def _ask(self, name: str, arguments: list[tuple[Any, ...]], patience: float) -> list[Any]:
-        if self._board.flags.any():
-            raise RuntimeError(f"{name} was asked for while slices are under way")
+    def _call_all(self, name: str, arguments: list[tuple[Any, ...]], timeout: float) -> list[Any]:
+        if self._signals.flags.any():
+            raise RuntimeError(f"{name} was called while slices are in flight")
         for number, argument in enumerate(arguments):
-            with contextlib.suppress(WorkerError):  # found again when its answer is due
-                self._tell(number, name, argument)
-        return self._answers(patience)
+            with contextlib.suppress(WorkerError):  # detected again when its reply is due
+                self._send_command(number, name, argument)
+        return self._receive_all(timeout)
 
-    def _tell(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        # Announced first: a long message needs the worker to read along, and it would take an unannounced one for the
-        # end of the trainer.
-        self._board.commands[number] = 1
-        self._board.go[number].ring()
+    def _send_command(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        # Announced first: a long message blocks until the worker reads it, and the worker takes a readable pipe without
+        # an announcement for the exit of the trainer.
+        self._signals.commands[number] = 1
+        self._signals.go[number].ring()
         self._processes[number].send((name, arguments))
 
-    def _answers(self, patience: float) -> list[Any]:
-        """What each worker answers; _LOST where one died instead, and was replaced."""
+    def _receive_all(self, timeout: float) -> list[Any]:
+        """Return the reply of each worker; _DIED for one that died and was replaced."""
         values = []
         for number, worker in enumerate(self._processes):
             try:
-                value, faults = worker.answer(patience)
-            except WorkerError as gone:
-                if gone.kind == "exception" or self._spare is None:  # or it has never stepped: likely to be a mistake
+                value, faults = worker.receive(timeout)
+            except WorkerError as error:
+                if (
+                    error.kind == "exception" or self._fallback_obs is None
+                ):  # nothing has been stepped yet: probably a mistake
                     raise
-                self._replace(number, gone)
-                value, faults = _LOST, []
-            self._note(faults)
+                self._replace(number, error)
+                value, faults = _DIED, []
+            self._record(faults)
             values.append(value)
         return values
 
     def close(self) -> None:
-        """Hang up on the workers and wait for them to end."""
+        """Close the workers' pipes and wait for them to exit."""
         for worker in self._processes:
-            worker.hang_up()
-        self._board.commands[:] = 1  # of which there is none: they find that nobody is there
-        for go in self._board.go:
+            worker.close_pipe()
+        self._signals.commands[:] = 1  # they find no message but a closed pipe, and exit
+        for go in self._signals.go:
             go.ring()
-        until = time.monotonic() + (_WAITING_CLOSING_SECONDS if self._waits_for_others else _CLOSING_SECONDS)
+        until = time.monotonic() + (_WAITING_CLOSING_SECONDS if self._is_async else _CLOSING_SECONDS)
         for worker in self._processes:
-            worker.end(max(0.0, until - time.monotonic()))
+            worker.stop(max(0.0, until - time.monotonic()))
         self._processes = []
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-def share_out(n_envs: int, workers: int, slices: int) -> list[list[tuple[int, int]]]:
-    """The lines (first, end) of each worker's slices; evenly, for the fullest worker sets the pace."""
+def split_envs(n_envs: int, workers: int, slices: int) -> list[list[tuple[int, int]]]:
+    """Divide env ids evenly into the slices (first, end) of each worker; the fullest worker sets the pace."""
     shares = np.array_split(np.arange(n_envs), workers)
     cut = [np.array_split(share, min(slices, len(share))) for share in shares]
     return [[(int(part[0]), int(part[-1]) + 1) for part in share] for share in cut]
 
 
 def _cores_for(workers: int) -> list[int]:
-    """As many cores as there are workers; the first is left to the trainer, as long as there are enough."""
+    """Choose a core per worker; the first core is left to the trainer if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
     return [cores[(number + 1) % len(cores)] for number in range(workers)]

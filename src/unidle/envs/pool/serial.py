@@ -1,4 +1,4 @@
-"""Environments stepped one after the other in this process: the least overhead for the quickest of them."""
+"""Environments stepped one after the other in this process: the lowest overhead for fast environments."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.block import Block
-from unidle.envs.faults import Fault, FaultTally
+from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slots import Slots
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 
 
 class SerialEnvs:
-    """N environments behind one block, in this process."""
+    """N environments on one block, in this process; all of them are one slice."""
 
     workers = 0
 
@@ -30,49 +30,49 @@ class SerialEnvs:
         max_env_restarts: int = 10,
     ) -> None:
         self.env_spec, self.n_envs = env_spec, n_envs
-        self.block = Block(env_spec, n_envs)
+        self.block = SharedBlock(env_spec, n_envs)
         self.bounds = [(0, n_envs)]
         self.faults: list[Fault] = []
-        self.renewed: list[int] = []  # always empty: no environment can die while it waits
-        self._tally = FaultTally(n_envs, first_index, max_env_restarts)
+        self.restarted: list[int] = []  # always empty: no environment can fail between steps
+        self._fault_counter = FaultCounter(n_envs, first_index, max_env_restarts)
         self._is_sent = False
         self._slots = Slots(maker, env_spec, self.block, range(n_envs), seed, first_index)
         self._slots.make()
 
     def start(self, episodes: np.ndarray) -> None:
-        """Begin the given episode in each environment."""
+        """Start the given episode in each environment."""
         self._slots.start(episodes)
-        self._note_faults()
+        self._record_faults()
 
     def send(self, slices: Sequence[int]) -> None:
-        """Take the actions in the block; nothing runs ahead here."""
+        """Remember that there is something to step; `recv` steps it."""
         self._is_sent |= len(slices) > 0
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
-        """Step every environment, however long it takes; they are one slice."""
+        """Step every environment, however long it takes."""
         if not self._is_sent:
             return []
         self._is_sent = False
         self._slots.step(0, self.n_envs)
-        self._tally.forgive(self.block, slice(0, self.n_envs))
-        self._note_faults()
+        self._fault_counter.reset_finished(self.block, slice(0, self.n_envs))
+        self._record_faults()
         return [0]
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Each environment's own state, where it offers one."""
+        """Return the state of each environment that has `state_dict`, None for the others."""
         return self._slots.states()
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Bring each open episode back (see `EnvSlot.resume`); False where an environment did not repeat itself."""
-        repeated = self._slots.resume(points)
-        self._note_faults()
-        return repeated
+        """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
+        reproduced = self._slots.resume(points)
+        self._record_faults()
+        return reproduced
 
     def close(self) -> None:
         """Close every environment."""
         self._slots.close()
 
-    def _note_faults(self) -> None:
+    def _record_faults(self) -> None:
         for fault in self._slots.take_faults():
             self.faults.append(fault)
-            self._tally.add(fault)
+            self._fault_counter.add(fault)

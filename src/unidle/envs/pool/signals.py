@@ -1,7 +1,7 @@
-"""Waking each other through shared memory: it costs microseconds, waiting nothing, and no name can be left behind.
+"""Wake-ups between processes through shared memory, in microseconds and without named resources to clean up.
 
-POSIX unnamed semaphores (`sem_init` with pshared) that live in the block which trainer and workers map; and bells, for
-those who mostly are awake.
+`Semaphore` is a POSIX unnamed semaphore (`sem_init` with pshared) in the memory that trainer and workers map.
+`Doorbell` avoids the system call while the waiter is awake.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-SEMAPHORE_BYTES = 64  # sem_t is 32; a cache line each keeps two of them from slowing each other down
-_ASLEEP = 32  # where in that line a bell says whether somebody sleeps beside it
+SEMAPHORE_BYTES = 64  # sem_t is 32; one cache line each avoids false sharing
+_ASLEEP = 32  # offset in the cache line of the flag that the waiter sleeps
 
 _library = ctypes.util.find_library("c")
-# PyDLL keeps the GIL: right for calls that return at once. CDLL lets it go: right for those that wait.
-_at_once, _waiting = ctypes.PyDLL(_library, use_errno=True), ctypes.CDLL(_library, use_errno=True)
+# PyDLL keeps the GIL, for calls that return at once; CDLL releases it, for calls that block.
+_nonblocking, _blocking = ctypes.PyDLL(_library, use_errno=True), ctypes.CDLL(_library, use_errno=True)
 
 
 class _Timespec(ctypes.Structure):
@@ -28,30 +28,30 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphore:
-    """One semaphore at `offset` of a mapped memory."""
+    """A semaphore at `offset` of mapped memory."""
 
     def __init__(self, memory: Any, offset: int, *, initialise: bool) -> None:
-        """`initialise` is for the one process that makes it, before any other maps it."""
+        """`initialise` in the one process that creates it, before any other maps it."""
         self._storage = (ctypes.c_char * SEMAPHORE_BYTES).from_buffer(memory, offset)
         self._address = ctypes.c_void_p(ctypes.addressof(self._storage))
-        if initialise and _at_once.sem_init(self._address, 1, 0):
+        if initialise and _nonblocking.sem_init(self._address, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init failed")
 
     def post(self) -> None:
-        """Let one waiter, now or later, go on."""
-        _at_once.sem_post(self._address)
+        """Wake one waiter, now or later."""
+        _nonblocking.sem_post(self._address)
 
     def take(self) -> bool:
-        """Take one post if there is one, without waiting."""
-        return _at_once.sem_trywait(self._address) == 0
+        """Take one post without blocking; False if there is none."""
+        return _nonblocking.sem_trywait(self._address) == 0
 
     def wait(self, seconds: float) -> bool:
-        """Take one post, waiting for it at most so long; False if none came."""
+        """Take one post, waiting for at most that many seconds; False if none arrived."""
         if self.take():
             return True
         end = time.time() + seconds
         deadline = _Timespec(int(end), int(end % 1 * 1e9))
-        while _waiting.sem_timedwait(self._address, ctypes.byref(deadline)):
+        while _blocking.sem_timedwait(self._address, ctypes.byref(deadline)):
             reason = ctypes.get_errno()
             if reason == errno.ETIMEDOUT:
                 return False
@@ -60,43 +60,43 @@ class Semaphore:
         return True
 
 
-class Bell:
-    """Wakes the one who waits here for a change in shared memory; while he is awake, to ring it costs a look.
+class Doorbell:
+    """Wakes one waiter after a change in shared memory; while the waiter is awake, ringing costs one read.
 
-    The waiter says that he sleeps, then looks for the change once more, then sleeps. Who makes a change makes it, then
-    looks whether somebody sleeps, then posts. Each has a fence between what he writes and what he reads, so that at
-    least one of them sees what the other wrote: the waiter does not sleep, or he is woken. A post too many only causes
-    a look; they are taken away before he sleeps again.
+    The waiter sets its sleep flag, checks for the change once more, then sleeps. The other side makes its change, reads
+    the sleep flag, then posts. Both have a memory fence between their write and their read, so at least one of them
+    sees the other's write: the waiter does not sleep, or it is woken. An extra post only causes an extra check; extra
+    posts are drained before the next sleep.
     """
 
     def __init__(self, memory: Any, offset: int, *, initialise: bool) -> None:
-        """At `offset` of `memory`, for one waiter; `initialise` as for a semaphore."""
+        """At `offset` of `memory`, for one waiter; `initialise` as for `Semaphore`."""
         self._memory, self._asleep = memory, offset + _ASLEEP
         self._semaphore = Semaphore(memory, offset, initialise=initialise)
         if initialise:
             memory[self._asleep] = 0
 
     def ring(self) -> None:
-        """Something has changed: wake the waiter if he sleeps."""
+        """Announce a change: wake the waiter if it sleeps."""
         fence()
         if self._memory[self._asleep]:
             self._semaphore.post()
 
     def wait(
-        self, has_changed: Callable[[], bool], seconds: float, spin: float = 0.0, *, gives_way: bool = True
+        self, has_changed: Callable[[], bool], seconds: float, spin: float = 0.0, *, yields_core: bool = True
     ) -> None:
-        """Wait until something has changed, or may have, but no longer than `spin` and so many seconds.
+        """Wait until something changed or may have changed, for at most that many seconds.
 
-        For the first `spin` of them the core is kept, which spares the time to be woken. With `gives_way` anybody
-        else who wants it has it first: right where processes share cores. On a core of one's own it is wrong: whoever
-        gets it, however unimportant, keeps it until the scheduler's next tick, some milliseconds. Without it, other
-        threads of this process wait too, for as long as it spins.
+        The first `spin` seconds are busy waiting, which saves the wake-up latency. With `yields_core` each iteration
+        yields the core, which is right where processes share cores. On a dedicated core it is wrong: any other process
+        that gets the core keeps it until the next scheduler tick, some milliseconds. Without it, other threads of this
+        process are blocked by the GIL while it spins.
         """
         until = time.perf_counter() + min(spin, seconds)
         while time.perf_counter() < until:
             if has_changed():
                 return
-            if gives_way:
+            if yields_core:
                 os.sched_yield()
         while self._semaphore.take():
             pass
@@ -111,9 +111,9 @@ _LOCK = threading.Lock()
 
 
 def fence() -> None:
-    """Have all that was written before seen by others before anything is read that follows.
+    """Order all writes before it with respect to all reads after it (a StoreLoad barrier).
 
-    x86-64 orders memory but for this. To take a lock is an atomic exchange, which is a fence there.
+    x86-64 guarantees all other orders. Acquiring a lock is an atomic exchange, which is a full fence there.
     """
     with _LOCK:
         pass

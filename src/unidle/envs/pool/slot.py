@@ -1,4 +1,4 @@
-"""One environment in its place: it seeds episodes, steps, resets, and writes what happened into the block."""
+"""One environment: seeds its episodes, steps and resets it, and writes the results to the block."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from unidle.envs.block import FAILED, SUCCEEDED, Block
-from unidle.envs.check import check_mask, check_observation, check_outcome
+from unidle.envs.check import check_mask, check_observation, check_return_value
 from unidle.envs.make import EnvMaker
+from unidle.envs.shared_block import FAILED, SUCCEEDED, SharedBlock
 from unidle.envs.spec import EnvSpec, mask_from
-from unidle.errors import TrainingError, failure_of
+from unidle.errors import TrainingError, as_training_error
 
-_CHECKED_STEPS = 8  # each environment's first steps are checked in full; later ones only by what the learner sees
+_CHECKED_STEPS = 8  # of each environment; later steps are only checked for NaN and infinite values
 _Result = TypeVar("_Result")
 
 
 def episode_seed(run_seed: int, env: int, episode: int) -> int:
-    """The seed of one episode: a hash of run, environment and episode, so that any episode can be played again."""
+    """The seed of one episode: a hash of run seed, environment and episode, so that any episode can be replayed."""
     word = 0
     for part in (run_seed, env, episode):  # splitmix64
         word = (word + part + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
@@ -32,14 +32,16 @@ def episode_seed(run_seed: int, env: int, episode: int) -> int:
 
 
 class EnvSlot:
-    """Environment number `index` of a run, writing to line `line` of the block."""
+    """Environment `index` of a run, at `env_id` of the block."""
 
-    def __init__(self, maker: EnvMaker, index: int, line: int, run_seed: int, env_spec: EnvSpec, block: Block) -> None:
-        """The environment itself is made when its first episode is started, or before by `make`."""
+    def __init__(
+        self, maker: EnvMaker, index: int, env_id: int, run_seed: int, env_spec: EnvSpec, block: SharedBlock
+    ) -> None:
+        """The environment is created when its first episode starts, or earlier by `make`."""
         self.env: gymnasium.Env | None = None
-        self._why_none = f"Environment {index} has not been started."
+        self._failure_reason = f"Environment {index} has not been started."
         self._maker = maker
-        self.index, self.line, self.run_seed = index, line, run_seed
+        self.index, self.env_id, self.run_seed = index, env_id, run_seed
         self._env_spec, self._block = env_spec, block
         self._write = env_spec.obs_layout.writer(block.obs)
         self._write_final = env_spec.obs_layout.writer(block.final_obs)
@@ -49,14 +51,14 @@ class EnvSlot:
         self.episode = 0
         self.length = 0  # steps of the open episode
         self._return = 0.0
-        self._success = 0  # of the open episode, as the block tells it
+        self._success = 0  # of the open episode, as in `block.episode_success`
         self._unchecked = _CHECKED_STEPS
 
     def make(self) -> gymnasium.Env:
-        """The environment, made if there is none."""
+        """Return the environment; create it if there is none."""
         if self.env is None:
             self.env = self._guarded(self._maker)
-            self._beat()
+            self._heartbeat()
         return self.env
 
     def close(self) -> None:
@@ -65,43 +67,43 @@ class EnvSlot:
         if env is not None:
             env.close()
 
-    def renew(self) -> None:
-        """The environment has failed: make it again and begin the next episode."""
-        self.give_up("")
+    def restart(self) -> None:
+        """Create the failed environment again and start the next episode."""
+        self.mark_failed("")
         self.start_episode(self.episode + 1)
 
-    def give_up(self, why: str) -> None:
-        """Go on without an environment; the next `step` fails with `why`."""
-        self._why_none = why
-        with contextlib.suppress(Exception):  # it is broken, so it may well not close
+    def mark_failed(self, reason: str) -> None:
+        """Close the environment; the next `step` fails with `reason`."""
+        self._failure_reason = reason
+        with contextlib.suppress(Exception):  # it is broken and may not close
             self.close()
 
-    def trust(self) -> None:
-        """Check no more steps in full: these environments were checked in a worker before this one."""
+    def skip_checks(self) -> None:
+        """Skip the full checks: these environments were checked before, in another process."""
         self._unchecked = 0
 
     def start_episode(self, episode: int) -> None:
         """Reset with the seed of that episode and write its first observation."""
         self.episode, self.length, self._return, self._success = episode, 0, 0.0, 0
         env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
-        # What an episode is may depend on more than its seed (see MultiTaskEnv).
-        asked = {"options": {"env": self.index, "episode": episode}} if _takes_turns(env) else {}
-        observation, info = self._guarded(lambda: check_outcome(env.reset(seed=seed, **asked), 2, "reset"))
+        # A multi-task environment chooses its task by env and episode (see MultiTaskEnv).
+        options = {"options": {"env": self.index, "episode": episode}} if _takes_turns(env) else {}
+        observation, info = self._guarded(lambda: check_return_value(env.reset(seed=seed, **options), 2, "reset"))
         if self._unchecked:
             self._guarded(lambda: check_observation(env.observation_space, observation, "reset"))
         self._observe(observation, info)
-        self._block.episode[self.line] = episode
-        self._beat()
+        self._block.episode[self.env_id] = episode
+        self._heartbeat()
 
     def step(self) -> None:
-        """Take the action in the block; where an episode ends, the next one's first observation follows at once."""
-        block, line, env = self._block, self.line, self.env
+        """Step with the action in the block; if the episode ends, start the next one."""
+        block, env_id, env = self._block, self.env_id, self.env
         if env is None:
-            raise TrainingError(self._why_none)
+            raise TrainingError(self._failure_reason)
         try:
-            outcome = env.step(self._decode(block.actions[line]))
+            outcome = env.step(self._decode(block.actions[env_id]))
             if self._unchecked:
-                check_outcome(outcome, 5, "step")
+                check_return_value(outcome, 5, "step")
             observation, reward, terminated, truncated, info = outcome
             if self._unchecked:
                 check_observation(env.observation_space, observation, "step", reward)
@@ -109,74 +111,74 @@ class EnvSlot:
             self._return += float(reward)
             if info:
                 self._success = max(self._success, _success(info))
-            block.reward[line] = reward
-            block.terminated[line] = terminated
-            # An episode that both ends and runs out of time has ended: nothing is to be expected after it.
-            block.truncated[line] = truncated and not terminated
+            block.reward[env_id] = reward
+            block.terminated[env_id] = terminated
+            # Termination wins over truncation: there is nothing to bootstrap from.
+            block.truncated[env_id] = truncated and not terminated
         except Exception as error:
             raise self._failure(error) from error
         self.length += 1
         if terminated or truncated:
             if not terminated:
-                self._guarded(lambda: self._write_final(line, observation))
+                self._guarded(lambda: self._write_final(env_id, observation))
                 self._guarded(lambda: self._write_final_mask(observation, info))
-            block.episode_return[line] = self._return
-            block.episode_length[line] = self.length
-            block.episode_success[line] = self._success
+            block.episode_return[env_id] = self._return
+            block.episode_length[env_id] = self.length
+            block.episode_success[env_id] = self._success
             self.start_episode(self.episode + 1)
         else:
             self._observe(observation, info)
 
     def _write_final_mask(self, observation: Any, info: dict[str, Any]) -> None:
-        """What might have been done next; nothing at all if the environment does not say, as it need not here."""
+        """Write the mask of the final observation; all zeros if the environment gives none, which is allowed here."""
         if self._final_masks is None:
             return
         actions, mask = self._env_spec.action_layout, mask_from(observation, info, self._env_spec.obs_layout.space)
         flat = None if mask is None else actions.flatten_mask(mask)
-        self._final_masks[self.line] = 0 if flat is None or actions.empty_head(flat) is not None else flat
+        self._final_masks[self.env_id] = 0 if flat is None or actions.empty_head(flat) is not None else flat
 
     def _observe(self, observation: Any, info: dict[str, Any]) -> None:
         try:
-            self._write(self.line, observation)
+            self._write(self.env_id, observation)
             if self._masks is not None:
                 mask = mask_from(observation, info, self._env_spec.obs_layout.space)
-                self._masks[self.line] = check_mask(self._env_spec.action_layout, mask)
+                self._masks[self.env_id] = check_mask(self._env_spec.action_layout, mask)
         except Exception as error:
             raise self._failure(error) from error
 
-    # -- leaving and coming back to an open episode --------------------------------------------------------------------
+    # -- saving and restoring an open episode --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """The environment's own state, if it offers one (`state_dict`) and no wrapper keeps a state beside it."""
-        self._beat()
+        """Return `state_dict()` of the environment, if it has one and no wrapper has state of its own."""
+        self._heartbeat()
         if self.env is None or not _is_restorable(self.env):
             return None
         try:
             own = self.env.unwrapped.state_dict()  # type: ignore[attr-defined]
         except Exception:
-            return None  # no reason to lose a checkpoint: its episode can be replayed
+            return None  # do not fail the checkpoint: the episode can be replayed
         kept = {"length": self.length, "return": self._return, "success": self._success, "episode": self.episode}
         return {"env": own, **kept}
 
-    def resume(self, episode: int, actions: np.ndarray, row: np.ndarray, state: dict[str, Any] | None) -> bool:
-        """Bring the open `episode` back to where it was, by its state or by replaying `actions` [k, width].
+    def resume(self, episode: int, actions: np.ndarray, obs: np.ndarray, state: dict[str, Any] | None) -> bool:
+        """Restore the open `episode` from its state, or by replaying `actions` [k, width].
 
-        False if the observation that comes out is not `row`: the environment is not deterministic. Its episode is then
-        started anew.
+        If the replay does not end at `obs`, the environment is not deterministic: start the next episode and return
+        False.
         """
-        self.trust()  # what is resumed was checked when it was begun
+        self.skip_checks()  # checked before the checkpoint
         self.start_episode(episode)
         if state is not None:
             self._guarded(lambda: self._load_state(state))
-            self._block.obs[self.line] = row
+            self._block.obs[self.env_id] = obs
             return True
         for action in actions:
-            self._block.actions[self.line] = action
+            self._block.actions[self.env_id] = action
             self.step()
-            self._beat()
+            self._heartbeat()
             if self.episode != episode:
                 break
-        if self.episode == episode and np.array_equal(self._block.obs[self.line], row):
+        if self.episode == episode and np.array_equal(self._block.obs[self.env_id], obs):
             return True
         self.start_episode(episode + 1)
         return False
@@ -191,9 +193,9 @@ class EnvSlot:
         self.length, self._return, self.episode = state["length"], state["return"], state["episode"]
         self._success = state.get("success", 0)
 
-    def _beat(self) -> None:
-        """A sign of life: a long replay is told from one that hangs."""
-        self._block.beats[self.line] += 1
+    def _heartbeat(self) -> None:
+        """Count up, so that a long replay is not taken for a hang."""
+        self._block.heartbeats[self.env_id] += 1
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
@@ -204,10 +206,10 @@ class EnvSlot:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> Exception:
-        return failure_of(f"Environment {self.index} failed in {self.at(self.episode, self.length)}", error)
+        return as_training_error(f"Environment {self.index} failed in {self.at(self.episode, self.length)}", error)
 
     def at(self, episode: int, step: int) -> str:
-        """That step of that episode in words."""
+        """Describe a step of an episode."""
         return f"episode {episode} (seed {episode_seed(self.run_seed, self.index, episode)}), step {step}"
 
 
@@ -220,11 +222,11 @@ def _is_restorable(env: gymnasium.Env) -> bool:
 
 
 def _success(info: dict[str, Any]) -> int:
-    """What a step says of success, as the block tells it."""
-    said = info.get("success", info.get("is_success"))
-    return 0 if said is None or np.ndim(said) else SUCCEEDED if said else FAILED
+    """`info["success"]` or `info["is_success"]` as a value of `block.episode_success`."""
+    reported = info.get("success", info.get("is_success"))
+    return 0 if reported is None or np.ndim(reported) else SUCCEEDED if reported else FAILED
 
 
 def _takes_turns(env: gymnasium.Env) -> bool:
-    """Whether the number of an environment and of its episode decide which task it plays."""
+    """Whether the environment chooses its task by env index and episode."""
     return bool(getattr(env.unwrapped, "takes_turns", False))

@@ -1,4 +1,4 @@
-"""Some environments of a run, stepped one after the other; one that fails is made again beside the others."""
+"""Some environments of a run, stepped one after the other; a failing one is restarted without affecting the others."""
 
 from __future__ import annotations
 
@@ -9,188 +9,188 @@ from typing import Any
 
 import numpy as np
 
-from unidle.envs.block import Block
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slot import EnvSlot
+from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError
 
 
 @dataclass
-class _Span:
-    """Views of the lines of one slice, made once: to make them anew would cost a step more than to look at them."""
+class _SliceViews:
+    """Views of one slice of the block, cached because creating them takes longer than using them."""
 
     slots: list[EnvSlot]
     skip: np.ndarray
-    redo: np.ndarray
+    retry: np.ndarray
     truncated: np.ndarray
-    numbers: list[np.ndarray]  # all that a step shows that could be NaN or infinite, each [lines, ..]
-    final_numbers: list[np.ndarray]  # and where an episode was truncated
+    numbers: list[np.ndarray]  # everything in a step that could be NaN or infinite, each [env, ..]
+    final_numbers: list[np.ndarray]  # the same of final observations
 
 
 class Slots:
-    """The environments behind `lines` of a block, numbered from `first_index` at line 0.
+    """The environments at `env_ids` of a block; env id 0 is environment `first_index` of the run.
 
-    An environment that raises, or shows something that is not finite, is closed and made again, and begins its next
-    episode; its line says `redo`. If it cannot be made or reset, it shows some first observation instead, and its next
-    step fails with the reason: so wherever `redo` is said, there is a fault to tell. A UsageError goes through.
+    An environment that raises, or returns a NaN or infinite value, is closed, created again and started with its next
+    episode, and `retry` is set. If it cannot be created or reset, a fallback observation is shown and its next step
+    fails with the reason, so that every `retry` comes with a fault. A UsageError is not caught.
     """
 
     def __init__(
-        self, maker: EnvMaker, env_spec: EnvSpec, block: Block, lines: range, seed: int, first_index: int
+        self, maker: EnvMaker, env_spec: EnvSpec, block: SharedBlock, env_ids: range, seed: int, first_index: int
     ) -> None:
-        """Environments are made by `make`, by `start` or by `renew`."""
+        """Environments are created by `make`, `start` or `restart`."""
         self._block = block
-        self._slots = [EnvSlot(maker, first_index + line, line, seed, env_spec, block) for line in lines]
+        self._slots = [EnvSlot(maker, first_index + env_id, env_id, seed, env_spec, block) for env_id in env_ids]
         self._floats = env_spec.obs_layout.float_views(block.obs)
         self._final_floats = env_spec.obs_layout.float_views(block.final_obs)
-        self._spans: dict[tuple[int, int], _Span] = {}
-        self._spare: np.ndarray | None = None  # a row to show where there is no environment
+        self._slice_views: dict[tuple[int, int], _SliceViews] = {}
+        self._fallback_obs: np.ndarray | None = None  # shown for an environment that could not be reset
         self._faults: list[Fault] = []
 
     def __iter__(self) -> Iterator[EnvSlot]:
         return iter(self._slots)
 
     def take_faults(self) -> list[Fault]:
-        """What failed since this was last asked."""
+        """Return the faults since the last call."""
         faults, self._faults = self._faults, []
         return faults
 
     def make(self) -> None:
-        """Make every environment; a failure is not survived here, where it is likely to be a mistake."""
+        """Create every environment; a failure is raised, because before training it is probably a mistake."""
         for slot in self._slots:
             slot.make()
 
     def start(self, episodes: np.ndarray) -> None:
-        """Begin the given episode in each environment, or the one after where that fails."""
+        """Start the given episode in each environment, or the next one if that fails."""
         for slot, episode in zip(self._slots, episodes):
-            self._begin(slot, int(episode))
+            self._start_episode(slot, int(episode))
 
-    def renew(self, episodes: np.ndarray, spare: np.ndarray | None) -> None:
-        """Begin the given episodes in the place of a worker that died."""
-        self._spare = spare
+    def restart(self, episodes: np.ndarray, fallback_obs: np.ndarray | None) -> None:
+        """Start the given episodes in a worker that replaces a dead one."""
+        self._fallback_obs = fallback_obs
         for slot, episode in zip(self._slots, episodes):
-            slot.trust()
-            self._begin(slot, int(episode))
+            slot.skip_checks()
+            self._start_episode(slot, int(episode))
 
     def step(self, first: int, end: int) -> None:
-        """Step some of the environments, but for those that the block says to skip."""
-        if (first, end) not in self._spans:
-            self._spans[first, end] = self._span(first, end)
-        span = self._spans[first, end]
-        slots = span.slots
-        if np.count_nonzero(span.skip):
-            slots = [slot for slot, skipped in zip(slots, span.skip) if not skipped]
-        span.redo &= span.skip
+        """Step environments `first` to `end`, except those in `block.skip`."""
+        if (first, end) not in self._slice_views:
+            self._slice_views[first, end] = self._make_views(first, end)
+        views = self._slice_views[first, end]
+        slots = views.slots
+        if np.count_nonzero(views.skip):
+            slots = [slot for slot, skipped in zip(slots, views.skip) if not skipped]
+        views.retry &= views.skip
         for slot in slots:
             try:
                 slot.step()
             except TrainingError as error:
-                self._redo(slot, str(error))
-        if not _is_finite(span):
+                self._discard_step(slot, str(error))
+        if not _is_finite(views):
             for slot in slots:
                 text = self._not_finite(slot)
                 if text is not None:
-                    self._redo(slot, text)
+                    self._discard_step(slot, text)
 
-    def _span(self, first: int, end: int) -> _Span:
+    def _make_views(self, first: int, end: int) -> _SliceViews:
         block, slots = self._block, self._slots[first:end]
-        lines = slice(slots[0].line, slots[-1].line + 1)
-        return _Span(
+        env_ids = slice(slots[0].env_id, slots[-1].env_id + 1)
+        return _SliceViews(
             slots,
-            block.skip[lines],
-            block.redo[lines],
-            block.truncated[lines],
-            [numbers[lines] for numbers in (block.reward, *self._floats)],
-            [numbers[lines] for numbers in self._final_floats],
+            block.skip[env_ids],
+            block.retry[env_ids],
+            block.truncated[env_ids],
+            [numbers[env_ids] for numbers in (block.reward, *self._floats)],
+            [numbers[env_ids] for numbers in self._final_floats],
         )
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Each environment's own state, where it offers one."""
+        """Return the state of each environment that has `state_dict`, None for the others."""
         return [slot.state() for slot in self._slots]
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Bring each open episode back (see `EnvSlot.resume`); False where it failed or went differently."""
-        repeated = []
+        """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
+        reproduced = []
         for slot, point in zip(self._slots, points):
-            self._spare = point[2].copy()
+            self._fallback_obs = point[2].copy()
             try:
-                repeated.append(slot.resume(*point))
+                reproduced.append(slot.resume(*point))
             except TrainingError as error:
-                self._renew(slot, str(error))
-                repeated.append(False)
-        return repeated
+                self._restart_slot(slot, str(error))
+                reproduced.append(False)
+        return reproduced
 
     def close(self) -> None:
         """Close every environment."""
         for slot in self._slots:
-            with contextlib.suppress(Exception):  # nothing depends on it any more
+            with contextlib.suppress(Exception):  # nothing depends on it now
                 slot.close()
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, slot: EnvSlot, episode: int) -> None:
+    def _start_episode(self, slot: EnvSlot, episode: int) -> None:
         try:
             slot.start_episode(episode)
-            self._check_row(slot)
+            self._check_obs(slot)
         except TrainingError as error:
-            self._renew(slot, str(error))
-        if self._spare is None:
-            self._spare = self._block.obs[slot.line].copy()
+            self._restart_slot(slot, str(error))
+        if self._fallback_obs is None:
+            self._fallback_obs = self._block.obs[slot.env_id].copy()
 
-    def _redo(self, slot: EnvSlot, text: str) -> None:
-        """What this environment's step left behind counts for nothing."""
-        block, line = self._block, slot.line
-        self._renew(slot, text)
-        block.redo[line] = True
-        block.reward[line], block.terminated[line], block.truncated[line] = 0.0, False, False
+    def _discard_step(self, slot: EnvSlot, text: str) -> None:
+        """Restart an environment and discard the results of its step."""
+        block, env_id = self._block, slot.env_id
+        self._restart_slot(slot, text)
+        block.retry[env_id] = True
+        block.reward[env_id], block.terminated[env_id], block.truncated[env_id] = 0.0, False, False
 
-    def _renew(self, slot: EnvSlot, text: str) -> None:
+    def _restart_slot(self, slot: EnvSlot, text: str) -> None:
         self._faults.append(Fault(slot.index, "exception", text))
         try:
-            slot.renew()
-            self._check_row(slot)
+            slot.restart()
+            self._check_obs(slot)
         except TrainingError as error:
-            slot.give_up(str(error))
-            if self._spare is None:  # the first start of all: there is nothing to show
+            slot.mark_failed(str(error))
+            if self._fallback_obs is None:  # the very first start: there is no observation yet
                 raise
-            self._block.obs[slot.line] = self._spare
+            self._block.obs[slot.env_id] = self._fallback_obs
 
-    # -- numbers that are none -----------------------------------------------------------------------------------------
+    # -- NaN and infinite values ---------------------------------------------------------------------------------------
 
     def _not_finite(self, slot: EnvSlot) -> str | None:
-        """What of an environment's step is not finite, in words."""
-        block, line = self._block, slot.line
-        before = bool(block.terminated[line] or block.truncated[line])  # the next episode has already begun
-        if not np.isfinite(block.reward[line]):
+        """Describe the NaN or infinite value in an environment's step; None if there is none."""
+        block, env_id = self._block, slot.env_id
+        before = bool(block.terminated[env_id] or block.truncated[env_id])  # then the next episode has already started
+        if not np.isfinite(block.reward[env_id]):
             what = "reward"
-        elif block.truncated[line] and not _finite_at(self._final_floats, line):
+        elif block.truncated[env_id] and not _finite_at(self._final_floats, env_id):
             what = "observation"
-        elif not _finite_at(self._floats, line):
+        elif not _finite_at(self._floats, env_id):
             what, before = "observation", False
         else:
             return None
-        at = slot.at(slot.episode - 1, block.episode_length[line]) if before else slot.at(slot.episode, slot.length)
+        at = slot.at(slot.episode - 1, block.episode_length[env_id]) if before else slot.at(slot.episode, slot.length)
         return f"Environment {slot.index} returned a NaN or infinite {what} in {at}."
 
-    def _check_row(self, slot: EnvSlot) -> None:
-        if not _finite_at(self._floats, slot.line):
+    def _check_obs(self, slot: EnvSlot) -> None:
+        if not _finite_at(self._floats, slot.env_id):
             at = slot.at(slot.episode, slot.length)
             raise TrainingError(f"Environment {slot.index} returned a NaN or infinite observation in {at}.")
 
 
-def _is_finite(span: _Span) -> bool:
-    """Whether all that a step left behind is finite: done each step, so a few quick calls for all lines together."""
-    cut = span.truncated
-    return all(map(_all_finite, span.numbers)) and (
-        np.count_nonzero(cut) == 0 or all(_all_finite(numbers[cut]) for numbers in span.final_numbers)
+def _is_finite(views: _SliceViews) -> bool:
+    """Whether everything in a step is finite; runs every step, so it checks a whole slice in a few calls."""
+    cut = views.truncated
+    return all(map(_all_finite, views.numbers)) and (
+        np.count_nonzero(cut) == 0 or all(_all_finite(numbers[cut]) for numbers in views.final_numbers)
     )
 
 
-def _finite_at(views: list[np.ndarray], line: int) -> bool:
-    return all(_all_finite(numbers[line]) for numbers in views)
+def _finite_at(views: list[np.ndarray], env_id: int) -> bool:
+    return all(_all_finite(numbers[env_id]) for numbers in views)
 
 
 def _all_finite(numbers: np.ndarray) -> bool:
-    return np.count_nonzero(np.isfinite(numbers)) == numbers.size  # twice as quick as all()
+    return np.count_nonzero(np.isfinite(numbers)) == numbers.size  # twice as fast as all()

@@ -1,4 +1,4 @@
-"""One worker's process, seen from the trainer: started, talked to, watched, ended, and started again."""
+"""The trainer's handle on one worker process: start, commands, liveness checks, stop and restart."""
 
 from __future__ import annotations
 
@@ -17,76 +17,76 @@ from unidle.envs.faults import Fault, FaultKind
 from unidle.errors import TrainingError, UsageError
 from unidle.subprocesses import PACKAGE_PARENT
 
-LOOK_AROUND_SECONDS = 0.5  # how often a waiting trainer looks whether all workers are still there
-_ENDING_SECONDS = 30.0  # that a process has to be gone after a SIGKILL: it may have much memory to give back
+POLL_SECONDS = 0.5  # how often a waiting trainer checks that all workers are alive
+_KILL_SECONDS = 30.0  # after SIGKILL: a process may have much memory to release
 
 
 class WorkerError(TrainingError):
-    """A worker died, or hangs, or could not begin."""
+    """A worker died, hangs or could not start."""
 
     def __init__(self, kind: FaultKind, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 
 
-class AnyJob(Protocol):
-    """What a worker is told at its start, as far as its process is concerned."""
+class JobLike(Protocol):
+    """What `WorkerProcess` needs of a job."""
 
     memory: int  # descriptor of the shared memory
     first_index: int
 
     @property
-    def lines(self) -> range:
-        """Its environments, counted from `first_index`."""
+    def env_ids(self) -> range:
+        """Its environments, relative to `first_index`."""
 
 
-JobKind = TypeVar("JobKind", bound=AnyJob)
+JobKind = TypeVar("JobKind", bound=JobLike)
 
 
 class WorkerProcess(Generic[JobKind]):
-    """The process that does a job. It is the caller who decides when it is to be ended and started again."""
+    """The process for one job; the caller decides when to stop and restart it."""
 
-    def __init__(self, job: JobKind, beats: np.ndarray, module: str = "unidle.envs.pool.worker") -> None:
-        """`beats` are those lines of the block's field that are this worker's; `module` is what it runs."""
-        self.job, self._beats, self._module = job, beats, module
+    def __init__(self, job: JobKind, heartbeats: np.ndarray, module: str = "unidle.envs.pool.worker") -> None:
+        """`heartbeats` are this worker's entries of the block; `module` is the Python module to run."""
+        self.job, self._beats, self._module = job, heartbeats, module
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._last_beats: int | None = None
         self._silence = 0.0
-        lines = job.lines
-        names = [str(job.first_index + line) for line in (lines[0], lines[-1])]
+        env_ids = job.env_ids
+        names = [str(job.first_index + env_id) for env_id in (env_ids[0], env_ids[-1])]
         self.name = f"The worker of environments {' to '.join(names)}"
         paths = [PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # As it is now, so that one that is started again finds what the first one found.
+        # A snapshot, so that a restarted worker has the same environment variables.
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
     def start(self) -> None:
-        """Start the process; its first answer says that it is ready."""
+        """Start the process; its first message says that it is ready."""
         self._last_beats = None
         ours, theirs = socket.socketpair()
         with theirs:
             self._pipe = Connection(ours.detach())
             try:
                 self._process = subprocess.Popen(
-                    # -P: the current folder is not searched, so that a queue.py there does not stand in for Python's.
+                    # -P: do not search the current folder, where a user's queue.py would shadow Python's.
                     [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
                     pass_fds=(theirs.fileno(), self.job.memory),
                     stdin=subprocess.DEVNULL,
-                    stdout=2,  # standard output is for results; what an environment prints goes to standard error
+                    stdout=2,  # stdout is for results; what environments print goes to stderr
                     env=self._environment,
                 )
             except OSError as error:
                 raise WorkerError("exception", f"{self.name} could not be started: {error}") from None
-        with contextlib.suppress(OSError):  # a worker that is gone already is found when its answer is due
+        with contextlib.suppress(OSError):  # a worker that has already exited is detected when its reply is due
             self._pipe.send_bytes(cloudpickle.dumps(self.job))
 
     def move_to(self, core: int) -> None:
-        """Have the process run on that core from now on."""
+        """Pin the process to that core."""
         assert self._process is not None
-        with contextlib.suppress(OSError):  # it may have ended, or the core be taken from us
+        with contextlib.suppress(OSError):  # it may have exited, or the core may have been taken away
             os.sched_setaffinity(self._process.pid, {core})
 
-    # -- talking -------------------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
         """Send a command."""
@@ -96,30 +96,30 @@ class WorkerProcess(Generic[JobKind]):
         except OSError:
             raise self._ended() from None
 
-    def answer(self, patience: float) -> tuple[Any, list[Fault]]:
-        """What the worker says next, and the faults it tells of; an error it tells of is raised.
+    def receive(self, timeout: float) -> tuple[Any, list[Fault]]:
+        """Wait for the next message: its value and faults; raise the error if the message is one.
 
-        WorkerError if it ends without a word, or shows no sign of life for `patience` seconds.
+        WorkerError if the process exits first, or if its heartbeat stops for `timeout` seconds.
         """
         assert self._pipe is not None
         self._last_beats = None
-        while not self._pipe.poll(LOOK_AROUND_SECONDS):
-            if self._has_ended() and not self._pipe.poll():  # in this order: what it said last is there by then
+        while not self._pipe.poll(POLL_SECONDS):
+            if self._has_ended() and not self._pipe.poll():  # in this order: its last message has arrived by then
                 raise self._ended()
-            self._check_silence(True, patience)
+            self._check_silence(True, timeout)
         try:
             message = self._pipe.recv_bytes()
-        except (EOFError, OSError):  # OSError: it died in the middle of a message
+        except (EOFError, OSError):  # OSError: it died while sending
             raise self._ended() from None
         return _value_of(message)
 
-    def has_answered(self) -> bool:
-        """Whether `answer` would not have to wait."""
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once."""
         assert self._pipe is not None
         return self._pipe.poll()
 
-    def last_words(self) -> list[Fault]:
-        """The faults told by messages that were not read yet, of a process that has ended."""
+    def drain_faults(self) -> list[Fault]:
+        """Return the faults in unread messages of a process that has exited."""
         assert self._pipe is not None
         faults: list[Fault] = []
         with contextlib.suppress(EOFError, OSError):
@@ -127,27 +127,27 @@ class WorkerProcess(Generic[JobKind]):
                 faults += _value_of(self._pipe.recv_bytes())[1]
         return faults
 
-    # -- watching ------------------------------------------------------------------------------------------------------
+    # -- liveness -----------------------------------------------------------------------------------------------------
 
-    def check(self, is_busy: bool, patience: float) -> None:
-        """WorkerError if it has ended, or was busy with one thing for longer than `patience`.
+    def check(self, is_busy: bool, timeout: float) -> None:
+        """Raise WorkerError if the process has exited, or has worked on one thing for longer than `timeout`.
 
-        To be called every LOOK_AROUND_SECONDS or less often.
+        Call it every POLL_SECONDS or less often.
         """
         if self._has_ended():
             raise self._ended()
-        self._check_silence(is_busy, patience)
+        self._check_silence(is_busy, timeout)
 
-    def _check_silence(self, is_busy: bool, patience: float) -> None:
-        # Looks are counted, not hours: when the whole run is stopped for a while (Ctrl-Z), nobody hangs.
-        beats = int(self._beats.sum()) if is_busy else None
-        if beats is None or beats != self._last_beats:
+    def _check_silence(self, is_busy: bool, timeout: float) -> None:
+        # Counts checks instead of wall time: a run that is suspended (Ctrl-Z) is not taken for a hang.
+        heartbeats = int(self._beats.sum()) if is_busy else None
+        if heartbeats is None or heartbeats != self._last_beats:
             self._silence = 0.0
         else:
-            self._silence += LOOK_AROUND_SECONDS
-        self._last_beats = beats
-        if self._silence >= patience:
-            raise WorkerError("hung", f"{self.name} showed no sign of life for {patience:g} seconds and was killed.")
+            self._silence += POLL_SECONDS
+        self._last_beats = heartbeats
+        if self._silence >= timeout:
+            raise WorkerError("hung", f"{self.name} did not respond for {timeout:g} seconds and was killed.")
 
     def _has_ended(self) -> bool:
         assert self._process is not None
@@ -159,19 +159,19 @@ class WorkerProcess(Generic[JobKind]):
             self._process.wait(timeout=5)
         return WorkerError(
             "killed",
-            f"{self.name} ended unexpectedly (exit status {self._process.returncode}): "
+            f"{self.name} exited unexpectedly (exit status {self._process.returncode}): "
             "it was killed, ran out of memory, or the environment crashed the interpreter.",
         )
 
-    # -- ending --------------------------------------------------------------------------------------------------------
+    # -- stopping------------------------------------------------------------------------------------------------------
 
-    def hang_up(self) -> None:
-        """Close the pipe, which tells the worker to end."""
+    def close_pipe(self) -> None:
+        """Close the pipe, on which the worker exits."""
         if self._pipe is not None:
             self._pipe.close()
 
-    def end(self, seconds: float = 0.0) -> None:
-        """See to it that the process is gone: by itself within so many seconds, or killed."""
+    def stop(self, seconds: float = 0.0) -> None:
+        """Wait that many seconds for the process to exit by itself, then kill it."""
         if self._process is None:
             return
         try:
@@ -179,9 +179,11 @@ class WorkerProcess(Generic[JobKind]):
         except subprocess.TimeoutExpired:
             self._process.kill()
             try:
-                self._process.wait(timeout=_ENDING_SECONDS)
+                self._process.wait(timeout=_KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                raise TrainingError(f"{self.name} was killed, but is still there: the system holds it.") from None
+                raise TrainingError(
+                    f"{self.name} was killed but has not exited; look for it with ps and dmesg."
+                ) from None
 
 
 def _value_of(message: bytes) -> tuple[Any, list[Fault]]:

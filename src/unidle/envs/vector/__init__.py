@@ -1,1 +1,1 @@
-"""Vector environments: those of Gymnasium, Stable-Baselines3 and EnvPool, and unidle's own for other trainers."""
+"""Vector environments of Gymnasium, Stable-Baselines3 and EnvPool, and `ProcessVectorEnv` for other trainers."""

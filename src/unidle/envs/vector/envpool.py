@@ -9,11 +9,17 @@ from typing import Any
 from unidle.envs.make import EnvMaker
 from unidle.errors import UsageError
 
-_SETTINGS = {"num_envs": "n_envs", "seed": "seed", "env_seed": "seed", "batch_size": "slices"}  # not env_kwargs
+# Set by unidle, not in env_kwargs.
+_SETTINGS = {
+    "num_envs": "n_envs",
+    "seed": "seed",
+    "env_seed": "seed",
+    "batch_size": "slices",
+}
 
 
 def backend(name: str, kwargs: dict[str, Any]) -> EnvMaker:
-    """What makes the environments called `name`; UsageError if EnvPool has none of that name."""
+    """The backend of `envpool:` names; UsageError if EnvPool has no such environment."""
     task = name.partition(":")[2]
     try:
         envpool = importlib.import_module("envpool")
@@ -24,9 +30,9 @@ def backend(name: str, kwargs: dict[str, Any]) -> EnvMaker:
         hint = f"did you mean `{near[0]}`?" if near else "envpool.list_all_envs() lists them all."
         raise UsageError(f"EnvPool has no environment `{task}`; {hint}")
     for argument in kwargs.keys() & _SETTINGS.keys():
-        raise UsageError(f"`{argument}` of EnvPool is decided by the setting {_SETTINGS[argument]}; leave it out.")
+        raise UsageError(f"EnvPool's `{argument}` is set by {_SETTINGS[argument]}; leave it out of env_kwargs.")
 
     def make(**given: Any) -> Any:
         return envpool.make(task, env_type="gymnasium", **given)
 
-    return EnvMaker(name, make, kwargs, makes="many")
+    return EnvMaker(name, make, kwargs, kind="envpool")

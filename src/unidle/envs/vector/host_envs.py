@@ -1,6 +1,6 @@
-"""Environments that a library steps many at a time, behind the same block as all others.
+"""Vector environments of other libraries as HostEnvs.
 
-Their episodes cannot be seeded one by one, nor their state be brought back: a resumed run begins new ones.
+Their episodes cannot be seeded one by one and their state cannot be restored: a resumed run starts new episodes.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from unidle.envs.block import Block
+from unidle.envs.adapter_registry import adapter_for
 from unidle.envs.check import check_mask, check_observation
 from unidle.envs.faults import Fault
-from unidle.envs.make import EnvMaker, vector_kind
+from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slot import episode_seed
-from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_row
-from unidle.envs.vector.adapters import EnvPoolVector, GymnasiumVector, Outcome, Sb3Vector, Sight, Vector, one_of
-from unidle.errors import UsageError, reported
+from unidle.envs.shared_block import SharedBlock
+from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_flat_action
+from unidle.envs.vector.adapters import EnvPoolVector, ObsBatch, VectorAdapter, VectorStep, select_one
+from unidle.errors import UsageError, wrap_errors
 from unidle.spaces.actions import ActionLayout, Part
 from unidle.spaces.observations import MASK, ObservationLayout
 from unidle.spaces.tree import rebuild
 
-_CHECKED_STEPS = 8  # the first steps are checked in full; later ones only by what the learner sees
+_CHECKED_STEPS = 8  # later steps are not checked in full
 
 
-class VectorisedEnvs:
-    """Vector environments behind one block; each is a slice of it."""
+class VectorHostEnvs:
+    """Vector environments on one block; each is a slice."""
 
     workers = 0
 
     def __init__(
         self,
-        vectors: Sequence[Vector],
+        vectors: Sequence[VectorAdapter],
         env_spec: EnvSpec,
         seed: int,
         first_index: int = 0,
@@ -46,133 +47,133 @@ class VectorisedEnvs:
         self.env_spec, self._vectors = env_spec, vectors
         ends = np.cumsum([vector.size for vector in vectors]).tolist()
         self.bounds, self.n_envs = list(zip([0, *ends[:-1]], ends)), ends[-1]
-        self.block = Block(env_spec, self.n_envs)
-        self.faults: list[Fault] = []  # none that can be survived: these are not ours to start again
-        self.renewed: list[int] = []
+        self.block = SharedBlock(env_spec, self.n_envs)
+        self.faults: list[Fault] = []  # always empty: unidle cannot restart these
+        self.restarted: list[int] = []
         self._seed, self._first_index = seed, first_index
-        # Typed for one line, both take an array of lines, or a slice, as well.
-        self._write: Any = env_spec.obs_layout.writer(self.block.obs)
+        # Annotated for one env id; an array of ids or a slice works too.
+        self._write_obs: Any = env_spec.obs_layout.writer(self.block.obs)
         self._write_final = env_spec.obs_layout.writer(self.block.final_obs)
         self._masks = env_spec.obs_layout.mask_view(self.block.obs) if env_spec.obs_layout.mask_width else None
         self._returns, self._lengths = np.zeros(self.n_envs), np.zeros(self.n_envs, np.int64)  # of open episodes
         self._unchecked = [checked_steps] * len(vectors)
-        self._under_way: list[int] = []  # slices sent and not received, the oldest first
+        self._in_flight: list[int] = []  # slices, the oldest first
         self._steps = 0
 
     def start(self, episodes: np.ndarray) -> None:
-        """Begin an episode everywhere and call it by the given number."""
-        self._returns[:], self._lengths[:], self._under_way = 0.0, 0, []
+        """Reset all environments and number their episodes as given."""
+        self._returns[:], self._lengths[:], self._in_flight = 0.0, 0, []
         self.block.episode[:] = episodes
         for vector, (first, end) in zip(self._vectors, self.bounds):
             numbered = zip(range(first, end), episodes[first:end].tolist())
-            seeds = [episode_seed(self._seed, self._first_index + line, episode) for line, episode in numbered]
-            with reported("The vector environment failed at its reset"):
-                seen = vector.reset(seeds)
-                self._check(vector, seen, "reset")
-                self._show(seen, first)
+            seeds = [episode_seed(self._seed, self._first_index + env_id, episode) for env_id, episode in numbered]
+            with wrap_errors("The vector environment failed in reset()"):
+                obs = vector.reset(seeds)
+                self._check(vector, obs, "reset")
+                self._write(obs, first)
 
     def send(self, slices: Sequence[int]) -> None:
-        """Set these slices going on the actions in the block."""
+        """Step these slices with the actions in the block."""
         for number in slices:
-            actions = decode_all(self.env_spec.action_layout, self.block.actions[slice(*self.bounds[number])])
-            with self._reported():
+            actions = decode_batch(self.env_spec.action_layout, self.block.actions[slice(*self.bounds[number])])
+            with self._wrap_errors():
                 self._vectors[number].send(actions)
-            self._under_way.append(number)
+            self._in_flight.append(number)
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:
-        """Slices that have been stepped, those sent first; a vector cannot be asked whether it is ready, so it waits.
+        """Wait for the slices that were sent first.
 
-        `seconds` makes no difference, therefore.
+        A vector environment cannot be polled, so `seconds` has no effect.
         """
         done: list[int] = []
-        while self._under_way and len(done) < max(1, at_least):
-            done.append(self._under_way.pop(0))
-            with self._reported():
-                self._take_in(done[-1], self._vectors[done[-1]].recv())
+        while self._in_flight and len(done) < max(1, at_least):
+            done.append(self._in_flight.pop(0))
+            with self._wrap_errors():
+                self._store(done[-1], self._vectors[done[-1]].recv())
         return sorted(done)
 
-    def _reported(self) -> contextlib.AbstractContextManager[None]:
-        return reported(f"The vector environment failed in its step {self._steps}")
+    def _wrap_errors(self) -> contextlib.AbstractContextManager[None]:
+        return wrap_errors(f"The vector environment failed in step {self._steps}")
 
-    def _take_in(self, number: int, outcome: Outcome) -> None:
+    def _store(self, number: int, step: VectorStep) -> None:
         block, (first, end) = self.block, self.bounds[number]
         self._steps += 1
         if self._unchecked[number]:
             self._unchecked[number] -= 1
-            self._check_step(self._vectors[number], outcome)
-        # An episode that both ends and runs out of time has ended: nothing is to be expected after it.
-        terminated, truncated = outcome.terminated, outcome.truncated & ~outcome.terminated
+            self._check_step(self._vectors[number], step)
+        # Termination wins over truncation: there is nothing to bootstrap from.
+        terminated, truncated = step.terminated, step.truncated & ~step.terminated
         ended = terminated | truncated
-        block.reward[first:end] = outcome.rewards
+        block.reward[first:end] = step.rewards
         block.terminated[first:end], block.truncated[first:end] = terminated, truncated
-        self._returns[first:end] += outcome.rewards
+        self._returns[first:end] += step.rewards
         self._lengths[first:end] += 1
         if ended.any():
-            for line in np.flatnonzero(truncated).tolist():
-                self._write_final(first + line, outcome.final_of(line))
+            for env_id in np.flatnonzero(truncated).tolist():
+                self._write_final(first + env_id, step.final_obs(env_id))
             at = first + np.flatnonzero(ended)
             block.episode_return[at], block.episode_length[at] = self._returns[at], self._lengths[at]
             block.episode[at] += 1
             self._returns[at], self._lengths[at] = 0.0, 0
-        # Where an episode's first observation comes apart from its last, the mask of the last is nobody's.
-        self._show(outcome.seen, first, maskless=ended if outcome.firsts else None)
-        if outcome.firsts:
-            self._show(outcome.firsts, first)
+        # The mask of a final observation is not needed if the first observation follows separately.
+        self._write(step.obs, first, maskless=ended if step.reset_obs else None)
+        if step.reset_obs:
+            self._write(step.reset_obs, first)
 
-    def _show(self, seen: Sight, first: int, maskless: np.ndarray | None = None) -> None:
-        at = first + seen.lines
-        self._write(at, seen.observations)
+    def _write(self, obs: ObsBatch, first: int, maskless: np.ndarray | None = None) -> None:
+        at = first + obs.env_ids
+        self._write_obs(at, obs.observations)
         if self._masks is None:
             return
         in_observation = self.env_spec.obs_layout.mask_key is not None
-        for index, line in enumerate(at.tolist()):
+        for index, env_id in enumerate(at.tolist()):
             if maskless is None or not maskless[index]:
-                mask = seen.observations[MASK][index] if in_observation else seen.mask_of(index)
-                self._masks[line] = check_mask(self.env_spec.action_layout, mask)
+                mask = obs.observations[MASK][index] if in_observation else obs.mask_of(index)
+                self._masks[env_id] = check_mask(self.env_spec.action_layout, mask)
 
     # -- checking the first steps --------------------------------------------------------------------------------------
 
-    def _check_step(self, vector: Vector, outcome: Outcome) -> None:
+    def _check_step(self, vector: VectorAdapter, step: VectorStep) -> None:
         for name, what, kinds in (
             ("rewards", "number", "fiu"),
             ("terminated", "bool", "b"),
             ("truncated", "bool", "b"),
         ):
-            given = np.asarray(getattr(outcome, name))
+            given = np.asarray(getattr(step, name))
             if given.shape != (vector.size,) or given.dtype.kind not in kinds:
                 raise UsageError(
-                    f"step() of the vector environment must return {name} as one {what} for each of its "
-                    f"{vector.size} environments, not {given.dtype} of shape {given.shape}."
+                    f"step() of the vector environment must return {name} as one {what} per "
+                    f"environment ({vector.size}), not {given.dtype} of shape {given.shape}."
                 )
-        self._check(vector, outcome.seen, "step", np.asarray(outcome.rewards))
-        if outcome.firsts:
-            self._check(vector, outcome.firsts, "reset")
+        self._check(vector, step.obs, "step", np.asarray(step.rewards))
+        if step.reset_obs:
+            self._check(vector, step.reset_obs, "reset")
 
-    def _check(self, vector: Vector, seen: Sight, method: str, rewards: np.ndarray | None = None) -> None:
-        for index in range(len(seen.lines)):
-            observation = one_of(vector.observation_space, seen.observations, index)
+    def _check(self, vector: VectorAdapter, obs: ObsBatch, method: str, rewards: np.ndarray | None = None) -> None:
+        for index in range(len(obs.env_ids)):
+            observation = select_one(vector.observation_space, obs.observations, index)
             check_observation(vector.observation_space, observation, method, 0.0 if rewards is None else rewards[index])
-        if self._masks is None and self.env_spec.action_layout.mask_width and seen.mask_of(0) is not None:
+        if self._masks is None and self.env_spec.action_layout.mask_width and obs.mask_of(0) is not None:
             raise UsageError(UNANNOUNCED_MASK)
 
-    # -- leaving and coming back ---------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Nothing: what the environments hold is theirs."""
+        """None for all: their state is not accessible."""
         return [None] * self.n_envs
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Begin new episodes; none can be brought back."""
+        """Start new episodes; open ones cannot be restored."""
         self.start(np.array([episode + 1 for episode, *_ in points]))
         return [False] * self.n_envs
 
     def close(self) -> None:
-        """End all environments."""
+        """Close all environments."""
         for vector in self._vectors:
             vector.close()
 
 
-def vectorised_envs(
+def make_vector_envs(
     maker: EnvMaker,
     env_spec: EnvSpec,
     n_envs: int,
@@ -180,51 +181,48 @@ def vectorised_envs(
     first_index: int = 0,
     slices: int = 1,
     checked_steps: int = _CHECKED_STEPS,
-) -> VectorisedEnvs:
-    """As many environments as the factory makes at once; of EnvPool `n_envs`, in `slices` pools."""
-    return VectorisedEnvs(_opened(maker, n_envs, slices), env_spec, seed, first_index, checked_steps)
+) -> VectorHostEnvs:
+    """As many environments as the factory creates; of EnvPool `n_envs`, in `slices` pools."""
+    return VectorHostEnvs(_make_vectors(maker, n_envs, slices), env_spec, seed, first_index, checked_steps)
 
 
 def vector_size(maker: EnvMaker) -> int | None:
-    """How many environments the factory makes at once, if that is for the factory to say; it is called to find out."""
-    if maker.makes != "either":
+    """Call the factory to find out how many environments it creates; None if it creates single ones."""
+    if maker.kind != "unknown":
         return None
-    with reported("The environment failed while it was tried out"), maker.tried() as env:
-        return int(getattr(env, "unwrapped", env).num_envs) if vector_kind(env) else None
+    with wrap_errors("The environment failed in the test steps before training"), maker.probed() as env:
+        return int(getattr(env, "unwrapped", env).num_envs) if adapter_for(env) else None
 
 
-def _opened(maker: EnvMaker, n_envs: int, slices: int) -> list[Vector]:
-    if maker.makes == "many":
+def _make_vectors(maker: EnvMaker, n_envs: int, slices: int) -> list[VectorAdapter]:
+    if maker.kind == "envpool":
         parts = np.array_split(np.arange(n_envs), min(slices, n_envs))
         return [EnvPoolVector(maker, len(part)) for part in parts]
-    env = maker.any()
+    env = maker.single_or_vector()
     try:
-        return [as_vector(env, maker.name)]
+        adapter = adapter_for(env)
+        assert adapter is not None
+        return [adapter.load()(env, maker.name)]
     except UsageError:
         env.close()
         raise
 
 
-def as_vector(env: Any, name: str) -> Vector:
-    """What one call of the factory made."""
-    return Sb3Vector(env) if vector_kind(env) == "sb3" else GymnasiumVector(env, name)
-
-
-def probe_vector(vector: Vector, discretize: int | None, seed: int) -> EnvSpec:
-    """`probe` of environments that step together."""
+def probe_vector(vector: VectorAdapter, discretize: int | None, seed: int) -> EnvSpec:
+    """`probe` for a vector environment."""
     space = vector.observation_space
     actions = ActionLayout.of(vector.action_space, discretize)
-    ObservationLayout.of(space)  # an unsupported space is said before anything is stepped
-    seen = vector.reset([seed + line for line in range(vector.size)])
-    mask = mask_from(one_of(space, seen.observations, 0), {MASK: seen.mask_of(0)}, space)
+    ObservationLayout.of(space)  # refuse an unsupported space before the first step
+    obs = vector.reset([seed + env_id for env_id in range(vector.size)])
+    mask = mask_from(select_one(space, obs.observations, 0), {MASK: obs.mask_of(0)}, space)
     obs_layout = ObservationLayout.of(space, actions.mask_width if mask is not None else 0)
     env_spec = EnvSpec(obs_layout, actions, step_seconds=0.0, vectorised=True)
-    envs = VectorisedEnvs([vector], env_spec, seed)
+    envs = VectorHostEnvs([vector], env_spec, seed)
     envs.start(np.zeros(envs.n_envs, np.int64))
     rng = np.random.default_rng(seed)
     seconds: list[float] = []
     while len(seconds) < PROBE_STEPS and sum(seconds) < PROBE_SECONDS:
-        put_random_actions(envs, rng)
+        write_random_actions(envs, rng)
         began = perf_counter()
         envs.send([0])
         envs.recv(1)
@@ -232,19 +230,19 @@ def probe_vector(vector: Vector, discretize: int | None, seed: int) -> EnvSpec:
     return replace(env_spec, step_seconds=float(np.median(seconds)) / envs.n_envs)
 
 
-def put_random_actions(envs: VectorisedEnvs, rng: np.random.Generator) -> None:
-    """In the block, for each environment one that its mask allows."""
+def write_random_actions(envs: VectorHostEnvs, rng: np.random.Generator) -> None:
+    """Write a random action for each environment to the block, one that its mask allows."""
     obs_layout, actions = envs.env_spec.obs_layout, envs.env_spec.action_layout
     masks = obs_layout.mask_view(envs.block.obs) if obs_layout.mask_width else [None] * envs.n_envs
-    envs.block.actions[:] = [random_row(actions, rng, mask) for mask in masks]
+    envs.block.actions[:] = [random_flat_action(actions, rng, mask) for mask in masks]
 
 
-def decode_all(layout: ActionLayout, obs: np.ndarray) -> Any:
-    """`ActionLayout.decode` for rows [N, width] at once: the structure of the space, each leaf [N, …]."""
-    return rebuild(layout.space, {part.path: _decode_all(part, obs[:, part.columns]) for part in layout.parts})
+def decode_batch(layout: ActionLayout, actions: np.ndarray) -> Any:
+    """`ActionLayout.decode` for a batch [N, width]: structured like the space, each leaf [N, …]."""
+    return rebuild(layout.space, {part.path: _decode_part(part, actions[:, part.columns]) for part in layout.parts})
 
 
-def _decode_all(part: Part, values: np.ndarray) -> np.ndarray:
+def _decode_part(part: Part, values: np.ndarray) -> np.ndarray:
     space: Any = part.space
     if isinstance(space, spaces.Discrete):
         return space.start + values[:, 0].astype(space.dtype)
@@ -256,6 +254,6 @@ def _decode_all(part: Part, values: np.ndarray) -> np.ndarray:
     if space.dtype.kind in "iub":
         values = np.rint(values)
     elif space.dtype == np.float64:
-        # Between close bounds there may be no float32 at all (a joint locked at 0.1).
+        # Close float64 bounds (a joint locked at 0.1) may have no float32 between them.
         values = np.minimum(np.maximum(values, space.low.ravel()), space.high.ravel())
     return values.astype(space.dtype).reshape(-1, *space.shape)

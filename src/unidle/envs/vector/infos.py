@@ -1,7 +1,7 @@
-"""The infos of many environments on their way between processes.
+"""Packs the infos of many environments for the way between processes.
 
-Most environments say the same few numbers after every step. One array per key is then a fraction of the work that a
-dict per environment is, to pickle and to put together. The result is always what `VectorEnv._add_info` makes of them.
+Most environments report the same few numbers after every step. One array per key is then much faster to pickle and to
+merge than a dict per environment. The merged result always equals that of `VectorEnv._add_info`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-Infos = list[tuple[int, dict[str, Any]]]  # (environment, what it said), in the order it was said
-Columns = dict[
-    str, tuple[type, np.ndarray]
-]  # key → type of each value, and the values of one environment after another
+Infos = list[tuple[int, dict[str, Any]]]  # (env id, info), in the order of the calls
+Columns = dict[str, tuple[type, np.ndarray]]  # key → type of each value, and the values of all environments
 
 
-def in_columns(infos: Infos, n_envs: int) -> Infos | Columns:
-    """One array per key, if each of `n_envs` environments spoke once, with the same keys and types; else as it is."""
-    if len(infos) != n_envs or len({line for line, _ in infos}) != n_envs:
+def to_columns(infos: Infos, n_envs: int) -> Infos | Columns:
+    """One array per key, if all `n_envs` environments have one info with the same keys and types; else unchanged."""
+    if len(infos) != n_envs or len({env_id for env_id, _ in infos}) != n_envs:
         return infos
     first = infos[0][1]
     keys = list(first)
@@ -37,37 +35,37 @@ def in_columns(infos: Infos, n_envs: int) -> Infos | Columns:
             columns[key] = kind, np.stack(values)
         elif kind in (float, int, bool) or issubclass(kind, np.number):
             columns[key] = kind, np.array(values)
-            if columns[key][1].dtype != np.dtype(kind):  # a whole number too large for the dtype of whole numbers
+            if columns[key][1].dtype != np.dtype(kind):  # an int too large for int64
                 return infos
         else:
             return infos
     return columns
 
 
-def put_together(told: list[Infos | Columns | None], spans: list[tuple[int, int]], add: Callable[..., Any]) -> Any:
-    """What all workers told, each of the environments in its span; `add` is the vector environment's `_add_info`."""
-    if all(isinstance(part, dict) for part in told) and _alike(told):
-        names = told[0]
+def merge_infos(parts: list[Infos | Columns | None], spans: list[tuple[int, int]], add: Callable[..., Any]) -> Any:
+    """Merge the infos of all workers; `add` is the vector environment's `_add_info`."""
+    if all(isinstance(part, dict) for part in parts) and _same_types(parts):
+        names = parts[0]
         assert isinstance(names, dict)
         infos: dict[str, Any] = {}
         for key in names:
-            infos[key] = np.concatenate([part[key][1] for part in told])  # type: ignore[call-overload,index]
+            infos[key] = np.concatenate([part[key][1] for part in parts])  # type: ignore[call-overload,index]
             infos[f"_{key}"] = np.ones(len(infos[key]), np.bool_)
         return infos
     infos = {}
-    for part, (first, _) in zip(told, spans):
-        for line, info in _one_by_one(part, first) if isinstance(part, dict) else part or ():
-            infos = add(infos, info, line)
+    for part, (first, _) in zip(parts, spans):
+        for env_id, info in _to_infos(part, first) if isinstance(part, dict) else part or ():
+            infos = add(infos, info, env_id)
     return infos
 
 
-def _alike(parts: list[Any]) -> bool:
+def _same_types(parts: list[Any]) -> bool:
     kinds = [[(key, kind, values.dtype, values.shape[1:]) for key, (kind, values) in part.items()] for part in parts]
     return all(kind == kinds[0] for kind in kinds)
 
 
-def _one_by_one(columns: Columns, first: int) -> Infos:
-    """The infos that `in_columns` was given."""
+def _to_infos(columns: Columns, first: int) -> Infos:
+    """The inverse of `to_columns`."""
     plain = {
         key: values.tolist() if kind in (int, float, bool) else list(values) for key, (kind, values) in columns.items()
     }

@@ -1,7 +1,7 @@
-"""A worker of `ProcessVectorEnv`: some of its environments, treated as Gymnasium's SyncVectorEnv treats its own.
+"""A worker of `ProcessVectorEnv`: steps its environments exactly as Gymnasium's SyncVectorEnv does.
 
-Beside `unidle.envs.pool.worker`, which serves training: seeds, resets, dtypes and infos are another matter here. It
-starts in the same way, and ends in the same way, when whoever started it goes.
+Separate from `unidle.envs.pool.worker`, which is for training: seeds, resets, dtypes and infos differ. It starts in the
+same way, and exits in the same way when its parent exits.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from unidle.envs.block import map_memory
 from unidle.envs.pool.signals import SEMAPHORE_BYTES, Semaphore
-from unidle.envs.vector.infos import Columns, Infos, in_columns
-from unidle.errors import failure_of
+from unidle.envs.shared_block import map_memory
+from unidle.envs.vector.infos import Columns, Infos, to_columns
+from unidle.errors import as_training_error
 from unidle.spaces.tree import Path, follow, rebuild, walk
 
-# What a worker is asked to do, and whether a message for the other side is in the pipe.
+# Requests to a worker; and whether its reply comes with a message in the pipe.
 NOTHING, STEP, COMMAND = range(3)
-QUIET, SPEAKS = range(2)
-_LOOK_AROUND_SECONDS = 1.0  # how often an idle worker looks whether anyone is still there
-_PIPE_BYTES = 1 << 14  # an empty pipe holds this much, on any Linux
-_ACTION_BYTES = 8  # per number: an environment gets its action in the dtype the caller gave it
+NO_MESSAGE, HAS_MESSAGE = range(2)
+_PARENT_CHECK_SECONDS = 1.0  # how often an idle worker checks that its parent still runs
+_PIPE_BYTES = 1 << 14  # capacity of an empty pipe on any Linux
+_ACTION_BYTES = 8  # the widest dtype: an environment gets its action in the dtype of the caller
 _ACTION_DTYPES = {np.dtype(code).num: np.dtype(code) for code in "?bBhHiIlLqQefd"}
 
 
-class Exchange:
-    """Shared memory between the two sides: semaphores, then what is asked and answered, then one array per leaf.
+class SharedArrays:
+    """Shared memory between caller and workers: semaphores, requests and replies, then one array per leaf.
 
-    The lines of a worker's environments, and its entry of `answers`, are the worker's from the post of its `go` to its
-    own post of `ready`, and the caller's otherwise.
+    The entries of a worker's environments, and its entry of `replies`, belong to the worker from the post of its `go`
+    to its own post of `ready`, and to the caller otherwise.
     """
 
     def __init__(
@@ -53,25 +53,25 @@ class Exchange:
         *,
         new: bool = False,
     ) -> None:
-        """Lay it over `memory`; over None, only to learn how many bytes it takes: `nbytes`."""
+        """Create the views on `memory`; with None, only compute `nbytes`."""
         self._memory, self.nbytes = memory, SEMAPHORE_BYTES * (1 + workers)
         self.n_envs = n_envs
         if memory is not None:
             semaphores = [Semaphore(memory, SEMAPHORE_BYTES * i, initialise=new) for i in range(1 + workers)]
             self.ready, self.go = semaphores[0], semaphores[1:]
-        self.orders = self._lay((workers,), np.uint8)
-        self.answers = self._lay((workers,), np.uint8)
-        self.rewards = self._lay((n_envs,), np.float64)
-        self.terminated = self._lay((n_envs,), np.bool_)
-        self.truncated = self._lay((n_envs,), np.bool_)
-        self.observations = {path: self._lay((n_envs, *_shape(leaf)), leaf.dtype) for path, leaf in walk(observation)}
-        self._actions: dict[Path, tuple[int, tuple[int, ...]]] = {}  # where the leaf lies, and [N, …]
+        self.requests = self._view((workers,), np.uint8)
+        self.replies = self._view((workers,), np.uint8)
+        self.rewards = self._view((n_envs,), np.float64)
+        self.terminated = self._view((n_envs,), np.bool_)
+        self.truncated = self._view((n_envs,), np.bool_)
+        self.observations = {path: self._view((n_envs, *_shape(leaf)), leaf.dtype) for path, leaf in walk(observation)}
+        self._actions: dict[Path, tuple[int, tuple[int, ...]]] = {}  # offset and shape [N, …] of each leaf
         for path, leaf in walk(action):
             self._actions[path] = (self.nbytes, (n_envs, *_shape(leaf)))
-            self._lay((n_envs, *_shape(leaf), _ACTION_BYTES), np.uint8)
-        self._dtypes = self._lay((len(self._actions),), np.uint8)  # of each leaf's actions, by NumPy's number
+            self._view((n_envs, *_shape(leaf), _ACTION_BYTES), np.uint8)
+        self._dtypes = self._view((len(self._actions),), np.uint8)  # of each leaf, by NumPy's type number
 
-    def _lay(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def _view(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         start, count = self.nbytes, int(np.prod(shape, dtype=np.int64))
         self.nbytes = -(-(start + count * np.dtype(dtype).itemsize) // 64) * 64
         if self._memory is None:
@@ -79,7 +79,7 @@ class Exchange:
         return np.ndarray(shape, dtype, self._memory, start)
 
     def put_actions(self, actions: Any) -> None:
-        """Take the caller's actions, as they are."""
+        """Store the caller's actions without changing their dtype."""
         for index, (path, (start, shape)) in enumerate(self._actions.items()):
             given = np.asarray(follow(actions, path))
             if given.shape != shape or given.dtype.num not in _ACTION_DTYPES:
@@ -90,7 +90,7 @@ class Exchange:
             np.ndarray(shape, given.dtype, self._memory, start)[...] = given
 
     def actions(self) -> dict[Path, np.ndarray]:
-        """Each leaf [N, …] of what `put_actions` took."""
+        """The stored actions, each leaf [N, …]."""
         dtypes = [_ACTION_DTYPES[number] for number in self._dtypes.tolist()]
         leaves = zip(self._actions.items(), dtypes)
         return {path: np.ndarray(shape, dtype, self._memory, start) for (path, (start, shape)), dtype in leaves}
@@ -101,42 +101,42 @@ def _shape(leaf: Any) -> tuple[int, ...]:
 
 
 @dataclass
-class Task:
-    """What a worker is told at its start."""
+class WorkerJob:
+    """What a worker needs to know to start."""
 
-    path: list[str]  # sys.path of whoever started it
-    cargo: bytes  # its environments' factories, pickled: unpickled once the path is set
-    memory: int  # descriptor of the shared memory; it has its size once all spaces are known
-    first: int  # number of its first environment
+    path: list[str]  # sys.path of the parent
+    factories: bytes  # of its environments, pickled: unpickled after `path` is set
+    memory: int  # descriptor of the shared memory; resized when all spaces are known
+    first: int  # index of its first environment
     worker: int
     mode: AutoresetMode
 
 
 def main() -> None:
-    """Serve until the other side hangs up."""
-    # As in the workers of training: what such a signal means is decided where they were started. But none is asked for
-    # at the parent's death: it would come at the end of the thread that started them, which may be a passing one here.
+    """Work until the parent closes the pipe."""
+    # As in training workers, the parent handles these signals. A parent-death signal is not requested: it would arrive
+    # when the thread that started the workers ends, which may be a short-lived one here.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     pipe = Connection(int(sys.argv[1]))
-    with contextlib.suppress(EOFError, ConnectionError):  # then the other side is gone
-        task: Task = pickle.loads(pipe.recv_bytes())
-        sys.path[:] = task.path
-        worker = _Worker(pipe, task)
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has exited
+        job: WorkerJob = pickle.loads(pipe.recv_bytes())
+        sys.path[:] = job.path
+        worker = _Worker(pipe, job)
         try:
-            worker.serve()
+            worker.run()
         finally:
             worker.close()
 
 
 class _Worker:
-    def __init__(self, pipe: Connection, task: Task) -> None:
-        self._pipe, self._task = pipe, task
+    def __init__(self, pipe: Connection, job: WorkerJob) -> None:
+        self._pipe, self._job = pipe, job
         self._envs: list[gymnasium.Env] = []
-        self._at = 0  # the environment whose turn it is, for an error to name
+        self._at = 0  # the environment being called, for error messages
 
     def _make(self) -> Any:
-        for factory in cloudpickle.loads(self._task.cargo):
+        for factory in cloudpickle.loads(self._job.factories):
             self._at = len(self._envs)
             self._envs.append(factory())
         self._ended = [False] * len(self._envs)
@@ -144,31 +144,31 @@ class _Worker:
         return [(env.observation_space, env.action_space) for env in self._envs], first.metadata, first.render_mode
 
     def map(self, n_envs: int, workers: int) -> None:
-        """All spaces are known, and the memory has its size."""
+        """Map the shared memory, once all spaces are known."""
         env = self._envs[0]
-        memory = map_memory(self._task.memory)
-        self._exchange = Exchange(memory, env.observation_space, env.action_space, n_envs, workers)
+        memory = map_memory(self._job.memory)
+        self._arrays = SharedArrays(memory, env.observation_space, env.action_space, n_envs, workers)
 
-    def serve(self) -> None:
-        """Make the environments, tell their spaces, map the memory; then do what is asked for, at each post of `go`."""
+    def run(self) -> None:
+        """Create the environments, report their spaces, map the memory; then handle a request at each post of `go`."""
         self._pipe.send_bytes(self._message(self._make))
         self._pipe.send_bytes(self._message(self._command()) or _pickled(("ok", None)))
-        exchange, number = self._exchange, self._task.worker
+        arrays, number = self._arrays, self._job.worker
         while True:
-            exchange.go[number].wait(_LOOK_AROUND_SECONDS)
-            order, exchange.orders[number] = int(exchange.orders[number]), NOTHING
-            if order == NOTHING:
-                # An order stands there before its message is sent, so looked for in this order there is none to miss.
-                if self._pipe.poll() and exchange.orders[number] == NOTHING:
-                    self._pipe.recv_bytes()  # the end of the file: EOFError
+            arrays.go[number].wait(_PARENT_CHECK_SECONDS)
+            request, arrays.requests[number] = int(arrays.requests[number]), NOTHING
+            if request == NOTHING:
+                # Requests are set before their message is sent, so a readable pipe without one is its end.
+                if self._pipe.poll() and arrays.requests[number] == NOTHING:
+                    self._pipe.recv_bytes()  # raises EOFError
                 continue
-            message = self._message(self._step if order == STEP else self._command())
-            exchange.answers[number] = SPEAKS if message else QUIET
-            # What fits is there when it is looked for. What does not can only be sent while it is being read.
+            message = self._message(self._step if request == STEP else self._command())
+            arrays.replies[number] = HAS_MESSAGE if message else NO_MESSAGE
+            # A message that fits into the pipe is sent before `ready`; a longer one blocks until the caller reads it.
             fits = len(message) < _PIPE_BYTES
             if message and fits:
                 self._pipe.send_bytes(message)
-            exchange.ready.post()
+            arrays.ready.post()
             if not fits:
                 self._pipe.send_bytes(message)
 
@@ -177,72 +177,74 @@ class _Worker:
         return lambda: getattr(self, method)(*arguments)
 
     def _message(self, call: Callable[[], Any]) -> bytes:
-        """What came of it, pickled; nothing if that is None."""
+        """The pickled result of a call, or its error; empty if the result is None."""
         try:
             value = call()
             return b"" if value is None else _pickled(("ok", value))
         except Exception as error:
-            return _pickled(("failure", str(failure_of(f"Environment {self._task.first + self._at} failed", error))))
+            return _pickled(
+                ("failure", str(as_training_error(f"Environment {self._job.first + self._at} failed", error)))
+            )
 
-    # -- what is asked for ---------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _step(self) -> Infos | Columns | None:
-        exchange, mode, space = self._exchange, self._task.mode, self._envs[0].action_space
-        actions = exchange.actions()
+        arrays, mode, space = self._arrays, self._job.mode, self._envs[0].action_space
+        actions = arrays.actions()
         infos: Infos = []
         reward: Any
-        for index, line, env in self._in_turn():
+        for index, env_id, env in self._numbered_envs():
             if mode is AutoresetMode.NEXT_STEP and self._ended[index]:
                 observation, info = env.reset()
                 reward, terminated, truncated = 0.0, False, False
             else:
-                # A copy, which is the environment's to keep.
-                action = rebuild(space, {path: leaf[line].copy() for path, leaf in actions.items()})
+                # A copy, because the environment may keep it.
+                action = rebuild(space, {path: leaf[env_id].copy() for path, leaf in actions.items()})
                 observation, reward, terminated, truncated, info = env.step(action)
                 if mode is AutoresetMode.SAME_STEP and (terminated or truncated):
-                    infos.append((line, {"final_obs": observation, "final_info": info}))
+                    infos.append((env_id, {"final_obs": observation, "final_info": info}))
                     observation, info = env.reset()
-            self._show(line, observation)
-            exchange.rewards[line] = reward
-            exchange.terminated[line], exchange.truncated[line] = terminated, truncated
+            self._write(env_id, observation)
+            arrays.rewards[env_id] = reward
+            arrays.terminated[env_id], arrays.truncated[env_id] = terminated, truncated
             self._ended[index] = bool(terminated or truncated)
             if info:
-                infos.append((line, info))
-        return in_columns(infos, len(self._envs)) or None
+                infos.append((env_id, info))
+        return to_columns(infos, len(self._envs)) or None
 
-    def _in_turn(self) -> Iterator[tuple[int, int, gymnasium.Env]]:
-        """Each environment with its number here and its line."""
+    def _numbered_envs(self) -> Iterator[tuple[int, int, gymnasium.Env]]:
+        """Each environment with its index in this worker and its env id."""
         for index, env in enumerate(self._envs):
             self._at = index
-            yield index, self._task.first + index, env
+            yield index, self._job.first + index, env
 
-    def _show(self, line: int, observation: Any) -> None:
-        for path, view in self._exchange.observations.items():
-            view[line] = follow(observation, path)
+    def _write(self, env_id: int, observation: Any) -> None:
+        for path, view in self._arrays.observations.items():
+            view[env_id] = follow(observation, path)
 
-    def reset(self, seeds: list[int | None], options: dict[str, Any] | None, wanted: list[bool]) -> Any:
-        """Reset those that are wanted."""
+    def reset(self, seeds: list[int | None], options: dict[str, Any] | None, reset_mask: list[bool]) -> Any:
+        """Reset the environments in `reset_mask`."""
         infos = []
-        for index, line, env in self._in_turn():
-            if wanted[index]:
+        for index, env_id, env in self._numbered_envs():
+            if reset_mask[index]:
                 observation, info = env.reset(seed=seeds[index], options=options)
-                self._show(line, observation)
+                self._write(env_id, observation)
                 self._ended[index] = False
                 if info:
-                    infos.append((line, info))
+                    infos.append((env_id, info))
         return infos or None
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """An attribute of each environment, called if it can be."""
+        """Call a method of each environment, or read an attribute."""
         results = []
-        for _, _, env in self._in_turn():
+        for _, _, env in self._numbered_envs():
             found = env.get_wrapper_attr(name)
             results.append(found(*args, **kwargs) if callable(found) else found)
         return results
 
     def set_attr(self, name: str, values: list[Any]) -> None:
-        """An attribute of each environment."""
-        for index, _, env in self._in_turn():
+        """Set an attribute of each environment."""
+        for index, _, env in self._numbered_envs():
             env.set_wrapper_attr(name, values[index])
 
     def close(self) -> None:
@@ -254,7 +256,7 @@ def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        return cloudpickle.dumps(value)  # slower, and takes what was defined in the user's own script
+        return cloudpickle.dumps(value)  # slower, but handles objects defined in the user's script
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from unidle.tasks.web.manners import FailedError
+from unidle.tasks.web.fetch_policy import FetchError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 async def read_body(response: aiohttp.ClientResponse, limit: int, cut: bool) -> bytes:
     """A body, unpacked; never more than `limit` bytes of it are held, whatever was packed into them."""
-    too_large = FailedError("too_large", f"more than {limit:,} bytes", response.status)
+    too_large = FetchError("too_large", f"more than {limit:,} bytes", response.status)
     if (response.content_length or 0) > limit and not cut:
         raise too_large
     unpack = _unpacker(response.headers.get("Content-Encoding", ""))

@@ -1,4 +1,4 @@
-"""Pages from the web, with good manners and within limits; what goes wrong is a `Page` too, and not an exception.
+"""Pages from the web, with good policy and within limits; what goes wrong is a `Page` too, and not an exception.
 
 The address that was checked is the one that is connected to: aiohttp asks `_resolve` where a name is at the moment it
 connects, and connects to one of its answers. There is no second look-up in between that could answer otherwise, and
@@ -22,12 +22,12 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from unidle.envs.aio.rate_limit import Turns
+from unidle.envs.aio.rate_limit import RateLimiter
 from unidle.errors import UsageError
 from unidle.tasks.web import robots
 from unidle.tasks.web.addresses import AllowList, RefusedError, literal, unmapped
 from unidle.tasks.web.body import read_body
-from unidle.tasks.web.manners import FailedError, Manners, Page
+from unidle.tasks.web.fetch_policy import FetchError, FetchPolicy, Page
 from unidle.tasks.web.robots import Robots
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _ADMITTED = 1024  # origins that are remembered; of a list with *.example.org th
 
 
 @dataclass
-class _Trip:
+class _Request:
     """One attempt on its way."""
 
     method: str
@@ -68,37 +68,37 @@ class _Trip:
 class Fetcher:
     """Fetches pages for all episodes of one event loop, so that they share limits and connections."""
 
-    def __init__(self, manners: Manners | None = None, lookup: Lookup | None = None) -> None:
+    def __init__(self, policy: FetchPolicy | None = None, lookup: Lookup | None = None) -> None:
         """`lookup` answers in place of DNS."""
         _aiohttp()  # if it is missing, this is the time to say so
-        self.manners = manners or Manners()
-        self.allowed = AllowList.of(self.manners.hosts)
+        self.policy = policy or FetchPolicy()
+        self.allowed = AllowList.of(self.policy.hosts)
         self.outcomes: Counter[str] = Counter()  # failures by kind, and "ok", "retry", "bytes"
         self.rules: object = object()  # another one as soon as `may_follow` may answer differently
         self._lookup = lookup or _by_dns
         self._admitted: set[str] = set()  # origins that the list allows: a name is looked up and checked all the same
         self._cleared: set[str] = set()  # addresses that a socket may be made for
         self._session: aiohttp.ClientSession | None = None
-        self._turns: dict[str, Turns] = {}
+        self._limiters: dict[str, RateLimiter] = {}
         self._robots: dict[str, tuple[float, asyncio.Task[Robots | Page]]] = {}  # by origin: believed until, answer
-        self._agent = self.manners.user_agent.split("/")[0].split()[0]
+        self._agent = self.policy.user_agent.split("/")[0].split()[0]
         self._users = 0
         self._is_closed = False
 
     @staticmethod
-    def shared(manners: Manners) -> Fetcher:
-        """The one Fetcher with these manners of the running event loop; `leave` it when done."""
+    def shared(policy: FetchPolicy) -> Fetcher:
+        """The one Fetcher with these policy of the running event loop; `leave` it when done."""
         fetchers = _shared.setdefault(asyncio.get_running_loop(), {})
-        if manners not in fetchers:
-            fetchers[manners] = Fetcher(manners)
-        fetchers[manners]._users += 1
-        return fetchers[manners]
+        if policy not in fetchers:
+            fetchers[policy] = Fetcher(policy)
+        fetchers[policy]._users += 1
+        return fetchers[policy]
 
     async def leave(self) -> None:
         """No longer use it; the last one closes it."""
         self._users -= 1
         if self._users == 0:
-            _shared.get(asyncio.get_running_loop(), {}).pop(self.manners, None)
+            _shared.get(asyncio.get_running_loop(), {}).pop(self.policy, None)
             await self.close()
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class Fetcher:
             raise UsageError(f"Only GET and HEAD are ever sent, not {method}.")
         if self._is_closed:
             raise RuntimeError("This Fetcher was closed.")
-        page = await self._persist(method, url, self.manners.max_bytes)
+        page = await self._persist(method, url, self.policy.max_bytes)
         self.outcomes[page.failure or "ok"] += 1
         self.outcomes["bytes"] += len(page.body)
         return page
@@ -143,7 +143,7 @@ class Fetcher:
     def _is_listed(self, url: str) -> bool:
         try:
             self._check(_parsed(url))
-        except FailedError:
+        except FetchError:
             return False
         return True
 
@@ -151,27 +151,27 @@ class Fetcher:
 
     async def _persist(self, method: str, url: str, limit: int, for_robots: bool = False) -> Page:
         """Up to `retries` further attempts, as long as what went wrong may pass."""
-        manners, began, attempt = self.manners, time.monotonic(), 0
+        policy, began, attempt = self.policy, time.monotonic(), 0
         while True:
             attempt += 1
             trip = None
             try:
-                trip = _Trip(method, _parsed(url), manners.seconds, limit, attempt, began, for_robots)
+                trip = _Request(method, _parsed(url), policy.seconds, limit, attempt, began, for_robots)
                 return await self._follow(trip)
-            except FailedError as failed:
-                if not failed.transient or attempt > manners.retries or failed.pause > _LONGEST_PAUSE:
+            except FetchError as failed:
+                if not failed.transient or attempt > policy.retries or failed.pause > _LONGEST_PAUSE:
                     if trip is None:
                         return Page(url, failed.status, failed.kind, failed.why)
                     return trip.page(status=failed.status, failure=failed.kind, why=failed.why)
                 self.outcomes["retry"] += 1
-                backoff = manners.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+                backoff = policy.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
                 await asyncio.sleep(max(backoff, failed.pause))
 
-    async def _follow(self, trip: _Trip) -> Page:
+    async def _follow(self, trip: _Request) -> Page:
         """Ask, and go where redirects lead."""
         while True:
             self._check(trip.url)
-            if self.manners.obey_robots and not trip.for_robots:
+            if self.policy.obey_robots and not trip.for_robots:
                 await self._check_robots(trip.url)
             trip.seen.add(trip.url)
             answer, body = await self._exchange(trip)
@@ -183,27 +183,27 @@ class Fetcher:
                 transient = answer.status in _TRANSIENT
                 pause = _retry_after(headers.get("Retry-After", "")) if transient else 0.0
                 if pause:
-                    self._turns_of(trip.url).pause(min(pause, _LONGEST_PAUSE))
-                raise FailedError("status", f"{answer.status} {answer.reason}", answer.status, transient, pause)
+                    self._limiter_for(trip.url).pause(min(pause, _LONGEST_PAUSE))
+                raise FetchError("status", f"{answer.status} {answer.reason}", answer.status, transient, pause)
             kind, _, parameters = headers.get("Content-Type", "").lower().partition(";")
             return trip.page(status=answer.status, body=body, content_type=kind.strip(), charset=_charset(parameters))
 
-    def _redirect(self, trip: _Trip, location: str) -> None:
+    def _redirect(self, trip: _Request, location: str) -> None:
         from yarl import URL
 
         try:
             trip.url = trip.url.join(URL(location)).with_fragment(None)
         except ValueError:
-            raise FailedError("redirects", f"redirected to {location[:100]!r}, which is no URL") from None
+            raise FetchError("redirects", f"redirected to {location[:100]!r}, which is no URL") from None
         if trip.url in trip.seen:
-            raise FailedError("redirects", "redirected in a circle")
-        if len(trip.seen) > self.manners.max_redirects:
-            raise FailedError("redirects", f"more than {self.manners.max_redirects} redirects")
+            raise FetchError("redirects", "redirected in a circle")
+        if len(trip.seen) > self.policy.max_redirects:
+            raise FetchError("redirects", f"more than {self.policy.max_redirects} redirects")
 
-    async def _exchange(self, trip: _Trip) -> tuple[aiohttp.ClientResponse, bytes]:
+    async def _exchange(self, trip: _Request) -> tuple[aiohttp.ClientResponse, bytes]:
         """One request, and the body of its answer."""
         aiohttp = _aiohttp()
-        async with self._turns_of(trip.url):
+        async with self._limiter_for(trip.url):
             began = time.monotonic()
             try:
                 async with (
@@ -214,19 +214,19 @@ class Fetcher:
                         return response, b""
                     return response, await read_body(response, trip.limit, trip.for_robots)
             except TimeoutError:
-                raise FailedError("timeout", f"not finished after {self.manners.seconds:g} s") from None
+                raise FetchError("timeout", f"not finished after {self.policy.seconds:g} s") from None
             except aiohttp.ClientConnectorCertificateError as error:
-                raise FailedError("connect", str(error)) from None
+                raise FetchError("connect", str(error)) from None
             except aiohttp.ClientConnectorError as error:
                 if isinstance(error.os_error, RefusedError):
-                    raise FailedError("refused", str(error.os_error)) from None
+                    raise FetchError("refused", str(error.os_error)) from None
                 if isinstance(error, aiohttp.ClientConnectorDNSError):
-                    raise FailedError("dns", f"the name {trip.url.host} is not known", transient=True) from None
-                raise FailedError("connect", str(error), transient=True) from None
+                    raise FetchError("dns", f"the name {trip.url.host} is not known", transient=True) from None
+                raise FetchError("connect", str(error), transient=True) from None
             except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
-                raise FailedError("broken", str(error) or type(error).__name__, transient=True) from None
+                raise FetchError("broken", str(error) or type(error).__name__, transient=True) from None
             except (aiohttp.ClientError, zlib.error, ValueError) as error:
-                raise FailedError("broken", str(error) or type(error).__name__) from None
+                raise FetchError("broken", str(error) or type(error).__name__) from None
             finally:
                 trip.left -= time.monotonic() - began
 
@@ -236,13 +236,13 @@ class Fetcher:
         """Refuse what is not http or not listed."""
         host = target.raw_host
         if target.scheme not in ("http", "https") or not host or target.user or target.password:
-            raise FailedError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// address")
+            raise FetchError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// address")
         if _origin(target) in self._admitted:
             return
         try:
             self.allowed.check_host(host, target.port or 0)
         except RefusedError as refused:
-            raise FailedError("refused", str(refused)) from None
+            raise FetchError("refused", str(refused)) from None
         if literal(host) is not None:
             self._cleared.add(host)
         if len(self._admitted) < _ADMITTED:
@@ -281,18 +281,18 @@ class Fetcher:
         found = task.result() if task.done() else await asyncio.shield(task)
         if isinstance(found, Page):
             assert found.failure is not None
-            raise FailedError(found.failure, f"robots.txt could not be had: {found.why}", found.status)
+            raise FetchError(found.failure, f"robots.txt could not be had: {found.why}", found.status)
         if not found.allows(target.raw_path_qs):
-            raise FailedError("robots", f"robots.txt asks not to fetch {target.raw_path_qs[:100]}")
+            raise FetchError("robots", f"robots.txt asks not to fetch {target.raw_path_qs[:100]}")
 
     async def _ask_robots(self, target: URL, origin: str) -> Robots | Page:
         """What robots.txt says, or why that is not known: then nothing may be fetched, as RFC 9309 has it."""
-        limit = min(robots.MAX_BYTES, self.manners.max_bytes)
+        limit = min(robots.MAX_BYTES, self.policy.max_bytes)
         page = await self._persist("GET", f"{origin}/robots.txt", limit, for_robots=True)
         self.rules = object()
         if page.failure is None:
             found = Robots.parse(page.body.decode("utf-8", "replace"), self._agent)
-            self._turns_of(target).keep_apart(min(found.delay, _LONGEST_PAUSE))
+            self._limiter_for(target).set_min_interval(min(found.delay, _LONGEST_PAUSE))
             return found
         if page.failure == "status" and 400 <= page.status < 500 and page.status != 429:
             return robots.EVERYTHING
@@ -300,15 +300,15 @@ class Fetcher:
         self._robots[origin] = time.monotonic() + _NO_ROBOTS_SECONDS, task
         return page
 
-    def _turns_of(self, target: URL) -> Turns:
+    def _limiter_for(self, target: URL) -> RateLimiter:
         host = target.raw_host or ""
-        if host not in self._turns:
+        if host not in self._limiters:
             address = literal(host)
             at_home = host == "localhost" or (address is not None and unmapped(address).is_loopback)
-            rate = self.manners.rate or (None if at_home else _STRANGERS_RATE)
-            connections = self.manners.connections or (_LOOPBACK_CONNECTIONS if at_home else _STRANGERS_CONNECTIONS)
-            self._turns[host] = Turns(host, rate, connections)
-        return self._turns[host]
+            rate = self.policy.rate or (None if at_home else _STRANGERS_RATE)
+            connections = self.policy.connections or (_LOOPBACK_CONNECTIONS if at_home else _STRANGERS_CONNECTIONS)
+            self._limiters[host] = RateLimiter(host, rate, connections)
+        return self._limiters[host]
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -317,13 +317,13 @@ class Fetcher:
                 resolver=SimpleNamespace(resolve=self._resolve, close=_nothing),
                 socket_factory=self._gate,
                 use_dns_cache=False,  # every connection is to an address that was just checked
-                limit=0,  # `Turns` see to it
+                limit=0,  # `RateLimiter` see to it
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `_exchange` sees to it
                 headers={
-                    "User-Agent": self.manners.user_agent,
+                    "User-Agent": self.policy.user_agent,
                     "Accept": "text/html,application/xhtml+xml,text/plain;q=0.5,*/*;q=0.1",
                     "Accept-Encoding": "gzip, deflate",
                 },
@@ -335,7 +335,7 @@ class Fetcher:
         return self._session
 
 
-_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Manners, Fetcher]] = weakref.WeakKeyDictionary()
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[FetchPolicy, Fetcher]] = weakref.WeakKeyDictionary()
 
 
 async def _by_dns(host: str, port: int) -> list[str]:
@@ -356,7 +356,7 @@ def _parsed(url: str) -> URL:
         if not target.raw_host:
             raise ValueError
     except (ValueError, TypeError):
-        raise FailedError("refused", f"{url[:100]!r} is not a URL") from None
+        raise FetchError("refused", f"{url[:100]!r} is not a URL") from None
     return target
 
 

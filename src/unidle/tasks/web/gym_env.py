@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from unidle.envs.aio.async_env import Awaited
+from unidle.envs.aio.async_env import GymnasiumAsyncEnv
 from unidle.tasks.web.site_explore import SiteExplore
 
 
-class SiteExploreEnv(Awaited):
+class SiteExploreEnv(GymnasiumAsyncEnv):
     """One `SiteExplore`, waited for."""
 
     def __init__(self, render_mode: str | None = None, **task: Any) -> None:

@@ -38,7 +38,7 @@ _FIELDS: dict[str, tuple[type, int]] = {  # dtype, and numbers of each page
 
 
 @dataclass(frozen=True, slots=True)
-class Mentions:
+class LinkFeatures:
     """The links of a page as the graph keeps them."""
 
     urls: list[str]  # no address twice
@@ -46,13 +46,13 @@ class Mentions:
     nofollow: np.ndarray  # [links] bool
     words: np.ndarray  # [links, LINK_WORDS] uint8, hashed, from 1; 0 where there are fewer
 
-    def only(self, may: Sequence[bool]) -> Mentions:
+    def only(self, may: Sequence[bool]) -> LinkFeatures:
         """Those of which this is true."""
         if all(may):
             return self
         kept = np.flatnonzero(may)
         urls = self.urls
-        return Mentions([urls[i] for i in kept.tolist()], self.match[kept], self.nofollow[kept], self.words[kept])
+        return LinkFeatures([urls[i] for i in kept.tolist()], self.match[kept], self.nofollow[kept], self.words[kept])
 
 
 class PageGraph:
@@ -81,7 +81,7 @@ class PageGraph:
         best = best[np.argsort(-score[best], kind="stable")]
         return best[np.isfinite(score[best])]
 
-    def add_links(self, page: int, mentions: Mentions, relevance: float, requests: int) -> int:
+    def add_links(self, page: int, mentions: LinkFeatures, relevance: float, requests: int) -> int:
         """What was found on a page; returns how many of them are new."""
         first = len(self.urls)
         targets = np.fromiter(map(self._numbers.get, mentions.urls, repeat(-1)), np.int32, len(mentions.urls))
@@ -152,7 +152,7 @@ class PageGraph:
             graph.add_edges_from((self.urls[page], self.urls[target]) for target in targets.tolist())
         return graph
 
-    def story(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """What became of the pages that were visited, in that order, and how many others each was first to name."""
         nodes, visits = self.nodes, self.visits[:_TOLD_PAGES]
         place = {page: visit for visit, page in enumerate(visits)}

@@ -20,13 +20,13 @@ from gymnasium import spaces
 from unidle.envs.request_outcomes import OUTCOMES
 from unidle.errors import UsageError
 from unidle.tasks.web.addresses import AllowList, RefusedError
-from unidle.tasks.web.features import LINK_BUCKETS, PAGE_WORDS, Reading, Readings, read
 from unidle.tasks.web.fetch import Fetcher
+from unidle.tasks.web.fetch_policy import FetchPolicy, Page
 from unidle.tasks.web.links import LinkBase
-from unidle.tasks.web.manners import Manners, Page
 from unidle.tasks.web.page import MAX_LINKS, MAX_WORDS
+from unidle.tasks.web.page_features import LINK_BUCKETS, PAGE_WORDS, PageFeatureCache, PageFeatures, read
 from unidle.tasks.web.page_graph import DUPLICATE, FAILED, FETCHED, PageGraph, import_networkx
-from unidle.tasks.web.words import BUCKETS, Topic
+from unidle.tasks.web.text_features import BUCKETS, Topic
 
 PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
 _RECENT = 8  # requests
@@ -52,16 +52,16 @@ class SiteExplore:
         keep_pages: bool = True,
         export_graph: bool = False,
         fetcher: Fetcher | None = None,
-        **manners: Any,
+        **policy: Any,
     ) -> None:
-        """Explore `site` (of several, one by the episode's seed), looking for `topic`, in `budget` requests.
+        """Explore `site` (if several, one chosen by the episode's seed) for pages about `topic`, in `budget` requests.
 
-        A page counts if its relevance, 0 to 1, is at least `relevant_at`. The reward of a request is 1 for a page that
-        counts and was not found before, plus up to `novelty` for words that no page had before, less `cost`. Pages are
-        always fetched; with `keep_pages`, one whose bytes were read before in any episode is not read again. With
+        A page is relevant if its relevance, 0 to 1, is at least `relevant_at`. The reward of a request is 1 for a new
+        relevant page, plus up to `novelty` for words not seen before in the episode, minus `cost`. Pages are always
+        fetched; with `keep_pages`, a page with the same bytes as one of an earlier episode is not parsed again. With
         `export_graph`, `info["graph"]` of an episode's last step is its pages and links as a `networkx.DiGraph`.
-        `manners` are those of `Manners`; without `hosts`, nothing but the site itself is talked to, and that must be on
-        loopback.
+        `policy` takes the fields of `FetchPolicy`; without `hosts`, only the site itself may be accessed, and it must
+        be on loopback.
         """
         self.sites = [_start(url) for url in ([site] if isinstance(site, str) else site)]
         if not self.sites or budget < 1 or links < 1:
@@ -69,15 +69,15 @@ class SiteExplore:
                 "SiteExplore needs at least one site, a budget of one request and one link to choose from."
             )
         self.topic = Topic(topic)
-        self.manners = fetcher.manners if fetcher else _manners(self.sites, manners)
+        self.policy = fetcher.policy if fetcher else _manners(self.sites, policy)
         self.budget, self.links, self.relevant_at = budget, links, relevant_at
         self.cost, self.novelty = cost, novelty
-        self._readings = Readings.shared(self.topic) if keep_pages else None
+        self._readings = PageFeatureCache.shared(self.topic) if keep_pages else None
         if export_graph:
             import_networkx()  # if it is missing, this is the time to say so
         self._exports_graph = export_graph
-        self.wants_story = False  # keep the story of the next episode that ends
-        self.story: dict[str, Any] | None = None
+        self.records_next_episode = False  # keep the story of the next episode that ends
+        self.episode_record: dict[str, Any] | None = None
         self.action_space = spaces.Discrete(links + 1)  # the last one stops
         shapes = {
             "page": (PAGE_WORDS + PAGE_FACTS,),
@@ -103,7 +103,7 @@ class SiteExplore:
     async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
         """Fetch the first page, which costs nothing."""
         if self._fetcher is None:
-            self._fetcher = Fetcher.shared(self.manners)
+            self._fetcher = Fetcher.shared(self.policy)
         start = self.sites[seed % len(self.sites)]
         self._begin(start)
         page = await self._visit(0)
@@ -171,7 +171,7 @@ class SiteExplore:
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
-    def _look(self, read: Reading | None, page: Page, is_duplicate: bool, new_links: int) -> None:
+    def _look(self, read: PageFeatures | None, page: Page, is_duplicate: bool, new_links: int) -> None:
         """Turn the page just fetched into numbers."""
         self._page = seen = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
         if read is None:
@@ -235,8 +235,11 @@ class SiteExplore:
         }
 
     def _info(self, has_ended: bool = False) -> dict[str, Any]:
-        if has_ended and self.wants_story:
-            self.story, self.wants_story = {"found": self.found, "requests": self.requests, **self.graph.story()}, False
+        if has_ended and self.records_next_episode:
+            self.episode_record, self.records_next_episode = (
+                {"found": self.found, "requests": self.requests, **self.graph.to_record()},
+                False,
+            )
         graph = {"graph": self.graph.to_networkx()} if has_ended and self._exports_graph else {}
         mask = np.zeros(self.links + 1, np.uint8)
         mask[: len(self.offered)] = mask[self.links] = 1
@@ -262,11 +265,11 @@ def _start(url: str) -> str:
     return bare
 
 
-def _manners(sites: Sequence[str], given: dict[str, Any]) -> Manners:
+def _manners(sites: Sequence[str], given: dict[str, Any]) -> FetchPolicy:
     from yarl import URL
 
-    manners = Manners(**given)
-    allowed = AllowList.of(manners.hosts)
+    policy = FetchPolicy(**given)
+    allowed = AllowList.of(policy.hosts)
     for site in sites:
         url = URL(site)
         try:
@@ -276,9 +279,9 @@ def _manners(sites: Sequence[str], given: dict[str, Any]) -> Manners:
                 f"{site} is not among the hosts that may be talked to; if you may crawl it, add hosts=['{url.host}'] "
                 "to env_kwargs."
             ) from None
-    if manners.hosts:
-        return manners
+    if policy.hosts:
+        return policy
     # Other services on this machine are none of its business.
     own = [(url.raw_host or "", url.port) for url in map(URL, sites)]
     listed = tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in dict.fromkeys(own))
-    return Manners(**{**given, "hosts": listed})
+    return FetchPolicy(**{**given, "hosts": listed})

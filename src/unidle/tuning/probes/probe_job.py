@@ -75,7 +75,7 @@ class _Probes:
     def _on_host(self, parts: Parts, envs: HostEnvs) -> ProbeResults:
         recipe, engine = self._config.recipe, self._config.engine
         on_gpu = parts.algo.parameters.flat.is_cuda
-        fixed = parts.env_spec.vectorised or (self._maker.makes == "async" and not parts.workers)
+        fixed = parts.env_spec.vectorised or (self._maker.kind == "async" and not parts.workers)
         lane = self._lane(parts, envs)
         probes = LearningProbes(self._config, self._share, parts, lane)
         envs.start(np.zeros(envs.n_envs, np.int64))
@@ -105,7 +105,7 @@ class _Probes:
             on_device=False,
             fixed_workers=fixed,
             step_seconds=step_seconds,
-            on_core=0.0 if self._maker.makes == "async" else steps.on_core if steps else 1.0,
+            on_core=0.0 if self._maker.kind == "async" else steps.on_core if steps else 1.0,
             stepping=tuple(stepping),
             pace=Pace(inference, learning),
             collecting=collecting,

@@ -15,7 +15,7 @@ from unidle.config import Engine
 from unidle.engine.build import make_envs
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import EnvSpec, random_row
+from unidle.envs.spec import EnvSpec, random_flat_action
 from unidle.meter.sensors.host import psutil
 from unidle.tuning.probes.timing import lower_quartile
 
@@ -71,7 +71,7 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
     use = _Use.now().since(before)
     wall = perf_counter() - began
     envs.faults.clear()
-    envs.renewed.clear()
+    envs.restarted.clear()
     return Bare(
         round_seconds,
         in_step,
@@ -117,7 +117,7 @@ def _draw(envs: HostEnvs, rng: np.random.Generator) -> np.ndarray:
     """Draw random actions [N, width] that the current masks allow."""
     obs, actions = envs.env_spec.obs_layout, envs.env_spec.action_layout
     masks = obs.mask_view(envs.block.obs) if obs.mask_width else [None] * envs.n_envs
-    return np.stack([random_row(actions, rng, mask) for mask in masks])
+    return np.stack([random_flat_action(actions, rng, mask) for mask in masks])
 
 
 def one_round(envs: HostEnvs, actions: np.ndarray) -> list[float]:

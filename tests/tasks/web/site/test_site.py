@@ -15,12 +15,12 @@ import pytest
 from web_servers import run
 
 from unidle.errors import UsageError
-from unidle.tasks.web.features import first_words
 from unidle.tasks.web.page import parse
+from unidle.tasks.web.page_features import first_words
 from unidle.tasks.web.site.generate import NAMES, Layout, Site
 from unidle.tasks.web.site.serve import Serving, SiteServer, in_background, serving
 from unidle.tasks.web.site.topics import ADVERTISING_WORDS, HONEST_WORDS, PLAIN_WORDS, TOPICS
-from unidle.tasks.web.words import Topic
+from unidle.tasks.web.text_features import Topic
 
 SMALL = Layout(pages=120, links=12, page_bytes=4000)
 

@@ -10,7 +10,7 @@ from unidle.tasks.web.addresses import AllowList
 
 
 @dataclass(frozen=True)
-class Manners:
+class FetchPolicy:
     """What a Fetcher may do, and how gently."""
 
     hosts: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Page:
     seconds: float = 0.0  # with waiting
 
 
-class FailedError(Exception):
+class FetchError(Exception):
     """What becomes a Page with a failure; `transient` if it may pass, after `pause` seconds at least."""
 
     def __init__(self, kind: Failure, why: str, status: int = 0, transient: bool = False, pause: float = 0.0) -> None:

@@ -36,7 +36,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class HashedWords:
     """The words of one or several texts, in order."""
 
     letters: np.ndarray  # [bytes] uint8: words parted by spaces, and texts by NUL
@@ -47,9 +47,9 @@ class Hashed:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def only(self, which: np.ndarray | slice) -> Hashed:
+    def only(self, which: np.ndarray | slice) -> HashedWords:
         """Some of them."""
-        return Hashed(self.letters, self.before[which], self.last[which], self.hashes[which])
+        return HashedWords(self.letters, self.before[which], self.last[which], self.hashes[which])
 
     @property
     def buckets(self) -> np.ndarray:
@@ -68,7 +68,7 @@ class Hashed:
         return others[self.last] == others[self.before]
 
 
-def hash_words(texts: Iterable[str]) -> Hashed:
+def hash_words(texts: Iterable[str]) -> HashedWords:
     """Hash what `words_of` finds in each text; the same in every process."""
     plain = [text.replace("\0", "") if "\0" in text else text for text in texts]
     letters = np.frombuffer(b" %b " % _as_bytes("\0".join(plain)).translate(_TABLE), np.uint8)
@@ -80,7 +80,7 @@ def hash_words(texts: Iterable[str]) -> Hashed:
     hashes = (sums[last] - sums[before]) * inverse[before]
     hashes ^= hashes >> np.uint64(32)
     hashes *= _MIX
-    return Hashed(letters, before, last, hashes)
+    return HashedWords(letters, before, last, hashes)
 
 
 def _bucket(hashes: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class WordSet:
         self._buckets = np.zeros(BUCKETS, np.bool_)  # those of its words, which a few others share
         self._buckets[_bucket(self._hashes)] = True
 
-    def has(self, found: Hashed) -> np.ndarray:
+    def has(self, found: HashedWords) -> np.ndarray:
         """[words] which of them are in it."""
         likely = self._buckets[found.buckets]
         at = np.flatnonzero(likely)
@@ -135,7 +135,7 @@ class Topic(WordSet):
         if not self.words:
             raise UsageError("A topic needs at least one word to look for; give topic='comet orbit telescope'.")
 
-    def relevance(self, text: Hashed) -> float:
+    def relevance(self, text: HashedWords) -> float:
         """How much a text is about it, 0 to 1."""
         hits = int(np.count_nonzero(self.has(text)))
         return min(1.0, hits / (FULL_SHARE * len(text))) if len(text) else 0.0

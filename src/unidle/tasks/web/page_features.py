@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 
 from unidle.tasks.web import page as pages
-from unidle.tasks.web.manners import Page
-from unidle.tasks.web.page_graph import LINK_WORDS, Mentions
-from unidle.tasks.web.words import BUCKETS, Hashed, Topic, WordSet, bag, hash_words
+from unidle.tasks.web.fetch_policy import Page
+from unidle.tasks.web.page_graph import LINK_WORDS, LinkFeatures
+from unidle.tasks.web.text_features import BUCKETS, HashedWords, Topic, WordSet, bag, hash_words
 
 PAGE_WORDS, LINK_BUCKETS = 64, 64  # widths of the hashed bags of a page and of a link
 _KEPT_BYTES = 32_000_000  # about: some 2,700 pages of 60 links
@@ -26,18 +26,18 @@ _Key = tuple[str, int, int, str, str]
 
 
 @dataclass(slots=True)
-class Reading:
+class PageFeatures:
     """What there is on a page."""
 
     relevance: float  # to the topic, 0 to 1
     n_words: int
     buckets: np.ndarray  # [different words] uint16, their hashes
     bag: np.ndarray  # [PAGE_WORDS] float32
-    links: Mentions
+    links: LinkFeatures
     is_html: bool
-    _followed: tuple[object, Mentions] | None = field(default=None, repr=False)
+    _followed: tuple[object, LinkFeatures] | None = field(default=None, repr=False)
 
-    def followable(self, rules: object, may_follow: Callable[[Iterable[str]], list[bool]]) -> Mentions:
+    def followable(self, rules: object, may_follow: Callable[[Iterable[str]], list[bool]]) -> LinkFeatures:
         """The links that may be followed; asked once, as long as the `rules` are the same object."""
         followed = self._followed  # the event loop of another thread may put its own there at any time
         if followed is None or followed[0] is not rules:
@@ -45,21 +45,21 @@ class Reading:
         return followed[1]
 
 
-class Readings:
+class PageFeatureCache:
     """Reads pages for all episodes of a process that look for one topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
-        self._kept: dict[_Key, Reading] = {}  # the oldest first
+        self._kept: dict[_Key, PageFeatures] = {}  # the oldest first
         self._bytes = 0
         self._lock = threading.Lock()  # event loops are threads
 
     @staticmethod
-    def shared(topic: Topic) -> Readings:
+    def shared(topic: Topic) -> PageFeatureCache:
         """The one of this process."""
         return _shared(topic.words)
 
-    async def of(self, page: Page) -> Reading | None:
+    async def of(self, page: Page) -> PageFeatures | None:
         """What is on a page, read only if it never was; None if that takes too long."""
         # Two bodies of one hash are as good as impossible: 64 bits, keyed by chance, and the address goes with them.
         key = page.url, hash(page.body), len(page.body), page.content_type, page.charset
@@ -70,7 +70,7 @@ class Readings:
                 self._keep(key, found)
         return found
 
-    def _keep(self, key: _Key, reading: Reading) -> None:
+    def _keep(self, key: _Key, reading: PageFeatures) -> None:
         with self._lock:
             if key not in self._kept:
                 self._bytes += _size(reading)
@@ -81,11 +81,11 @@ class Readings:
 
 
 @lru_cache(4)
-def _shared(words: frozenset[bytes]) -> Readings:
-    return Readings(Topic([word.decode() for word in words]))
+def _shared(words: frozenset[bytes]) -> PageFeatureCache:
+    return PageFeatureCache(Topic([word.decode() for word in words]))
 
 
-async def read(page: Page, topic: Topic) -> Reading | None:
+async def read(page: Page, topic: Topic) -> PageFeatures | None:
     """What is on a page; None if it takes too long."""
     content = await pages.read(page.body, page.url, page.content_type, page.charset)
     if content is None:
@@ -93,17 +93,17 @@ async def read(page: Page, topic: Topic) -> Reading | None:
     words = first_words(content.text)
     often = np.bincount(words.buckets, minlength=BUCKETS)
     buckets = np.flatnonzero(often).astype(np.uint16)
-    return Reading(
+    return PageFeatures(
         topic.relevance(words),
         len(words),
         buckets,
         bag(buckets, often[buckets], PAGE_WORDS),
-        mentions_of(content.links, topic),
+        link_features(content.links, topic),
         content.is_html,
     )
 
 
-def first_words(text: str) -> Hashed:
+def first_words(text: str) -> HashedWords:
     """The first MAX_WORDS words; of most texts, the first quarter has them."""
     words = hash_words([text[: 10 * pages.MAX_WORDS]])
     if len(words) <= pages.MAX_WORDS and len(text) > 10 * pages.MAX_WORDS:
@@ -111,7 +111,7 @@ def first_words(text: str) -> Hashed:
     return words.only(slice(pages.MAX_WORDS))
 
 
-def mentions_of(links: Sequence[pages.Link], topic: Topic) -> Mentions:
+def link_features(links: Sequence[pages.Link], topic: Topic) -> LinkFeatures:
     """What links say, by their address and their text: all of a page at once."""
     count = len(links)
     said = hash_words([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
@@ -127,7 +127,7 @@ def mentions_of(links: Sequence[pages.Link], topic: Topic) -> Mentions:
     match = np.zeros(count, np.float32)
     for number, _ in different:
         match[number] += 0.5
-    return Mentions(
+    return LinkFeatures(
         [link.url for link in links],
         np.minimum(match, 1.0),
         np.array([link.nofollow for link in links], np.bool_),
@@ -135,7 +135,7 @@ def mentions_of(links: Sequence[pages.Link], topic: Topic) -> Mentions:
     )
 
 
-def _size(reading: Reading) -> int:
+def _size(reading: PageFeatures) -> int:
     """Bytes, about, with its key, and with the links that may be followed as a copy."""
     urls = reading.links.urls
     return _PAGE_BYTES + reading.buckets.nbytes + _LINK_BYTES * len(urls) + sum(map(len, urls))
