@@ -249,7 +249,8 @@ def refusal(factory: Callable[[], Any]) -> str:
 
 def test_an_extra_step_to_begin_an_episode_is_refused_where_no_reset_can_stand_for_it() -> None:
     sentence = (
-        r"mine:make resets by an extra step (CartPoleVectorEnv with autoreset_mode NEXT_STEP), which does not fit into a rollout; "
+        r"mine:make resets by an extra step (CartPoleVectorEnv with autoreset_mode NEXT_STEP), "
+        "which does not fit into a rollout; "
         r"use SAME_STEP, or gymnasium.make_vec(…, vectorization_mode='sync')."
     )
     assert refusal(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2)) == sentence
