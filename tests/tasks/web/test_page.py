@@ -16,7 +16,7 @@ from web_servers import run
 
 from unidle.errors import UsageError
 from unidle.tasks.web import page as pages
-from unidle.tasks.web import words
+from unidle.tasks.web import text_features
 from unidle.tasks.web.links import LinkBase, _elsewhere
 from unidle.tasks.web.page import Content, decoded, parse, read
 from unidle.tasks.web.page_features import first_words
@@ -315,5 +315,5 @@ def test_a_thread_that_hashes_a_short_text_meanwhile_changes_nothing(monkeypatch
 
     text = "a comet on its orbit " * 1000
     expected = hash_words([text]).hashes
-    monkeypatch.setattr(words, "_known_powers", Contested([(np.ones(1, np.uint64), np.ones(1, np.uint64))]))
+    monkeypatch.setattr(text_features, "_known_powers", Contested([(np.ones(1, np.uint64), np.ones(1, np.uint64))]))
     assert (hash_words([text]).hashes == expected).all()

@@ -21,9 +21,9 @@ from web_servers import answering, run
 
 from unidle.envs.make import env_maker
 from unidle.envs.spec import probe
-from unidle.envs.vector.infos import in_columns
+from unidle.envs.vector.infos import to_columns
 from unidle.errors import UsageError
-from unidle.tasks.web import features as reading
+from unidle.tasks.web import page_features
 from unidle.tasks.web.fetch import Fetcher
 from unidle.tasks.web.fetch_policy import Page
 from unidle.tasks.web.gym_env import SiteExploreEnv
@@ -274,19 +274,19 @@ def test_an_episode_is_told_of_once_it_was_asked_to_be() -> None:
                 await env.step(shown(env).index("/b"))
 
             await play()
-            assert env.story is None
+            assert env.episode_record is None
             env.records_next_episode = True
             await play()
-            story = env.story
-            assert story is not None
+            record = env.episode_record
+            assert record is not None
             await play()
-            assert env.story is story  # the first that ended
-            assert (story["known"], story["visited"], story["found"], story["requests"]) == (6, 3, 1, 2)
-            told = [[page[name] for name in ("state", "relevant", "parent", "others")] for page in story["pages"]]
+            assert env.episode_record is record  # the first that ended
+            assert (record["known"], record["visited"], record["found"], record["requests"]) == (6, 3, 1, 2)
+            told = [[page[name] for name in ("state", "relevant", "parent", "others")] for page in record["pages"]]
             assert told == [["fetched", False, -1, 2], ["fetched", True, 0, 1], ["failed", False, 0, 0]]
-            assert [page["url"] for page in story["pages"]] == [server.url, f"{server.url}a", f"{server.url}b"]
-            assert sorted(story["links"]) == [(0, 1), (0, 2), (1, 0), (1, 2)]
-            json.dumps(story)
+            assert [page["url"] for page in record["pages"]] == [server.url, f"{server.url}a", f"{server.url}b"]
+            assert sorted(record["links"]) == [(0, 1), (0, 2), (1, 0), (1, 2)]
+            json.dumps(record)
             await env.close()
 
     run(check())
@@ -312,7 +312,7 @@ def test_observations_lie_in_their_space_and_tell_what_they_should(server: SiteS
                 assert observation["graph"][0] == pytest.approx(1 - env.requests / 25)
                 observation, _, terminated, _, info = await env.step(rng.choice(np.flatnonzero(mask[:-1])))
                 infos.append(info)
-        assert isinstance(in_columns(list(enumerate(infos[:20])), 20), dict)  # so they travel quickly
+        assert isinstance(to_columns(list(enumerate(infos[:20])), 20), dict)  # so they travel quickly
         assert observation["page"][:PAGE_WORDS].any()
         assert observation["links"][:, LINK_FACTS:].any()
         await env.close()
@@ -345,13 +345,13 @@ def test_an_episode_repeats_and_seeds_choose_the_site(server: SiteServer) -> Non
 def pages_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses of what was read because it was not kept."""
     addresses = []
-    read = reading.read
+    read = page_features.read
 
     async def noted(page: Page, topic: Topic) -> PageFeatures | None:
         addresses.append(page.url)
         return await read(page, topic)
 
-    monkeypatch.setattr(reading, "read", noted)
+    monkeypatch.setattr(page_features, "read", noted)
     return addresses
 
 
@@ -393,7 +393,7 @@ def test_a_page_that_changes_is_read_anew_and_so_are_its_rules() -> None:
 
 
 def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch, pages_read: list[str]) -> None:
-    monkeypatch.setattr(reading, "_KEPT_BYTES", 50_000)
+    monkeypatch.setattr(page_features, "_KEPT_BYTES", 50_000)
     kept = PageFeatureCache(Topic(TOPIC))
 
     async def check() -> None:
@@ -410,7 +410,7 @@ def test_what_is_kept_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch, pages
 
 @pytest.mark.parametrize("links", [5, 60, 400])
 def test_what_is_kept_of_pages_takes_the_memory_that_it_may(monkeypatch: pytest.MonkeyPatch, links: int) -> None:
-    monkeypatch.setattr(reading, "_KEPT_BYTES", 300_000)
+    monkeypatch.setattr(page_features, "_KEPT_BYTES", 300_000)
 
     async def filled() -> PageFeatureCache:
         kept, rules = PageFeatureCache(Topic(TOPIC)), object()
