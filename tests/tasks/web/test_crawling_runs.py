@@ -89,7 +89,7 @@ def test_worker_processes_share_the_rate_of_a_host() -> None:
 
 
 def test_so_they_do_its_connections_and_the_delay_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_sharing", 1)
+    monkeypatch.setattr(turns, "_n_processes", 1)
     share_limits(4)
 
     async def places() -> int:

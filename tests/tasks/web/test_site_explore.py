@@ -473,7 +473,7 @@ def test_what_links_say_is_told_one_by_one() -> None:
 
 def test_a_site_that_does_not_answer_at_all_is_the_users_mistake() -> None:
     env = SiteExplore("http://127.0.0.1:9/", TOPIC, seconds=1.0, backoff=0.01)
-    with pytest.raises(UsageError, match=r"could not be fetched \(connect: .*python -m unidle\.sites"):
+    with pytest.raises(UsageError, match=r"could not be fetched \(connect: .*python -m unidle\.tasks\.web\.site"):
         run(env.reset(0))
 
 
