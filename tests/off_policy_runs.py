@@ -77,6 +77,26 @@ def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
     return run
 
 
+def filled_td3(env: Any, **recipe: Any) -> SmallRun:
+    """A run with two rollouts in its replay buffer and no update yet; its targets differ from its networks."""
+    run = off_policy_run(
+        env,
+        "td3",
+        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": math.inf, "learning_rate": 1e-3, "tau": 0.05, **recipe},
+        learning_starts=10_000,
+    )
+    for _ in range(2):
+        run.collect()
+        learned(run.algo, run.rollout, run.shuffle())
+        run.collector.open()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for network in (run.algo.rule.target_policy, run.algo.rule.target_critics):
+            for parameter in network.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return run
+
+
 def filled_sac(env: Any, **recipe: Any) -> SmallRun:
     """A run that remembers two fragments and has learned nothing yet."""
     run = off_policy_run(

@@ -1,4 +1,4 @@
-"""The updates of SAC and DQN are Stable-Baselines3's: the same weights, batches and noise, many updates in a row."""
+"""The updates of SAC, TD3 and DQN equal Stable-Baselines3's: the same weights, batches and noise, many updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from off_policy_runs import filled_dqn, filled_sac
+from off_policy_runs import filled_dqn, filled_sac, filled_td3
 from plain_networks import plain as plain_network
 from small_envs import Drift
 from small_runs import SmallRun, floats
@@ -152,4 +152,33 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
                 assert_equal_weights(plain, linears(network))
         if temperature == "auto":
             assert_close(algo.rule.log_alpha, peer.log_ent_coef, atol=2e-6, rtol=1e-5)
+    assert (algo.parameters.flat - first).abs().max() > 5 * RATE
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_td3_learns_what_stable_baselines3_learns(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = filled_td3(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, policy_delay=delay)
+    algo, rule, reals = run.algo, run.algo.rule, run.policy.distribution.reals
+    peer, memory = peer_of(run, sb3.TD3, tau=algo.recipe.tau, policy_delay=delay)
+    actors = [(rule.policy, peer.actor), (rule.target_policy, peer.actor_target)]
+    critics = [(rule.critics, peer.critic), (rule.target_critics, peer.critic_target)]
+    for ours, others in actors:
+        copy_weights(linears(ours.actor_trunk, ours.actor_head), linears(others.mu))
+    for ours, others in critics:
+        for member, other in enumerate(others.q_networks):
+            copy_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
+    first = algo.parameters.flat.detach().clone()
+    for number in range(UPDATES):
+        batch, generator = drawn(run, number)
+        noise = torch.randn(len(batch.obs), reals, generator=generator)
+        monkeypatch.setattr(Tensor, "normal_", lambda self, mean, std, noise=noise: self.copy_(mean + std * noise))
+        memory.tell(batch)
+        peer.train(1, algo.recipe.batch_size)
+        monkeypatch.undo()
+        algo.update(torch.Generator().manual_seed(number), number % delay)
+        for ours, others in actors:
+            assert_equal_weights(linears(ours.actor_trunk, ours.actor_head), linears(others.mu))
+        for ours, others in critics:
+            for member, network in enumerate(others.q_networks):
+                assert_equal_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(network))
     assert (algo.parameters.flat - first).abs().max() > 5 * RATE

@@ -86,9 +86,10 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe
         ("ppo", "Pendulum-v1", ActorCritic, "forward"),
         ("sac", "Pendulum-v1", Critics, "forward"),
         ("sac", "CartPole-v1", Critics, "forward"),
+        ("td3", "Pendulum-v1", Critics, "forward"),
         ("dqn", "CartPole-v1", QPolicy, "values"),
     ],
-    ids=["ppo", "sac", "sac of choices", "dqn"],
+    ids=["ppo", "sac", "sac of choices", "td3", "dqn"],
 )
 def test_training_goes_on_in_pieces_says_so_once_and_learns_the_same(
     algo: str,

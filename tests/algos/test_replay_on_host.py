@@ -164,7 +164,7 @@ def trained(algo: str, folder: Path, name: str, device: str, timesteps: int) -> 
         "quiet": True,
     }
     settings |= {"exploration_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in a longer run
-    env = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}[algo]
+    env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "dqn": "CartPole-v1"}[algo]
     return unidle.train(env, preset=algo, runs_dir=str(folder), run_name=name, device=device, **settings)
 
 
@@ -177,7 +177,7 @@ def state_of(run: unidle.TrainedRun) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("_no_room")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("algo", ["sac", "dqn"])
+@pytest.mark.parametrize("algo", ["sac", "td3", "dqn"])
 def test_a_run_learns_from_it_goes_on_from_it_and_says_so(
     algo: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,10 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "temperature": 0.1,
     "target_entropy": -1.0,
     "value_limit": 10.0,
+    "policy_delay": 3,
+    "target_policy_noise": 0.1,
+    "target_noise_clip": 0.3,
+    "exploration_noise": 0.2,
     "double_dqn": False,
     "dueling": True,
     "target_update_interval": 10,
@@ -78,7 +82,7 @@ def test_every_setting_of_the_recipe_has_owners_or_is_everyones() -> None:
     assert not OWNER.keys() & NEUTRAL
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", "sac", "td3", "dqn"])
 @pytest.mark.parametrize("name", OTHER_THAN_THE_DEFAULT)
 def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, algo: str) -> None:
     config = config_of(algo, **{name: OTHER_THAN_THE_DEFAULT[name]})

@@ -1,4 +1,4 @@
-"""Whole runs of SAC and DQN: stopped and resumed, repeated, evaluated, exported; and what they learn."""
+"""Whole runs of SAC, TD3 and DQN: stopped and resumed, repeated, evaluated, exported; and what they learn."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ SMALL: dict[str, Any] = {
     "seed": 5,
     "quiet": True,
 }
-ENV = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}
-ON_DEVICE = {"sac": "unidle/Pendulum-v1", "dqn": "unidle/CartPole-v1"}
+ENV = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "dqn": "CartPole-v1"}
+ON_DEVICE = {"sac": "unidle/Pendulum-v1", "td3": "unidle/Pendulum-v1", "dqn": "unidle/CartPole-v1"}
 both = pytest.mark.parametrize("algo", ["sac", "dqn"])
+all_three = pytest.mark.parametrize("algo", ["sac", "td3", "dqn"])
 
 
 def timeless(run: unidle.TrainedRun) -> list[dict[str, Any]]:
@@ -52,7 +53,7 @@ def timeless(run: unidle.TrainedRun) -> list[dict[str, Any]]:
 # -- stopped and resumed -----------------------------------------------------------------------------------------------
 
 
-@both
+@all_three
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 @pytest.mark.parametrize("prioritised", [False, True], ids=["uniform", "prioritised"])
 def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(
@@ -84,7 +85,7 @@ def test_worker_processes_change_no_number(algo: str, overlap: str, tmp_path: Pa
     assert_same(other, one)
 
 
-@both
+@all_three
 def test_an_environment_on_the_device_runs_and_resumes(algo: str, tmp_path: Path) -> None:
     settings = {**SMALL, "subproc": None, "algo": algo, "preset": algo, "runs_dir": str(tmp_path), "per": True}
     whole = unidle.train(ON_DEVICE[algo], run_name="whole", **settings)
@@ -223,6 +224,7 @@ def levers() -> gymnasium.Env:
     ("algo", "env", "extra"),
     [
         ("sac", arm, {}),
+        ("td3", arm, {}),
         ("sac", lever, {}),
         ("dqn", lever, {"dueling": True}),
         ("dqn", levers, {"dueling": True}),
@@ -264,6 +266,7 @@ def test_masks_are_kept_to_from_the_first_random_step_to_the_last(tmp_path: Path
     ("algo", "env", "sentence"),
     [
         ("sac", "levers", "SAC takes actions that are a Box or one Discrete choice; for others use --algo ppo."),
+        ("td3", "levers", "TD3 takes Box actions only; use --algo dqn for discrete actions, or --algo ppo."),
         ("dqn", "arm", r"DQN takes choices \(Discrete, MultiDiscrete\), not a Box; use --algo sac or --discretize."),
     ],
 )

@@ -17,6 +17,7 @@ from unidle.algos.off_policy import OffPolicy
 from unidle.algos.ppo import PPO, iteration_nodes
 from unidle.algos.sac import SAC
 from unidle.algos.sac_kernels import choose_sac_update
+from unidle.algos.td3 import TD3
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.kernels.dispatch import Report
@@ -24,10 +25,11 @@ from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.q_policy import QPolicy
 from unidle.nn.sac_policy import SACPolicy
+from unidle.nn.td3_policy import TD3Policy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
-AnyPolicy = ActorCritic | SACPolicy | QPolicy
+AnyPolicy = ActorCritic | SACPolicy | TD3Policy | QPolicy
 
 
 class Algorithm(Protocol):
@@ -74,6 +76,7 @@ class Entry:
 ALGORITHMS: dict[str, Entry] = {
     "ppo": Entry(PPO, ActorCritic, iteration_nodes),
     "sac": Entry(partial(OffPolicy, SAC, choose_update=choose_sac_update), SACPolicy),
+    "td3": Entry(partial(OffPolicy, TD3), TD3Policy),
     "dqn": Entry(partial(OffPolicy, DQN), QPolicy),
 }
 

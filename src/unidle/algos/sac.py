@@ -143,14 +143,14 @@ class SAC:
         else:
             actions, log_prob = distribution.sampled_with_log_prob(params, noise)
             losses = alpha * log_prob - self.critics(batch.obs, actions).amin(0)
-        loss = (_is_valid(batch) * losses).mean()
+        loss = (batch.valid * losses).mean()
         with torch.no_grad():
             return Loss(loss, torch.stack((loss, -log_prob.mean())), log_prob + target_entropy)
 
     @torch.no_grad()
     def _update_alpha(self, batch: Transitions, tasks: Tensor | None, missing: Tensor) -> None:
         """Equation 18, by log α; `missing` is log π + H̄ [B]."""
-        grads = -_is_valid(batch) * missing / len(missing)
+        grads = -batch.valid * missing / len(missing)
         self.alpha_grad.zero_()
         if tasks is None:
             self.alpha_grad.add_(grads.sum())
@@ -202,11 +202,6 @@ class SAC:
         self.log_alpha.copy_(state["log_temperature"])
         for name, adam in self.adams.items():
             adam.load_state_dict(state["adams"][name])
-
-
-def _is_valid(batch: Transitions) -> Tensor:
-    """[B] 1 for a real transition, 0 where a task has none yet."""
-    return (batch.weights > 0).float()
 
 
 def _target_entropy(policy: SACPolicy, recipe: Recipe) -> float:

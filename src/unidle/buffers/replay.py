@@ -55,6 +55,11 @@ class Transitions:
         """A part of the batch."""
         return Transitions(*(tensor[rows] for tensor in self.tensors()))
 
+    @property
+    def valid(self) -> Tensor:
+        """[B] 1 for a real transition, 0 where there was none to draw."""
+        return (self.weights > 0).float()
+
     def copy_(self, other: Transitions) -> None:
         """Take over another batch's values, in place, without waiting for a copy between devices."""
         for mine, others in zip(self.tensors(), other.tensors()):

@@ -18,7 +18,7 @@ from unidle.errors import UsageError
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
 
-OFF_POLICY = ("sac", "dqn")  # algorithms that learn from a replay buffer
+OFF_POLICY = ("sac", "td3", "dqn")  # algorithms that learn from a replay buffer
 
 _Value = TypeVar("_Value")
 # A setting that unidle chooses where it is None; any other is then switched off, or not given.
@@ -29,7 +29,7 @@ OrAuto = Annotated[_Value, "auto"] | None  # the word lies within, where it is s
 class Recipe:
     """What changes learning."""
 
-    algo: Literal["ppo", "sac", "dqn"] = "ppo"
+    algo: Literal["ppo", "sac", "td3", "dqn"] = "ppo"
     """Learning algorithm."""
     n_envs: int = 1
     """Environments collected from in parallel."""
@@ -126,6 +126,14 @@ class Recipe:
     """SAC: entropy that the temperature aims at; auto: minus the number of actions, or 0.98 of a choice's most."""
     value_limit: float | None = None
     """SAC: the critics' loss clips their values and targets to plus or minus this; none: it does not."""
+    policy_delay: int = 2
+    """TD3: critic updates per update of the actor and the target networks."""
+    target_policy_noise: float = 0.2
+    """TD3: standard deviation of the noise on target actions (target policy smoothing)."""
+    target_noise_clip: float = 0.5
+    """TD3: clip range of that noise."""
+    exploration_noise: float = 0.1
+    """TD3: standard deviation of the exploration noise, in units of half the action range."""
     double_dqn: bool = True
     """DQN: the network chooses the action that its target values."""
     dueling: bool = False

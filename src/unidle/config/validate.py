@@ -26,9 +26,19 @@ _AT_LEAST_ONE = (
     "n_critics",
     "n_tasks",
     "target_update_interval",
+    "policy_delay",
 )
 _POSITIVE = ("learning_rate", "clip_range", "max_grad_norm", "tau", "adam_eps")
-_NOT_NEGATIVE = ("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts")
+_NOT_NEGATIVE = (
+    "ent_coef",
+    "vf_coef",
+    "learning_starts",
+    "utd_ratio",
+    "max_env_restarts",
+    "target_policy_noise",
+    "target_noise_clip",
+    "exploration_noise",
+)
 _POSITIVE_OR_NONE = (
     "clip_range_vf",
     "target_kl",
@@ -60,7 +70,7 @@ _OWNERS = {
         "actor_obs",
         "critic_obs",
     ),
-    ("sac", "dqn"): (
+    ("sac", "td3", "dqn"): (
         "buffer_size",
         "learning_starts",
         "utd_ratio",
@@ -71,7 +81,9 @@ _OWNERS = {
         "tau",
         "adam_eps",
     ),
-    ("sac",): ("weight_init", "n_critics", "critic_arch", "temperature", "target_entropy", "value_limit", "n_tasks"),
+    ("sac", "td3"): ("n_critics", "critic_arch"),
+    ("td3",): ("policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"),
+    ("sac",): ("weight_init", "temperature", "target_entropy", "value_limit", "n_tasks"),
     ("dqn",): ("double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"),
 }
 # What a preset of fixed numbers leaves open: how many environments give the steps, and how old the weights are that act

@@ -46,3 +46,8 @@ class Critics(nn.Module):
         features, inputs = self.inputs(obs, actions)
         values = outputs_of_task(self.ensemble(inputs), features, self._n_tasks)
         return values.squeeze(-1) if self._takes_actions else values
+
+    def first(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Q [B] of the first critic alone, of continuous actions of one task."""
+        _, inputs = self.inputs(obs, actions)
+        return self.ensemble(inputs, members=1).flatten()

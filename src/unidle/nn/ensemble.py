@@ -34,11 +34,13 @@ class Ensemble(nn.Module):
         for last in (self.weights[-1], self.biases[-1]):
             nn.init.uniform_(last, -head, head)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """All members' outputs."""
-        values = inputs.expand(len(self.weights[0]), *inputs.shape)
+    def forward(self, inputs: Tensor, members: int | None = None) -> Tensor:
+        """Outputs of all members, or of the first so many."""
+        values = inputs.expand(members or len(self.weights[0]), *inputs.shape)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             if layer:
                 values = self.activation(values)
+            if members is not None:
+                weight, bias = weight[:members], bias[:members]
             values = torch.baddbmm(bias, values, weight)
         return values
