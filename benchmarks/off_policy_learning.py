@@ -1,4 +1,4 @@
-"""Do SAC and DQN learn as well as Stable-Baselines3's? The same hyper-parameters, steps and seeds on both sides.
+"""Do SAC, TD3 and DQN learn as well as Stable-Baselines3's? The same hyper-parameters, steps and seeds on both sides.
 
     python benchmarks/off_policy_learning.py [--tasks "Pendulum-v1 sac" …] [--seeds 10] [--jobs 2]
 
@@ -134,6 +134,15 @@ _REACHER = {
 }
 
 
+# TD3 takes SAC's settings of the two tasks; its networks (400, 300) are those of both libraries' defaults.
+_EXPLORATION_NOISE = 0.1
+
+
+def _td3(task: dict[str, Any]) -> dict[str, Any]:
+    noise = {"exploration_noise": _EXPLORATION_NOISE}
+    return {**task, "unidle": {**task["unidle"], **noise}, "sb3": {**task["sb3"], **noise}}
+
+
 def _prioritised(task: dict[str, Any]) -> dict[str, Any]:
     return {**task, "unidle": {**task["unidle"], "per": True}}
 
@@ -147,6 +156,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "LunarLander-v3 dqn prioritised": _prioritised(_LUNAR_LANDER),
     "Reacher-v5 sac": _REACHER,
     "Reacher-v5 sac prioritised": _prioritised(_REACHER),
+    "Pendulum-v1 td3": _td3(_PENDULUM),
+    "Reacher-v5 td3": _td3(_REACHER),
 }
 
 
@@ -179,9 +190,11 @@ def train_unidle(name: str, seed: int) -> float:
 
 def train_sb3(name: str, seed: int) -> float:
     """Return of the policy at the end of training."""
+    import numpy as np
     import stable_baselines3
     import torch
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.noise import NormalActionNoise
 
     torch.set_num_threads(1)
     (env_id, algo), task = name.split()[:2], TASKS[name]
@@ -192,6 +205,10 @@ def train_sb3(name: str, seed: int) -> float:
         settings["learning_rate"] = lambda left: left * rate
     else:
         settings["learning_rate"] = rate
+    if "exploration_noise" in settings:
+        n_actions = int(np.prod(env.action_space.shape or (1,)))
+        sigma = settings.pop("exploration_noise") * np.ones(n_actions)
+        settings["action_noise"] = NormalActionNoise(np.zeros(n_actions), sigma)
     model = getattr(stable_baselines3, algo.upper())("MlpPolicy", env, seed=seed, device="cpu", **settings)
     model.learn(task["timesteps"])
     return evaluate(env_id, lambda observation: model.predict(observation, deterministic=True)[0])

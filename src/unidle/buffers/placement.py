@@ -58,18 +58,18 @@ def _implementations(place: torch.device, dispatch: Dispatch) -> tuple[type[Repl
     """The buffers that sample with Triton kernels, on a GPU where those agree with the plain ones."""
 
     def build() -> tuple[type[Replay], type[TaskReplay]]:
-        from unidle.buffers.fused_replay import FusedReplay, FusedTaskReplay
+        from unidle.buffers.triton_replay import TritonReplay, TritonTaskReplay
 
-        return FusedReplay, FusedTaskReplay
+        return TritonReplay, TritonTaskReplay
 
-    def verify(kinds: tuple[type[Replay], type[TaskReplay]]) -> None:
-        from unidle.buffers.fused_replay import prove
+    def check(kinds: tuple[type[Replay], type[TaskReplay]]) -> None:
+        from unidle.buffers.triton_replay import verify
 
-        prove(place)
+        verify(place)
 
     unsupported = None
     if place.type != "cuda":
         unsupported = "the replay buffer is not on a GPU"
     elif find_spec("triton") is None:
         unsupported = "Triton is not installed"
-    return dispatch.choose("Replay sampling", (Replay, TaskReplay), build, verify, unsupported)
+    return dispatch.choose("Replay sampling", (Replay, TaskReplay), build, check, unsupported)

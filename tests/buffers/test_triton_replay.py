@@ -1,4 +1,4 @@
-"""Kernels that draw batches against the plain memories, on a GPU or (TRITON_INTERPRET=1) step by step on the CPU."""
+"""Kernels that sample batches against the plain replay buffers, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def assert_alike(fused: Any, plain: Any, batch_size: int) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 30, 300], ids=["empty", "one", "filling", "full"])
 @pytest.mark.parametrize("look_ahead", [1, 3])
-def test_a_batch_is_the_plain_one(look_ahead: int, steps: int) -> None:
-    from unidle.buffers.fused_replay import FusedReplay
+def test_a_batch_equals_the_plain_buffers(look_ahead: int, steps: int) -> None:
+    from unidle.buffers.triton_replay import TritonReplay
 
-    memories = [kind(700, 7, ROW, WIDTH, DEVICE, GAMMA, look_ahead) for kind in (FusedReplay, Replay)]
+    memories = [kind(700, 7, ROW, WIDTH, DEVICE, GAMMA, look_ahead) for kind in (TritonReplay, Replay)]
     for memory in memories:
         some_steps(memory, 7, steps)
     assert_alike(*memories, batch_size=101)
 
 
 @pytest.mark.parametrize("n_envs", [1, 600, 5000])
-def test_any_number_of_lines(n_envs: int) -> None:
-    from unidle.buffers.fused_replay import FusedReplay
+def test_any_number_of_environments(n_envs: int) -> None:
+    from unidle.buffers.triton_replay import TritonReplay
 
-    memories = [kind(8 * n_envs, n_envs, ROW, WIDTH, DEVICE, GAMMA) for kind in (FusedReplay, Replay)]
+    memories = [kind(8 * n_envs, n_envs, ROW, WIDTH, DEVICE, GAMMA) for kind in (TritonReplay, Replay)]
     for memory in memories:
         some_steps(memory, n_envs, 5)
     assert_alike(*memories, batch_size=64)
@@ -73,20 +73,20 @@ def test_any_number_of_lines(n_envs: int) -> None:
 
 @pytest.mark.parametrize("steps", [0, 2, 60], ids=["empty", "few", "full"])
 @pytest.mark.parametrize("batch_size", [40, 42], ids=["as many", "not as many"])
-def test_a_batch_of_tasks_is_the_plain_one(batch_size: int, steps: int) -> None:
-    from unidle.buffers.fused_replay import FusedTaskReplay
+def test_a_batch_of_several_tasks_equals_the_plain_buffers(batch_size: int, steps: int) -> None:
+    from unidle.buffers.triton_replay import TritonTaskReplay
 
-    memories = [kind(200, 4, 6, ROW, WIDTH, DEVICE, GAMMA) for kind in (FusedTaskReplay, TaskReplay)]
+    memories = [kind(200, 4, 6, ROW, WIDTH, DEVICE, GAMMA) for kind in (TritonTaskReplay, TaskReplay)]
     for memory in memories:
         some_steps(memory, 6, steps, tasks=4)
     assert_alike(*memories, batch_size)
 
 
-def test_small_memories_prove_it_and_a_wrong_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unidle.buffers import fused_replay
+def test_verify_accepts_the_kernels_and_finds_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unidle.buffers import triton_replay
 
-    fused_replay.prove(DEVICE)
+    triton_replay.verify(DEVICE)
     three = lambda self, size, stream: torch.arange(size, device=DEVICE) % 3  # noqa: E731
-    monkeypatch.setattr(fused_replay.FusedTaskReplay, "draw", three)
-    with pytest.raises(RuntimeError, match="draw others than the plain memory"):
-        fused_replay.prove(DEVICE)
+    monkeypatch.setattr(triton_replay.TritonTaskReplay, "draw", three)
+    with pytest.raises(RuntimeError, match="batches differ from the reference"):
+        triton_replay.verify(DEVICE)
