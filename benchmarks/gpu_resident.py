@@ -91,7 +91,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     """Milliseconds of each part of an iteration, captured on its own, and the least that it could take."""
     import torch
 
-    from unidle.algos.ppo import PPO
+    from unidle.algos.ppo_ops import new_ppo
     from unidle.buffers.rollout import Rollout
     from unidle.config import Recipe
     from unidle.engine.collect.device import DeviceCollector
@@ -109,7 +109,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     maker = env_maker("unidle/CartPole-v1")
     env_spec = probe(maker)
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
-    algo = PPO(policy, recipe)
+    algo = new_ppo(policy, recipe)
     rollout = Rollout(STEPS, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
     collector = DeviceCollector(maker.device_env(n_envs, 0, device), env_spec, policy, rollout, 0, Timeline())
     capture = Capture(device, print)
@@ -128,7 +128,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
 
     def order() -> None:
         for _ in range(EPOCHS):
-            algo.ways.shuffle(n_envs * STEPS, shuffle)
+            algo.ops.shuffle(n_envs * STEPS, shuffle)
 
     for name, function in (("rollout", collect), ("values and advantages", prepare), ("shuffles", order)):
         measured[name] = _milliseconds(capture(name, function, changes, generators=(noise, shuffle)), device)

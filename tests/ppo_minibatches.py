@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from unidle.algos.ppo import PPO, Batch
+from unidle.algos.ppo_ops import PPOOps, new_ppo
 from unidle.config import Recipe
 from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.spaces.actions import ActionLayout
@@ -94,10 +95,16 @@ def an_algo(
     policy = ActorCritic(obs, actions, recipe, network)
     for parameter in policy.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
-    algo = PPO(policy.to(device), recipe)
+    algo = new_ppo(policy.to(device), recipe)
     if policy.encoder.norm is not None:
         policy.encoder.norm.update(1 + 3 * torch.randn(100, 5, device=device))
     return algo
+
+
+def ops_of(algo: PPO) -> PPOOps:
+    """The operations of `algo`, all of them references as yet."""
+    assert isinstance(algo.ops, PPOOps)
+    return algo.ops
 
 
 def gradient_by(
@@ -127,6 +134,6 @@ def after_six_steps(algo: PPO, way: Callable[[PPO], Callable[[Batch, torch.Tenso
         batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
     generator = torch.Generator().manual_seed(5)
     orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)])
-    way(algo)(batch, orders.to(algo.sums.device))
+    way(algo)(batch, orders.to(algo.clip_range.device))
     state = algo.adam.state_dict()
-    return [algo.parameters.flat.detach(), *state.values(), algo.sums, algo.minibatches, algo.stopped]
+    return [algo.parameters.flat.detach(), *state.values(), *vars(algo.counters).values()]

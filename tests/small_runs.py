@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unidle.algos.ppo import PPO
+from unidle.algos.ppo_ops import new_ppo
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.collect.host import Collector
@@ -85,7 +86,7 @@ def small_run(
     env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, chosen)
-    algo = PPO(policy, chosen)
+    algo = new_ppo(policy, chosen)
     obs, width = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width
     rollouts = [
         Rollout(chosen.n_steps, chosen.n_envs, obs, width, policy.state_size, CPU)
@@ -112,7 +113,7 @@ def frozen(state: Any) -> Any:
 def twin(run: SmallRun) -> PPO:
     """A second learner that stands exactly where the first one does: what it prepares leaves the first alone."""
     env_spec = run.envs.env_spec
-    other = PPO(ActorCritic(env_spec.obs_layout, env_spec.action_layout, run.algo.recipe), run.algo.recipe)
+    other = new_ppo(ActorCritic(env_spec.obs_layout, env_spec.action_layout, run.algo.recipe), run.algo.recipe)
     other.load_state_dict(frozen(run.algo.state_dict()))
     return other
 
@@ -148,7 +149,9 @@ def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
 
     policy.act = noting_act
     policy.distribution.sample = noting_sample
-    small = run.collector._lanes[0].service._numpy_actor
+    service = run.collector._lanes[0].service
+    service._is_verified = True  # what verification computes is not acted on
+    small = service._numpy_actor
     if small is not None:  # it acts in NumPy, by what the same weights give there
         choose = small._sample
 

@@ -8,6 +8,9 @@ import torch
 # What a stream is for: the second part of its key.
 NOISE, EVALUATION, SHUFFLE, PREDICTION, PLASTICITY = 1, 2, 3, 4, 5
 
+# Of the 32-bit hash behind counter-based random numbers on a device: odd, and all different.
+HASH_FACTORS, HASH_EPISODE, HASH_DRAW = (0x21F0AAAD, 0x735A2D97), 0x1E3779B9, 0x05EBCA6B
+
 
 def keyed_generator(device: torch.device, *key: int) -> torch.Generator:
     """A stream for this key (run seed, purpose, iteration) and no other: resuming needs no state of it."""

@@ -69,11 +69,11 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe
         rollout = run.collect()
         batch = run.algo.prepare(rollout, run.policy if "overlap" in recipe else None)
         order = torch.randperm(len(batch.obs))[:7]
-        logged = run.algo.gradient(batch, order)
+        logged = run.algo.ops.gradient(batch, order)
         whole = run.algo.parameters.grad.clone()
         assert whole.abs().max() > 0
-        run.algo.pieces.count = min(3, len(order))  # which does not divide 7: shares differ
-        logged_in_pieces = run.algo.gradient(batch, order)
+        run.algo.ops.micro_batches.count = min(3, len(order))  # which does not divide 7: shares differ
+        logged_in_pieces = run.algo.ops.gradient(batch, order)
         assert_close(run.algo.parameters.grad, whole, rtol=1e-4, atol=1e-6)
         assert_close(logged_in_pieces, logged, rtol=1e-4, atol=1e-6)
     finally:
@@ -132,7 +132,7 @@ def test_the_whole_rollout_is_evaluated_in_pieces_too(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(ActorCritic, "forward", stingy)
         assert_close(run.algo.prepare(rollout).values, values)
-        assert run.algo.pieces.count == 1  # learning may still have room
+        assert run.algo.ops.micro_batches.count == 1  # learning may still have room
     finally:
         run.envs.close()
 

@@ -1,4 +1,4 @@
-"""PPO's kernels against its plain formulas, on a GPU or (TRITON_INTERPRET=1) step by step on the CPU."""
+"""PPO's Triton kernels against its references, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from ppo_minibatches import (
     after_six_steps,
     assert_close,
     gradient_by,
+    ops_of,
 )
 from ppo_minibatches import an_algo as an_algo_on
 
 from unidle.algos.ppo import PPO, Batch
-from unidle.buffers.rollout import Rollout, gae
+from unidle.buffers.rollout import Rollout
+from unidle.kernels.dispatch import Dispatch
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.spaces.actions import ActionLayout
@@ -52,24 +54,20 @@ def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
 def kernels_of(algo: PPO) -> tuple[Any, Any]:
     """What evaluates, and what learns."""
     pytest.importorskip("triton")
-    from unidle.algos.fused_evaluation import FusedEvaluation
-    from unidle.algos.fused_minibatch import FusedMinibatch
-    from unidle.kernels.triton.small_mlp import SmallMlp
-    from unidle.nn.describe import describe_small_mlp
+    from unidle.algos import ppo_kernels
 
-    shape = describe_small_mlp(algo.policy)
-    assert isinstance(shape, SmallMlp)
-    return FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
+    assert ppo_kernels.small_mlp_unsupported(algo.policy) is None
+    return ppo_kernels.SmallNetwork(algo.policy), ppo_kernels.new_minibatch(algo)
 
 
-def around_network(algo: PPO) -> dict[str, Any]:
-    """Loss and step for a network of whatever shape."""
+def use_loss_and_step_kernels(algo: PPO) -> None:
+    """Loss and step for a network of any shape."""
     pytest.importorskip("triton")
-    from unidle.algos.fused_loss import FusedLoss, has_fused_loss
-    from unidle.algos.fused_step import FusedStep
+    from unidle.algos import ppo_kernels
 
-    assert has_fused_loss(algo.policy)
-    return {"loss": FusedLoss(algo), "step": FusedStep(algo)}
+    ops = ops_of(algo)
+    assert ppo_kernels.loss_unsupported(algo) is None
+    ops.loss, ops.optimiser_step = ppo_kernels.NetworkLoss(algo), ppo_kernels.new_step(algo)
 
 
 def both_gradients(
@@ -81,19 +79,20 @@ def both_gradients(
     order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
     return [
         gradient_by(algo, compute, batch, order)
-        for compute in (algo.gradient, by_fused_loss(algo), kernels_of(algo)[1].gradient)
+        for compute in (ops_of(algo).gradient, by_fused_loss(algo), kernels_of(algo)[1].gradient)
     ]
 
 
 def by_fused_loss(algo: PPO) -> Callable[[Batch, torch.Tensor], torch.Tensor]:
-    """`PPO.gradient` with the kernels' loss."""
-    plain, fused = algo.ways, algo.ways._replace(**around_network(algo))
+    """The gradient through the kernels' loss."""
+    ops = ops_of(algo)
 
     def gradient(batch: Batch, order: torch.Tensor) -> torch.Tensor:
-        algo.ways = fused
-        logged = algo.gradient(batch, order)
-        algo.ways = plain
-        return logged
+        reference = ops.loss, ops.optimiser_step
+        use_loss_and_step_kernels(algo)
+        metrics = ops.gradient(batch, order)
+        ops.loss, ops.optimiser_step = reference
+        return metrics
 
     return gradient
 
@@ -124,12 +123,12 @@ def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(
     assert algo.sequence_length == length
     seen = a_batch(an_algo(ACTIONS["both"], {}).policy, ActionLayout.of(ACTIONS["both"]), weighted=True, masked=False)
     rollout = a_rollout(seen, algo.policy.state_size)
-    log_probs, values = algo.ways.evaluate(rollout)
+    log_probs, values = algo.ops.evaluate(rollout)
     noise = torch.randn(3, 15, 20, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     batch = algo.cut(rollout, log_probs + 0.3 * noise[0], values, noise[1], values[:-1] + noise[2], noise[2].exp())
-    order = torch.randperm(len(batch.obs), device=DEVICE)[: algo.orders.shape[1]]
-    found = [gradient_by(algo, algo.gradient, batch, order)]
-    algo.pieces.count = pieces
+    order = torch.randperm(len(batch.obs), device=DEVICE)[: ops_of(algo).orders.shape[1]]
+    found = [gradient_by(algo, ops_of(algo).gradient, batch, order)]
+    ops_of(algo).micro_batches.count = pieces
     found.append(gradient_by(algo, by_fused_loss(algo), batch, order))
     padding = found[0][0] == 7.0
     found[1][0][padding] = 7.0  # which is cleared where pieces are added up
@@ -147,7 +146,7 @@ def test_the_loss_alone_is_for_many_actions(name: str) -> None:
     algo = an_algo(MANY[name], {"ent_coef": 0.02})
     batch = a_batch(algo.policy, ActionLayout.of(MANY[name]), weighted=True, masked=False)
     order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
-    assert_close([gradient_by(algo, compute, batch, order) for compute in (algo.gradient, by_fused_loss(algo))])
+    assert_close([gradient_by(algo, compute, batch, order) for compute in (ops_of(algo).gradient, by_fused_loss(algo))])
 
 
 @pytest.mark.parametrize("what", ["log_probs", "returns"])
@@ -157,7 +156,7 @@ def test_what_is_not_a_number_is_seen_in_all_that_it_is_part_of(what: str) -> No
     getattr(batch, what)[3] = torch.nan
     order = torch.arange(BATCH, device=DEVICE)
     (plain, logged), (fused, also_logged) = (
-        gradient_by(algo, compute, batch, order) for compute in (algo.gradient, by_fused_loss(algo))
+        gradient_by(algo, compute, batch, order) for compute in (ops_of(algo).gradient, by_fused_loss(algo))
     )
     assert logged.isnan().any()
     assert torch.equal(logged.isnan(), also_logged.isnan())
@@ -166,20 +165,20 @@ def test_what_is_not_a_number_is_seen_in_all_that_it_is_part_of(what: str) -> No
 
 def test_more_actions_than_a_kernel_takes_are_left_to_autograd() -> None:
     pytest.importorskip("triton")
-    from unidle.algos.fused_loss import has_fused_loss
+    from unidle.algos.ppo_kernels import loss_unsupported
 
-    assert has_fused_loss(an_algo(spaces.Discrete(128), {}).policy)
-    assert not has_fused_loss(an_algo(spaces.Discrete(129), {}).policy)
-    assert not has_fused_loss(an_algo(spaces.MultiDiscrete([2] * 9), {}).policy)
+    assert loss_unsupported(an_algo(spaces.Discrete(128), {})) is None
+    assert "up to 128 outputs" in str(loss_unsupported(an_algo(spaces.Discrete(129), {})))
+    assert "8 discrete actions" in str(loss_unsupported(an_algo(spaces.MultiDiscrete([2] * 9), {})))
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
     def around(algo: PPO) -> Callable[[Batch, torch.Tensor], None]:
-        algo.ways = algo.ways._replace(**around_network(algo))
-        return algo.steps
+        use_loss_and_step_kernels(algo)
+        return ops_of(algo).reference_learn
 
-    ways = (lambda algo: algo.steps, around, lambda algo: kernels_of(algo)[1].learn)
+    ways = (lambda algo: ops_of(algo).reference_learn, around, lambda algo: kernels_of(algo)[1].learn)
     plain, *fused = (after_six_steps(an_algo(ACTIONS["both"], LEARNING[name]), way) for way in ways)
     assert bool(plain[-1]) == ("target_kl" in LEARNING[name])
     assert 0 < float(plain[-2]) <= 6
@@ -197,64 +196,18 @@ def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool
     batch = a_batch(algo.policy, actions, weighted=False, masked=masked)
     rollout = a_rollout(batch)
     evaluation, _ = kernels_of(algo)
-    for ours, theirs in zip(evaluation.rollout(rollout), algo.ways.evaluate(rollout)):
+    for ours, theirs in zip(evaluation.evaluate(rollout), algo.ops.evaluate(rollout)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     acted = copy.deepcopy(algo.policy)
     FlatParameters(acted)
-    assert torch.equal(evaluation.score(acted, rollout), evaluation.rollout(rollout)[0])  # so that it weighs 1
+    assert torch.equal(evaluation.log_probs(acted, rollout), evaluation.evaluate(rollout)[0])  # so that it weighs 1
     for parameter in acted.parameters():
         parameter.data += 0.1
-    ours, theirs = evaluation.score(acted, rollout), algo.ways.score(acted, rollout)
+    ours, theirs = evaluation.log_probs(acted, rollout), algo.ops.log_probs(acted, rollout)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(ours, evaluation.rollout(rollout)[0], rtol=1e-2)
+    assert not torch.allclose(ours, evaluation.evaluate(rollout)[0], rtol=1e-2)
     obs = batch.obs[:77, 0]
-    torch.testing.assert_close(evaluation.values(obs), algo.policy.value(obs), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize(("steps", "n_envs"), [(1, 1), (7, 65), (33, 128)])
-def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int, traced: bool) -> None:
-    pytest.importorskip("triton")
-    from unidle.buffers.fused_gae import fused_gae
-
-    generator = torch.Generator().manual_seed(steps)
-    rewards, bootstrap = torch.randn(2, steps, n_envs, generator=generator).to(DEVICE)
-    values = torch.randn(steps + 1, n_envs, generator=generator).to(DEVICE)
-    draw = torch.rand(steps, n_envs, generator=generator).to(DEVICE)
-    importance = (2 * torch.rand(steps, n_envs, generator=generator)).to(DEVICE) if traced else None
-    of_steps = rewards, values, bootstrap, draw < 0.1, draw > 0.9, 0.97, 0.9, importance
-    for ours, theirs in zip(fused_gae(*of_steps), gae(*of_steps)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 4097])
-def test_a_shuffle_leaves_nothing_out_and_its_key_decides_the_order(n: int) -> None:
-    pytest.importorskip("triton")
-    from unidle.buffers.fused_shuffle import fused_shuffle
-
-    first, again, other = (fused_shuffle(n, torch.Generator(DEVICE).manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first.sort().values.cpu(), torch.arange(n))
-    assert torch.equal(first, again)
-    assert n < 64 or not torch.equal(first, other)
-
-
-def test_every_number_comes_to_every_place_as_often_as_to_any_other() -> None:
-    pytest.importorskip("triton")
-    from unidle.buffers.fused_shuffle import fused_shuffle
-
-    n, times = 12, 120 if INTERPRETED else 3000
-    generator = torch.Generator(DEVICE).manual_seed(3)
-    seen = torch.zeros(n, n)
-    following = torch.zeros(n, n)
-    for _ in range(times):
-        order = fused_shuffle(n, generator).cpu()
-        seen[torch.arange(n), order] += 1
-        following[order[:-1], order[1:]] += 1
-    expected = times / n  # also of each ordered pair: n − 1 of n (n − 1) are neighbours
-    # Chi-squared with 121 and about as many degrees of freedom: mean 121, deviation 16.
-    assert ((seen - expected).square() / expected).sum() < 121 + 5 * 16
-    off = ~torch.eye(n, dtype=torch.bool)
-    assert ((following - expected)[off].square() / expected).sum() < 121 + 5 * 16
+    torch.testing.assert_close(evaluation.values(obs, obs), algo.policy.value(obs), rtol=1e-4, atol=1e-5)
 
 
 def test_in_bf16_values_are_not_rounded_to_bf16() -> None:
@@ -270,27 +223,40 @@ _NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="NumPy, by which kernels are i
 
 
 @pytest.mark.parametrize(
-    ("arch", "ways"), [((32, 32), {"evaluate", "score", "value", "learn"}), ((32, 16), {"loss", "step"})]
+    ("arch", "replaced"),
+    [((32, 32), {"evaluate", "log_probs", "values", "learn"}), ((32, 16), {"loss", "optimiser_step"})],
 )
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("bf16", marks=_NO_BF16)])
-def test_kernels_are_taken_up_where_they_prove_right(
-    precision: str, overlap: str, arch: tuple[int, int], ways: set[str]
+def test_kernels_replace_the_references_where_they_agree(
+    precision: str, overlap: str, arch: tuple[int, int], replaced: set[str]
 ) -> None:
     algo, rollout = to_prove({"precision": precision, "overlap": overlap, "net_arch": arch})
-    before, plain = algo.parameters.flat.detach().clone(), algo.ways
+    before, references = algo.parameters.flat.detach().clone(), implementations(algo)
     pytest.importorskip("triton")
-    algo._take_up_kernels(rollout)
-    changed = {name for name, now, then in zip(plain._fields, algo.ways, plain) if now is not then and now != then}
-    assert changed == {"shuffle", "gae", *ways}
+    ops_of(algo).choose_triton(rollout)
+    assert changed(algo, references) == {"shuffle", "gae", *replaced}
     assert torch.equal(algo.parameters.flat, before)
-    assert not algo.sums.any()
+    assert not algo.counters.sums.any()
+    assert set(ops_of(algo).dispatch.fallbacks) == (set() if arch == (32, 32) else {"PPO evaluation", "PPO minibatch"})
+
+
+OPERATIONS = ("shuffle", "gae", "evaluate", "log_probs", "values", "loss", "optimiser_step", "learn")
+
+
+def implementations(algo: PPO) -> dict[str, Any]:
+    return {name: getattr(algo.ops, name) for name in OPERATIONS}
+
+
+def changed(algo: PPO, before: dict[str, Any]) -> set[str]:
+    """The operations that have another implementation than before."""
+    return {name for name, now in implementations(algo).items() if now != before[name]}
 
 
 def to_prove(changes: dict[str, Any], network: NetworkFactory | None = None) -> tuple[PPO, Rollout]:
     """An algorithm and a rollout to try its kernels on; rewards are large, as some are."""
     algo = an_algo(ACTIONS["both"], {"n_envs": 20, "n_steps": 15, "batch_size": 60, **changes}, network=network)
-    algo._fall_back = lambda name, error, to: pytest.fail(f"{name} {to}: {error}")
+    ops_of(algo).dispatch = Dispatch(lambda name, error, to: pytest.fail(f"{name} {to}: {error}"))
     rollout = a_rollout(a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False))
     rollout.rewards *= 100
     return algo, rollout
@@ -302,36 +268,38 @@ def _spoil(results: list[torch.Tensor], at: int, by: Callable[[torch.Tensor], to
 
 
 WRONG: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {  # place in what the loss's kernels give
-    "terms": (1, lambda means: means * torch.tensor([1, 1, 0.5, 1, 1], device=DEVICE)),
-    "logits' slopes": (2, torch.neg),
-    "means' slopes": (3, torch.zeros_like),
-    "deviations' slopes": (4, lambda slopes: 1.1 * slopes),
-    "values' slopes": (5, lambda slopes: 0.5 * slopes),
+    "metrics": (1, lambda means: means * torch.tensor([1, 1, 0.5, 1, 1], device=DEVICE)),
+    "gradients by logits": (2, torch.neg),
+    "gradients by means": (3, torch.zeros_like),
+    "gradients by log_std": (4, lambda slopes: 1.1 * slopes),
+    "gradients by values": (5, lambda slopes: 0.5 * slopes),
 }
 
 
 @pytest.mark.parametrize("what", [*WRONG, "step", "advantages"])
-def test_a_wrong_kernel_is_told_of_and_takes_no_others_with_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_reported_and_the_others_are_used(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
     algo, rollout = to_prove({"net_arch": (32, 16)})
-    told: list[str] = []
-    algo._fall_back = lambda name, error, to: told.append(str(error))
+    reports: list[str] = []
+    ops_of(algo).dispatch = Dispatch(lambda name, error, to: reports.append(str(error)))
     if what == "advantages":
-        gae = ppo_kernels.fused_gae
-        monkeypatch.setattr(ppo_kernels, "fused_gae", lambda *of: [1.1 * part for part in gae(*of)])
+        gae = ppo_kernels.gae.gae
+        monkeypatch.setattr(ppo_kernels.gae, "gae", lambda *of: [1.1 * part for part in gae(*of)])
+        wrong = "gae"
     elif what == "step":
         step = ppo_kernels.FusedStep.__call__
-        monkeypatch.setattr(ppo_kernels.FusedStep, "__call__", lambda self, logged: step(self, 2 * logged))
+        monkeypatch.setattr(ppo_kernels.FusedStep, "__call__", lambda self, metrics: step(self, 2 * metrics))
+        wrong = "optimiser_step"
     else:
         launch = ppo_kernels.FusedLoss.launch
         monkeypatch.setattr(ppo_kernels.FusedLoss, "launch", lambda *of: _spoil(launch(*of), *WRONG[what]))
-    plain = algo.ways
-    algo._take_up_kernels(rollout)
-    assert told == [f"the kernel's {what} differ from the reference's"]
-    assert (algo.ways.gae == plain.gae) == (what == "advantages")
-    assert (algo.ways.loss == plain.loss) == (what != "advantages")
+        wrong = "loss"
+    references = implementations(algo)
+    ops_of(algo).choose_triton(rollout)
+    assert reports == [f"the kernel's {what} differ from the reference's"]
+    assert changed(algo, references) == {"shuffle", "gae", "loss", "optimiser_step"} - {wrong}
 
 
 def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -> None:
@@ -345,8 +313,8 @@ def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -
     algo.policy.train()
     kept = [*algo.policy.parameters(), *algo.policy.buffers()]
     before, drawn = [tensor.detach().clone() for tensor in kept], random_states()
-    algo._take_up_kernels(rollout)
-    assert algo.ways.loss != algo.loss_of
+    ops_of(algo).choose_triton(rollout)
+    assert ops_of(algo).loss != ops_of(algo).reference_loss
     for parameter in algo.policy.parameters():
         if parameter.requires_grad:
             algo.parameters.grad_of(parameter).zero_()

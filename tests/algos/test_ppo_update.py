@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +12,11 @@ from torch import Tensor
 from torch.testing import assert_close
 from toy_envs import Senses
 
-from unidle.algos.ppo import PPO, Batch
+from unidle.algos.ppo import Batch
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
+from unidle.kernels.dispatch import Dispatch, no_report
+from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
 
 ENVS = ["CartPole-v1", "Pendulum-v1"]
 
@@ -551,50 +551,64 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
         assert value.item() == pytest.approx(expected.item(), abs=1e-4)
 
 
-def test_a_kernel_that_proves_wrong_is_told_of_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(algo: object, rollout: object) -> dict[str, object]:
-        raise RuntimeError("the kernel's gradient is not right")
+# -- implementations ---------------------------------------------------------------------------------------------------
 
-    def right(algo: PPO, rollout: Rollout) -> dict[str, object]:
-        plain = algo.ways.evaluate
-
-        def evaluate(rollout: Rollout) -> tuple[Tensor, Tensor]:
-            evaluated.append(rollout)
-            return plain(rollout)
-
-        return {"evaluate": evaluate}
-
-    evaluated: list[Rollout] = []
-    monkeypatch.setitem(
-        sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(PROOFS={"of that": wrong, "of this": right})
-    )
-    run, plain = (small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2) for _ in range(2))
-    told: list[tuple[str, str, str]] = []
-    run.algo._fall_back = lambda name, error, to: told.append((name, str(error), to))
-    run.algo._kernels_untried = True
-    for each in (run, plain):
-        each.collect()
-        each.learn()
-        each.learn()
-    assert told == [("learning", "the kernel's gradient is not right", "does without kernels of its own of that")]
-    assert len(evaluated) == 2  # the others are taken up
-    assert torch.equal(run.algo.parameters.flat, plain.algo.parameters.flat)
+SMALL = {"n_steps": 16, "n_envs": 2, "batch_size": 8, "n_epochs": 2}
 
 
-def test_a_kernel_that_proves_right_is_learned_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_differs_from_the_reference_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [small_run(Drift, **SMALL) for _ in range(2)]
+    reports: list[tuple[str, str, str]] = []
+    gradient = NumpyMinibatch.gradient
+    monkeypatch.setattr(NumpyMinibatch, "gradient", lambda *of: 1.1 * gradient(*of))
+    for run, report in zip(runs, (lambda name, error, to: reports.append((name, str(error), to)), no_report)):
+        run.algo.ops.dispatch = Dispatch(report)  # type: ignore[attr-defined]
+    runs[1].algo.ops.numpy_unsupported = "not wanted here"  # type: ignore[attr-defined]
+    for run in runs:
+        run.collect()
+        run.learn()
+        run.learn()
+    expected = "the kernel's metrics differ from the reference's"
+    assert reports == [("PPO minibatch", expected, "uses the plain PyTorch implementation")]
+    fallbacks = [run.algo.ops.dispatch.fallbacks["PPO minibatch"] for run in runs]  # type: ignore[attr-defined]
+    assert fallbacks == [f"RuntimeError: {expected}", "not wanted here"]
+    assert torch.equal(runs[0].algo.parameters.flat, runs[1].algo.parameters.flat)
+
+
+def test_a_kernel_that_agrees_with_the_reference_learns_from_every_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-
-    def right(algo: PPO, rollout: Rollout) -> dict[str, object]:
-        def learn(batch: Batch, orders: Tensor) -> None:
-            calls.append(len(orders))
-
-        return {"learn": learn}
-
-    monkeypatch.setitem(sys.modules, "unidle.algos.ppo_kernels", SimpleNamespace(PROOFS={"": right}))
-    run = small_run(Drift, n_steps=16, n_envs=2, batch_size=8, n_epochs=2)
-    run.algo._kernels_untried = True
+    monkeypatch.setattr(NumpyMinibatch, "learn", lambda self, batch, orders: calls.append(len(orders)))
+    run = small_run(Drift, **SMALL)
     run.collect()
     before = run.algo.parameters.flat.detach().clone()
     run.learn()
     assert sum(calls) == 2 * 4
     assert torch.equal(run.algo.parameters.flat, before)  # nothing else learns
+
+
+def test_after_gradient_changes_the_gradient_before_it_is_clipped_and_stepped_along() -> None:
+    """Half the gradient and half the clipping norm: the same direction at half the length, before Adam."""
+    halved = small_run(Drift, **SMALL, max_grad_norm=1e9)
+    plain = small_run(Drift, **SMALL, max_grad_norm=1e9)
+    halved.algo.after_gradient = lambda gradient: gradient.mul_(0.5)
+    plain.algo.ops.numpy_unsupported = "not wanted here"  # type: ignore[attr-defined]
+    for run in (halved, plain):
+        run.collect()
+        batch = run.algo.prepare(run.rollout)
+        run.algo.ops.reference_learn(batch, torch.arange(8).unsqueeze(0))  # type: ignore[attr-defined]
+    assert_close(halved.algo.adam.mean, 0.5 * plain.algo.adam.mean)  # of the gradient
+    assert_close(halved.algo.adam.square, 0.25 * plain.algo.adam.square)
+    assert_close(halved.algo.counters.sums[-1], 0.5 * plain.algo.counters.sums[-1])  # the norm
+    assert plain.algo.adam.mean.abs().max() > 0
+
+
+def test_with_after_gradient_no_kernel_computes_gradient_and_step_together() -> None:
+    run = small_run(Drift, **SMALL)
+    seen: list[Tensor] = []
+    run.algo.after_gradient = lambda gradient: seen.append(gradient.clone())
+    run.collect()
+    run.learn()
+    assert len(seen) == 2 * 4  # once a minibatch
+    assert all(gradient.shape == run.algo.parameters.flat.shape for gradient in seen)
+    reason = run.algo.ops.dispatch.fallbacks["PPO minibatch"]  # type: ignore[attr-defined]
+    assert reason.startswith("after_gradient is set")

@@ -15,7 +15,7 @@ from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.describe import describe_small_mlp
 from unidle.nn.encoder import leaf_tensor
-from unidle.nn.numpy_layers import is_small
+from unidle.nn.numpy_views import numpy_unsupported
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
@@ -135,7 +135,7 @@ def test_kernels_and_numpy_code_leave_it_to_torch() -> None:
     """Also where the actor's part alone would be a plain vector."""
     policy = new_policy()
     assert describe_small_mlp(policy) == "the observation is not one float32 vector"
-    assert not is_small(policy, 1)
+    assert numpy_unsupported(policy, 1) is not None
 
 
 def test_your_own_network_is_made_once_for_each_group() -> None:

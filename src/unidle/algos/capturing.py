@@ -1,4 +1,4 @@
-"""What an algorithm asks of the engine: to make a function faster without changing what it does."""
+"""What the algorithms ask of the engine: to make a function faster without changing what it does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-NODES_PER_GRAPH = 5000  # of a part of an iteration: a larger one takes long to capture and to launch
+NODES_PER_GRAPH = 5000  # a larger graph takes long to capture and to launch
 
 
 class Capturer(Protocol):
@@ -24,17 +24,26 @@ class Capturer(Protocol):
     ) -> Callable[[], None]:
         """`function`, or something that does the same; `changes` are the tensors it changes.
 
-        `instead` does the same in a simpler way, should `function` not run here. `generators` are those that it draws
-        from.
+        `instead` does the same and is used if `function` does not run here. `generators` are those it draws from.
         """
 
+    def fall_back(self, name: str, error: Exception, to: str) -> None:
+        """Report once that `name` uses a slower implementation: what that does (`to`), and why."""
 
-def as_it_is(
-    name: str,
-    function: Callable[[], None],
-    changes: Sequence[Tensor],
-    instead: Callable[[], None] | None = None,
-    generators: Sequence[torch.Generator] = (),
-) -> Callable[[], None]:
-    """The capturer that captures nothing."""
-    return function
+
+class _NoCapture:
+    def __call__(
+        self,
+        name: str,
+        function: Callable[[], None],
+        changes: Sequence[Tensor],
+        instead: Callable[[], None] | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> Callable[[], None]:
+        return function
+
+    def fall_back(self, name: str, error: Exception, to: str) -> None:
+        pass
+
+
+as_it_is = _NoCapture()  # captures nothing and reports nothing

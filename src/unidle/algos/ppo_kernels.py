@@ -1,139 +1,222 @@
-"""PPO's faster ways on a GPU, each compared with the plain one before anything is learned by it."""
+"""PPO's Triton kernels: each built for one `PPO`, and verified against its reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unidle.algos.fused_evaluation import FusedEvaluation
-from unidle.algos.fused_loss import FusedLoss, has_fused_loss
-from unidle.algos.fused_minibatch import FusedMinibatch
-from unidle.algos.fused_step import FusedStep
+from unidle.algos.micro_batches import Loss
 from unidle.algos.ppo import PPO, Batch
-from unidle.buffers.fused_gae import fused_gae
-from unidle.buffers.fused_shuffle import fused_shuffle
 from unidle.buffers.rollout import Rollout
 from unidle.kernels.dispatch import compare, restored
+from unidle.kernels.triton import gae, ppo_loss, shuffle
+from unidle.kernels.triton.evaluate_rollout import FusedEvaluation
+from unidle.kernels.triton.ppo_loss import FusedLoss
+from unidle.kernels.triton.ppo_minibatch import FusedMinibatch
+from unidle.kernels.triton.ppo_step import FusedStep
 from unidle.kernels.triton.small_mlp import SmallMlp
-from unidle.nn.describe import describe_small_mlp
-from unidle.spaces.distributions import Params
+from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.describe import describe_small_mlp, small_mlp_tensors
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, Params
 
-_EXACTLY = 1e-3  # of a result's length, where both sides come from the same numbers and no products in TF32
+__all__ = ["gae", "shuffle"]
 
-
-def of_rollouts(algo: PPO, rollout: Rollout) -> dict[str, Any]:
-    """Ways to shuffle and to compute advantages; a RuntimeError if one is wrong on this rollout."""
-    steps, n_envs = rollout.shape
-    n_sequences = steps * n_envs // algo.sequence_length
-    order = fused_shuffle(n_sequences, torch.Generator(rollout.obs.device).manual_seed(0))
-    if not torch.equal(order.sort().values, torch.arange(n_sequences, device=order.device)):
-        raise RuntimeError("the kernel that shuffles leaves something out")
-    values = torch.randn(steps + 1, n_envs, generator=_generator(algo), device=algo.sums.device)
-    for ours, theirs in zip(_targets(algo, rollout, values, fused_gae), _targets(algo, rollout, values, algo.ways.gae)):
-        compare("advantages", ours, theirs)
-    return {"shuffle": fused_shuffle, "gae": fused_gae}
+_EXACT = 1e-3  # tolerance where both sides start from the same numbers and no product is in TF32
+Gae = Callable[..., tuple[Tensor, Tensor]]
 
 
-def of_minibatches(algo: PPO, rollout: Rollout) -> dict[str, Any]:
-    """Ways to evaluate and to learn; a RuntimeError if one is wrong on this rollout."""
-    devices = [algo.sums.device] if algo.sums.is_cuda else []
-    # A user's layers may draw and count, as those of dropout and batch normalisation do.
-    with torch.random.fork_rng(devices), restored(list(algo.policy.buffers())):
-        evaluated = log_probs, values = algo.ways.evaluate(rollout)
-        targets = _targets(algo, rollout, values, algo.ways.gae)
-        batch = algo.cut(rollout, log_probs, values, *targets, _importance(algo, rollout))
-        order = torch.randperm(len(batch.obs), generator=_generator(algo), device=algo.sums.device)
-        order = order[: algo.orders.shape[1]]
-        shape = describe_small_mlp(algo.policy)
-        if isinstance(shape, str):
-            return _around_network(algo, batch, order)
-        return _with_network(algo, shape, rollout, evaluated, batch, order)
+@dataclass
+class Sample:
+    """A batch cut from the first rollout, to verify kernels on."""
+
+    rollout: Rollout
+    log_probs: Tensor  # [T, N] by the reference
+    values: Tensor  # [T + 1, N]
+    batch: Batch
+    order: Tensor  # a minibatch
 
 
-PROOFS: dict[str, Callable[[PPO, Rollout], dict[str, Any]]] = {
-    "for rollouts": of_rollouts,
-    "for minibatches": of_minibatches,
-}
+def first_sample(
+    ppo: PPO, rollout: Rollout, evaluate: Callable[[Rollout], tuple[Tensor, Tensor]], reference_gae: Gae, size: int
+) -> Sample:
+    """A batch of `rollout` as the references make it, and a minibatch of `size` sequences."""
+    with torch.no_grad():
+        log_probs, values = evaluate(rollout)
+        targets = _targets(ppo, rollout, values, reference_gae)
+        batch = ppo.cut(rollout, log_probs, values, *targets, _importance(ppo, rollout))
+    order = torch.randperm(len(batch.obs), generator=_generator(ppo), device=rollout.obs.device)
+    return Sample(rollout, log_probs, values, batch, order[:size])
 
 
-def _generator(algo: PPO) -> torch.Generator:
-    """One of its own: the run's must stand as they would without proofs."""
-    return torch.Generator(algo.sums.device).manual_seed(0)
+def _generator(ppo: PPO) -> torch.Generator:
+    """A generator of its own: verifying must not change what the run draws."""
+    return torch.Generator(ppo.parameters.flat.device).manual_seed(0)
 
 
-def _importance(algo: PPO, rollout: Rollout) -> Tensor | None:
-    if algo.recipe.overlap != "strict":
+def _importance(ppo: PPO, rollout: Rollout) -> Tensor | None:
+    if ppo.recipe.overlap != "strict":
         return None
-    return 2 * torch.rand(rollout.shape, generator=_generator(algo), device=algo.sums.device)
+    return 2 * torch.rand(rollout.shape, generator=_generator(ppo), device=rollout.obs.device)
 
 
-def _targets(
-    algo: PPO, rollout: Rollout, values: Tensor, gae: Callable[..., tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns by `gae`, as if nothing came after an episode that was cut off."""
-    of_steps = rollout.rewards, values, torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
-    return gae(*of_steps, algo.recipe.gamma, algo.recipe.gae_lambda, _importance(algo, rollout))
+def _targets(ppo: PPO, rollout: Rollout, values: Tensor, compute: Gae) -> tuple[Tensor, Tensor]:
+    """Advantages and returns by `compute`, with a value of 0 after truncated episodes."""
+    ends = torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
+    return compute(rollout.rewards, values, *ends, ppo.recipe.gamma, ppo.recipe.gae_lambda, _importance(ppo, rollout))
 
 
-def _with_network(
-    algo: PPO, shape: SmallMlp, rollout: Rollout, evaluated: tuple[Tensor, Tensor], batch: Batch, order: Tensor
-) -> dict[str, Any]:
-    """Ways for a small network, which goes through the kernels too."""
-    evaluation, minibatch = FusedEvaluation(algo.policy, shape), FusedMinibatch(algo, shape)
-    for ours, theirs in zip(evaluation.rollout(rollout), evaluated):
+# -- whole rollouts ----------------------------------------------------------------------------------------------------
+
+
+def verify_shuffle(n: int, device: torch.device, permute: Callable[[int, torch.Generator], Tensor]) -> None:
+    """RuntimeError unless `permute` gives a permutation of range(n)."""
+    order = permute(n, torch.Generator(device).manual_seed(0))
+    if not torch.equal(order.sort().values, torch.arange(n, device=order.device)):
+        raise RuntimeError("the kernel's order is not a permutation")
+
+
+def verify_gae(ppo: PPO, rollout: Rollout, reference: Gae, kernel: Gae) -> None:
+    """RuntimeError unless both agree on this rollout's rewards."""
+    steps, n_envs = rollout.shape
+    values = torch.randn(steps + 1, n_envs, generator=_generator(ppo), device=rollout.obs.device)
+    for ours, theirs in zip(_targets(ppo, rollout, values, kernel), _targets(ppo, rollout, values, reference)):
+        compare("advantages", ours, theirs)
+
+
+def small_mlp_unsupported(policy: ActorCritic) -> str | None:
+    """Why the kernels for a small MLP do not take `policy`; None: they do."""
+    description = describe_small_mlp(policy)
+    return description if isinstance(description, str) else None
+
+
+def _small_mlp(policy: ActorCritic) -> SmallMlp:
+    description = describe_small_mlp(policy)
+    assert isinstance(description, SmallMlp)
+    return description
+
+
+class SmallNetwork:
+    """Evaluates rollouts with a small MLP, or with a copy of it whose parameters are one flat tensor too."""
+
+    def __init__(self, policy: ActorCritic) -> None:
+        self._kernel, self._tensors = FusedEvaluation(_small_mlp(policy)), small_mlp_tensors(policy)
+
+    def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [T, N] and values [T + 1, N]."""
+        return self._kernel.rollout(self._tensors, rollout.obs, rollout.actions)
+
+    def log_probs(self, policy: ActorCritic, rollout: Rollout) -> Tensor:
+        """Log-probabilities [T, N] by a copy of the policy."""
+        return self._kernel.rollout(small_mlp_tensors(policy), rollout.obs, rollout.actions)[0]
+
+    def values(self, obs: Tensor, states: Tensor) -> Tensor:
+        """Values of observations [n, obs_bytes]."""
+        return self._kernel.values(self._tensors, obs)
+
+
+def verify_evaluation(sample: Sample, network: SmallNetwork) -> None:
+    """RuntimeError unless `network` evaluates the rollout as the reference does."""
+    for ours, theirs in zip(network.evaluate(sample.rollout), (sample.log_probs, sample.values)):
         compare("log-probabilities and values", ours, theirs)
-    algo.gradient(batch, order)
-    expected = algo.parameters.grad.clone()
-    minibatch.gradient(batch, order)
-    compare("gradient", algo.parameters.grad, expected)
-    # Adam along the same gradient: where that is close to 0, rounding alone turns a step round.
-    plain_step = _changes(algo, lambda: algo.step_along(minibatch.gradient(batch, order)))
-    for ours, theirs in zip(_changes(algo, lambda: minibatch.learn(batch, order.unsqueeze(0))), plain_step):
+
+
+# -- minibatches -------------------------------------------------------------------------------------------------------
+
+
+def new_minibatch(ppo: PPO) -> FusedMinibatch:
+    """The kernel that learns from minibatches of a small MLP."""
+    assert isinstance(ppo.recipe.batch_size, int)
+    mlp, tensors = _small_mlp(ppo.policy), small_mlp_tensors(ppo.policy)
+    return FusedMinibatch(mlp, tensors, ppo.adam, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.recipe.batch_size)
+
+
+def verify_minibatch(
+    ppo: PPO, sample: Sample, reference: Callable[[Batch, Tensor], Tensor], kernel: FusedMinibatch
+) -> None:
+    """RuntimeError unless gradient and step are those of the reference."""
+    batch, order = sample.batch, sample.order
+    reference(batch, order)
+    expected = ppo.parameters.grad.clone()
+    kernel.gradient(batch, order)
+    compare("gradient", ppo.parameters.grad, expected)
+    # Adam along the same gradient: where that is close to 0, rounding alone changes the sign of a step.
+    plain_step = _changes(ppo, lambda: ppo.step(kernel.gradient(batch, order)))
+    for ours, theirs in zip(_changes(ppo, lambda: kernel.learn(batch, order.unsqueeze(0))), plain_step):
         compare("step", ours, theirs)
-    evaluate, value = evaluation.rollout, lambda obs, states: evaluation.values(obs)
-    return {"evaluate": evaluate, "score": evaluation.score, "value": value, "learn": minibatch.learn}
 
 
-def _around_network(algo: PPO, batch: Batch, order: Tensor) -> dict[str, Any]:
-    """Ways for whatever network: what comes after it, the loss, and what comes after its gradient, the step."""
-    step = FusedStep(algo)
-    for parameter in algo.policy.parameters():
+def new_step(ppo: PPO) -> FusedStep:
+    """The kernels that clip and step."""
+    return FusedStep(ppo.adam, ppo.counters, ppo.coefficients)
+
+
+def verify_step(ppo: PPO, step: Callable[[Tensor], None]) -> None:
+    """RuntimeError unless `step` changes what `PPO.step` does, by as much."""
+    for parameter in ppo.policy.parameters():
         if parameter.requires_grad:
-            algo.parameters.grad_of(parameter).normal_(generator=_generator(algo))
-    logged = torch.tensor([1.0, 2.0, 3.0, 0.0, 5.0], device=algo.sums.device)  # 0: the policy has not moved too far
-    ours = _changes(algo, lambda: step(logged))  # first: the plain one clips the gradient in its place
-    for one, other in zip(ours, _changes(algo, lambda: algo.step_along(logged))):
-        compare("step", one, other, _EXACTLY)
-    if not has_fused_loss(algo.policy):
-        return {"step": step}
-    loss = FusedLoss(algo)
+            ppo.parameters.grad_of(parameter).normal_(generator=_generator(ppo))
+    metrics = torch.tensor([1.0, 2.0, 3.0, 0.0, 5.0], device=ppo.parameters.flat.device)  # a KL divergence of 0
+    ours = _changes(ppo, lambda: step(metrics))  # first: the reference clips the gradient in place
+    for one, other in zip(ours, _changes(ppo, lambda: ppo.step(metrics))):
+        compare("step", one, other, _EXACT)
+
+
+def _changes(ppo: PPO, step: Callable[[], None]) -> list[Tensor]:
+    """How `step` changes the parameters and the counters; both are restored."""
+    flat, counters = ppo.parameters.flat.detach(), ppo.counters
+    counted = [counters.sums, counters.minibatches, counters.stopped]
+    with restored([flat, *ppo.adam.state_dict().values(), *counted]) as before:
+        step()
+        return [flat - before[0], *(tensor.clone() for tensor in counted)]
+
+
+def loss_unsupported(ppo: PPO) -> str | None:
+    """Why there is no kernel for this policy's loss; None: there is one."""
+    distribution = ppo.policy.distribution
+    if distribution.name not in KERNEL_DISTRIBUTIONS:
+        return f"the action distribution is {distribution.name}"
+    return ppo_loss.unsupported(distribution.nvec, distribution.reals)
+
+
+class NetworkLoss:
+    """The loss of any network's outputs, and their gradient."""
+
+    def __init__(self, ppo: PPO) -> None:
+        distribution = ppo.policy.distribution
+        self._policy = ppo.policy
+        self.kernel = FusedLoss(
+            distribution.nvec, distribution.reals, ppo.sequence_length, ppo.clip_range, ppo.coefficients
+        )
+
+    def __call__(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
+        """Loss and metrics of the sequences `part` of the minibatch `whole`."""
+        picked = (None if field is None else field.index_select(0, part) for field in (batch.starts, batch.states))
+        params, values = self._policy(batch.obs.index_select(0, part), *picked)
+        return Loss(*self.kernel((params.logits, params.mean, params.log_std, values), batch, part, whole))
+
+
+def verify_loss(ppo: PPO, sample: Sample, loss: NetworkLoss) -> None:
+    """RuntimeError unless loss, metrics and gradients are those of the reference."""
+    batch, order, kernel = sample.batch, sample.order, loss.kernel
     # As after some steps of the optimiser: before them no ratio is clipped.
-    batch.log_probs = batch.log_probs + 0.3 * torch.empty_like(batch.log_probs).normal_(generator=_generator(algo))
+    noise = torch.empty_like(batch.log_probs).normal_(generator=_generator(ppo))
+    batch.log_probs = batch.log_probs + 0.3 * noise
     minibatch = batch.at(order)
     with torch.no_grad():
-        (logits, mean, log_std), values = algo.policy(minibatch.obs, minibatch.starts, minibatch.states)
+        (logits, mean, log_std), values = ppo.policy(minibatch.obs, minibatch.starts, minibatch.states)
     given = logits, mean, log_std, values = [
         tensor.detach().contiguous().requires_grad_() for tensor in (logits, mean, log_std, values)
     ]
-    plain = algo.loss_from(Params(logits, mean, log_std), values, minibatch, minibatch.advantages)
-    slopes = torch.autograd.grad(plain.loss, given, materialize_grads=True)
-    norm = loss.advantage_norm(batch, order)
+    plain = ppo.loss(Params(logits, mean, log_std), values, minibatch, minibatch.advantages)
+    gradients = torch.autograd.grad(plain.loss, given, materialize_grads=True)
+    norm = kernel.advantage_norm(batch, order)
     with torch.no_grad():
-        value, means, *our_slopes = loss.launch(logits, mean, log_std, values, batch, order, norm)
-    names = ("loss", "logits' slopes", "means' slopes", "deviations' slopes", "values' slopes")
-    for name, one, other in zip(names, (value, *our_slopes), (plain.loss, *slopes)):
-        compare(name, one, other, _EXACTLY)
-    for one, other in zip(means, plain.means):
-        compare("terms", one, other, _EXACTLY)
-    return {"loss": loss, "step": step}
-
-
-def _changes(algo: PPO, step: Callable[[], None]) -> list[Tensor]:
-    """How `step` changes the parameters, and what it counts, after which all is as it was."""
-    flat, counted = algo.parameters.flat.detach(), [algo.sums, algo.minibatches, algo.stopped]
-    with restored([flat, *algo.adam.state_dict().values(), *counted]) as before:
-        step()
-        return [flat - before[0], *(tensor.clone() for tensor in counted)]
+        value, metrics, *ours = kernel.launch(logits, mean, log_std, values, batch, order, norm)
+    names = ("loss", "gradients by logits", "gradients by means", "gradients by log_std", "gradients by values")
+    for name, one, other in zip(names, (value, *ours), (plain.loss, *gradients)):
+        compare(name, one, other, _EXACT)
+    for one, other in zip(metrics, plain.means):
+        compare("metrics", one, other, _EXACT)

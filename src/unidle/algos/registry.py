@@ -14,7 +14,7 @@ from unidle.algos.capturing import Capturer
 from unidle.algos.dqn import DQN
 from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.off_policy import OffPolicy
-from unidle.algos.ppo import PPO, iteration_nodes
+from unidle.algos.ppo_ops import iteration_nodes, new_ppo
 from unidle.algos.sac import SAC
 from unidle.algos.sac_kernels import choose_sac_update
 from unidle.algos.td3 import TD3
@@ -74,7 +74,7 @@ class Entry:
 
 
 ALGORITHMS: dict[str, Entry] = {
-    "ppo": Entry(PPO, ActorCritic, iteration_nodes),
+    "ppo": Entry(new_ppo, ActorCritic, iteration_nodes),
     "sac": Entry(partial(OffPolicy, SAC, choose_update=choose_sac_update), SACPolicy),
     "td3": Entry(partial(OffPolicy, TD3), TD3Policy),
     "dqn": Entry(partial(OffPolicy, DQN), QPolicy),
@@ -91,13 +91,3 @@ def new_policy(
 def new_algorithm(policy: Any, recipe: Recipe, capture: Capturer, report: Report) -> Algorithm:
     """The recipe's algorithm, which trains `policy`; the policy is already on its device."""
     return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report)
-
-
-def run_to_end(updates: Generator[None, None, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Run `Algorithm.learning` without pauses; returns its metrics."""
-    while True:
-        try:
-            next(updates)
-        except StopIteration as end:
-            metrics: dict[str, Tensor] = end.value
-            return metrics

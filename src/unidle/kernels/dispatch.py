@@ -21,7 +21,7 @@ TOLERANCE = 0.02  # of a result's norm: TF32 rounding stays below, a wrong formu
 
 
 def no_report(operation: str, error: Exception, instead: str) -> None:
-    """For those who need no report."""
+    """Ignore the report."""
 
 
 class Dispatch:
@@ -59,9 +59,14 @@ class Dispatch:
 
 @torch.no_grad()
 def compare(what: str, ours: Tensor, reference: Tensor, tolerance: float = TOLERANCE) -> None:
-    """RuntimeError if the two differ by more than `tolerance` of the reference's norm, or if one is NaN."""
-    error = float(torch.linalg.vector_norm(ours - reference))
-    if not error <= tolerance * float(torch.linalg.vector_norm(reference)) + 1e-6:
+    """RuntimeError if the two differ by more than `tolerance` of the reference's norm.
+
+    A value that is NaN or infinite must be so in both.
+    """
+    same = (ours == reference) | (ours.isnan() & reference.isnan())
+    error = float(torch.linalg.vector_norm(torch.where(same, 0.0, ours - reference)))
+    norm = float(torch.linalg.vector_norm(torch.where(reference.isfinite(), reference, 0.0)))
+    if not error <= tolerance * norm + 1e-6:
         raise RuntimeError(f"the kernel's {what} differ from the reference's")
 
 

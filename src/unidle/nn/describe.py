@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from unidle.kernels.triton.small_mlp import ACTIVATIONS, SmallMlp
+from unidle.kernels.triton.act import ActorMlp
+from unidle.kernels.triton.small_mlp import ACTIVATIONS, MlpTensors, SmallMlp
 from unidle.nn.actor_critic import ActorCritic
-from unidle.nn.encoder import CLIP
-from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
+from unidle.nn.encoder import CLIP, Encoder
+from unidle.nn.sac_policy import SACPolicy
+from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, LOG_STD_RANGE
 
 
 def matmul_precision() -> str:
     """Precision of float32 matrix products in Triton's words."""
     return "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee"
+
+
+def norm_tensors(encoder: Encoder, unused: Tensor) -> tuple[Tensor, Tensor]:
+    """Shift and scale of the observations; `unused` if they are not normalised."""
+    return (unused, unused) if encoder.norm is None else (encoder.norm.shift, encoder.norm.scale)
+
+
+def _linears(trunk: nn.Sequential, head: nn.Linear) -> list[nn.Linear]:
+    return [*(module for module in trunk if isinstance(module, nn.Linear)), head]
+
+
+def _activation(*trunks: nn.Sequential) -> str:
+    kinds = {type(module) for trunk in trunks for module in trunk if not isinstance(module, nn.Linear)}
+    kind = kinds.pop() if len(kinds) == 1 else nn.Identity
+    return ACTIVATIONS.get(kind, kind.__name__.lower())
 
 
 def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
@@ -29,14 +44,8 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
         return "the policy is recurrent"
     if not encoder.is_plain:
         return "the observation is not one float32 vector"
-    trunks = (policy.actor_trunk, policy.critic_trunk)
-    layers: list[list[Any]] = [
-        [*(module for module in trunk if isinstance(module, nn.Linear)), head]
-        for trunk, head in zip(trunks, (policy.actor_head, policy.critic_head))
-    ]
-    kinds = {type(module) for trunk in trunks for module in trunk if not isinstance(module, nn.Linear)}
-    kind = kinds.pop() if len(kinds) == 1 else nn.Identity
-    offsets = [tuple(p.storage_offset() for layer in net for p in (layer.weight, layer.bias)) for net in layers]
+    layers = [_linears(policy.actor_trunk, policy.actor_head), _linears(policy.critic_trunk, policy.critic_head)]
+    offsets = [tuple(int(p.storage_offset()) for layer in net for p in (layer.weight, layer.bias)) for net in layers]
     description = SmallMlp(
         actor_offsets=offsets[0],
         critic_offsets=offsets[1],
@@ -45,10 +54,64 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
         mask_offset=policy.obs_layout.mask_offset if policy.masked else None,
         inputs=encoder.n_numbers,
         hidden=tuple(layer.out_features for layer in layers[0][:-1]),
-        activation=ACTIVATIONS.get(kind, kind.__name__.lower()),
+        activation=_activation(policy.actor_trunk, policy.critic_trunk),
         nvec=distribution.nvec,
         reals=distribution.reals,
         obs_clip=None if encoder.norm is None else CLIP,
         precision="bf16" if policy.in_bf16 else matmul_precision(),
     )
     return description.unsupported() or description
+
+
+def small_mlp_tensors(policy: ActorCritic) -> MlpTensors:
+    """The tensors of such a policy, or of a copy of it whose parameters are one flat tensor too."""
+    first = next(parameter for parameter in policy.parameters() if parameter.numel())
+    assert first.storage_offset() == 0
+    return MlpTensors(first, *norm_tensors(policy.encoder, first))
+
+
+def describe_actor(policy: nn.Module) -> ActorMlp | str:
+    """The description of `policy`'s actor; or the reason why no kernel takes it."""
+    if not isinstance(policy, (ActorCritic, SACPolicy)):
+        return "the policy does not sample from a Gaussian"
+    encoder, distribution = policy.encoder, policy.distribution
+    if isinstance(policy, ActorCritic) and (policy.core is not None or policy.in_bf16):
+        return "the policy is recurrent or in bfloat16"
+    if isinstance(policy, ActorCritic) and distribution.name not in KERNEL_DISTRIBUTIONS:
+        return f"the action distribution is {distribution.name}"
+    if not encoder.is_plain:
+        return "the observation is not one float32 vector"
+    if policy.masked or distribution.heads:
+        return "some actions are discrete"
+    layers = _linears(policy.actor_trunk, policy.actor_head)
+    storage = policy.actor_head.weight.untyped_storage().data_ptr()
+    if any(layer.weight.untyped_storage().data_ptr() != storage for layer in layers):
+        return "the parameters are not one flat tensor"
+    return ActorMlp(
+        widths=(encoder.n_numbers, *(layer.out_features for layer in layers)),
+        weight_offsets=tuple(int(layer.weight.storage_offset()) for layer in layers),
+        bias_offsets=tuple(int(layer.bias.storage_offset()) for layer in layers),
+        activation=_activation(policy.actor_trunk),
+        obs_clip=None if encoder.norm is None else CLIP,
+        reals=distribution.reals,
+        n_tasks=policy.n_tasks if isinstance(policy, SACPolicy) else 0,
+        log_std_range=LOG_STD_RANGE,
+        precision=matmul_precision(),
+    )
+
+
+def actor_tensors(policy: nn.Module) -> dict[str, Tensor]:
+    """The tensors of such an actor, by their names in `ActTensors`."""
+    assert isinstance(policy, (ActorCritic, SACPolicy))
+    distribution, weight = policy.distribution, policy.actor_head.weight
+    shift, scale = norm_tensors(policy.encoder, weight)
+    return {
+        "norm_shift": shift,
+        "norm_scale": scale,
+        "parameters": torch.empty(0, device=weight.device).set_(weight.untyped_storage()),
+        "log_std": policy.distribution.at_random if isinstance(policy, SACPolicy) else policy.log_std,
+        "action_scale": distribution._scale,
+        "action_shift": distribution._shift,
+        "action_low": distribution._low,
+        "action_high": distribution._high,
+    }

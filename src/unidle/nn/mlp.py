@@ -10,7 +10,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from unidle.kernels.dispatch import Dispatch, compare
+
 _Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
+FusedLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # inputs [n, ins], weight, bias → outputs
+_SHAPES = ((21, (7, 3)), (15, (5, 3)), (5, (5,)))  # of inputs, weight and bias to verify on
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -29,16 +33,27 @@ def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
 
 
 @functools.cache
-def _fused_layers() -> dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], Tensor]]:
+def _fused_layers() -> dict[type[nn.Module], FusedLayer]:
     """Activation → a layer that ends in it with fewer kernels, on a GPU."""
-    try:
-        from unidle.nn.activated_linear import linear_relu, linear_tanh
+    # Fails without Triton, which torch does not bring on every platform, or without a C compiler.
+    return Dispatch().choose("Linear layers", {}, _triton_layers, _verify_layers)
 
-        one = torch.ones(1, 1, device="cuda", requires_grad=True)
-        linear_tanh(one, one, one[0]).backward()
-    except Exception:  # torch comes without Triton on some platforms, and Triton finds no C compiler on others
-        return {}
+
+def _triton_layers() -> dict[type[nn.Module], FusedLayer]:
+    from unidle.kernels.triton.linear_activation import linear_relu, linear_tanh
+
     return {nn.Tanh: linear_tanh, nn.ReLU: linear_relu}
+
+
+def _verify_layers(layers: dict[type[nn.Module], FusedLayer]) -> None:
+    """RuntimeError unless values and gradients are torch's."""
+    with torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        inputs = [torch.linspace(-1, 1, n, device="cuda").view(*shape).requires_grad_() for n, shape in _SHAPES]
+        for activation, layer in layers.items():
+            found, expected = layer(*inputs), activation()(nn.functional.linear(*inputs))
+            compare("layers", found, expected)
+            for ours, theirs in zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))):
+                compare("gradients of layers", ours, theirs)
 
 
 def has_own_kernels() -> bool:

@@ -16,6 +16,7 @@ from unidle.config.validate import largest_divisor
 from unidle.engine.collect.rollout_slot import Whole
 from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv, State, traits_of
 from unidle.envs.spec import EnvSpec
+from unidle.kernels.dispatch import Dispatch, restored
 from unidle.nn.encoder import leaf_tensor, pack_obs
 from unidle.rng import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
@@ -92,6 +93,7 @@ class DeviceCollector:
         self._calls = steps // per_call
         self._step: Callable[[], None] = self._take_step
         self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one go
+        self.dispatch = Dispatch(self._report)
         self._kernel_untried = device.type == "cuda" and self._captured
         capture = capture if self._captured else as_it_is
         self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
@@ -151,7 +153,7 @@ class DeviceCollector:
             counter.zero_()
         if self._kernel_untried:
             self._kernel_untried = False
-            self._kernel = self._proven_kernel()
+            self._kernel = self._chosen_kernel()
         rollout.final_at.fill_(rollout.rewards.numel())
         if self._kernel is not None:
             self._ended.add_(self._kernel())
@@ -196,38 +198,42 @@ class DeviceCollector:
 
         self._step = try_it
 
-    def _proven_kernel(self) -> Callable[[], Tensor] | None:
-        """A kernel that fills the rollout, if there is one for this environment and its first step is as it should."""
+    def _chosen_kernel(self) -> Callable[[], Tensor] | None:
+        """The kernel that fills a whole rollout, if there is one and its first step agrees with the environment's."""
         try:
-            from unidle.engine.fused_rollout import FusedRollout
+            from unidle.engine.collect.rollout_kernel import rollout_kernel
         except ImportError:  # torch comes without Triton on some platforms
+            self.dispatch.fallbacks["Rollout"] = "Triton is not installed"
             return None
-        rollout = self._rollout
-        kernel = FusedRollout.of(
-            self._env, self.policy, rollout, self._noise, self._state, self._begins, self._returns, self._lengths
-        )
-        if kernel is None:
-            return None
-        kept = [tensor.clone() for tensor in self.moving()]
-        with torch.no_grad():
-            self._take_step()
-        leaf = self._rows_layout.leaves[0]
-        expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._begins.clone()]
-        expected.append(leaf_tensor(self._obs.clone(), leaf))
-        try:
-            self._put_back(kept)
+        episodes = self._begins, self._returns, self._lengths
+        kernel = rollout_kernel(self._env, self.policy, self._rollout, self._noise, self._state, *episodes)
+
+        def build() -> Callable[[], Tensor]:
+            assert not isinstance(kernel, str)
+            return kernel
+
+        unsupported = kernel if isinstance(kernel, str) else None
+        return self.dispatch.choose("Rollout", None, build, self._verify_kernel, unsupported)
+
+    def _verify_kernel(self, kernel: Callable[[], Tensor] | None) -> None:
+        """RuntimeError unless the kernel's first step is the environment's."""
+        assert kernel is not None
+        rollout, leaf = self._rollout, self._rows_layout.leaves[0]
+        with restored(self.moving()) as before:
+            with torch.no_grad():
+                self._take_step()
+            expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._begins.clone()]
+            expected.append(leaf_tensor(self._obs.clone(), leaf))
+            self._put_back(before)
             kernel()
             found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.obs[1], leaf)]
             agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
-            # Products in TF32 differ a little, and now and then that decides between two actions.
+            # TF32 products differ slightly, and now and then that decides between two actions.
             if int((~agree).sum()) > max(1, _MAY_DIFFER * self.n_envs):
-                raise RuntimeError("its first step is not the one that the environment takes")
-        except Exception as error:
-            self._tell(f"Rollouts do without a kernel of their own, which is slower: {str(error).splitlines()[0]}")
-            return None
-        finally:
-            self._put_back(kept)
-        return kernel
+                raise RuntimeError("the kernel's first step differs from the environment's")
+
+    def _report(self, operation: str, error: Exception, instead: str) -> None:
+        self._tell(f"{operation} {instead}, which is slower: {str(error).splitlines()[0]}")
 
     def _put_back(self, kept: list[Tensor]) -> None:
         for tensor, before in zip(self.moving(), kept):

@@ -17,8 +17,11 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.shared_block import SharedBlock
+from unidle.kernels.dispatch import Dispatch, compare
+from unidle.kernels.numpy.act import ActArrays, NumpyActor
+from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.numpy_views import numpy_actor, numpy_unsupported
 
 _ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _TIMED = 16  # one service in so many is timed on the GPU
@@ -72,11 +75,15 @@ class Service:
         # may just be reading what they got before.
         self._staged = torch.zeros(block.actions.shape)
         self._is_staged = False
+        self._capture, self.dispatch = capture, Dispatch(capture.fall_back)
         self._numpy_actor: NumpyActor | None = None
+        self._is_verified = False  # on the first real batch
         if not self._on_gpu:
             self._obs_in, self._starts_in = self._block_obs, self._starts
             self._out, self._is_staged = self._staged, True
-            self._numpy_actor = NumpyActor.of(policy, rollout, block, self.noise, self._staged)
+            self._numpy_unsupported = numpy_unsupported(policy, n_envs)
+            if self._numpy_unsupported is None:
+                self._numpy_actor = self._new_numpy_actor()
             return
         self._positions = torch.full((n_envs,), steps).pin_memory()
         self._starts = self._starts.pin_memory()
@@ -86,25 +93,98 @@ class Service:
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
         self._lines = torch.arange(n_envs, device=device)
-        fused = self._fused()
         # Not a blocking one: being woken takes half as long as the inference itself. Nor one that knows the time: that
         # takes 7 µs more, so few services have it.
         self._arrived = self._under_way = torch.cuda.Event()
         self._departed, self._arrived_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The warm-up writes what the first real call writes again; only the recurrent state would move on.
-        plain = self._infer_there_and_back
-        self._replay = capture("fused inference", fused, [], plain) if fused else capture("inference", plain, [state])
+        self._replay: Callable[[], None] | None = None  # chosen on the first real batch
 
-    def _fused(self) -> Callable[[], None] | None:
-        """All of it as one kernel, where there is one for such a policy."""
+    # -- which implementation ----------------------------------------------------------------------------------------
+
+    def _new_numpy_actor(self) -> NumpyActor:
+        policy, rollout = self.policy, self.rollout
+        assert isinstance(policy, ActorCritic)
+        chosen = policy.distribution
+        ranges = (chosen._scale, chosen._shift, chosen._low, chosen._high)
+        tensors = (rollout.obs, rollout.actions_and_trash, self.noise, *ranges)
+        arrays = ActArrays(self._block.obs, self._staged.numpy(), *(tensor.numpy() for tensor in tensors))
+        return NumpyActor(numpy_actor(policy), arrays)
+
+    def _choose_numpy(self, positions: np.ndarray) -> None:
+        """Keep the NumPy actor if it agrees with torch on this batch."""
+        self._is_verified = True
+        at = (positions, np.arange(len(positions)))
+
+        def verify(actor: NumpyActor | None) -> None:
+            assert actor is not None
+            place = torch.from_numpy(positions)
+            self._infer((place, torch.from_numpy(at[1])), place)
+            expected = self._staged.clone(), self.rollout.actions_and_trash[at].clone()
+            actor(at)
+            for ours, theirs in zip((self._staged, self.rollout.actions_and_trash[at]), expected):
+                compare("actions", ours, theirs)
+
+        self._numpy_actor = self.dispatch.choose(
+            "Inference", None, lambda: self._numpy_actor, verify, self._numpy_unsupported
+        )
+
+    def _fused(self) -> Callable[[], None] | str:
+        """All of an inference as one kernel; or the reason why there is none."""
         if not self._block_obs.is_pinned():
-            return None
+            return "the environments' memory is not page-locked"
         try:
-            from unidle.engine.fused_actor import FusedActor
+            from unidle.kernels.triton.act import ActTensors, FusedActor, max_blocks
+            from unidle.nn.describe import actor_tensors, describe_actor
         except ImportError:  # torch comes without Triton on some platforms
-            return None
-        obs, positions, actions = self._block_obs, self._positions, self._block_actions
-        return FusedActor.of(self.policy, self.rollout, obs, positions, actions, self.noise)
+            return "Triton is not installed"
+        mlp = describe_actor(self.policy)
+        if isinstance(mlp, str):
+            return mlp
+        tensors = ActTensors(
+            obs=self._block_obs,
+            positions=self._positions,
+            env_actions=self._block_actions,
+            rollout_obs=self.rollout.obs,
+            rollout_actions=self.rollout.actions_and_trash,
+            noise=self.noise,
+            **actor_tensors(self.policy),
+        )
+        return mlp.unsupported(len(self._block_obs)) or FusedActor(mlp, tensors, max_blocks(self.rollout.obs.device))
+
+    def _choose_replay(self) -> Callable[[], None]:
+        """The fused kernel if it agrees with the plain ones on this batch, else those; either as a CUDA graph."""
+        plain, fused = self._infer_there_and_back, self._fused()
+
+        def build() -> Callable[[], None]:
+            assert not isinstance(fused, str)
+            return fused
+
+        unsupported = fused if isinstance(fused, str) else None
+        chosen = self.dispatch.choose("Inference", None, build, self._verify_fused, unsupported)
+        if chosen is None:
+            return self._capture("inference", plain, [self._state])  # a warm-up would move the recurrent state on
+        self._is_staged = False
+        # The warm-up writes what the first real call writes again.
+        return self._capture("fused inference", chosen, [], plain)
+
+    def _verify_fused(self, fused: Callable[[], None] | None) -> None:
+        """RuntimeError unless `fused` gives the actions of the plain kernels for the batch at hand."""
+        assert fused is not None
+        ready = self._positions < self._steps
+
+        def actions() -> list[Tensor]:
+            torch.cuda.current_stream().synchronize()
+            kept = self.rollout.actions_and_trash[self._positions.to(self._lines.device), self._lines].cpu()
+            return [kept[ready], (self._staged if self._is_staged else self._block_actions)[ready].clone()]
+
+        self._infer_there_and_back()
+        expected = actions()
+        self._is_staged = False
+        fused()
+        for ours, theirs in zip(actions(), expected):
+            compare("actions", ours, theirs)
+
+    # -- acting ------------------------------------------------------------------------------------------------------
 
     def serve(self, where: Where, starts: np.ndarray | None) -> None:
         """Put into the block what the environments at `where` are to do; the actions of all others stay as they are.
@@ -134,6 +214,10 @@ class Service:
 
     def _infer_here(self, where: Where) -> None:
         n_envs = len(self._block.obs)
+        if not self._is_verified:
+            positions = np.full(n_envs, self._steps)
+            positions[where[1]] = where[0]
+            self._choose_numpy(positions)
         if isinstance(where[0], int) and where[1] == slice(0, n_envs):  # all, in step: plain views, no indexing
             if self._numpy_actor is None:
                 self._infer((where[0],), None)
@@ -151,6 +235,8 @@ class Service:
         positions = self._positions.numpy()
         positions.fill(self._steps)
         positions[where[1]] = where[0]
+        if self._replay is None:
+            self._replay = self._choose_replay()
         self._served += 1
         is_timed = self._served % _TIMED == 0
         self._under_way = self._arrived_at if is_timed else self._arrived

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from unidle.algos.capturing import Capturer
-from unidle.algos.registry import ALGORITHMS, Algorithm, run_to_end
+from unidle.algos.registry import ALGORITHMS, Algorithm
+from unidle.algos.run_to_end import run_to_end
 from unidle.config import Recipe
 from unidle.engine.collect.device import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learn.learner import all_finite

@@ -13,9 +13,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from unidle.rng import HASH_DRAW, HASH_EPISODE, HASH_FACTORS
+
 State = dict[str, Tensor]  # each [N, ..]; everything that the next step depends on
 _32_BITS = 0xFFFFFFFF
-FACTORS, EPISODE, DRAW = (0x21F0AAAD, 0x735A2D97), 0x1E3779B9, 0x05EBCA6B  # odd, and all different
 
 
 class Step(NamedTuple):
@@ -69,8 +70,8 @@ class MaskedDeviceEnv(DeviceEnv, Protocol):
 def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:
     """Uniform numbers in [0, 1), [N, draws] float32, that depend only on seed, environment [N] and episode [N]."""
     word = _mixed(env + scrambled(seed))
-    word = _mixed(word ^ _mixed(episode + EPISODE))
-    draw = torch.arange(1, draws + 1, device=env.device) * DRAW
+    word = _mixed(word ^ _mixed(episode + HASH_EPISODE))
+    draw = torch.arange(1, draws + 1, device=env.device) * HASH_DRAW
     word = _mixed(word.unsqueeze(-1) + draw)
     return (word >> 8).to(torch.float32) * 2.0**-24
 
@@ -81,8 +82,8 @@ def _mixed(word: Tensor) -> Tensor:
     Its factors are below 2^31, so no product overflows and torch.compile accepts them.
     """
     word = word & _32_BITS
-    word = ((word ^ (word >> 16)) * FACTORS[0]) & _32_BITS
-    word = ((word ^ (word >> 15)) * FACTORS[1]) & _32_BITS
+    word = ((word ^ (word >> 16)) * HASH_FACTORS[0]) & _32_BITS
+    word = ((word ^ (word >> 15)) * HASH_FACTORS[1]) & _32_BITS
     return word ^ (word >> 15)
 
 

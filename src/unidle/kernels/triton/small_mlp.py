@@ -11,7 +11,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from torch import nn
+from torch import Tensor, nn
 
 from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_ZERO
 
@@ -77,6 +77,15 @@ class SmallMlp:
             "ACTIVATION": self.activation,
             "PRECISION": self.precision,
         }
+
+
+@dataclass(frozen=True)
+class MlpTensors:
+    """The tensors of a `SmallMlp`, changed in place only."""
+
+    parameters: Tensor  # starts where the flat tensor starts
+    norm_shift: Tensor  # [inputs]; not read unless observations are normalised
+    norm_scale: Tensor  # [inputs]
 
 
 # -- inside a kernel ---------------------------------------------------------------------------------------------------

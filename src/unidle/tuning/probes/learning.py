@@ -114,7 +114,7 @@ class LearningProbes:
         algo, capture = self._algorithm(larger)
         self._set_up(algo, larger, self._share)
         # Two different implementations cannot be compared.
-        is_other_kind = getattr(algo, "in_numpy", False) != getattr(self._parts.algo, "in_numpy", False)
+        is_other_kind = _in_numpy(algo) != _in_numpy(self._parts.algo)
         if is_other_kind or not self._has_the_jobs_fallbacks(capture):
             return None
         both = (self._parts.algo, recipe), (algo, larger)
@@ -169,6 +169,11 @@ class LearningProbes:
                 return updates_of(recipe) * (pieces[-1] - pieces[half]) / (len(pieces) - 1 - half)
         learner.numbers()
         return perf_counter() - began
+
+
+def _in_numpy(algo: Algorithm) -> bool:
+    """Return whether updates are computed in NumPy; only PPO's can be."""
+    return bool(getattr(getattr(algo, "ops", None), "in_numpy", False))
 
 
 def updates_of(recipe: Recipe) -> float:

@@ -1,4 +1,4 @@
-"""Advantages and returns as one kernel (Triton): each thread goes backwards through one environment's steps."""
+"""Generalised advantages and returns in one kernel: each thread scans one environment's steps backwards."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LINES = 64  # environments that a block takes
+_ENVS = 64  # per block
 
 
 @triton.jit
-def _gae(
+def _scan(
     rewards, values, bootstrap, terminated, truncated, importance, advantages, returns, gamma, gain, T, N,
-    TRACED: tl.constexpr, LINES: tl.constexpr,
+    TRACED: tl.constexpr, ENVS: tl.constexpr,
 ):  # fmt: skip
-    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
-    inside = line < N
-    following = tl.load(values + T * N + line, mask=inside, other=0.0)
-    advantage = tl.zeros((LINES,), tl.float32)
+    env = tl.program_id(0) * ENVS + tl.arange(0, ENVS)
+    inside = env < N
+    following = tl.load(values + T * N + env, mask=inside, other=0.0)
+    advantage = tl.zeros((ENVS,), tl.float32)
     for back in range(T):
-        at = (T - 1 - back) * N + line
+        at = (T - 1 - back) * N + env
         value = tl.load(values + at, mask=inside, other=0.0)
         over = tl.load(terminated + at, mask=inside, other=0) != 0
         cut = tl.load(truncated + at, mask=inside, other=0) != 0
@@ -35,7 +35,7 @@ def _gae(
             advantage *= tl.minimum(tl.load(importance + at, mask=inside, other=0.0), 1.0)
 
 
-def fused_gae(
+def gae(
     rewards: Tensor,
     values: Tensor,
     bootstrap: Tensor,
@@ -45,14 +45,14 @@ def fused_gae(
     lam: float,
     importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`rollout.gae`, on a GPU."""
+    """`buffers.rollout.gae`."""
     steps, n_envs = rewards.shape
     advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
     flags = (terminated.view(torch.uint8), truncated.view(torch.uint8))
     traced = importance is not None
-    blocks = triton.cdiv(n_envs, _LINES)
-    _gae[(blocks,)](
+    blocks = triton.cdiv(n_envs, _ENVS)
+    _scan[(blocks,)](
         rewards, values, bootstrap, *flags, importance if traced else rewards, advantages, returns,
-        gamma, gamma * lam, steps, n_envs, traced, _LINES, num_warps=2,
+        gamma, gamma * lam, steps, n_envs, traced, _ENVS, num_warps=2,
     )  # fmt: skip
     return advantages, returns

@@ -47,15 +47,15 @@ def outcome(
     lock = PageLock(block)
     with monkeypatch.context() as patch:
         if not fused:
-            patch.setattr(Service, "_fused", lambda self: None)
+            patch.setattr(Service, "_fused", lambda self: "not wanted here")
         state = torch.zeros(recipe.n_envs, 0, device=device)
         lane = Lane(policy, rollout, block, state, Capture(device, print), own_weights=True)
-    lane.open(1, 7, 3)
-    ready = np.arange(0, recipe.n_envs, 2)
-    is_fused = lane.service._fused() is not None
-    for step in range(2):  # the second is a replay
-        lane.service.serve((np.full(len(ready), step), ready), None)
+        lane.open(1, 7, 3)
+        ready = np.arange(0, recipe.n_envs, 2)
+        for step in range(2):  # the second is a replay
+            lane.service.serve((np.full(len(ready), step), ready), None)
     torch.cuda.synchronize()
+    is_fused = "Inference" not in lane.service.dispatch.fallbacks
     seen = {
         "env actions": torch.from_numpy(block.actions[ready].copy()),
         "env actions of others": torch.from_numpy(block.actions[1::2].copy()),
@@ -116,32 +116,10 @@ def test_what_it_does_not_cover_is_left_to_the_plain_kernels(monkeypatch: pytest
         assert not is_fused
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("shape", [(1, 3, 5), (1000, 17, 64), (333, 70, 129)])
-def test_a_layer_with_its_activation_has_torchs_values_and_gradients(
-    activation: str, shape: tuple[int, int, int]
-) -> None:
-    from unidle.nn.activated_linear import linear_relu, linear_tanh
-
-    obs, ins, outs = shape
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)
-    inputs = [torch.randn(*size, device="cuda", requires_grad=True) for size in ((obs, ins), (outs, ins), (outs,))]
-    weights = torch.randn(obs, outs, device="cuda")
-    layer = linear_tanh if activation == "tanh" else linear_relu
-    mine = layer(*inputs)
-    theirs = getattr(torch, activation)(torch.nn.functional.linear(*inputs))
-    torch.testing.assert_close(mine, theirs)
-    ours = torch.autograd.grad((mine * weights).sum(), inputs)
-    expected = torch.autograd.grad((theirs * weights).sum(), inputs)
-    for gradient, other in zip(ours, expected):
-        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
-
-
 def test_should_it_not_run_the_plain_kernels_put_the_same_actions_into_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from unidle.engine.fused_actor import FusedActor
+    from unidle.kernels.triton.act import FusedActor
 
     def broken(self: FusedActor) -> None:
         raise RuntimeError("no such GPU")
@@ -150,8 +128,28 @@ def test_should_it_not_run_the_plain_kernels_put_the_same_actions_into_the_block
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
     monkeypatch.setattr(FusedActor, "__call__", broken)
     instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
-    assert is_fused
+    assert not is_fused
     for name, seen in plain.items():
         assert torch.equal(instead[name], seen), name
     assert plain["env actions"].any()
     assert not plain["env actions of others"].any()
+
+
+def test_should_it_be_wrong_the_plain_kernels_put_the_right_actions_into_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from unidle.kernels.triton.act import FusedActor
+
+    honest = FusedActor.__call__
+
+    def wrong(self: FusedActor) -> None:
+        honest(self)
+        self._arguments[2].mul_(1.5)  # the environments' actions
+
+    recipe = Recipe(n_envs=10)
+    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
+    monkeypatch.setattr(FusedActor, "__call__", wrong)
+    instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
+    assert not is_fused
+    for name, seen in plain.items():
+        assert torch.equal(instead[name], seen), name

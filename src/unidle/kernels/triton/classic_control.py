@@ -1,6 +1,6 @@
-"""The tasks of `classic.py` inside a kernel (Triton), formula by formula: see there.
+"""Classic control inside a kernel, formula by formula as in `tasks.classic_control`.
 
-Physics is up to four numbers a, b, c, d for each environment, an observation up to six. TASK is a task's name.
+The state of an environment is up to four numbers a, b, c, d, an observation up to six. TASK is a task's name.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unidle.envs.device.device_env import DRAW, EPISODE, FACTORS
+from unidle.rng import HASH_DRAW, HASH_EPISODE, HASH_FACTORS
 
 _PI = tl.constexpr(3.141592653589793)
-_FACTOR1, _FACTOR2 = tl.constexpr(FACTORS[0]), tl.constexpr(FACTORS[1])
-_EPISODE, _DRAW = tl.constexpr(EPISODE), tl.constexpr(DRAW)
+_FACTOR1, _FACTOR2 = tl.constexpr(HASH_FACTORS[0]), tl.constexpr(HASH_FACTORS[1])
+_EPISODE, _DRAW = tl.constexpr(HASH_EPISODE), tl.constexpr(HASH_DRAW)
 
 
 @triton.jit
 def _mixed(word):
-    """`device._mixed` on words of 32 bits, which wrap by themselves."""
+    """The hash of `envs.device.device_env`, on 32-bit words, which wrap around."""
     word = (word ^ (word >> 16)) * _FACTOR1
     word = (word ^ (word >> 15)) * _FACTOR2
     return word ^ (word >> 15)
@@ -25,20 +25,20 @@ def _mixed(word):
 
 @triton.jit
 def episode_word(seed, env, episode):
-    """What all draws of an episode depend on; `seed` is scrambled already."""
+    """The hash that all draws of an episode derive from; `seed` is already scrambled."""
     return _mixed(_mixed(env.to(tl.uint32) + seed.to(tl.uint32)) ^ _mixed(episode.to(tl.uint32) + _EPISODE))
 
 
 @triton.jit
 def _uniform(word, DRAW: tl.constexpr):
-    """Number DRAW, from 1 on, in [0, 1)."""
+    """Draw number DRAW (from 1) in [0, 1)."""
     drawn = _mixed(word + tl.full((1,), DRAW * _DRAW & 0xFFFFFFFF, tl.uint32))
     return (drawn >> 8).to(tl.float32) * (1.0 / 16777216)
 
 
 @triton.jit
 def begin(word, TASK: tl.constexpr):
-    """Physics at the start of an episode."""
+    """The state at the start of an episode."""
     if TASK == "cartpole":
         a, b = 0.1 * _uniform(word, 1) - 0.05, 0.1 * _uniform(word, 2) - 0.05
         c, d = 0.1 * _uniform(word, 3) - 0.05, 0.1 * _uniform(word, 4) - 0.05
@@ -56,7 +56,7 @@ def begin(word, TASK: tl.constexpr):
 
 @triton.jit
 def _upright(angle):
-    """An angle in [−π, π)."""
+    """The angle wrapped to [−π, π)."""
     turned = angle + _PI
     return turned - tl.floor(turned / (2 * _PI)) * (2 * _PI) - _PI
 
@@ -80,7 +80,7 @@ def _acrobot_slope(theta1, theta2, speed1, speed2, torque):
 
 @triton.jit
 def advance(a, b, c, d, action, TASK: tl.constexpr):
-    """Physics one step on, reward, and whether the episode is over."""
+    """The next state, the reward, and whether the episode terminates."""
     if TASK == "cartpole":
         force = tl.where(action > 0.5, 10.0, -10.0)
         cos, sin = tl.cos(c), tl.sin(c)
@@ -125,7 +125,7 @@ def advance(a, b, c, d, action, TASK: tl.constexpr):
 
 @triton.jit
 def observation(a, b, c, d, COLUMNS: tl.constexpr, TASK: tl.constexpr):
-    """What is seen [.., COLUMNS], 0 in the columns that are not used."""
+    """The observation [.., COLUMNS], 0 in unused columns."""
     column = tl.arange(0, COLUMNS)[None, :]
     if TASK == "pendulum":
         o0, o1, o2, o3, o4, o5 = tl.cos(a), tl.sin(a), b, c, c, c

@@ -7,7 +7,7 @@ from itertools import product as every
 import numpy as np
 import pytest
 
-from unidle.nn.numpy_layers import product
+from unidle.kernels.numpy.mlp import product
 
 
 def at(array: np.ndarray, offset: int) -> np.ndarray:

@@ -1,33 +1,28 @@
-"""PPO's loss of a minibatch and its slopes by what the network gave, in three kernels (Triton).
+"""PPO's loss of a minibatch and its gradient with respect to the network's outputs, in three kernels.
 
-Through autograd the loss is some hundred kernels that take longer to start than to run. Here one looks at a minibatch's
-advantages, one reads everything else where it lies, without gathering it first, and one adds up; the way back is a
-product each. The network itself, whatever it is, stays with autograd.
+Through autograd the loss is about a hundred kernels that take longer to launch than to run. Here one normalises a
+minibatch's advantages, one reads everything else in place, without gathering it first, and one reduces; the backward
+pass is one product each. The network itself, whatever it is, stays with autograd.
 
-The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_ppo_kernels.py` compares both.
+The formulas are those of `algos.ppo`, differentiated by hand.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.fused_step import FIGURES
-from unidle.algos.micro_batches import Loss
+from unidle.kernels.ppo_types import Batch, Coefficients
+from unidle.kernels.triton.ppo_step import FIGURES
 from unidle.kernels.triton.small_mlp import distribution
-from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
 
-if TYPE_CHECKING:
-    from unidle.algos.ppo import PPO, Batch
-    from unidle.nn.actor_critic import ActorCritic
-
-_MOST_OUTPUTS, _MOST_HEADS = 128, 8
-_OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # that a program looks at
-_SEEN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays in, to be seen
+_MAX_OUTPUTS, _MAX_HEADS = 128, 8
+_OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # per program
+_SEEN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # NaN propagates and is noticed
 
 
 @triton.jit
@@ -35,9 +30,9 @@ def policy_terms(
     log_prob, log_probs, advantages, weights, advantage_norm, clip_range, i, inside,
     SHARE: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """Of samples i: slope of the policy loss by their log-probabilities; sums of that loss, of KL, of what is clipped.
+    """Gradient of the policy loss with respect to the log-probabilities of samples i; sums of loss, KL and clipped.
 
-    Each sample has this SHARE of the minibatch.
+    SHARE is one sample's weight in the minibatch's mean.
     """
     advantage = tl.load(advantages + i, mask=inside, other=0.0)
     advantage = (advantage - tl.load(advantage_norm)) * tl.load(advantage_norm + 1)
@@ -47,7 +42,7 @@ def policy_terms(
     clip = tl.load(clip_range)
     clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip, _SEEN), 1.0 + clip, _SEEN)
     weight = tl.load(weights + i, mask=inside, other=0.0) if WEIGHTED else inside.to(tl.float32)
-    kept = ~(ratio * advantage > clipped * advantage)  # so that what is not a number stays in, to be seen
+    kept = ~(ratio * advantage > clipped * advantage)  # written so that NaN propagates
     by_log_prob = tl.where(kept, -weight * advantage * ratio, 0.0) * SHARE
     surrogate = tl.minimum(ratio * advantage, clipped * advantage, _SEEN)
     return (
@@ -62,7 +57,7 @@ def policy_terms(
 def value_terms(
     value, values, returns, i, inside, SHARE: tl.constexpr, CLIP_VALUES: tl.constexpr, VALUE_RANGE: tl.constexpr
 ):
-    """Of samples i, which have this SHARE each: slope of the value loss by their values, and sum of that loss."""
+    """Gradient of the value loss with respect to the values of samples i, and the sum of that loss."""
     target = tl.load(returns + i, mask=inside, other=0.0)
     error = value - target
     slope = inside
@@ -76,8 +71,11 @@ def value_terms(
 
 
 @triton.jit
-def _normalise(advantages, order, norm, SAMPLES: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean of a minibatch's advantages, and one over their deviation."""
+def _normalise(
+    advantages, order, norm,
+    SAMPLES: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr, ADVANTAGE_EPS: tl.constexpr,
+):  # fmt: skip
+    """Mean of a minibatch's advantages, and the inverse of their standard deviation."""
     total = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, SAMPLES, BLOCK):
         sample = begin + tl.arange(0, BLOCK)
@@ -92,24 +90,24 @@ def _normalise(advantages, order, norm, SAMPLES: tl.constexpr, LENGTH: tl.conste
         total += tl.where(sample < SAMPLES, difference * difference, 0.0)
     deviation = tl.sqrt(tl.sum(total) / (SAMPLES - 1))
     tl.store(norm, mean)
-    tl.store(norm + 1, 1.0 / (deviation + 1e-8))
+    tl.store(norm + 1, 1.0 / (deviation + ADVANTAGE_EPS))
 
 
 @triton.jit
 def _slopes(
-    logits, mean, log_std, value,  # what the network gave: [SAMPLES, LOGITS], [SAMPLES, REALS], [REALS], [SAMPLES]
+    logits, mean, log_std, value,  # network outputs: [SAMPLES, LOGITS], [SAMPLES, REALS], [REALS], [SAMPLES]
     actions, log_probs, values, advantages, returns, weights,  # of the whole rollout
-    order,  # int64: which of its sequences are the minibatch
+    order,  # int64: the minibatch's sequences
     advantage_norm, clip_range,
     by_logits, by_mean, by_value,  # the same shapes
-    spreads,  # [programs, OUTS_UP]: each one's part of the slopes by log_std
+    spreads,  # [programs, OUTS_UP]: each program's part of the gradient with respect to log_std
     sums,  # [programs, FIGURES]: policy loss, value loss, entropy, KL, clipped
-    LOGITS_ROW: tl.constexpr, REALS_ROW: tl.constexpr,  # numbers from one sample's to the next's
+    LOGITS_ROW: tl.constexpr, REALS_ROW: tl.constexpr,  # strides
     SAMPLES: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr,
     LOGITS: tl.constexpr, OUTS_UP: tl.constexpr, WEIGHTED: tl.constexpr, CLIP_VALUES: tl.constexpr,
     VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the slopes of the loss, and each program's sums of its terms."""
+    """Compute the gradient of the loss, and each program's sums of its terms."""
     block = tl.program_id(0)
     sample = block * BM + tl.arange(0, BM)
     inside = sample < SAMPLES
@@ -150,7 +148,7 @@ def _add_up(
     SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr, OUTS_UP: tl.constexpr,
     ENTROPY: tl.constexpr, VALUE: tl.constexpr, AT_ONCE: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
-    """Add up what each program gave, in order."""
+    """Reduce the programs' partial sums, in order."""
     figure, column = tl.arange(0, FIGURES), tl.arange(0, OUTS_UP)
     total, spread = tl.zeros((FIGURES,), tl.float32), tl.zeros((OUTS_UP,), tl.float32)
     for begin in range(0, BLOCKS, AT_ONCE):
@@ -161,7 +159,7 @@ def _add_up(
             spread += tl.sum(tl.load(spreads + block * OUTS_UP + column[None, :], mask=block < BLOCKS, other=0.0), 0)
     total = total / SAMPLES
     tl.store(means + figure, total, mask=figure < 5)
-    # A term that does not count may be infinite.
+    # A term with coefficient 0 may be infinite.
     terms = tl.where(figure == 0, total, 0.0) + tl.where(figure == 1, VALUE * total, 0.0)
     if ENTROPY != 0.0:
         terms -= tl.where(figure == 2, ENTROPY * total, 0.0)
@@ -171,98 +169,101 @@ def _add_up(
 
 
 class _Loss(torch.autograd.Function):
-    """From what the network gave to the loss, and the means of what is logged [5]."""
+    """Network outputs → the loss, and the minibatch's metrics [5]."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, kernels: FusedLoss, *of: Any
+        ctx: Any, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, kernels: FusedLoss, *more: Any
     ) -> tuple[Tensor, Tensor]:
-        loss, means, *slopes = kernels.launch(logits, mean, log_std, value, *of)
-        ctx.save_for_backward(*slopes)
-        ctx.mark_non_differentiable(means)
-        return loss, means
+        loss, metrics, *gradients = kernels.launch(logits, mean, log_std, value, *more)
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(metrics)
+        return loss, metrics
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(slope * by_given for by_given in ctx.saved_tensors), *(None,) * 4)
+    def backward(ctx: Any, by_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(by_loss * gradient for gradient in ctx.saved_tensors), *(None,) * 4)
 
 
-def has_fused_loss(policy: ActorCritic) -> bool:
-    """Whether there are kernels for the loss of such a policy."""
-    chosen = policy.distribution
-    if chosen.name not in KERNEL_DISTRIBUTIONS:
-        return False
-    return chosen.n_logits + chosen.reals <= _MOST_OUTPUTS and chosen.heads <= _MOST_HEADS
+def unsupported(nvec: tuple[int, ...], reals: int) -> str | None:
+    """Why there is no kernel for the loss of such actions; None: there is one."""
+    if sum(nvec) + reals > _MAX_OUTPUTS or len(nvec) > _MAX_HEADS:
+        return f"kernels take up to {_MAX_OUTPUTS} outputs and {_MAX_HEADS} discrete actions"
+    return None
 
 
 class FusedLoss:
-    """Does what `PPO.loss_of` does."""
+    """The loss of sequences of `length` steps of a batch, for actions of categories `nvec` and `reals` Gaussians."""
 
-    def __init__(self, algo: PPO) -> None:
-        """`algo`'s policy must be one that has it (see `has_fused_loss`)."""
-        recipe, chosen = algo.recipe, algo.policy.distribution
-        device = algo.parameters.flat.device
-        self._algo, self._nothing = algo, torch.zeros(1, device=device)
-        self._plain = torch.tensor([0.0, 1.0], device=device)
-        outs_up = max(16, triton.next_power_of_2(chosen.n_logits + chosen.reals))
-        self._obs = max(16, min(64, _OUTPUTS_AT_ONCE // outs_up))  # that a program takes
+    def __init__(
+        self, nvec: tuple[int, ...], reals: int, length: int, clip_range: Tensor, coefficients: Coefficients
+    ) -> None:
+        device = clip_range.device
+        self._length, self._clip_range, self._coefficients = length, clip_range, coefficients
+        self._unused, self._identity = torch.zeros(1, device=device), torch.tensor([0.0, 1.0], device=device)
+        outs_up = max(16, triton.next_power_of_2(sum(nvec) + reals))
+        self._samples = max(16, min(64, _OUTPUTS_AT_ONCE // outs_up))  # per program
         self._sizes = {
-            "REALS": chosen.reals,
-            "LOGITS": chosen.n_logits,
+            "REALS": reals,
+            "LOGITS": sum(nvec),
             "OUTS_UP": outs_up,
-            "ENTROPY": recipe.ent_coef,
-            "VALUE": recipe.vf_coef,
+            "ENTROPY": coefficients.ent_coef,
+            "VALUE": coefficients.vf_coef,
             "FIGURES": FIGURES,
         }
         self._constants = {
             **self._sizes,
-            "LENGTH": algo.sequence_length,
-            "HEADS": chosen.nvec,
-            "STARTS": tuple(sum(chosen.nvec[:head]) for head in range(chosen.heads)),
-            "CLIP_VALUES": recipe.clip_range_vf is not None,
-            "VALUE_RANGE": recipe.clip_range_vf or 0.0,
-            "BM": self._obs,
+            "LENGTH": length,
+            "HEADS": nvec,
+            "STARTS": tuple(sum(nvec[:head]) for head in range(len(nvec))),
+            "CLIP_VALUES": coefficients.clip_range_vf is not None,
+            "VALUE_RANGE": coefficients.clip_range_vf or 0.0,
+            "BM": self._samples,
         }
 
-    def __call__(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
-        """Loss of the sequences `part`, and what is logged; advantages are normalised as those of `whole`."""
-        picked = (None if field is None else field.index_select(0, part) for field in (batch.starts, batch.states))
-        params, values = self._algo.policy(batch.obs.index_select(0, part), *picked)
-        norm = self.advantage_norm(batch, whole)
-        given = params.logits, params.mean, params.log_std, values
-        return Loss(*_Loss.apply(*given, self, batch, part, norm))
+    def __call__(
+        self, outputs: tuple[Tensor, Tensor, Tensor, Tensor], batch: Batch, part: Tensor, whole: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of the sequences `part`, and metrics; advantages are normalised over the sequences `whole`.
+
+        `outputs` are what the network gave for `part`: logits, means, log_std and values.
+        """
+        loss, metrics = _Loss.apply(*outputs, self, batch, part, self.advantage_norm(batch, whole))
+        return loss, metrics
 
     def advantage_norm(self, batch: Batch, order: Tensor) -> Tensor:
-        """Mean of these sequences' advantages, and one over their deviation; 0 and 1 where they stay as they are."""
-        if not self._algo.recipe.normalize_advantage:
-            return self._plain
-        norm, length = torch.empty_like(self._plain), self._algo.sequence_length
+        """Mean and inverse standard deviation of these sequences' advantages; 0 and 1 if they are not normalised."""
+        if not self._coefficients.normalize_advantage:
+            return self._identity
+        norm, length = torch.empty_like(self._identity), self._length
         samples = len(order) * length
         block = min(_ADVANTAGES_AT_ONCE, triton.next_power_of_2(samples))
-        warps = max(4, min(32, block // 512))
-        _normalise[(1,)](batch.advantages, order, norm, SAMPLES=samples, LENGTH=length, BLOCK=block, num_warps=warps)
+        _normalise[(1,)](
+            batch.advantages, order, norm, SAMPLES=samples, LENGTH=length, BLOCK=block,
+            ADVANTAGE_EPS=self._coefficients.advantage_eps, num_warps=max(4, min(32, block // 512)),
+        )  # fmt: skip
         return norm
 
     def launch(
         self, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, batch: Batch, order: Tensor, norm: Tensor
     ) -> list[Tensor]:
-        """Loss, means of what is logged, and slopes by all that the network gave."""
+        """Loss, metrics, and the gradients with respect to all that the network gave."""
         fields = batch.actions, batch.log_probs, batch.values, batch.advantages, batch.returns
         assert all(tensor.is_contiguous() for tensor in (value, *fields))
         samples = value.numel()
-        blocks = triton.cdiv(samples, self._obs)
-        slopes = [torch.empty(given.shape, device=given.device) for given in (logits, mean, log_std, value)]
+        blocks = triton.cdiv(samples, self._samples)
+        gradients = [torch.empty(given.shape, device=given.device) for given in (logits, mean, log_std, value)]
         sums, spreads = value.new_empty(blocks, FIGURES), value.new_empty(blocks, self._sizes["OUTS_UP"])
-        loss, means = value.new_empty(()), value.new_empty(5)
-        by_logits, by_mean, by_log_std, by_value = slopes
+        loss, metrics = value.new_empty(()), value.new_empty(5)
+        by_logits, by_mean, by_log_std, by_value = gradients
         _slopes[(blocks,)](
             logits, mean, log_std, value, *fields,
-            self._nothing if batch.weights is None else batch.weights,
-            order, norm, self._algo.clip_range, by_logits, by_mean, by_value, spreads, sums,
+            self._unused if batch.weights is None else batch.weights,
+            order, norm, self._clip_range, by_logits, by_mean, by_value, spreads, sums,
             LOGITS_ROW=logits.stride(-2), REALS_ROW=mean.stride(-2), SAMPLES=samples,
             WEIGHTED=batch.weights is not None, **self._constants,
         )  # fmt: skip
         at_once = min(triton.next_power_of_2(blocks), 4096 // self._sizes["OUTS_UP"])
-        of_all = {"SAMPLES": samples, "BLOCKS": blocks, "AT_ONCE": at_once}
-        _add_up[(1,)](sums, spreads, loss, means, by_log_std, **of_all, **self._sizes)
-        return [loss, means, *slopes]
+        totals = {"SAMPLES": samples, "BLOCKS": blocks, "AT_ONCE": at_once}
+        _add_up[(1,)](sums, spreads, loss, metrics, by_log_std, **totals, **self._sizes)
+        return [loss, metrics, *gradients]

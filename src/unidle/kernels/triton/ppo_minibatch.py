@@ -1,27 +1,27 @@
-"""A minibatch of PPO for a small network in three kernels (Triton): gradient, sum, step.
+"""One minibatch of PPO for a small MLP in three kernels: gradient, reduction, step.
 
-With two hidden layers of up to 64 units, a minibatch through autograd is some 200 kernels of a few microseconds each,
-and the activations go through memory many times. Here one kernel does it all: gather, both networks forwards, the loss,
-and backwards. A block of threads keeps all weights of one network, takes some rows of the minibatch through it and
-back, and adds up their gradient; nothing but the gradient is written. Every block has its own place for it, and these
-are summed up in order, so the result is the same every time. Then comes Adam's step.
+With two hidden layers of up to 64 units, a minibatch through autograd is about 200 kernels of a few microseconds each,
+and the activations go through memory many times. Here one kernel does it all: gather, both networks forward, the loss,
+and backward. A block of threads holds all weights of one network, runs a tile of samples through it and back, and
+accumulates their gradient; only the gradient is written. Each block writes to its own place and the places are reduced
+in order, so the result is deterministic. Adam's step follows.
 
-The formulas are those of ppo.py, differentiated by hand; `tests/algos/test_ppo_kernels.py` compares both.
+The formulas are those of `algos.ppo`, differentiated by hand.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.fused_loss import policy_terms, value_terms
-from unidle.algos.fused_step import FIGURES, count_minibatch
-from unidle.kernels.triton.adam import take_step
+from unidle.kernels.ppo_types import Batch, Coefficients, Counters
+from unidle.kernels.triton.adam import AdamState, take_step
+from unidle.kernels.triton.ppo_loss import policy_terms, value_terms
+from unidle.kernels.triton.ppo_step import FIGURES, count_minibatch, stop_constants
 from unidle.kernels.triton.small_mlp import (
+    MlpTensors,
     SmallMlp,
     activated,
     distribution,
@@ -33,13 +33,10 @@ from unidle.kernels.triton.small_mlp import (
     through_activation,
 )
 
-if TYPE_CHECKING:
-    from unidle.algos.ppo import PPO, Batch
-
-_BLOCKS = 132  # per network, at most: as many as an H100 or H200 has multiprocessors
-_ROWS = 64  # of a minibatch that a block takes at a time
+_BLOCKS = 132  # per network, at most: an H100 or H200 has as many multiprocessors
+_ROWS = 64  # samples that a block takes at a time
 _WARPS = 4
-_CHUNK = 64  # parameters that a block sums up and steps
+_CHUNK = 64  # parameters that a block reduces and steps
 
 
 @triton.jit
@@ -54,7 +51,7 @@ def _network_gradient(
     VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block's share of the gradient of one network."""
+    """Compute one block's part of the gradient of one network."""
     block = tl.program_id(0)
     w1 = layer_weights(parameters, PLACES[0], UNITS, INS, UNITS, INS_UP)
     b1 = layer_bias(parameters, PLACES[1], UNITS, UNITS)
@@ -142,8 +139,8 @@ def _minibatch_gradient(
     masks,  # the same memory as bytes, from the first mask on
     actions,  # [S, heads + reals]
     log_probs, values, advantages, returns, weights,  # [S]
-    order,  # [SAMPLES] int64: which samples are the minibatch
-    advantage_norm,  # mean of its advantages, and one over their deviation
+    order,  # [SAMPLES] int64: the minibatch's samples
+    advantage_norm,  # mean of its advantages, and the inverse of their standard deviation
     clip_range, norm_shift, norm_scale,
     parameters,  # [FLAT]
     gradients,  # [BLOCKS, FLAT]
@@ -181,9 +178,9 @@ def _sum_up(
     FLAT: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, FIGURES: tl.constexpr, CHUNK: tl.constexpr,
     COUNT: tl.constexpr, STOPS: tl.constexpr, MOST_KL: tl.constexpr,
 ):  # fmt: skip
-    """Add up all blocks' shares, in order: of the gradient, of its squared length, and of what is logged.
+    """Reduce the blocks' parts of the gradient and the metrics, in order, and sum the gradient's squares.
 
-    With COUNT also count the minibatch, unless the policy has moved too far by now.
+    With COUNT also count the minibatch, unless the KL divergence ended the iteration.
     """
     at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     total = tl.zeros((CHUNK,), tl.float32)
@@ -206,78 +203,85 @@ def _sum_up(
 
 
 class FusedMinibatch:
-    """Learns from minibatches of an algorithm's batch, in three kernels each."""
+    """Learns from minibatches of `batch_size` samples, in three kernels each."""
 
-    def __init__(self, algo: PPO, shape: SmallMlp) -> None:
-        """`shape` is that of the algorithm's policy."""
-        recipe, flat = algo.recipe, algo.parameters.flat
-        assert isinstance(recipe.batch_size, int)
-        self._algo = algo
-        blocks = min(_BLOCKS, triton.cdiv(recipe.batch_size, _ROWS))
+    def __init__(
+        self,
+        mlp: SmallMlp,
+        tensors: MlpTensors,
+        adam: AdamState,
+        counters: Counters,
+        coefficients: Coefficients,
+        clip_range: Tensor,
+        batch_size: int,
+    ) -> None:
+        """`adam` optimises the parameters in `tensors`."""
+        self._mlp, self._tensors, self._adam = mlp, tensors, adam
+        self._counters, self._coefficients, self._clip_range = counters, coefficients, clip_range
+        blocks = min(_BLOCKS, triton.cdiv(batch_size, _ROWS))
+        size, device = adam.flat.numel(), adam.flat.device
         self._constants = {
-            **shape.constants(),
-            "SAMPLES": recipe.batch_size,
-            "FLAT": flat.numel(),
-            "CLIP_VALUES": recipe.clip_range_vf is not None,
-            "VALUE_RANGE": recipe.clip_range_vf or 0.0,
-            "ENTROPY": recipe.ent_coef,
-            "VALUE": recipe.vf_coef,
+            **mlp.constants(),
+            "SAMPLES": batch_size,
+            "FLAT": size,
+            "CLIP_VALUES": coefficients.clip_range_vf is not None,
+            "VALUE_RANGE": coefficients.clip_range_vf or 0.0,
+            "ENTROPY": coefficients.ent_coef,
+            "VALUE": coefficients.vf_coef,
             "BLOCKS": blocks,
             "BM": _ROWS,
             "FIGURES": FIGURES,
         }
 
         def zeros(*sizes: int) -> Tensor:
-            return torch.zeros(sizes, device=flat.device)
+            return torch.zeros(sizes, device=device)
 
         # Padding between parameters is never written and stays 0.
-        self._gradients, self._sums = zeros(blocks, flat.numel()), zeros(blocks, FIGURES)
-        self._chunks = triton.cdiv(flat.numel(), _CHUNK)
-        self._squares, self._logged, self._nothing = zeros(self._chunks), zeros(FIGURES), zeros(1)
-        self._plain = torch.tensor([0.0, 1.0], device=flat.device)
+        self._gradients, self._sums = zeros(blocks, size), zeros(blocks, FIGURES)
+        self._chunks = triton.cdiv(size, _CHUNK)
+        self._squares, self._metrics, self._unused = zeros(self._chunks), zeros(FIGURES), zeros(1)
+        self._identity = torch.tensor([0.0, 1.0], device=device)
 
     @torch.no_grad()
     def learn(self, batch: Batch, orders: Tensor) -> None:
-        """Take a step along the gradient of each of the minibatches `orders` [minibatches, samples] of `batch`."""
-        algo = self._algo
+        """Take one step for each minibatch `orders` [minibatches, samples] of `batch`."""
+        stops = self._counters.stopped, self._counters.sums[5:]
         for order, advantage_norm in zip(orders, self._advantage_norms(batch, orders)):
             self._compute(batch, order, advantage_norm, count=True)
-            stops = algo.stopped, algo.sums[5:]
-            take_step(algo.adam, self._squares, algo.recipe.max_grad_norm, block=_CHUNK, stops=stops)
+            take_step(self._adam, self._squares, self._coefficients.max_grad_norm, block=_CHUNK, stops=stops)
 
     @torch.no_grad()
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
-        """Put the gradient of the samples `order` of `batch` in place; returns the means of what is logged [5]."""
+        """Compute the gradient of the samples `order` of `batch` in place; returns the metrics [5]."""
         (advantage_norm,) = self._advantage_norms(batch, order.unsqueeze(0))
         self._compute(batch, order, advantage_norm, count=False)
-        return self._logged[:5].clone()
+        return self._metrics[:5].clone()
 
     def _advantage_norms(self, batch: Batch, orders: Tensor) -> list[Tensor]:
-        """For each minibatch the mean of its advantages, and one over their deviation."""
-        if not self._algo.recipe.normalize_advantage:
-            return [self._plain] * len(orders)
+        """Mean and inverse standard deviation of each minibatch's advantages."""
+        if not self._coefficients.normalize_advantage:
+            return [self._identity] * len(orders)
         deviation, mean = torch.std_mean(batch.advantages.view(-1)[orders], 1)
-        return list(torch.stack((mean, 1.0 / (deviation + 1e-8)), 1))
+        return list(torch.stack((mean, 1.0 / (deviation + self._coefficients.advantage_eps)), 1))
 
     def _compute(self, batch: Batch, order: Tensor, advantage_norm: Tensor, *, count: bool) -> None:
-        algo, constants, nothing = self._algo, self._constants, self._nothing
-        policy, recipe, norm = algo.policy, algo.recipe, algo.policy.encoder.norm
+        constants, counters, adam = self._constants, self._counters, self._adam
         obs = batch.obs.view(-1, batch.obs.shape[-1])
         _minibatch_gradient[constants["BLOCKS"], 2](
             obs.view(torch.float32),
-            obs[:, policy.obs_layout.mask_offset :] if policy.masked else obs,
+            obs if self._mlp.mask_offset is None else obs[:, self._mlp.mask_offset :],
             batch.actions,
             batch.log_probs,
             batch.values,
             batch.advantages,
             batch.returns,
-            nothing if batch.weights is None else batch.weights,
+            self._unused if batch.weights is None else batch.weights,
             order,
             advantage_norm,
-            algo.clip_range,
-            nothing if norm is None else norm.shift,
-            nothing if norm is None else norm.scale,
-            algo.parameters.flat,
+            self._clip_range,
+            self._tensors.norm_shift,
+            self._tensors.norm_scale,
+            self._tensors.parameters,
             self._gradients,
             self._sums,
             WEIGHTED=batch.weights is not None,
@@ -288,17 +292,16 @@ class FusedMinibatch:
         _sum_up[(self._chunks,)](
             self._gradients,
             self._sums,
-            algo.parameters.grad,
+            adam.grad,
             self._squares,
-            self._logged,
-            algo.stopped,
-            algo.adam.steps,
-            algo.minibatches,
-            algo.sums,
+            self._metrics,
+            counters.stopped,
+            adam.steps,
+            counters.minibatches,
+            counters.sums,
             **{name: constants[name] for name in ("FLAT", "SAMPLES", "BLOCKS", "FIGURES")},
             CHUNK=_CHUNK,
             COUNT=count,
-            STOPS=recipe.target_kl is not None,
-            MOST_KL=1.5 * (recipe.target_kl or 0.0),
+            **stop_constants(self._coefficients),
             num_warps=4,
         )

@@ -18,11 +18,13 @@ from ppo_minibatches import (
     after_six_steps,
     assert_close,
     gradient_by,
+    ops_of,
 )
 from ppo_minibatches import an_algo as an_algo_on
 
-from unidle.algos.numpy_minibatch import NumpyMinibatch
 from unidle.algos.ppo import PPO
+from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
+from unidle.nn.numpy_views import numpy_actor_critic
 from unidle.spaces.actions import ActionLayout
 
 an_algo = partial(an_algo_on, device=torch.device("cpu"))
@@ -34,11 +36,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
+def in_numpy(algo: PPO) -> NumpyMinibatch:
+    network = numpy_actor_critic(algo.policy, algo.parameters)
+    grad, step = algo.parameters.grad, algo.adam.step
+    return NumpyMinibatch(network, grad, algo.counters, algo.coefficients, algo.clip_range, step)
+
+
 def assert_same_gradient(name: str, changes: dict[str, Any], *, weighted: bool = False, masked: bool = False) -> None:
     algo = an_algo(ACTIONS[name], changes, masked=masked)
     batch = a_batch(algo.policy, ActionLayout.of(ACTIONS[name]), weighted=weighted, masked=masked)
     order = torch.randperm(SAMPLES)[:BATCH]
-    found = [gradient_by(algo, compute, batch, order) for compute in (algo.gradient, NumpyMinibatch(algo).gradient)]
+    found = [gradient_by(algo, compute, batch, order) for compute in (ops_of(algo).gradient, in_numpy(algo).gradient)]
     assert_close(found)
     assert torch.equal(found[0][0] == 7.0, found[1][0] == 7.0)  # nothing is written beside the parameters
 
@@ -69,13 +77,13 @@ def test_one_sample_is_enough_if_advantages_stay_as_they_are(name: str) -> None:
     algo = an_algo(ACTIONS[name], {"normalize_advantage": False})
     batch = a_batch(algo.policy, ActionLayout.of(ACTIONS[name]), weighted=True, masked=False)
     order = torch.tensor([5])
-    ways = (algo.gradient, NumpyMinibatch(algo).gradient)
+    ways = (ops_of(algo).gradient, in_numpy(algo).gradient)
     assert_close([gradient_by(algo, compute, batch, order) for compute in ways])
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
-    ways = (lambda algo: algo.steps, lambda algo: NumpyMinibatch(algo).learn)
+    ways = (lambda algo: ops_of(algo).reference_learn, lambda algo: in_numpy(algo).learn)
     plain, ours = (after_six_steps(an_algo(ACTIONS["both"], LEARNING[name]), way) for way in ways)
     assert bool(plain[-1]) == ("target_kl" in LEARNING[name])
     assert 0 < float(plain[-2]) <= 6
@@ -90,7 +98,7 @@ def test_what_is_not_a_number_is_seen_in_all_that_it_is_part_of(what: str) -> No
     getattr(batch, what)[3] = torch.nan
     order = torch.arange(BATCH)
     (plain, logged), (ours, also_logged) = (
-        gradient_by(algo, compute, batch, order) for compute in (algo.gradient, NumpyMinibatch(algo).gradient)
+        gradient_by(algo, compute, batch, order) for compute in (ops_of(algo).gradient, in_numpy(algo).gradient)
     )
     assert logged.isnan().any()
     assert torch.equal(logged.isnan(), also_logged.isnan())
@@ -103,8 +111,7 @@ def a_network(seen: spaces.Space, actions: spaces.Space) -> torch.nn.Module:
 
 def test_it_is_used_where_minibatches_are_small_and_the_formulas_are_known() -> None:
     def is_used(algo: PPO) -> bool:
-        assert algo.in_numpy == (algo.ways.learn != algo.steps)
-        return algo.in_numpy
+        return ops_of(algo).numpy_unsupported is None
 
     assert is_used(an_algo(ACTIONS["both"], {}))
     for changes in (

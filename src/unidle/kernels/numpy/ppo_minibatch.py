@@ -1,33 +1,31 @@
-"""PPO's minibatches on a CPU, in NumPy.
+"""PPO's minibatches on a CPU, for a small MLP.
 
-Through autograd a small minibatch is hundreds of operations, each of which torch takes longer to begin than to do. Here
-are the formulas of ppo.py, differentiated by hand; `tests/algos/test_numpy_minibatch.py` compares both.
+Through autograd a small minibatch is hundreds of operations, each of which torch takes longer to start than to do. Here
+are the formulas of `algos.ppo`, differentiated by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.nn.numpy_layers import Inputs, Layer, Trunk, product
+from unidle.kernels.numpy.mlp import ActorCritic, product
+from unidle.kernels.ppo_types import Batch, Coefficients, Counters
 from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_ZERO
-
-if TYPE_CHECKING:
-    from unidle.algos.ppo import PPO, Batch
 
 
 @dataclass
 class _Choice:
-    """What the network says of a head, one choice among some categories, in n samples."""
+    """A discrete action of n samples: one choice among some categories."""
 
-    columns: slice  # of what the actor gives
+    columns: slice  # of the actor's outputs
     mass: np.ndarray  # [n, categories] probabilities
     log_mass: np.ndarray  # [n, categories]
-    chosen: np.ndarray  # [n] the categories taken
+    chosen: np.ndarray  # [n] the categories chosen
     entropy: np.ndarray  # [n]
 
     @staticmethod
@@ -46,7 +44,7 @@ class _Choice:
         return float(self.entropy.mean())
 
     def back(self, by_log_prob: np.ndarray, by_entropy: float) -> np.ndarray:
-        """The gradient by the logits, of those by log-probability [n] and by each sample's entropy."""
+        """Gradient with respect to the logits, given those with respect to log-probability [n] and entropy."""
         by_logits = self.mass * -by_log_prob[:, None]
         by_logits[np.arange(len(self.chosen)), self.chosen] += by_log_prob
         if by_entropy:
@@ -56,13 +54,13 @@ class _Choice:
 
 @dataclass
 class _Reals:
-    """What the network says of the real numbers in n samples."""
+    """The continuous actions of n samples."""
 
-    columns: slice  # of what the actor gives
-    z: np.ndarray  # [n, reals] how many deviations what was taken lies above the mean
+    columns: slice  # of the actor's outputs
+    z: np.ndarray  # [n, reals] (action − mean) / std
     std: np.ndarray  # [reals]
     spread: float  # the sum of log std + log √2π
-    by_log_std: np.ndarray  # [reals] where that gradient has its place
+    by_log_std: np.ndarray  # [reals] where the gradient with respect to log_std is written
 
     @staticmethod
     def of(columns: slice, mean: np.ndarray, taken: np.ndarray, log_std: np.ndarray, by_log_std: np.ndarray) -> _Reals:
@@ -77,7 +75,7 @@ class _Reals:
         return self.spread + 0.5 * len(self.std)
 
     def back(self, by_log_prob: np.ndarray, by_entropy: float) -> np.ndarray:
-        """The gradient by the means, of those by log-probability [n] and by each sample's entropy."""
+        """Gradient with respect to the means, given those with respect to log-probability [n] and entropy."""
         by_mean = self.z * by_log_prob[:, None]
         np.einsum("ij,ij->j", by_mean, self.z, out=self.by_log_std)
         self.by_log_std += by_entropy * len(self.z) - np.add.reduce(by_log_prob)
@@ -86,37 +84,47 @@ class _Reals:
 
 
 class NumpyMinibatch:
-    """Does what `PPO.gradient` does, and a step along it."""
+    """Gradients and steps of minibatches."""
 
-    def __init__(self, algo: PPO) -> None:
-        """`algo`'s policy must be small (see `is_small`)."""
-        policy, parameters = algo.policy, algo.parameters
-        self._algo, self._recipe = algo, algo.recipe
-        self._inputs = Inputs(policy)
-        trunks = [policy.actor_trunk] if policy.critic_trunk is None else [policy.actor_trunk, policy.critic_trunk]
-        self._trunks = [Trunk.of(trunk, parameters) for trunk in trunks]
-        self._heads = [Layer.of(head, parameters) for head in (policy.actor_head, policy.critic_head)]
-        self._nvec, self._logits = policy.distribution.nvec, policy.distribution.n_logits
-        self._log_std = policy.log_std.detach().numpy()
-        self._by_log_std = parameters.grad_of(policy.log_std).numpy()
-        self._grad = parameters.grad.numpy()
+    def __init__(
+        self,
+        network: ActorCritic,
+        grad: Tensor,
+        counters: Counters,
+        coefficients: Coefficients,
+        clip_range: Tensor,
+        adam_step: Callable[[], None],
+    ) -> None:
+        """`grad` is the flat gradient, of which the network's are views; `adam_step` steps along it."""
+        actor = network.actor
+        self._inputs, self._nvec, self._logits, self._log_std = (
+            actor.inputs,
+            actor.nvec,
+            actor.n_logits,
+            actor.log_std,
+        )
+        self._by_log_std = network.log_std_grad
+        self._trunks = [actor.trunk] if network.critic_trunk is None else [actor.trunk, network.critic_trunk]
+        self._heads = [actor.head, network.critic_head]
+        self._flat_grad, self._grad = grad, grad.numpy()
+        self._coefficients, self._clip_range, self._adam_step = coefficients, clip_range, adam_step
         self._sums, self._minibatches, self._stopped = (
-            tensor.numpy() for tensor in (algo.sums, algo.minibatches, algo.stopped)
+            tensor.numpy() for tensor in (counters.sums, counters.minibatches, counters.stopped)
         )
 
     def learn(self, batch: Batch, orders: Tensor) -> None:
-        """A step for each of these minibatches."""
-        with np.errstate(all="ignore"):  # what overflows is seen in the figures, as with torch
+        """Take one step for each minibatch `orders` [minibatches, samples] of `batch`."""
+        with np.errstate(all="ignore"):  # overflow shows in the metrics, as with torch
             for order in orders.numpy():
                 self._step_along(self._gradient(batch, order))
 
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
-        """`PPO.gradient`."""
+        """Compute the gradient of the samples `order` of `batch` in place; returns the metrics [5]."""
         with np.errstate(all="ignore"):
             return torch.tensor(self._gradient(batch, order.numpy()), dtype=torch.float32)
 
     def _gradient(self, batch: Batch, order: np.ndarray) -> list[float]:
-        """Put the gradient in place; returns the first five of what is logged."""
+        """Compute the gradient in place; returns the metrics."""
         x, forbidden = self._inputs(batch.obs.numpy()[order, 0])
         passed = [trunk(x) for trunk in self._trunks]
         latents = passed[0][-1], passed[-1][-1]  # the same one, if they share a trunk
@@ -129,7 +137,7 @@ class NumpyMinibatch:
         by_log_prob, policy_loss, kl, clipped = self._policy_slopes(batch, order, log_probs)
         by_value, value_loss = self._value_slopes(batch, order, values[:, 0])
 
-        by_y, by_entropy = np.empty_like(y), -self._recipe.ent_coef / len(order)
+        by_y, by_entropy = np.empty_like(y), -self._coefficients.ent_coef / len(order)
         for part in parts:
             by_y[:, part.columns] = part.back(by_log_prob, by_entropy)
         if forbidden is not None:
@@ -145,7 +153,7 @@ class NumpyMinibatch:
         return [policy_loss, value_loss, sum(part.mean_entropy() for part in parts), kl, clipped]
 
     def _parts(self, y: np.ndarray, actions: np.ndarray) -> list[_Choice | _Reals]:
-        """What the actor's outputs [n, outs] say of each part of the actions taken."""
+        """The actor's outputs [n, outs] and the actions taken, one part per kind of action."""
         parts: list[_Choice | _Reals] = []
         start = 0
         for head, categories in enumerate(self._nvec):
@@ -159,28 +167,28 @@ class NumpyMinibatch:
     def _policy_slopes(
         self, batch: Batch, order: np.ndarray, log_probs: np.ndarray
     ) -> tuple[np.ndarray, float, float, float]:
-        """Gradient of the policy loss by the log-probabilities; that loss, KL, and the share that was clipped."""
+        """Gradient of the policy loss with respect to the log-probabilities; that loss, KL, and the clip fraction."""
         n = len(order)
         advantages = batch.advantages.numpy()[order, 0]
-        if self._recipe.normalize_advantage:
+        if self._coefficients.normalize_advantage:
             advantages -= np.add.reduce(advantages) / n
-            advantages /= np.sqrt(np.add.reduce(np.square(advantages)) / (n - 1)) + 1e-8
+            advantages /= np.sqrt(np.add.reduce(np.square(advantages)) / (n - 1)) + self._coefficients.advantage_eps
         if batch.weights is not None:
             advantages *= batch.weights.numpy()[order, 0]
         log_ratio = log_probs - batch.log_probs.numpy()[order, 0]
         ratio = np.exp(log_ratio)
-        clip = float(self._algo.clip_range)
+        clip = float(self._clip_range)
         gain, clipped_gain = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
         kl = np.add.reduce(ratio - 1.0 - log_ratio) / n
         clipped = np.count_nonzero(np.abs(ratio - 1.0) > clip) / n
         loss = -np.add.reduce(np.minimum(gain, clipped_gain)) / n
-        gain[gain > clipped_gain] = 0.0  # so that what is not a number stays in, to be seen
+        gain[gain > clipped_gain] = 0.0  # written so that NaN propagates
         gain *= -1.0 / n
         return gain, float(loss), float(kl), clipped
 
     def _value_slopes(self, batch: Batch, order: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-        """Gradient of the value loss, as it counts, by the values [n, 1]; and that loss."""
-        reach, returns = self._recipe.clip_range_vf, batch.returns.numpy()[order, 0]
+        """Gradient of the weighted value loss with respect to the values [n, 1]; and that loss."""
+        reach, returns = self._coefficients.clip_range_vf, batch.returns.numpy()[order, 0]
         if reach is None:
             error = values - returns
             slope = error
@@ -190,17 +198,17 @@ class NumpyMinibatch:
             error = old + np.clip(moved, -reach, reach) - returns
             slope = np.where(np.abs(moved) <= reach, error, np.float32(0.0))
         loss = float(np.add.reduce(np.square(error))) / len(order)
-        return (slope * np.float32(2.0 * self._recipe.vf_coef / len(order)))[:, None], loss
+        return (slope * np.float32(2.0 * self._coefficients.vf_coef / len(order)))[:, None], loss
 
-    def _step_along(self, logged: list[float]) -> None:
-        """`PPO.step_along`."""
-        recipe, grad = self._recipe, self._grad
-        norm = float(torch.linalg.vector_norm(self._algo.parameters.grad))
-        if not norm + 1e-6 <= recipe.max_grad_norm:
-            grad *= np.float32(recipe.max_grad_norm / (norm + 1e-6))
-        if recipe.target_kl is not None and logged[3] > 1.5 * recipe.target_kl:
+    def _step_along(self, metrics: list[float]) -> None:
+        """Clip, step and count (see `algos.ppo`)."""
+        coefficients, grad = self._coefficients, self._grad
+        norm = float(torch.linalg.vector_norm(self._flat_grad))
+        if not norm + 1e-6 <= coefficients.max_grad_norm:
+            grad *= np.float32(coefficients.max_grad_norm / (norm + 1e-6))
+        if coefficients.max_kl is not None and metrics[3] > coefficients.max_kl:
             self._stopped[...] = 1.0
         if not self._stopped:
-            self._sums += (*logged, norm)
+            self._sums += (*metrics, norm)
             self._minibatches += 1.0
-            self._algo.adam.step()
+            self._adam_step()

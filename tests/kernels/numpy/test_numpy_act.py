@@ -11,11 +11,12 @@ import torch
 from gymnasium import spaces
 from ppo_minibatches import ACTIONS
 
+from unidle.algos.capturing import as_it_is
 from unidle.buffers.rollout import Rollout
 from unidle.config import Recipe
 from unidle.engine.collect.rollout_slot import Lane
-from unidle.engine.numpy_actor import NumpyActor
 from unidle.envs.shared_block import SharedBlock
+from unidle.kernels.numpy.act import NumpyActor
 from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -45,7 +46,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
         mask[:, [int(sum(actions.nvec[:head])) for head in range(actions.heads)]] = 1
     rollout = Rollout(STEPS, N_ENVS, obs.obs_bytes, actions.width, policy.state_size, torch.device("cpu"))
     state = torch.zeros(N_ENVS, policy.state_size)
-    lane = Lane(policy, rollout, block, state, lambda name, function, *_: function, own_weights=own_weights)
+    lane = Lane(policy, rollout, block, state, as_it_is, own_weights=own_weights)
     lane.open(1, 7, 3)
     return lane, block
 
@@ -67,7 +68,7 @@ def test_actions_and_all_that_is_stored_are_those_of_torch(
 ) -> None:
     lanes = [a_lane(name, {"activation": activation}, masked=masked, own_weights=own_weights) for _ in range(2)]
     assert lanes[0][0].service._numpy_actor is not None
-    lanes[1][0].service._numpy_actor = None
+    lanes[1][0].service._numpy_actor, lanes[1][0].service._is_verified = None, True
     first, all_of_them, actions, obs = left_behind(*lanes[0])
     expected = left_behind(*lanes[1])
     for ours, theirs in zip((first, all_of_them, actions, obs), expected):

@@ -1,38 +1,76 @@
-"""The whole of one inference as one kernel: from observations on the host to actions on the host.
+"""One inference in one kernel: from observations on the host to actions on the host.
 
-For a few dozen environments a service is some 25 kernels of two microseconds each, and beside a busy learner each of
-them waits for its place on the GPU. Here one grid of blocks goes through the layers together: every block computes some
-tiles of a layer, then all wait for one another (a counter in memory), then comes the next. Observations are read from,
-and actions written to, page-locked host memory, so there is no copy either.
+For a few dozen environments an inference is about 25 kernels of two microseconds each, and next to a busy learner each
+of them queues for the GPU. Here one grid of blocks goes through the layers together: every block computes some tiles of
+a layer, then all wait for one another (a counter in memory), then comes the next layer. Observations are read from, and
+actions written to, page-locked host memory, so there are no copies either.
 
-Covers what most simulators need: one float32 observation, an MLP, Gaussian actions, or SAC's squashed ones with a head
-for each task. `FusedActor.of` says None to the rest, and to many environments, where ordinary kernels are no slower.
+Takes what most simulators need: one float32 observation, an MLP, Gaussian actions, or SAC's squashed ones with a head
+for each task.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from triton.language.extra import libdevice
 
-from unidle.algos.registry import AnyPolicy
-from unidle.buffers.rollout import Rollout
 from unidle.kernels.triton.small_mlp import ACTIVATIONS
-from unidle.nn.actor_critic import ActorCritic
-from unidle.nn.sac_policy import SACPolicy
-from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, LOG_STD_RANGE
 
-_MOST_ENVS = 1024
-_MOST_BLOCKS = 128
+_MAX_ENVS = 1024  # with more, ordinary kernels are no slower
+_MAX_BLOCKS = 128
+
+
+@dataclass(frozen=True)
+class ActorMlp:
+    """An actor's MLP, its parameters in one flat tensor."""
+
+    widths: tuple[int, ...]  # observation, hidden layers, outputs
+    weight_offsets: tuple[int, ...]  # of each layer in the flat tensor
+    bias_offsets: tuple[int, ...]
+    activation: str
+    obs_clip: float | None  # bound on normalised observations; None: they are not normalised
+    reals: int  # continuous actions
+    n_tasks: int  # 0: Gaussian actions; else squashed ones, with a head for each task
+    log_std_range: tuple[float, float]  # of squashed actions
+    precision: str  # of products: ieee or tf32
+
+    def unsupported(self, n_envs: int) -> str | None:
+        """Why there is no kernel for this actor; None: there is one."""
+        if n_envs > _MAX_ENVS:
+            return f"{n_envs} environments: the kernel takes up to {_MAX_ENVS}"
+        if self.activation not in ACTIVATIONS.values():
+            return f"activation {self.activation}: the kernel takes tanh and relu"
+        return None
+
+
+@dataclass(frozen=True)
+class ActTensors:
+    """What an inference reads and writes, changed in place only."""
+
+    obs: Tensor  # [N, obs_bytes] uint8, page-locked
+    positions: Tensor  # [N] int64, page-locked: each environment's step; T where it is not ready
+    env_actions: Tensor  # [N, A], page-locked
+    rollout_obs: Tensor  # [T + 1, N, obs_bytes] uint8
+    rollout_actions: Tensor  # [T + 1, N, A]
+    noise: Tensor  # [T + 1, N, A]
+    norm_shift: Tensor  # [D]; not read unless observations are normalised
+    norm_scale: Tensor
+    parameters: Tensor  # flat
+    log_std: Tensor  # [A]; squashed: [] 1 while actions are uniformly random
+    action_scale: Tensor  # [A]
+    action_shift: Tensor
+    action_low: Tensor
+    action_high: Tensor
 
 
 @triton.jit
 def _wait_for_all(counter, target):
-    """Go on when every block has come here; what they wrote before is then visible."""
+    """Wait until every block is here; what they wrote before is then visible."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < target:
@@ -91,7 +129,7 @@ def _gaussian(
     PLACES: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute this block's means; sample, keep, and hand out in the environment's range."""
+    """Compute this block's means; sample, store, and scale to the environment's range."""
     last: tl.constexpr = len(WEIGHTS) - 1
     outs: tl.constexpr = WIDTHS[last + 1]
     across: tl.constexpr = (outs + BN - 1) // BN
@@ -121,7 +159,7 @@ def _gaussian(
         action += tl.load(range_shift + n, mask=n < outs, other=0.0)[None, :]
         action = tl.maximum(action, tl.load(range_low + n, mask=n < outs, other=0.0)[None, :])
         action = tl.minimum(action, tl.load(range_high + n, mask=n < outs, other=0.0)[None, :])
-        is_ready = position[:, None] < STEPS  # others have theirs, and may just be reading it
+        is_ready = position[:, None] < STEPS  # the others may be reading their last actions
         tl.store(env_actions + m[:, None] * outs + n[None, :], action, mask=inside & is_ready)
 
 
@@ -134,7 +172,7 @@ def _squashed(
     LOWEST: tl.constexpr, HIGHEST: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute this block's tiles of means and deviations; then sample for its environments, each by its task's head."""
+    """Compute this block's tiles of means and log_std; then sample for its environments, each by its task's head."""
     last: tl.constexpr = len(WEIGHTS) - 1
     outs: tl.constexpr = WIDTHS[last + 1]
     reals: tl.constexpr = outs // (2 * TASKS)
@@ -160,8 +198,8 @@ def _squashed(
     for env in range(pid, N, BLOCKS):
         task = 0
         if TASKS > 1:
-            told = tl.load(obs + env * ROW + WIDTHS[0] - TASKS + place, mask=place < TASKS, other=-float("inf"))
-            task = tl.argmax(told, 0)
+            one_hot = tl.load(obs + env * ROW + WIDTHS[0] - TASKS + place, mask=place < TASKS, other=-float("inf"))
+            task = tl.argmax(one_hot, 0)
         own = scratch + PLACES[last + 1] + env * outs + task * 2 * reals + real
         mean = tl.load(own, mask=inside, other=0.0)
         log_std = tl.load(own + reals, mask=inside, other=0.0)
@@ -181,15 +219,15 @@ def _squashed(
 @triton.jit
 def _act(
     obs,  # [N, ROW] float32 words, on the host
-    positions,  # [N] int64, on the host: the step of each environment that is ready, STEPS of the others
-    env_actions,  # [N, A], on the host; of those that are ready
-    rollout_rows,  # [T + 1, N, ROW]
+    positions,  # [N] int64, on the host: the step of each ready environment, STEPS for the others
+    env_actions,  # [N, A], on the host; written for ready environments
+    rollout_obs,  # [T + 1, N, ROW]
     rollout_actions,  # [T + 1, N, A]
     noise,  # [T + 1, N, A]
     norm_shift,
     norm_scale,  # [D]
     parameters,  # all weights and biases
-    log_std,  # [A]; squashed: whether to act at random
+    log_std,  # [A]; squashed: whether actions are uniformly random
     range_scale,
     range_shift,
     range_low,
@@ -199,17 +237,18 @@ def _act(
     N: tl.constexpr,
     STEPS: tl.constexpr,  # T
     ROW: tl.constexpr,
-    ROW_UP: tl.constexpr,  # to a power of two
+    ROW_UP: tl.constexpr,  # next power of two
     WIDTHS: tl.constexpr,  # D, hidden …, A; squashed: 2 A for each task
     WEIGHTS: tl.constexpr,
-    BIASES: tl.constexpr,  # where each layer's begin in `parameters`
-    PLACES: tl.constexpr,  # where each layer's input begins in `scratch`
+    BIASES: tl.constexpr,  # offsets in `parameters`
+    PLACES: tl.constexpr,  # offsets of the layers' inputs in `scratch`
     NORMALISE: tl.constexpr,
+    OBS_CLIP: tl.constexpr,
     TASKS: tl.constexpr,  # 0: Gaussian actions
     TASKS_UP: tl.constexpr,
     REALS_UP: tl.constexpr,
     LOWEST: tl.constexpr,
-    HIGHEST: tl.constexpr,  # that log_std may be
+    HIGHEST: tl.constexpr,  # bounds of log_std
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -219,17 +258,17 @@ def _act(
 ):
     pid = tl.program_id(0)
     last: tl.constexpr = len(WEIGHTS) - 1
-    # Observations in: to the rollout as they are, to the first layer normalised.
+    # Observations go to the rollout unchanged, to the first layer normalised.
     width: tl.constexpr = WIDTHS[0]
     column = tl.arange(0, ROW_UP)
     for env in range(pid, N, BLOCKS):
         value = tl.load(obs + env * ROW + column, mask=column < ROW)
         position = tl.load(positions + env)
-        tl.store(rollout_rows + (position * N + env) * ROW + column, value, mask=column < ROW)
+        tl.store(rollout_obs + (position * N + env) * ROW + column, value, mask=column < ROW)
         if NORMALISE:
             value -= tl.load(norm_shift + column, mask=column < width)
             value *= tl.load(norm_scale + column, mask=column < width)
-            value = tl.minimum(tl.maximum(value, -10.0), 10.0)
+            value = tl.minimum(tl.maximum(value, -OBS_CLIP), OBS_CLIP)
         tl.store(scratch + env * width + column, value, mask=column < width)
     _wait_for_all(counter, BLOCKS)
     for layer in tl.static_range(last):
@@ -263,93 +302,68 @@ def _act(
             range_scale, range_shift, range_low, range_high, scratch, pid,
             N, STEPS, WIDTHS, WEIGHTS, BIASES, PLACES, PRECISION, BLOCKS, BM, BN, BK,
         )  # fmt: skip
-    # The last to leave sets the counter back for the next launch.
+    # The last block to leave resets the counter for the next launch.
     tl.debug_barrier()
     if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == BLOCKS * (last + 2 + (TASKS > 0)) - 1:
         tl.store(counter, 0)
 
 
+def max_blocks(device: torch.device) -> int:
+    """Blocks that run at the same time for certain: they wait for one another."""
+    return min(_MAX_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 class FusedActor:
-    """Acts with one policy into one rollout; everything it reads and writes stays where it is."""
+    """Acts with one policy into one rollout buffer."""
 
-    def __init__(self, arguments: tuple[Tensor, ...], constants: dict[str, Any], blocks: int) -> None:
-        self._arguments, self._constants, self._blocks = arguments, constants, blocks
-
-    @staticmethod
-    def of(
-        policy: AnyPolicy, rollout: Rollout, obs: Tensor, positions: Tensor, actions: Tensor, noise: Tensor
-    ) -> FusedActor | None:
-        """For observations `obs`, `positions` [N] and `actions` in page-locked memory; None if it does not apply."""
-        if not isinstance(policy, (ActorCritic, SACPolicy)):
-            return None
-        n_tasks = policy.n_tasks if isinstance(policy, SACPolicy) else 0
-        encoder, distribution, trunk = policy.encoder, policy.distribution, policy.actor_trunk
-        linears: list[Any] = [layer for layer in trunk if isinstance(layer, nn.Linear)] + [policy.actor_head]
-        kinds = {type(layer) for layer in trunk if not isinstance(layer, nn.Linear)}
-        n_envs, device = len(obs), rollout.obs.device
-        storage = policy.actor_head.weight.untyped_storage()
-        together = all(layer.weight.untyped_storage().data_ptr() == storage.data_ptr() for layer in linears)
-        if (
-            n_envs > _MOST_ENVS
-            or (isinstance(policy, ActorCritic) and (policy.core is not None or policy.in_bf16))
-            or (isinstance(policy, ActorCritic) and distribution.name not in KERNEL_DISTRIBUTIONS)
-            or not encoder.is_plain
-            or policy.masked
-            or distribution.heads
-            or len(kinds) != 1
-            or not kinds <= ACTIVATIONS.keys()
-            or not together
-        ):
-            return None
-        widths = (encoder.n_numbers, *(layer.out_features for layer in linears))
-        places = [0]
-        for width in widths[:-1]:
-            places.append(places[-1] + n_envs * width)
-        norm = encoder.norm
-        nothing = torch.zeros(1, device=device)
-        arguments = (
-            obs.view(torch.float32),
-            positions,
-            actions,
-            rollout.obs.view(torch.float32),
-            rollout.actions_and_trash,
-            noise,
-            nothing if norm is None else norm.shift,
-            nothing if norm is None else norm.scale,
-            torch.empty(0, device=device).set_(storage),
-            policy.distribution.at_random if isinstance(policy, SACPolicy) else policy.log_std,
-            distribution._scale,
-            distribution._shift,
-            distribution._low,
-            distribution._high,
-            torch.zeros(n_envs * sum(widths), device=device),
+    def __init__(self, mlp: ActorMlp, tensors: ActTensors, blocks: int) -> None:
+        """`blocks` must run at the same time (see `max_blocks`)."""
+        n_envs, device = len(tensors.obs), tensors.parameters.device
+        offsets = [0]
+        for width in mlp.widths[:-1]:
+            offsets.append(offsets[-1] + n_envs * width)
+        self._arguments = (
+            tensors.obs.view(torch.float32),
+            tensors.positions,
+            tensors.env_actions,
+            tensors.rollout_obs.view(torch.float32),
+            tensors.rollout_actions,
+            tensors.noise,
+            tensors.norm_shift,
+            tensors.norm_scale,
+            tensors.parameters,
+            tensors.log_std,
+            tensors.action_scale,
+            tensors.action_shift,
+            tensors.action_low,
+            tensors.action_high,
+            torch.zeros(n_envs * sum(mlp.widths), device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
-        # No more blocks than can be at work at the same time: they wait for one another.
-        blocks = min(_MOST_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count)
         tile = (16, 16, 128) if n_envs <= 16 else (32, 16, 128) if n_envs <= 64 else (64, 32, 64)
-        words = rollout.obs.shape[2] // 4
-        constants = {
+        words = tensors.obs.shape[1] // 4
+        self._blocks = blocks
+        self._constants = {
             "N": n_envs,
-            "STEPS": rollout.shape[0],
+            "STEPS": len(tensors.rollout_obs) - 1,
             "ROW": words,
             "ROW_UP": triton.next_power_of_2(words),
-            "WIDTHS": widths,
-            "WEIGHTS": tuple(layer.weight.storage_offset() for layer in linears),
-            "BIASES": tuple(layer.bias.storage_offset() for layer in linears),
-            "PLACES": tuple(places),
-            "NORMALISE": norm is not None,
-            "TASKS": n_tasks,
-            "TASKS_UP": triton.next_power_of_2(max(1, n_tasks)),
-            "REALS_UP": triton.next_power_of_2(distribution.reals),
-            "LOWEST": LOG_STD_RANGE[0],
-            "HIGHEST": LOG_STD_RANGE[1],
-            "ACTIVATION": ACTIVATIONS[kinds.pop()],
-            "PRECISION": "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee",
+            "WIDTHS": mlp.widths,
+            "WEIGHTS": mlp.weight_offsets,
+            "BIASES": mlp.bias_offsets,
+            "PLACES": tuple(offsets),
+            "NORMALISE": mlp.obs_clip is not None,
+            "OBS_CLIP": mlp.obs_clip or 0.0,
+            "TASKS": mlp.n_tasks,
+            "TASKS_UP": triton.next_power_of_2(max(1, mlp.n_tasks)),
+            "REALS_UP": triton.next_power_of_2(mlp.reals),
+            "LOWEST": mlp.log_std_range[0],
+            "HIGHEST": mlp.log_std_range[1],
+            "ACTIVATION": mlp.activation,
+            "PRECISION": mlp.precision,
             "BLOCKS": blocks,
             **dict(zip(("BM", "BN", "BK"), tile)),
         }
-        return FusedActor(arguments, constants, blocks)
 
     def __call__(self) -> None:
         """Act once."""

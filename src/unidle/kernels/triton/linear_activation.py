@@ -1,7 +1,7 @@
-"""A linear layer with its activation, whose backward pass goes over the activations once (Triton).
+"""A linear layer and its activation, with a backward pass that reads the activations once.
 
-torch computes the activation's gradient in one kernel and sums it up for the bias in another, each from memory. Both
-are bound by memory, and together a fifth of a learning step of a large MLP. Here they are one kernel.
+torch computes the activation's gradient in one kernel and reduces it for the bias in another. Both are bound by memory
+bandwidth and take a fifth of a large MLP's update; here they are one kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_STRIPES = 32  # blocks that share out the rows; each sums up its own, so that the sum is the same every time
+_STRIPES = 32  # blocks over the rows; each sums its own, so that the result is deterministic
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _activation_gradient(
 
 class _ActivatedLinear(torch.autograd.Function):
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.bfloat16)  # under autocast alone
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.bfloat16)  # only under autocast
     def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
         out = torch.addmm(bias, values, weight.t())
         out = out.relu_() if relu else out.tanh_()
@@ -62,12 +62,12 @@ class _ActivatedLinear(torch.autograd.Function):
 
 
 def linear_tanh(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Give tanh(values [n, inputs] · weightᵀ + bias)."""
+    """tanh(values [n, inputs] · weightᵀ + bias)"""
     out: Tensor = _ActivatedLinear.apply(values, weight, bias, False)
     return out
 
 
 def linear_relu(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Give max(0, values [n, inputs] · weightᵀ + bias)."""
+    """max(0, values [n, inputs] · weightᵀ + bias)"""
     out: Tensor = _ActivatedLinear.apply(values, weight, bias, True)
     return out

@@ -1,35 +1,67 @@
-"""A whole rollout as one kernel (Triton): small policy, classic task.
+"""A whole rollout of a classic-control task with a small MLP in one kernel.
 
-By ordinary kernels a step of CartPole is some 250 of them, of a microsecond or two each, whatever the number of
+With ordinary kernels a step of CartPole is about 250 of them, of a microsecond or two each, whatever the number of
 environments. Here a block of threads takes some environments through all steps of the rollout: their state and the
-policy's weights stay on the chip, and only what is kept of a step is written.
+policy's weights stay on the chip, and only what the rollout keeps is written.
 
-The rules are those of `DeviceCollector._take_step` and `Classic.step`; tests/engine/test_fused_rollout.py compares.
+The rules are those of `engine.collect.device` and `tasks.classic_control`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from unidle.algos.registry import AnyPolicy
-from unidle.buffers.rollout import Rollout
-from unidle.envs.device.device_env import scrambled
-from unidle.kernels.triton.small_mlp import activated, layer, layer_bias, layer_weights, normalised
-from unidle.nn.actor_critic import ActorCritic
-from unidle.nn.describe import describe_small_mlp
-from unidle.tasks.classic_control import Classic
-from unidle.tasks.classic_kernels import advance, begin, episode_word, observation
+from unidle.kernels.triton.classic_control import advance, begin, episode_word, observation
+from unidle.kernels.triton.small_mlp import (
+    MlpTensors,
+    SmallMlp,
+    activated,
+    layer,
+    layer_bias,
+    layer_weights,
+    normalised,
+)
+
+
+@dataclass(frozen=True)
+class RolloutTensors:
+    """What the kernel reads and writes, changed in place only."""
+
+    noise: Tensor  # [T, N, 1]
+    # The environments: [N, ..]
+    physics: Tensor
+    episodes: Tensor
+    lengths: Tensor
+    indices: Tensor
+    seed: Tensor  # [1] scrambled
+    # Their open episodes: [N]
+    starts_next: Tensor  # bool: the next step starts an episode
+    returns: Tensor
+    counts: Tensor
+    # The rollout (see `buffers.rollout.Rollout`)
+    obs: Tensor
+    starts: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Tensor
+    final_at: Tensor
+    # The action range: [A]
+    action_scale: Tensor
+    action_shift: Tensor
+    action_low: Tensor
+    action_high: Tensor
 
 
 @triton.jit
 def _category(y, u, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
-    """The category that u in [0, 1) picks from logits y [M, OUTS_UP], as `ActionDistribution.sample` does."""
+    """The category that u in [0, 1) picks from logits y [M, OUTS_UP] (see `spaces.distributions`)."""
     column = tl.arange(0, OUTS_UP)[None, :]
     scores = tl.where(column < OUTS, y, -1e30)
     mass = tl.exp(scores - tl.max(scores, 1)[:, None])
@@ -43,8 +75,8 @@ def _category(y, u, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
 def _roll(
     noise,  # [T, N]
     physics, episodes, lengths, indices, seed,  # the environments: [N, PHYSICS], [N], [N], [N]
-    begins, returns, counts,  # [N]: whether an episode begins here, its return and its length so far
-    ended,  # [blocks, 3]: episodes that ended, their returns and lengths, summed
+    begins, returns, counts,  # [N]: whether the step starts an episode; its return and length so far
+    ended,  # [blocks, 3]: number of finished episodes, sums of their returns and lengths
     obs, starts, actions, rewards, terminated, truncated, final_obs, final_at,  # the rollout
     norm_shift, norm_scale, parameters, range_scale, range_shift, range_low, range_high,
     T: tl.constexpr, N: tl.constexpr,
@@ -104,7 +136,7 @@ def _roll(
         tl.store(rewards + at, reward, mask=inside)
         tl.store(terminated + at, over.to(tl.uint8), mask=inside)
         tl.store(truncated + at, late.to(tl.uint8), mask=inside)
-        # The true last observation of an episode that is cut off.
+        # The final observation of a truncated episode.
         seen = observation(a, b, c, d, INS_UP, TASK)
         kept = inside & late & (cut < CUTS)
         final = cut.to(tl.int64) * N + env
@@ -118,7 +150,7 @@ def _roll(
         lengths_ended += tl.where(ends, count.to(tl.float32), 0.0)
         total, count = tl.where(ends, 0.0, total), tl.where(ends, 0, count)
         starting = ends.to(tl.uint8)
-        # Who is at an end begins anew.
+        # Finished environments reset.
         episode += ends.to(tl.int64)
         length = tl.where(ends, 0, length)
         a0, b0, c0, d0 = begin(episode_word(tl.load(seed), index, episode), TASK)
@@ -144,75 +176,53 @@ def _roll(
 
 
 class FusedRollout:
-    """Fills one rollout from environments of one task; everything it reads and writes stays where it is."""
+    """Fills one rollout buffer with steps of environments of one task."""
 
-    def __init__(self, arguments: tuple[Any, ...], ended: Tensor, constants: dict[str, Any]) -> None:
-        self._arguments, self._ended, self._constants = arguments, ended, constants
-
-    @staticmethod
-    def of(
-        env: Any,
-        policy: AnyPolicy,
-        rollout: Rollout,
-        noise: Tensor,
-        state: Mapping[str, Tensor],
-        begins: Tensor,
-        returns: Tensor,
-        lengths: Tensor,
-    ) -> FusedRollout | None:
-        """For `env` standing at `state`; `begins`, `returns` and `lengths` [N] are of its open episodes.
-
-        None if it does not apply.
-        """
-        if type(env) is not Classic or not isinstance(policy, ActorCritic):
-            return None
-        description = describe_small_mlp(policy)
-        if isinstance(description, str) or description.mask_offset is not None:
-            return None
-        shape = description.constants()
-        _, n_envs = rollout.shape
-        norm, distribution = policy.encoder.norm, policy.distribution
-        nothing = torch.zeros(1, device=noise.device)
-        obs = 32 if n_envs <= 8192 else 64
-        ended = torch.zeros(triton.cdiv(n_envs, obs), 3, device=noise.device)
-        arguments = (
-            noise,
-            state["physics"],
-            state["episode"],
-            state["length"],
-            env.indices,
-            torch.tensor([scrambled(env.seed)], device=noise.device),
-            begins.view(torch.uint8),
-            returns,
-            lengths,
-            ended,
-            rollout.obs.view(torch.float32),
-            rollout.starts.view(torch.uint8),
-            rollout.actions,
-            rollout.rewards,
-            rollout.terminated.view(torch.uint8),
-            rollout.truncated.view(torch.uint8),
-            rollout.final_obs.view(torch.float32),
-            rollout.final_at,
-            nothing if norm is None else norm.shift,
-            nothing if norm is None else norm.scale,
-            torch.empty(0, device=noise.device).set_(policy.actor_head.weight.untyped_storage()),
-            *(distribution._scale, distribution._shift, distribution._low, distribution._high),
+    def __init__(self, mlp: SmallMlp, weights: MlpTensors, tensors: RolloutTensors, task: str, limit: int) -> None:
+        """`limit` is the length at which an episode is truncated."""
+        n_steps, n_envs = tensors.rewards.shape
+        envs = 32 if n_envs <= 8192 else 64  # per block
+        self._ended = torch.zeros(triton.cdiv(n_envs, envs), 3, device=tensors.noise.device)
+        self._arguments = (
+            tensors.noise,
+            tensors.physics,
+            tensors.episodes,
+            tensors.lengths,
+            tensors.indices,
+            tensors.seed,
+            tensors.starts_next.view(torch.uint8),
+            tensors.returns,
+            tensors.counts,
+            self._ended,
+            tensors.obs.view(torch.float32),
+            tensors.starts.view(torch.uint8),
+            tensors.actions,
+            tensors.rewards,
+            tensors.terminated.view(torch.uint8),
+            tensors.truncated.view(torch.uint8),
+            tensors.final_obs.view(torch.float32),
+            tensors.final_at,
+            weights.norm_shift,
+            weights.norm_scale,
+            weights.parameters,
+            tensors.action_scale,
+            tensors.action_shift,
+            tensors.action_low,
+            tensors.action_high,
         )
-        names = ("ACTOR_PLACES", "LOG_STD", "ROW", "INS", "INS_UP", "UNITS", "OUTS", "OUTS_UP", "REALS", "NORMALISE")
-        constants = {
-            **{name: shape[name] for name in (*names, "OBS_CLIP", "ACTIVATION", "PRECISION")},
-            "T": rollout.shape[0],
+        unused = ("CRITIC_PLACES", "HEADS", "STARTS", "LOGITS", "MASKED")
+        self._constants = {
+            **{name: value for name, value in mlp.constants().items() if name not in unused},
+            "T": n_steps,
             "N": n_envs,
-            "TASK": env.task.name,
-            "PHYSICS": state["physics"].shape[1],
-            "LIMIT": env.episode_limit,
-            "CUTS": len(rollout.final_at) // n_envs,
-            "BM": obs,
+            "TASK": task,
+            "PHYSICS": tensors.physics.shape[1],
+            "LIMIT": limit,
+            "CUTS": len(tensors.final_at) // n_envs,
+            "BM": envs,
         }
-        return FusedRollout(arguments, ended, constants)
 
     def __call__(self) -> Tensor:
-        """Fill it; returns how many episodes ended, their returns and their lengths, summed [3]."""
+        """Fill it; returns the number of finished episodes and the sums of their returns and lengths [3]."""
         _roll[(len(self._ended),)](*self._arguments, **self._constants, num_warps=4)
         return self._ended.double().sum(0)

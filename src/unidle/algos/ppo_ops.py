@@ -1,0 +1,223 @@
+"""How PPO's operations are computed: which implementation, in how many micro-batches, captured as CUDA graphs.
+
+The references are plain PyTorch. A kernel replaces one if it supports the case and agrees with it on the run's first
+rollout (see `kernels.dispatch`): Triton on a GPU, NumPy on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
+from unidle.algos.evaluation import Evaluation
+from unidle.algos.micro_batches import Loss, Pieces
+from unidle.algos.ppo import PPO, AfterGradient, Batch
+from unidle.buffers.rollout import Rollout, gae
+from unidle.config import Recipe
+from unidle.config.validate import largest_divisor
+from unidle.kernels.dispatch import Dispatch, Report, compare, no_report, restored
+from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
+from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.numpy_views import numpy_actor_critic, numpy_unsupported
+
+_NODES_PER_MINIBATCH = 250  # of a CUDA graph, at most; and about 60 more for each step of a recurrent sequence
+_HOOKED = "after_gradient is set, and this kernel computes gradient and step together"
+
+
+def new_ppo(
+    policy: ActorCritic,
+    recipe: Recipe,
+    capture: Capturer = as_it_is,
+    report: Report = no_report,
+    after_gradient: AfterGradient | None = None,
+) -> PPO:
+    """PPO with the fastest operations for its device; `report` is called when one falls back to a slower one."""
+    return PPO(policy, recipe, lambda ppo: PPOOps(ppo, capture, report), after_gradient)
+
+
+def iteration_nodes(recipe: Recipe) -> int | None:
+    """CUDA-graph nodes of one iteration's updates; None: a recurrent policy's are not captured with the rollout."""
+    assert isinstance(recipe.batch_size, int)
+    if recipe.recurrent != "none":
+        return None
+    return recipe.n_epochs * recipe.total_batch // recipe.batch_size * _NODES_PER_MINIBATCH
+
+
+def permutation(n: int, generator: torch.Generator) -> Tensor:
+    """A random permutation of range(n)."""
+    return torch.randperm(n, generator=generator, device=generator.device)
+
+
+class PPOOps:
+    """The operations of one `PPO`."""
+
+    def __init__(self, ppo: PPO, capture: Capturer, report: Report) -> None:
+        recipe, self.device = ppo.recipe, ppo.parameters.flat.device
+        assert isinstance(recipe.batch_size, int)
+        self.ppo, self._capture = ppo, capture
+        self.dispatch = Dispatch(report)
+        self.micro_batches = Pieces("A minibatch", report)
+        evaluation = Evaluation(ppo.policy, recipe, ppo.sequence_length, report)
+        # The references; `_choose` replaces them.
+        self.shuffle: Callable[[int, torch.Generator], Tensor] = permutation
+        self.evaluate: Callable[[Rollout], tuple[Tensor, Tensor]] = evaluation.rollout
+        self.log_probs: Callable[[ActorCritic, Rollout], Tensor] = evaluation.score
+        self.values: Callable[[Tensor, Tensor], Tensor] = evaluation.values
+        self.gae: Callable[..., tuple[Tensor, Tensor]] = gae
+        self.loss: Callable[[Batch, Tensor, Tensor], Loss] = self.reference_loss
+        self.optimiser_step: Callable[[Tensor], None] = ppo.step
+        self.learn: Callable[[Batch, Tensor], None] = self.reference_learn
+        self._chosen = False
+        sequences = recipe.batch_size // ppo.sequence_length
+        self.numpy_unsupported = (
+            "the policy is not on a CPU" if self.device.type != "cpu" else numpy_unsupported(ppo.policy, sequences)
+        )
+        # For each rollout buffer the batch cut from it first, and how to learn from that: a CUDA graph knows tensors by
+        # their addresses, so later batches are copied into it.
+        self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
+        self._learns: dict[int, Callable[[], None]] = {}
+        # Several minibatches to a graph; on a CPU one at a time, so that waiting environments wait no longer.
+        most = NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * ppo.sequence_length) if self.device.type == "cuda" else 1
+        per_step = largest_divisor(recipe.total_batch // recipe.batch_size, most)
+        self.orders = torch.zeros(per_step, sequences, dtype=torch.long, device=self.device)
+
+    # -- one iteration -------------------------------------------------------------------------------------------------
+
+    def prepare(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
+        """`PPO.preparing`, in tensors that stay the same for each rollout buffer."""
+        is_first, self._chosen = not self._chosen, True
+        if is_first and self.device.type == "cuda":
+            self.choose_triton(rollout)
+        batch = yield from self.ppo.preparing(rollout, behaviour)
+        if is_first:
+            self._choose_numpy(batch)
+        if id(rollout) not in self._bound:
+            self._bound[id(rollout)] = batch, self._captured(batch)
+        bound, learn = self._bound[id(rollout)]
+        for kept, new in zip(vars(bound).values(), vars(batch).values()):
+            if kept is not None and kept.data_ptr() != new.data_ptr():
+                kept.copy_(new)
+        self._learns[id(bound)] = learn
+        return bound
+
+    def _captured(self, batch: Batch) -> Callable[[], None]:
+        learn = partial(self.learn, batch, self.orders)
+        if self.ppo.after_gradient is not None:
+            return learn  # it may do what no graph can record
+        counters = self.ppo.counters
+        changes = [*self.ppo.adam.state_dict().values(), counters.sums, counters.minibatches, counters.stopped]
+        return self._capture("learning", learn, [self.ppo.parameters.flat, *changes])
+
+    def minibatches(self, batch: Batch, shuffle: torch.Generator) -> Iterator[Tensor]:
+        """One epoch: the sequences in random order, [minibatches per step, sequences per minibatch] at a time."""
+        yield from self.shuffle(len(batch.obs), shuffle).view(-1, *self.orders.shape)
+
+    def step(self, batch: Batch, minibatches: Tensor) -> None:
+        """Learn from these minibatches of a batch that `prepare` returned."""
+        self.orders.copy_(minibatches)
+        self._learns[id(batch)]()
+
+    def metrics(self) -> dict[str, Tensor]:
+        """The number of micro-batches that a minibatch is split into."""
+        return {"pieces": torch.full_like(self.ppo.counters.minibatches, self.micro_batches.count)}
+
+    # -- the references ------------------------------------------------------------------------------------------------
+
+    def reference_learn(self, batch: Batch, orders: Tensor) -> None:
+        """One step for each minibatch `orders` [minibatches, sequences] of `batch`."""
+        after_gradient, grad = self.ppo.after_gradient, self.ppo.parameters.grad
+        for order in orders.unbind():
+            metrics = self.gradient(batch, order)
+            if after_gradient is not None:
+                after_gradient(grad)
+            self.optimiser_step(metrics)
+
+    def gradient(self, batch: Batch, order: Tensor) -> Tensor:
+        """Compute the gradient of the sequences `order` of `batch` in place; returns the metrics [5]."""
+        return self.micro_batches.gradient(
+            self.ppo.parameters, len(order), lambda part: self.loss(batch, order[part], order)
+        )[0]
+
+    def reference_loss(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
+        """Loss and metrics of the sequences `part` of the minibatch `whole`."""
+        minibatch = batch.at(part)
+        advantages = minibatch.advantages if len(part) == len(whole) else batch.advantages.index_select(0, whole)
+        params, values = self.ppo.policy(minibatch.obs, minibatch.starts, minibatch.states)
+        return self.ppo.loss(params, values, minibatch, advantages)
+
+    # -- the kernels ---------------------------------------------------------------------------------------------------
+
+    @property
+    def in_numpy(self) -> bool:
+        """Whether minibatches are computed in NumPy."""
+        return isinstance(getattr(self.learn, "__self__", None), NumpyMinibatch)
+
+    def _choose_numpy(self, batch: Batch) -> None:
+        ppo = self.ppo
+
+        def build() -> NumpyMinibatch:
+            network = numpy_actor_critic(ppo.policy, ppo.parameters)
+            return NumpyMinibatch(
+                network, ppo.parameters.grad, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.adam.step
+            )
+
+        def verify(minibatch: NumpyMinibatch | None) -> None:
+            assert minibatch is not None
+            order = torch.arange(self.orders.shape[1])
+            with restored([ppo.parameters.grad]):
+                expected = self.gradient(batch, order), ppo.parameters.grad.clone()
+                found = minibatch.gradient(batch, order), ppo.parameters.grad
+                for name, ours, reference in zip(("metrics", "gradient"), found, expected):
+                    compare(name, ours, reference)
+
+        unsupported = self.numpy_unsupported or (_HOOKED if ppo.after_gradient else None)
+        if self.device.type == "cpu":
+            minibatch = self.dispatch.choose("PPO minibatch", None, build, verify, unsupported)
+            if minibatch is not None:
+                self.learn = minibatch.learn
+
+    def choose_triton(self, rollout: Rollout) -> None:
+        """Use Triton kernels where they exist and agree with the references on `rollout`."""
+        try:
+            from unidle.algos import ppo_kernels as kernels
+        except ImportError:  # torch comes without Triton on some platforms
+            self.dispatch.fallbacks["PPO"] = "Triton is not installed"
+            return
+        ppo, choose, reference_gae = self.ppo, self.dispatch.choose, self.gae
+        n_sequences = rollout.rewards.numel() // ppo.sequence_length
+        verify_shuffle = partial(kernels.verify_shuffle, n_sequences, self.device)
+        self.shuffle = choose("PPO shuffle", self.shuffle, lambda: kernels.shuffle.shuffle, verify_shuffle)
+        verify_gae = partial(kernels.verify_gae, ppo, rollout, reference_gae)
+        self.gae = choose("PPO advantages", reference_gae, lambda: kernels.gae.gae, verify_gae)
+        # A user's layers may draw random numbers and count batches, as dropout and batch normalisation do.
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), restored(list(ppo.policy.buffers())):
+            sample = kernels.first_sample(ppo, rollout, self.evaluate, reference_gae, self.orders.shape[1])
+            unsupported = kernels.small_mlp_unsupported(ppo.policy)
+            network = choose(
+                "PPO evaluation",
+                None,
+                lambda: kernels.SmallNetwork(ppo.policy),
+                partial(kernels.verify_evaluation, sample),
+                unsupported,
+            )
+            if network is not None:
+                self.evaluate, self.log_probs, self.values = network.evaluate, network.log_probs, network.values
+            minibatch = choose(
+                "PPO minibatch",
+                None,
+                lambda: kernels.new_minibatch(ppo),
+                partial(kernels.verify_minibatch, ppo, sample, self.gradient),
+                unsupported or (_HOOKED if ppo.after_gradient else None),
+            )
+            if minibatch is not None:
+                self.learn = minibatch.learn
+                return
+            verify_step, verify_loss = partial(kernels.verify_step, ppo), partial(kernels.verify_loss, ppo, sample)
+            self.optimiser_step = choose("PPO step", ppo.step, lambda: kernels.new_step(ppo), verify_step)
+            unsupported = kernels.loss_unsupported(ppo)
+            self.loss = choose("PPO loss", self.loss, lambda: kernels.NetworkLoss(ppo), verify_loss, unsupported)

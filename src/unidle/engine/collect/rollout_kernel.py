@@ -1,0 +1,64 @@
+"""Describes a device environment and its policy to the kernel that fills a whole rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unidle.buffers.rollout import Rollout
+from unidle.envs.device.device_env import scrambled
+from unidle.kernels.triton.rollout import FusedRollout, RolloutTensors
+from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.describe import describe_small_mlp, small_mlp_tensors
+from unidle.tasks.classic_control import Classic
+
+
+def rollout_kernel(
+    env: Any,
+    policy: Any,
+    rollout: Rollout,
+    noise: Tensor,
+    state: Mapping[str, Tensor],
+    starts_next: Tensor,
+    returns: Tensor,
+    lengths: Tensor,
+) -> FusedRollout | str:
+    """The kernel for `env` in `state`, with `policy`; or the reason why there is none.
+
+    `starts_next`, `returns` and `lengths` [N] are of its open episodes.
+    """
+    if type(env) is not Classic or not isinstance(policy, ActorCritic):
+        return "the environment is not a classic-control task, or the policy not an actor-critic"
+    mlp = describe_small_mlp(policy)
+    if isinstance(mlp, str):
+        return mlp
+    if mlp.mask_offset is not None:
+        return "actions are masked"
+    distribution = policy.distribution
+    tensors = RolloutTensors(
+        noise=noise,
+        physics=state["physics"],
+        episodes=state["episode"],
+        lengths=state["length"],
+        indices=env.indices,
+        seed=torch.tensor([scrambled(env.seed)], device=noise.device),
+        starts_next=starts_next,
+        returns=returns,
+        counts=lengths,
+        obs=rollout.obs,
+        starts=rollout.starts,
+        actions=rollout.actions,
+        rewards=rollout.rewards,
+        terminated=rollout.terminated,
+        truncated=rollout.truncated,
+        final_obs=rollout.final_obs,
+        final_at=rollout.final_at,
+        action_scale=distribution._scale,
+        action_shift=distribution._shift,
+        action_low=distribution._low,
+        action_high=distribution._high,
+    )
+    return FusedRollout(mlp, small_mlp_tensors(policy), tensors, env.task.name, env.episode_limit)
