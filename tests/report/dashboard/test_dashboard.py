@@ -369,8 +369,8 @@ def test_mistakes_get_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     make_run(tmp_path, "x")
     with serving(tmp_path) as port:
         taken = ["dashboard", str(tmp_path), "--port", str(port)]
-        wrong = {"cannot be at 127.0.0.1": taken}
-        wrong["is no folder"] = ["dashboard", str(tmp_path / "none")]
+        wrong = {"cannot listen on 127.0.0.1": taken}
+        wrong["is not a folder"] = ["dashboard", str(tmp_path / "none")]
         wrong["letters, digits"] = ["dashboard", str(tmp_path), "--token", "two words"]
         wrong["--port 70000"] = ["dashboard", str(tmp_path), "--port", "70000"]
         wrong["no address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
@@ -400,7 +400,7 @@ def test_a_missing_package_is_named_with_its_extra(
 
 
 def test_serve_refuses_what_is_no_folder_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         serve(tmp_path / "none", "127.0.0.1", 0, None, print)
 
 

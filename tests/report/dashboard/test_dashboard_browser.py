@@ -151,7 +151,7 @@ def test_a_phase_has_one_colour_in_the_report_and_on_the_dashboard(mode: str, tm
     in_report = {name: (colour, hatches[hatch]) for name, colour, hatch in told}
     with opened(browser, (run / "dashboard.html").as_uri()) as page:
         page.emulate_media(color_scheme=mode)
-        page.get_by_role("button", name="trainer's thread").click()
+        page.get_by_role("button", name="trainer thread").click()
         told = page.evaluate("""[...document.querySelectorAll('#table th')].map((cell) => {
             const swatch = cell.querySelector('.swatch'), probe = swatch.style.getPropertyValue('--c');
             swatch.style.color = probe;
@@ -214,7 +214,7 @@ def test_time_that_nobody_metered_is_a_gap(tmp_path: Path, browser: Any) -> None
         points(page, "timeline")
         busy = page.evaluate("(({x, y}) => [x, y])(document.getElementById('timeline').data[0])")
         assert busy == [[0, 10, 30, 40], [0.4, 0, 0.4, 0.4]]
-        page.get_by_label("The segment before").click()
+        page.get_by_label("Previous segment").click()
         wait(page, "document.getElementById('lanes-title').textContent.includes('from 9.0 s on')")
         box = page.locator("#timeline .nsewdrag").first.bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.77, box["y"] + box["height"] / 2)
@@ -233,7 +233,7 @@ def test_names_and_settings_stay_text(address: str, browser: Any) -> None:
         points(page, "lanes")
         assert page.locator("h1 #name").inner_text() == NASTY
         assert NASTY in page.locator("#facts").inner_text()
-        page.get_by_role("button", name="trainer's thread").click()
+        page.get_by_role("button", name="trainer thread").click()
         assert page.locator("#table th").all_inner_texts() == [NASTY]
         assert page.locator("img").count() == 0
 

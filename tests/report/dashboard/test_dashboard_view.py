@@ -132,7 +132,7 @@ def test_the_verdict_names_what_the_gpu_waited_for_most() -> None:
     assert verdict(gpu(0.5, environment=0.45, sync=0.05)) == (
         "GPU busy 50 %; of the idle 50 %, 90 % went to waiting for environments."
     )
-    assert "could not attribute" in verdict(gpu(0.5, 0.4, environment=0.1))
+    assert "unattributed causes" in verdict(gpu(0.5, 0.4, environment=0.1))
     assert verdict(gpu(0.93, environment=0.07)) == "GPU busy 93 %: there is little left to gain."
 
 
@@ -144,7 +144,7 @@ def test_every_cause_has_words() -> None:
 def test_without_a_gpu_the_verdict_tells_of_the_trainer() -> None:
     least = known(segment(1, gpu=None, host={"learn": 0.5, "environment": 0.3, "inference": 0.1, "other": 0.1}))
     assert verdict(least) == (
-        "No GPU was metered; the trainer's thread spent 50 % of its time on learning and 30 % on environments."
+        "No GPU was measured; the trainer thread spent 50 % of its time on learning and 30 % on environments."
     )
     assert verdict(None) == NOT_METERED
 
@@ -167,7 +167,7 @@ def test_energy_is_in_a_unit_that_suits_it() -> None:
 def test_a_metered_run_in_full(tmp_path: Path) -> None:
     view, spans = whole_view(make_run(tmp_path, "x", meter=True))
     assert view["verdict"].startswith("GPU busy 40 %; of the idle 60 %, 50 % went to waiting for environments")
-    assert figures(view)["GPU busy"] == ("40 %", "driver reads 35 %")
+    assert figures(view)["GPU busy"] == ("40 %", "by the driver 35 %")
     assert figures(view)["GPU energy"] == ("600 J", "150 W on average")
     assert view["tables"]["gpu"] == [
         ["busy", "40 %", "1.6 s"],
@@ -236,7 +236,7 @@ def test_return_against_joules_lies_between_the_segments(tmp_path: Path) -> None
 def test_a_run_without_meter_falls_back_on_its_metrics(tmp_path: Path) -> None:
     view, spans = whole_view(make_run(tmp_path, "x"))
     assert view["source"] == "metrics.jsonl"
-    assert view["verdict"].startswith("No GPU was metered; the trainer's thread spent 50 % of its time on environments")
+    assert view["verdict"].startswith("No GPU was measured; the trainer thread spent 50 % of its time on environments")
     assert view["tables"]["gpu"] is None
     assert view["tables"]["host"] == [
         ["environment", "50 %", "2.0 s"],

@@ -60,7 +60,7 @@ def test_every_page_is_drawn_as_what_it_was_and_in_its_order(tmp_path: Path) -> 
     assert count(svg, "tree") == 1 + 4
     assert count(svg, "link") == 1  # between pages 1 and 2; the others are the tree's
     assert len([part for group in svg.iter(f"{SVG}g") if group.get("class") == "heard fill" for part in group]) == 15
-    assert "2 of 5 pages visited are about the topic; 60 were heard of" in ET.tostring(svg, "unicode")
+    assert "2 of 5 visited pages are about the topic; 60 pages are known" in ET.tostring(svg, "unicode")
 
 
 def test_it_is_a_picture_of_its_own_too(tmp_path: Path) -> None:

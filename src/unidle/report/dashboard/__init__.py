@@ -1,1 +1,1 @@
-"""The dashboard: a run's files → segments of time → one view, which a page draws, live or as a file of its own."""
+"""The dashboard: a run's files become segments of time and one view, which a page draws live or as a single file."""

@@ -1,4 +1,4 @@
-"""The dashboard's web server: two pages, their data as server-sent events, and four files that never change."""
+"""The dashboard's web app: two pages, their data as server-sent events, and four static files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.guard import Guard
 from unidle.report.dashboard.runs import Reader, Rows, as_json
 
-_LOOK_S = 0.25  # between two looks at the files; data is on the page well within a second
-_ROWS_LOOK_S = 0.5  # for a folder of runs
-_SHARE = 0.1  # of a core, at most, for reading a long run again and again: it may be training on this machine
+_LOOK_S = 0.25  # between two reads of a run's files
+_ROWS_LOOK_S = 0.5  # between two reads of a folder of runs
+_SHARE = 0.1  # of a core at most, since a run may be training on this machine
 _SLOWEST_S = 2.0
-_BREATH_S = 15.0  # a line now and then, so that nobody in between takes the connection for dead
+_KEEP_ALIVE_S = 15.0  # between two comments that keep the connection open
 
 
 class _Shared:
-    """Something that several browsers look at: read once for all of them, in a thread."""
+    """Data shared by several browsers, read once for all of them, in a thread."""
 
     def __init__(self, read: Callable[[], str | None], look_s: float) -> None:
         self._read = read
@@ -40,7 +40,7 @@ class _Shared:
         self.text = ""
 
     async def look(self) -> None:
-        """Read it again if the last look is a while ago."""
+        """Read it again if the last read is old enough."""
         async with self._lock:
             if time.monotonic() - self._looked < self._pause_s / 2:
                 return
@@ -51,19 +51,19 @@ class _Shared:
                 self.text, self.version = text, self.version + 1
 
     def _timed(self) -> tuple[str | None, float]:
-        """What was read, and the seconds of a core that it took."""
+        """Return the data and the CPU seconds that reading took."""
         began = time.thread_time()
         return self._read(), time.thread_time() - began
 
     async def events(self, is_closing: Callable[[], bool]) -> AsyncIterator[str]:
-        """The present state, and each later one."""
+        """Yield the current state and each later one."""
         sent, quiet = 0, 0.0
         while not is_closing():
             await self.look()
             if self.version != sent:
                 sent, quiet = self.version, 0.0
                 yield f"data: {self.text}\n\n"
-            elif quiet >= _BREATH_S:
+            elif quiet >= _KEEP_ALIVE_S:
                 quiet = 0.0
                 yield ":\n\n"
             pause = self._pause_s
@@ -88,12 +88,12 @@ class _SharedRows(_Shared):
 
 
 class _Site:
-    """The answers."""
+    """The request handlers."""
 
     def __init__(self, runs: Runs, is_closing: Callable[[], bool]) -> None:
         self._runs, self._is_closing = runs, is_closing
         self._rows = _SharedRows(Rows(runs))
-        # A run is followed as long as somebody looks at it.
+        # A run is followed as long as a browser shows it.
         self._followed: WeakValueDictionary[str, _SharedRun] = WeakValueDictionary()
         self._files = {
             "dashboard.css": (page.style_sheet(), "text/css"),
@@ -101,7 +101,7 @@ class _Site:
             "run.js": (page.script("run"), "text/javascript"),
             "index.js": (page.script("index"), "text/javascript"),
         }
-        # Part of their addresses, so that a browser may keep them: Plotly's script is 5 MB.
+        # Part of their URLs, so that browsers may cache them: Plotly's script is 5 MB.
         self._version = hashlib.sha256("".join(text for text, _ in self._files.values()).encode()).hexdigest()[:12]
 
     async def index(self, request: Request) -> Response:
@@ -125,7 +125,7 @@ class _Site:
         known = place.isascii() and place.isdigit() and len(place) < 19
         spans = await run_in_threadpool(shared.reader.spans, int(place)) if known else None
         if spans is None:
-            raise HTTPException(404, "There is no such segment in this run.")
+            raise HTTPException(404, "This run has no such segment.")
         return Response(as_json(spans), media_type="application/json")
 
     async def file(self, request: Request) -> Response:
@@ -159,7 +159,7 @@ def dashboard_app(
     port: int = 0,
     is_closing: Callable[[], bool] = lambda: False,
 ) -> Starlette:
-    """The app for a folder of runs; its events end when `is_closing` says so."""
+    """Create the app for a folder of runs; its event streams end once `is_closing` returns True."""
     site = _Site(runs, is_closing)
     answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/": site.index,
@@ -169,7 +169,7 @@ def dashboard_app(
         "/run/{name}/spans": site.spans,
         "/static/{name}": site.file,
     }
-    # Cookies know no ports: two dashboards of one machine must not take each other's.
+    # Cookies ignore ports: two dashboards on one machine must not share one.
     guard = Middleware(Guard, host=host, token=token, cookie=f"unidle-{port}")
     routes = [Route(path, answer) for path, answer in answers.items()]
     return Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: _say})

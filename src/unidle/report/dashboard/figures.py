@@ -1,4 +1,4 @@
-"""The key figures of a run in words; an unknown one is a –, never 0."""
+"""The key figures of a run as text; unknown ones are shown as –, never as 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
 
 
 def worded(value: float | None, word: Callable[[float], str]) -> str:
-    """A value as `word` writes it."""
+    """Format a value with `word`, or – if it is unknown."""
     return UNKNOWN if value is None else word(value)
 
 
@@ -29,7 +29,7 @@ def memory(size: float) -> str:
 
 
 def key_figures(history: History, whole: Segment | None) -> list[list[str]]:
-    """Name, value and detail of each."""
+    """Return name, value and detail of each figure."""
     figures = [
         ["Steps", f"{history.steps:,}", history.progress],
         ["Time", duration(history.wall), ""],
@@ -47,14 +47,14 @@ def key_figures(history: History, whole: Segment | None) -> list[list[str]]:
 
 
 def _latest_rate(history: History) -> float | None:
-    """Steps per second of the latest iteration."""
+    """Return the steps per second of the latest iteration."""
     return number(history.iterations[-1], "rollout/steps_per_second") if history.iterations else None
 
 
 def _machine_figures(whole: Segment | None) -> list[list[str]]:
     gpu = whole.gpu if whole else None
     readings = whole.readings if whole else {}
-    seen = {"driver reads": readings.get("utilisation"), "SMs active": readings.get("sm")}
+    seen = {"by the driver": readings.get("utilisation"), "SMs active": readings.get("sm")}
     others = ", ".join(f"{who} {percent(share)}" for who, share in seen.items() if share is not None)
     power = f"{readings['watts']:.0f} W on average" if "watts" in readings else ""
     total = readings.get("memory_total_bytes")

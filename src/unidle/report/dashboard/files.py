@@ -1,4 +1,4 @@
-"""Reading a runs folder and nothing else: no link is followed, only plain files are opened, half-written lines wait."""
+"""Safe reading of a runs folder: no symlinks are followed, only regular files are opened, partial lines are skipped."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import BinaryIO
 from unidle.errors import UsageError
 from unidle.report.history import Record
 
-_SEAM = 64  # bytes before the end of what was read; if they changed, it is another file
+_SEAM = 64  # bytes before the last read position; if they change, the file was replaced
 
 
 class Runs:
-    """The runs of a folder, or one run alone where the folder is a run itself."""
+    """The runs in a folder, or a single run if the folder is a run itself."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder; give the one that holds your runs, as `unidle dashboard runs`.")
+            raise UsageError(f"{folder} is not a folder; give the folder of your runs, as in `unidle dashboard runs`.")
         self.folder = folder.resolve()
         self._is_one_run = (self.folder / "config.yaml").is_file()
 
     def names(self) -> list[str]:
-        """Names of the runs there are now, in order."""
+        """Return the names of the current runs, sorted."""
         if self._is_one_run:
             return [self.folder.name]
         with os.scandir(self.folder) as entries:
@@ -34,7 +34,7 @@ class Runs:
         return sorted(name for name in names if self.find(name) is not None)
 
     def find(self, name: str) -> Path | None:
-        """The folder of the run of that name; None if there is none right here."""
+        """Return the folder of the run with that name; None if there is none directly in the folder."""
         if not _is_plain(name):
             return None
         if self._is_one_run:
@@ -48,7 +48,7 @@ class Runs:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether `name` can be that of an entry in a folder, and be told in an address."""
+    """Whether `name` is a valid folder entry that can be part of a URL."""
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         return False
     try:
@@ -59,7 +59,7 @@ def _is_plain(name: str) -> bool:
 
 
 def open_plain(folder: Path, name: str) -> BinaryIO | None:
-    """A plain file of `folder`, open for reading; None if there is none, or if it or the folder is a link."""
+    """Open a regular file of `folder` for reading; None if it does not exist, or if it or the folder is a symlink."""
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -77,7 +77,7 @@ def open_plain(folder: Path, name: str) -> BinaryIO | None:
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a process holds the run's lock. Asking takes it for microseconds; who wants to train tries for longer."""
+    """Whether a process holds the run's lock. The check takes it for microseconds; a trainer waits longer than that."""
     lock = open_plain(folder, ".lock")
     if lock is None:
         return False
@@ -90,7 +90,7 @@ def is_training(folder: Path) -> bool:
 
 
 def record_of(line: bytes) -> Record | None:
-    """What a line says; None if it is no JSON object."""
+    """Parse a line; None if it is not a JSON object."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -99,29 +99,29 @@ def record_of(line: bytes) -> Record | None:
 
 
 class Tail:
-    """A growing file of JSON lines, read once: each call tells only what is new."""
+    """Follows a growing JSON Lines file; each call returns only new records."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._inode = 0
-        self._end = 0  # of the whole lines that were read
-        self._seam = b""  # the bytes before it
+        self._end = 0  # of the complete lines read so far
+        self._seam = b""  # the bytes before that position
 
     def new_records(self) -> tuple[bool, list[tuple[int, Record]]]:
-        """Whether the file began anew, as when a run is resumed, and the new records, each with its place in it."""
+        """Return whether the file was restarted, as by a resumed run, and the new records with their offsets."""
         file = open_plain(self._folder, self._name)
         if file is None:
-            began_anew = self._end > 0
+            restarted = self._end > 0
             self._inode, self._end, self._seam = 0, 0, b""
-            return began_anew, []
+            return restarted, []
         with file:
             state = os.fstat(file.fileno())
-            began_anew = not self._goes_on(file, state)
-            if began_anew:
+            restarted = not self._is_same_file(file, state)
+            if restarted:
                 self._inode, self._end, self._seam = state.st_ino, 0, b""
-            return began_anew, list(self._read(file))
+            return restarted, list(self._read(file))
 
-    def _goes_on(self, file: BinaryIO, state: os.stat_result) -> bool:
+    def _is_same_file(self, file: BinaryIO, state: os.stat_result) -> bool:
         if state.st_ino != self._inode or state.st_size < self._end:
             return False
         file.seek(self._end - len(self._seam))
@@ -131,7 +131,7 @@ class Tail:
         file.seek(self._end)
         for line in file:
             if not line.endswith(b"\n"):
-                return  # it is being written
+                return  # still being written
             place, self._end = self._end, self._end + len(line)
             self._seam = (self._seam + line)[-_SEAM:]
             if (record := record_of(line)) is not None:
@@ -139,7 +139,7 @@ class Tail:
 
 
 def last_records(folder: Path, name: str, size: int) -> list[Record]:
-    """The whole records in the last `size` bytes of a file, oldest first."""
+    """Return the complete records in the last `size` bytes of a file, oldest first."""
     file = open_plain(folder, name)
     if file is None:
         return []
@@ -151,7 +151,7 @@ def last_records(folder: Path, name: str, size: int) -> list[Record]:
 
 
 def record_at(folder: Path, name: str, place: int) -> Record | None:
-    """The record that begins at `place` of a file."""
+    """Return the record at offset `place` of a file."""
     file = open_plain(folder, name)
     if file is None:
         return None

@@ -1,7 +1,7 @@
-"""Who may ask the dashboard: requests by a name of this machine, with the token if there is one, and to read only.
+"""Access control of the dashboard: only this machine's host names, the token if there is one, and read-only methods.
 
-A page of a stranger, open in the user's browser, can send requests to 127.0.0.1 under a name of its own that it lets
-point there (DNS rebinding); the Host header gives it away.
+A foreign page in the user's browser can send requests to 127.0.0.1 under its own host name (DNS rebinding); checking
+the Host header prevents this.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def is_loopback(host: str) -> bool:
 
 
 def names_for(host: str) -> set[str]:
-    """The names by which a server bound to `host` may be called, besides addresses where it is open to others."""
+    """Return the host names accepted by a server bound to `host`, besides IP addresses if it is open to others."""
     names = {"localhost", "127.0.0.1", "::1", host.lower()}
     return names if is_loopback(host) else names | {socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
 class Guard:
-    """Lets through what may ask, and puts on each answer what a browser must keep to."""
+    """ASGI middleware that rejects unauthorised requests and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str | None, cookie: str) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class Guard:
         self._cookie = cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it with a sentence."""
+        """Handle a request, or reject it with a sentence."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class Guard:
                 for name, value in _HEADERS.items():
                     answer.setdefault(name, value)
                 if in_query and refusal is None:
-                    # So that the page's own requests, and its links, need not carry it.
+                    # The page's own requests and links need not carry the token then.
                     answer.append("Set-Cookie", f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
@@ -80,12 +80,12 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers, in_query: bool) -> PlainTextResponse | None:
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("The dashboard only shows; it takes nothing.", 405)
+            return PlainTextResponse("The dashboard is read-only.", 405)
         if not self._is_own_name(headers.get("host", "")):
-            sentence = "The dashboard does not answer to this name; use its address, or start it with --host NAME."
+            sentence = "The dashboard does not accept this host name; use its address or start it with --host NAME."
             return PlainTextResponse(sentence, 403)
         if self._token is not None and not in_query and not self._is_token(_cookies(headers, self._cookie)):
-            return PlainTextResponse("This dashboard needs its token: open the address that it printed.", 401)
+            return PlainTextResponse("This dashboard needs a token; open the address that it printed.", 401)
         return None
 
     def _is_own_name(self, host: str) -> bool:
@@ -96,7 +96,7 @@ class Guard:
             ipaddress.ip_address(name)
         except ValueError:
             return False
-        return self._takes_addresses  # nobody can let a name point here who calls by number
+        return self._takes_addresses  # DNS rebinding needs a name, not an address
 
     def _is_token(self, given: Iterable[str]) -> bool:
         if self._token is None:

@@ -1,4 +1,4 @@
-"""The pages: the same one for a run, whether its data comes from a server or lies in the file itself."""
+"""The dashboard's pages; the page of a run gets its data from the server or contains it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PARTS = {"run": ("shared.js", "looks", "charts.js", "time.js", "run.js"), "inde
 
 
 def style_sheet() -> str:
-    """The report's look, and what the dashboard adds."""
+    """Return the report's style sheet plus the dashboard's."""
     return PALETTE + PAGE_LOOK + _static("dashboard.css")
 
 
 def plotly_script() -> str:
-    """Plotly's own script, as its package brings it."""
+    """Return Plotly's script from its package."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -34,29 +34,29 @@ def plotly_script() -> str:
 
 
 def script(page: str) -> str:
-    """The dashboard's own script for `page`: run or index."""
+    """Return the dashboard's script for `page`: run or index."""
     return "".join(_looks() if part == "looks" else _static(part) for part in _PARTS[page])
 
 
 def run_page(name: str, version: str) -> str:
-    """The page of a run, which asks the server for its data and for the files of that `version`."""
+    """Return the page of a run, which loads its data and static files of `version` from the server."""
     return _document(f"{name} · unidle", _static("run.html"), _served(("plotly.js", "run.js"), version))
 
 
 def index_page(version: str) -> str:
-    """The page of all runs."""
+    """Return the page of all runs."""
     return _document("runs · unidle", _static("index.html"), _served(("index.js",), version))
 
 
 def write_page(folder: Path, path: Path) -> Path:
-    """The page of a run as one file, which needs no server and loads nothing."""
+    """Write the page of a run as a single file that needs no server."""
     view, spans = whole_view(folder)
     own = [plotly_script(), script("run")]
     policy = (
         f"default-src 'none'; script-src {' '.join(_hash(text) for text in own)}; "
         "style-src 'unsafe-inline'; img-src data: blob:"
     )
-    # Text in a script element ends at the first `</script`, so no `<` of the data may stand there as it is.
+    # A script element ends at the first `</script`, so every `<` in the data is escaped.
     data = as_json({"view": view, "spans": spans}).replace("<", "\\u003c")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style_sheet()}</style>'
     tail = f'<script id="data" type="application/json">{data}</script>\n'
@@ -70,12 +70,12 @@ def _static(name: str) -> str:
 
 
 def _looks() -> str:
-    """The table of colours, as charts.js reads it."""
+    """Return the table of colours for charts.js."""
     return f"const PHASE_LOOKS = {json.dumps(PHASE_LOOKS)}, UNKNOWN_LOOK = {json.dumps(UNKNOWN_LOOK)};\n"
 
 
 def _served(names: tuple[str, ...], version: str) -> tuple[str, str]:
-    """Head and tail of a page from the server."""
+    """Return head and tail of a served page."""
     tail = "\n".join(f'<script src="/static/{name}?v={version}"></script>' for name in names)
     return f'<link rel="stylesheet" href="/static/dashboard.css?v={version}">', tail
 
@@ -101,6 +101,6 @@ def _document(title: str, body: str, ends: tuple[str, str]) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy calls a script by."""
+    """Return the hash of a script for a Content-Security-Policy."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,4 +1,4 @@
-"""What is known of runs right now: one in full for its page, all of a folder in a row each."""
+"""The current state of runs: one in full for its page, and one row per run of a folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from unidle.report.dashboard.segments import Segment, segment_of, together
 from unidle.report.dashboard.view import TRAINING, Seen, View, state_of, view_of
 from unidle.report.history import Record, history_of, number
 
-_ROW_BYTES = 1 << 18  # of the end of each file, for a row: tens of records
-_KEPT_SPANS = 40  # segments whose spans a page of its own holds; each costs some 10 KB
+_ROW_BYTES = 1 << 18  # read from the end of each file for a row: tens of records
+_KEPT_SPANS = 40  # segments with spans in a single-file page; each takes about 10 KB
 
 
 class Reader:
-    """A run's files, followed as they grow."""
+    """Follows the growing files of a run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,8 +34,8 @@ class Reader:
         self._is_training: bool | None = None
 
     def refresh(self) -> bool:
-        """Read what is new; whether anything is."""
-        now = is_training(self._folder)  # before the files, so that a run that is done is read to its end
+        """Read new records; returns whether there are any."""
+        now = is_training(self._folder)  # before the files, so that a finished run is read to its end
         is_new = now != self._is_training
         self._is_training = now
         kept: dict[str, list[Any]] = {
@@ -44,36 +44,36 @@ class Reader:
             "changes.jsonl": self._changes,
         }
         for name, tail in self._tails.items():
-            began_anew, found = tail.new_records()
-            if began_anew:
+            restarted, found = tail.new_records()
+            if restarted:
                 kept[name].clear()
-            # Spans stay in the file: they are most of it, and one segment's are shown at a time.
+            # Spans stay in the file: they are most of it, and only one segment's are shown at a time.
             items = [segment_of(r, place) for place, r in found] if name == "meter.jsonl" else [r for _, r in found]
             kept[name] += [item for item in items if item is not None]
-            is_new |= began_anew or bool(items)
+            is_new |= restarted or bool(items)
         return is_new
 
     def view(self) -> View:
-        """The page's object, of what was read last."""
+        """Return the view of the records read so far."""
         history = history_of(self._folder, _config(self._folder), self._metrics)
         return view_of(Seen(history, self._segments, self._changes, bool(self._is_training)))
 
     def spans(self, place: int) -> list[Any] | None:
-        """The spans of the segment whose line begins at `place`; None if there is no such segment."""
+        """Return the spans of the segment at offset `place`; None if there is no such segment."""
         if not any(segment.place == place for segment in self._segments):
             return None
         return spans_of(record_at(self._folder, "meter.jsonl", place))
 
     def some_spans(self, view: View) -> dict[str, list[Any]]:
-        """The spans of segments spread over the run, the latest among them, by place."""
+        """Return the spans of segments spread over the run, including the latest, by offset."""
         places = [place for place in view["timeline"]["place"] if place is not None]
         stride = -(-len(places) // _KEPT_SPANS) or 1
         return {str(place): self.spans(place) or [] for place in places[::-1][::stride][::-1]}
 
 
 def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
-    """A run as it is now, and spans of some segments; a UsageError if it is none."""
-    run = folder.resolve()  # the user may give a link to it; none within it is followed
+    """Return the current view of a run and spans of some segments; raises UsageError if it is not a run."""
+    run = folder.resolve()  # the folder itself may be a symlink; links inside it are not followed
     config = open_plain(run, "config.yaml")
     if config is None:
         raise UsageError(f"{folder} is not a run folder (it has no config.yaml); give the folder of a run.")
@@ -85,7 +85,7 @@ def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
 
 
 def spans_of(record: Record | None) -> list[Any]:
-    """Those spans of a line of `meter.jsonl` that are (lane, phase, begin, end)."""
+    """Return the valid spans (lane, phase, begin, end) of a line of `meter.jsonl`."""
     spans = (record or {}).get("spans")
     return [span for span in spans if _is_span(span)] if isinstance(spans, list) else []
 
@@ -99,27 +99,27 @@ def _is_span(span: Any) -> bool:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.yaml as it is; empty where it cannot be read, for the page can do without."""
+    """Read config.yaml; empty if it cannot be read, since the page works without."""
     file = open_plain(folder, "config.yaml")
     if file is None:
         return {}
     with file:
         try:
             tree = yaml.safe_load(file)
-        except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none; brackets without end
+        except (yaml.YAMLError, ValueError, RecursionError):  # invalid dates, endless brackets
             return {}
     return tree if isinstance(tree, dict) else {}
 
 
 class Rows:
-    """A row of each run of a folder, from the ends of its files; those that did not change are not read again."""
+    """One row per run of a folder, from the ends of its files; unchanged files are not read again."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._known: dict[str, tuple[Any, View]] = {}
 
     def now(self) -> list[View]:
-        """The rows as they are now, those that train first."""
+        """Return the current rows, training runs first."""
         known, self._known = self._known, {}
         for name in self._runs.names():
             folder = self._runs.find(name)
@@ -141,7 +141,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def row_of(name: str, folder: Path, is_live: bool) -> View:
-    """What the page of all runs tells of one; an unknown figure is a –."""
+    """Return a run's row on the page of all runs; unknown figures are –."""
     history = history_of(folder, _config(folder), last_records(folder, "metrics.jsonl", _ROW_BYTES))
     lines = last_records(folder, "meter.jsonl", _ROW_BYTES)
     latest = together([segment for line in lines if (segment := segment_of(line)) is not None])
@@ -164,5 +164,5 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
 
 
 def as_json(value: Any) -> str:
-    """One line of JSON, which is no NaN, whatever else it is."""
+    """Return one line of strict JSON, without NaN."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))

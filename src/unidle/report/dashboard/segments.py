@@ -1,7 +1,7 @@
-"""Segments of a run: what a line of `meter.jsonl` tells, and several of them taken together.
+"""Segments of a run, read from lines of `meter.jsonl`, and merging several of them.
 
-A line stands for all the time since the one before, seconds to minutes: the thread's phases and the readings are of
-that time, while the GPU was attributed, and spans were kept, for the last part of it only, as a sample.
+A line represents all the time since the previous one, seconds to minutes. Host phases and readings cover all of it; GPU
+attribution and spans are a sample of its last part.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ class Part:
     """Rollout or learning within a segment."""
 
     share: float
-    """Of the time that the segment stands for."""
+    """Share of the segment's time."""
     busy: float | None
-    """Of the part."""
+    """GPU busy share of the part."""
     watts: float | None
 
 
 @dataclass(frozen=True)
 class Segment:
-    """How some time was spent; what nobody measured is None, or not there."""
+    """How a period of time was spent; unmeasured values are None or missing."""
 
     step: int
     seconds: float
-    """Of the run's clock, at the end."""
+    """End, by the run's clock."""
     begin: float
-    """Of the same clock; several segments together begin where the first of them does."""
+    """Start, by the run's clock."""
     covered: float
-    """Seconds that it stands for, by which it counts; less than from begin to end where some of them are unknown."""
+    """Seconds that it represents, its weight; less than end − begin if some are unknown."""
     host: Mapping[str, float]
-    """By phase of the trainer's thread; sums to 1."""
+    """Share of each phase of the trainer's thread; sums to 1."""
     gpu: Mapping[str, float] | None = None
     """Busy, idle by cause, unattributed; sums to 1."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     readings: Mapping[str, float] = field(default_factory=dict)
     joules: float | None = None
     place: int | None = None
-    """Where its line begins in the file, if it has spans."""
+    """Offset of its line in the file, if it has spans."""
     spans_begin: float | None = None
-    """Seconds of the run's clock where those spans begin."""
+    """Start of those spans, by the run's clock."""
 
 
 def segment_of(record: Record, place: int | None = None) -> Segment | None:
-    """A line of `meter.jsonl`; None if it lacks what every line has."""
+    """Convert a line of `meter.jsonl`; None if required fields are missing."""
     step, seconds, length = (number(record, key) for key in ("step", "seconds", "length"))
     host = _shares(record.get("host"), HOST_ROWS)
     if step is None or seconds is None or not length or length < 0 or not host:
         return None
     covered = number(record, "covered")
     if covered is None or covered <= 0:
-        covered = length  # a line of before there was such a field
+        covered = length  # older files do not have the field
     place = place if record.get("spans") else None
     read = _mapping(record.get("readings"))
     watts, joules = number(read, "watts"), number(read, "joules")
@@ -76,7 +76,7 @@ def segment_of(record: Record, place: int | None = None) -> Segment | None:
         _gpu(record.get("gpu")),
         _parts(record.get("parts")),
         {name: value for name in _READINGS if (value := number(read, name)) is not None},
-        # A GPU without an energy counter tells its power: the mean times the time.
+        # Without an energy counter: mean power times time.
         watts * covered if joules is None and watts is not None else joules,
         place,
         None if place is None else seconds - length,
@@ -84,7 +84,7 @@ def segment_of(record: Record, place: int | None = None) -> Segment | None:
 
 
 def segments_of_metrics(iterations: list[Record], most: int = 200) -> list[Segment]:
-    """What `metrics.jsonl` tells of a run without meter: the shares of the trainer's thread."""
+    """Return segments of a run without meter from its metrics: phases of the trainer's thread only."""
     found, before = [], 0.0
     for record, shares in time_shares_over(iterations, most):
         now = number(record, "wall")
@@ -95,7 +95,7 @@ def segments_of_metrics(iterations: list[Record], most: int = 200) -> list[Segme
 
 
 def together(segments: Sequence[Segment]) -> Segment | None:
-    """Several segments as one: shares and readings are means by the time they stand for, over those that tell them."""
+    """Merge segments: shares and readings are means weighted by the time they represent, over those that have them."""
     if not segments:
         return None
     known = [s.joules for s in segments if s.joules is not None]
@@ -121,14 +121,14 @@ def together(segments: Sequence[Segment]) -> Segment | None:
 
 
 def thinned(segments: Sequence[Segment], most: int) -> list[Segment]:
-    """At most `most` segments: neighbours together, so that nothing is left out."""
+    """Merge neighbours into at most `most` segments."""
     size = max(1, math.ceil(len(segments) / most))
     groups = (segments[start : start + size] for start in range(0, len(segments), size))
     return [whole for group in groups if (whole := together(group)) is not None]
 
 
 def joules_so_far(segments: Iterable[Segment]) -> list[float | None]:
-    """Energy spent up to the end of each segment; None from the first on that does not tell."""
+    """Return the energy used up to the end of each segment; None from the first segment without it."""
     total: float | None = 0.0
     found = []
     for segment in segments:
@@ -138,14 +138,14 @@ def joules_so_far(segments: Iterable[Segment]) -> list[float | None]:
 
 
 def _gpu(value: Any) -> dict[str, float] | None:
-    """The table of a line, in the order of its rows."""
+    """Return the GPU table of a line in row order."""
     table = _mapping(value)
     flat = {**_mapping(table.get("idle")), "busy": table.get("busy"), "unattributed": table.get("unattributed", 0.0)}
     return _shares(flat, GPU_ROWS) if number(table, "busy") is not None else None
 
 
 def _shares(value: Any, order: Sequence[str]) -> dict[str, float]:
-    """Shares by name: those of `order` first, then whatever else there is."""
+    """Return shares by name, those in `order` first."""
     table = _mapping(value)
     names = [*(name for name in order if name in table), *(name for name in table if name not in order)]
     return {name: share for name in names if (share := number(table, name)) is not None}

@@ -1,4 +1,4 @@
-"""Serving the dashboard until Ctrl-C."""
+"""Serves the dashboard until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from unidle.report.dashboard.app import dashboard_app
 from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.guard import is_loopback
 
-_NO_ADDRESS = "--host {} is no address of this machine; 127.0.0.1 is for this machine alone."
+_NO_ADDRESS = "--host {} is not an address of this machine; use 127.0.0.1 for local access only."
 
 
 def serve(folder: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
-    """Serve the runs of `folder`; `say` gets the address once there is one."""
+    """Serve the runs of `folder`; `say` receives the address once it is bound."""
     runs = Runs(folder)
     if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(24)  # whoever can reach this machine could read all runs
+        token = secrets.token_urlsafe(24)  # otherwise anyone who can reach this machine could read all runs
     with _bound(host, port) as bound:
         port = bound.getsockname()[1]
         server: _Server
         app = dashboard_app(runs, host=host, token=token, port=port, is_closing=lambda: server.should_exit)
-        # No access log: it would hold the token.
+        # No access log: it would contain the token.
         server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
         say(address(host, port, token))
         server.run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
-    """Ends at the first signal; a second one, which the terminal or a wrapper may send at once, adds nothing."""
+    """Stops at the first signal and ignores a second one, which a terminal or wrapper may send right after it."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came."""
+        """Stop the server."""
         self.should_exit = True
 
 
 def address(host: str, port: int, token: str | None) -> str:
-    """What to open in a browser."""
+    """Return the URL to open in a browser."""
     name = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
@@ -52,7 +52,7 @@ def address(host: str, port: int, token: str | None) -> str:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket that takes connections already, so that the address that is told is true."""
+    """Return a listening socket, so that the printed address already works."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):
@@ -68,6 +68,6 @@ def _bound(host: str, port: int) -> socket.socket:
             raise UsageError(_NO_ADDRESS.format(host)) from None
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"The dashboard cannot be at {host}:{port} ({reason}); choose another --port, 0 for any free one."
+            f"The dashboard cannot listen on {host}:{port} ({reason}); choose another --port, or 0 for any free one."
         ) from None
     return bound

@@ -1,4 +1,4 @@
-"""One sentence about a run: what its GPU waited for most, or without one, what its trainer spent its time on."""
+"""The verdict on a run in one sentence: what its GPU waited for most or, without one, where the trainer's time went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unidle.formatting import percent
 from unidle.report.dashboard.segments import Segment
 
 NOT_METERED = "Nothing has been measured yet."
-_BUSY = 0.9  # from here on there is little to gain
+_BUSY = 0.9  # above this there is little to gain
 _WORTH_NAMING = 0.15  # of the idle time, for a second cause
 _CAUSES = {
     "environment": "waiting for environments",
@@ -20,31 +20,31 @@ _CAUSES = {
     "sync": "synchronising",
     "checkpoint": "writing checkpoints",
     "logging": "logging",
-    "other": "other work of the host",
-    "unattributed": "what the meter could not attribute",
+    "other": "other host work",
+    "unattributed": "unattributed causes",
 }
 _PHASES = {
     "environment": "environments",
     "inference": "inference",
-    "storage": "storing what happened",
+    "storage": "storing experience",
     "learn": "learning",
     "sync": "waiting for the device",
     "evaluate": "evaluations",
     "checkpoint": "checkpoints",
     "logging": "logging",
     "other": "other work",
-    "unattributed": "what nobody accounted for",
+    "unattributed": "unattributed work",
 }
-_PARTS = {"rollout": "rollouts", "learning": "learning", "both": "both at once"}
+_PARTS = {"rollout": "in rollouts", "learning": "in learning", "both": "while they overlap"}
 
 
 def verdict(whole: Segment | None) -> str:
-    """The sentence for all of a run so far."""
+    """Return the verdict on a run so far."""
     if whole is None:
         return NOT_METERED
     if whole.gpu is None:
         spent = _listed(whole.host, _PHASES, 3, ("of its time on", "on"))
-        return f"No GPU was metered; the trainer's thread spent {spent}."
+        return f"No GPU was measured; the trainer thread spent {spent}."
     busy = whole.gpu["busy"]
     if busy >= _BUSY:
         return f"GPU busy {percent(busy)}: there is little left to gain."
@@ -57,20 +57,20 @@ def parts_in_words(whole: Segment) -> str:
     """15 % at 125 W in rollouts, 95 % at 208 W in learning, 35 % overall."""
     if whole.gpu is None:
         return ""
-    told = [
-        f"{_known(part.busy)}{_power(part.watts)} in {_PARTS[name]}"
+    parts = [
+        f"{_known(part.busy)}{_power(part.watts)} {_PARTS[name]}"
         for name, part in whole.parts.items()
         if name in _PARTS  # the table has the rest
     ]
-    return ", ".join([*told, f"{percent(whole.gpu['busy'])}{_power(whole.readings.get('watts'))} overall"])
+    return ", ".join([*parts, f"{percent(whole.gpu['busy'])}{_power(whole.readings.get('watts'))} overall"])
 
 
 def _listed(shares: Mapping[str, float], words: Mapping[str, str], most: int, links: tuple[str, str]) -> str:
-    """The largest share, and those next to it that are worth naming, as a list in words."""
+    """Return the largest share, and further ones worth naming, as a list in words."""
     largest = sorted(shares, key=lambda name: -shares[name])[:most]
     named = [name for name in largest if name == largest[0] or shares[name] >= _WORTH_NAMING]
-    told = [f"{percent(shares[name])} {links[name != named[0]]} {words.get(name, name)}" for name in named]
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    items = [f"{percent(shares[name])} {links[name != named[0]]} {words.get(name, name)}" for name in named]
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def _known(share: float | None) -> str:

@@ -1,4 +1,4 @@
-"""All that the page of a run shows, as one JSON object: sentences and figures in words, charts as columns."""
+"""The data of a run's page as one JSON object: sentences and figures as text, charts as columns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from unidle.report.page.axis import running_mean, thin
 View = dict[str, Any]
 
 TRAINING, DONE, STOPPED = "training", "done", "stopped"
-_DRAWN = 600  # points of a chart; more cannot be told apart on a screen
-_SMOOTH_FROM = 100  # points; a shorter series is legible as it is
-_SHOWN = 0.0005  # a share below it is a 0.0 % in the table; no row for that
+_DRAWN = 600  # points per chart; more cannot be distinguished on a screen
+_SMOOTH_FROM = 100  # points; shorter series need no smoothing
+_SHOWN = 0.0005  # smaller shares would be 0.0 % in the table and get no row
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was read of a run."""
+    """The records read from a run's files."""
 
     history: History
     segments: Sequence[Segment]  # of meter.jsonl; none in a run without it
@@ -34,7 +34,7 @@ class Seen:
 
 
 def state_of(history: History, is_training: bool) -> str:
-    """Training, done (all steps, or the target return), or stopped before."""
+    """Return training, done (all steps or target return reached) or stopped."""
     if is_training:
         return TRAINING
     total, target = history.setting("run", "timesteps"), history.setting("run", "target_return")
@@ -45,7 +45,7 @@ def state_of(history: History, is_training: bool) -> str:
 
 
 def view_of(seen: Seen) -> View:
-    """The object that the page draws."""
+    """Return the object that the page draws."""
     history = seen.history
     segments = list(seen.segments) or segments_of_metrics(history.iterations)
     whole, drawn = together(segments), thinned(segments, _DRAWN)
@@ -74,13 +74,13 @@ def view_of(seen: Seen) -> View:
 
 
 def clock(record: Record) -> float | None:
-    """Seconds of the run's clock when a record was written."""
+    """Return the run's clock, in seconds, when a record was written."""
     wall = number(record, "wall")
     return number(record, "seconds") if wall is None else wall
 
 
 class _Energy:
-    """Joules spent up to any moment, between the ends of segments in proportion to time."""
+    """Energy used up to any time, interpolated linearly within segments."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         totals = joules_so_far(segments)
@@ -113,7 +113,7 @@ def _facts(history: History) -> list[list[str]]:
 
 
 def _table(shares: Mapping[str, float] | None, metered: Sequence[Segment]) -> list[list[Any]] | None:
-    """Name, share and time of each row that is not 0 in print, over the metered segments. None where there is none."""
+    """Return name, share and time of each row that does not round to 0; None without metered segments."""
     if not shares:
         return None
     seconds = math.fsum(s.covered for s in metered)
@@ -140,7 +140,7 @@ def _parts(whole: Segment | None) -> View | None:
 
 
 def _timeline(drawn: Sequence[Segment]) -> View:
-    """Shares over time: a column of values for each row of the table."""
+    """Return shares over time, one column per row of the table."""
     return {
         "begin": [round(s.begin, 3) for s in drawn],
         "end": [round(s.seconds, 3) for s in drawn],
@@ -181,7 +181,7 @@ def _speed(history: History) -> View:
 
 
 def _curves(history: History, energy: _Energy, training: str, evaluation: str, spread: str = "") -> View | None:
-    """Training and evaluations against steps, seconds and joules; None where neither tells."""
+    """Return training and evaluation curves over steps, seconds and joules; None without data."""
     found = {
         "training": _curve(history.iterations, training, energy),
         "evaluation": _curve(history.evaluations, evaluation, energy, spread),
@@ -190,14 +190,14 @@ def _curves(history: History, energy: _Energy, training: str, evaluation: str, s
 
 
 def _curve(records: Sequence[Record], key: str, energy: _Energy, spread: str = "") -> View:
-    told = [r for r in records if number(r, key) is not None]
-    told = [told[i] for i in thin([number(r, key) for r in told], _DRAWN)]
+    known = [r for r in records if number(r, key) is not None]
+    known = [known[i] for i in thin([number(r, key) for r in known], _DRAWN)]
     return {
-        "value": [number(r, key) for r in told],
-        "spread": [number(r, spread) for r in told],
-        "steps": [r["step"] for r in told],
-        "seconds": [clock(r) for r in told],
-        "joules": [energy.at(clock(r)) for r in told],
+        "value": [number(r, key) for r in known],
+        "spread": [number(r, spread) for r in known],
+        "steps": [r["step"] for r in known],
+        "seconds": [clock(r) for r in known],
+        "joules": [energy.at(clock(r)) for r in known],
     }
 
 
@@ -206,7 +206,7 @@ def _target(history: History) -> float | None:
 
 
 def _changes(changes: Sequence[Record], energy: _Energy) -> list[View]:
-    """What was changed in the run, where, as markers."""
+    """Return the changes made during the run as markers."""
     return [
         {
             "steps": number(r, "step"),

@@ -1,4 +1,4 @@
-"""Axes with round ticks, and what makes a long series legible: thinning and a running mean."""
+"""Chart axes with round ticks; thinning and running means of long series."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-_LARGEST = 1e150  # beyond it spans overflow; a loss of that size is as good as infinite
+_LARGEST = 1e150  # beyond this, spans overflow; such a loss is practically infinite
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Axis:
         return [_trim(i * self.step, self.step) for i in range(first, last + 1)]
 
     def fraction(self, value: float) -> float:
-        """Where `value` lies between the ends: 0 at `low`, 1 at `high`."""
+        """Return the position of `value` on the axis: 0 at `low`, 1 at `high`."""
         return (value - self.low) / (self.high - self.low)
 
     def label(self, tick: float) -> str:
-        """The text of a tick: 0.25, 500, 1.5k, 2e-5; precise enough to tell it from the next."""
+        """Return the label of a tick: 0.25, 500, 1.5k, 2e-5; precise enough to differ from the next."""
         size = max(abs(self.low), abs(self.high))
         if size >= 1e15 or size < 1e-3:
             mantissa, mark, power = f"{tick:.6g}".partition("e")
@@ -43,29 +43,29 @@ class Axis:
 
 
 def plottable(value: float | None) -> TypeGuard[float]:
-    """Whether `value` can be drawn: there, finite, and not absurdly large."""
+    """Whether `value` can be drawn: present, finite and not absurdly large."""
     return value is not None and abs(value) < _LARGEST  # false for NaN too
 
 
 def fit_axis(values: Iterable[float | None], *, count: int, from_zero: bool = False, margin: float = 0.0) -> Axis:
-    """An axis over `values` in at most `count` parts, with a `margin` (of its span) at the ends."""
+    """Fit an axis to `values` with at most `count` intervals and a `margin` (share of its span) at the ends."""
     drawn = [value for value in values if plottable(value)]
     if from_zero or not drawn:
         drawn.append(0.0)
     low, high = min(drawn), max(drawn)
     size = max(abs(low), abs(high))
-    if high - low <= 1e-9 * size:  # one value only: give it room, so that its line is in the middle
+    if high - low <= 1e-9 * size:  # a single value: add room so that its line is in the middle
         room = 0.1 * size or 1.0
         low, high = (low, high + room) if from_zero else (low - room, high + room)
     margin *= high - low
-    # Values that are never negative, or never positive, get no axis that suggests they could be.
+    # The margin must not cross zero if no value does.
     low = max(0.0, low - margin) if low >= 0 else low - margin
     high = min(0.0, high + margin) if high <= 0 else high + margin
     return Axis(low, high, _nice_step(high - low, count))
 
 
 def _nice_step(span: float, count: int) -> float:
-    """The smallest of 1, 2, 5 × 10ⁿ that cuts `span` in at most `count` parts."""
+    """Return the smallest of 1, 2, 5 × 10ⁿ that divides `span` into at most `count` intervals."""
     rough = span / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
@@ -77,7 +77,7 @@ def _trim(value: float, step: float) -> float:
 
 
 def running_mean(values: Sequence[float | None], window: int) -> list[float | None]:
-    """The mean of the `window` values around each; a gap stays one."""
+    """Return the mean of the `window` values around each; gaps stay gaps."""
     sums, counts = [0.0], [0]
     for value in values:
         sums.append(sums[-1] + (value if plottable(value) else 0.0))
@@ -90,7 +90,7 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float | No
 
 
 def thin(values: Sequence[float | None], limit: int) -> list[int]:
-    """At most `limit` indices to draw of a long series, with its peaks, troughs and gaps."""
+    """Return at most `limit` indices of a long series that keep its peaks, troughs and gaps."""
     if len(values) <= limit:
         return list(range(len(values)))
     buckets = (limit - 2) // 3  # each keeps a lowest, a highest and a gap; then both ends

@@ -1,4 +1,4 @@
-"""Where the pages of a drawing lie: a tree around its first page, pulled and pushed until nothing lies on another."""
+"""Force-directed layout of a page graph: starts as a radial tree and moves pages until none overlap."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_DOT = 12.0  # from the middle of a page to the first of the dots around it
-_APART = 6.0  # between two pages with all that is around them
-_ROUNDS, _WORK = 220, 12_000  # of pulling and pushing; and of them times pages, at most
-_MOST_STRETCH = 1.9  # of one direction more than of the other
+_DOT = 12.0  # from the centre of a page to the first dot around it
+_APART = 6.0  # between two halos
+_ROUNDS, _WORK = 220, 12_000  # most iterations; most iterations × pages
+_MOST_STRETCH = 1.9  # of one direction relative to the other
 
 
 def halo(dots: int, *, middle: bool = False) -> float:
-    """How far it reaches from a page with so many dots around it; or from it to the middle of the last of them."""
+    """Return the radius of a page with `dots` around it, or the distance to the `middle` of the last dot."""
     return _DOT + 3.3 * math.sqrt(dots) + (0.0 if middle else 2.0)
 
 
 def spread(parents: np.ndarray, halos: np.ndarray, links: Sequence[tuple[int, int]]) -> np.ndarray:
-    """[pages, 2] the middle of each; `parents` [pages] come before their children, the first has none."""
+    """Return the centre of each page [pages, 2]; `parents` [pages] come before their children, roots have -1."""
     places = _radial(parents, halos)
     count = len(places)
     if count == 1:
@@ -45,7 +45,7 @@ def spread(parents: np.ndarray, halos: np.ndarray, links: Sequence[tuple[int, in
 
 
 def placed(places: np.ndarray, halos: np.ndarray, box: tuple[float, float, float, float]) -> tuple[np.ndarray, float]:
-    """The same within a box (left, top, right, bottom), the longer way lying down; and the scale of what is drawn."""
+    """Fit the layout into a box (left, top, right, bottom), longer axis horizontal; also returns the scale."""
     centred = places - places.mean(0)
     _, axes = np.linalg.eigh(centred.T @ centred)
     turned = centred @ axes[:, ::-1]
@@ -59,14 +59,14 @@ def placed(places: np.ndarray, halos: np.ndarray, box: tuple[float, float, float
 
 
 def _radial(parents: np.ndarray, halos: np.ndarray) -> np.ndarray:
-    """Each page on a ring by its depth, in the part of it that its parent has, shared out by what comes after each."""
+    """Place each page on a ring by its depth, in its parent's sector, with an angle proportional to its subtree."""
     count = len(parents)
     weight = halos.copy()
     for page in range(count - 1, 0, -1):
         if parents[page] >= 0:
             weight[parents[page]] += weight[page]
     begin, width, depth = np.zeros(count), np.full(count, 2 * math.pi), np.zeros(count)
-    taken = np.zeros(count)  # of the part of each, by the children before
+    taken = np.zeros(count)  # of each sector, by earlier children
     for page in range(1, count):
         parent = parents[page]
         if parent < 0:

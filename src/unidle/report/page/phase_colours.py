@@ -1,4 +1,4 @@
-"""Which phase has which colour: one table for the charts of the report page and those of the dashboard."""
+"""Colours of phases, shared by the report page and the dashboard."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ COLOURS = 9  # of the palette in `style.py`; a chart with more series repeats th
 
 
 class Look(NamedTuple):
-    """A colour of the palette, and a hatch, rising or falling as its sign, for those that share one."""
+    """A palette colour and, for phases that share one, a hatch (rising or falling)."""
 
     colour: str
     hatch: str = ""
 
 
 UNKNOWN_LOOK = Look("c5", "/")
-# Phases of the host, causes of the GPU's idleness, and what else shares a chart with these. A phase and the cause that
-# it is look alike; otherwise no two of one chart do.
+# Host phases, GPU idle causes, and other rows of the same charts. A phase and its cause look alike; otherwise no two
+# entries of one chart do.
 PHASE_LOOKS = {
     "busy": Look("c0"),
     "environment": Look("c1"),
@@ -36,10 +36,10 @@ PHASE_LOOKS = {
 
 
 def phase_look(name: str) -> Look:
-    """How a phase or cause is drawn."""
+    """Return the look of a phase or cause."""
     return PHASE_LOOKS.get(name, UNKNOWN_LOOK)
 
 
 def series_look(index: int) -> Look:
-    """How the series of that place in a chart is drawn, if it is no phase."""
+    """Return the look of the series at `index` of a chart."""
     return Look(f"c{index % COLOURS}")

@@ -1,4 +1,4 @@
-"""The report's section on plasticity: how much of the networks could still learn, at each evaluation."""
+"""The report's section on plasticity: the networks' ability to keep learning, at each evaluation."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from unidle.report.page.cards import SMALL, section, series
 from unidle.report.page.svg import Reference, line_chart
 
 _NETWORKS = ("critic", "actor")
-_NORMS = {"weight_norm": "Length of weights", "grad_norm": "Length of gradients"}
+_NORMS = {"weight_norm": "Weight norm", "grad_norm": "Gradient norm"}
 
 
 def plasticity_section(history: History) -> str:
-    """Charts of all that was measured; empty where nothing was."""
+    """Return charts of all plasticity metrics; empty if there are none."""
     records = [r for r in history.evaluations if number(r, DORMANT) is not None]
     if not records:
         return ""
 
     def chart(title: str, keys: dict[str, str], meaning: str, limit: float | None = None) -> str:
-        """Lines by name; those of one chart go into it together."""
+        """Draw one chart with a line per name."""
         lines = [series(name, records, key) for name, key in keys.items()]
         reference = None if limit is None else Reference(limit, "too many")
         return line_chart(
@@ -36,8 +36,8 @@ def plasticity_section(history: History) -> str:
         return {network: f"plasticity/{network}/{measure}" for network in _NETWORKS}
 
     charts = [
-        chart("Dormant neurons", of_both("dormant"), "share of the hidden layers", TOO_DORMANT),
-        chart("Feature rank", of_both("rank"), "directions that make up 0.99"),
+        chart("Dormant neurons", of_both("dormant"), "share of hidden neurons", TOO_DORMANT),
+        chart("Feature rank", of_both("rank"), "directions for 99 % of the variance"),
     ]
     for norm, title in _NORMS.items():
         for network in _NETWORKS:
@@ -48,4 +48,4 @@ def plasticity_section(history: History) -> str:
                 charts.append(chart(f"{title}, {network}", keys, "Euclidean norm"))
     last = number(records[-1], DORMANT) or 0.0
     note = remedy(last) if last > TOO_DORMANT else ""
-    return section("Plasticity", "of actor and first critic, at evaluations", "three", charts, note)
+    return section("Plasticity", "actor and first critic, at evaluations", "three", charts, note)

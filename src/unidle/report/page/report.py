@@ -1,4 +1,4 @@
-"""The report page of a run: one file, no scripts, nothing loaded from elsewhere."""
+"""The report page of a run: a single HTML file without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _TIME_UNITS = (
 )  # from, seconds, name
 _LEARNING = {  # metric → title, meaning
     "train/policy_loss": ("Policy loss", "clipped surrogate"),
-    "train/value_loss": ("Value loss", "squared error of the returns"),
+    "train/value_loss": ("Value loss", "squared error of returns"),
     "train/entropy": ("Entropy", "nats per action"),
-    "train/approx_kl": ("Approximate KL", "nats from where the update began"),
+    "train/approx_kl": ("Approximate KL", "nats from the policy before the update"),
     "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
-    "train/effective_share": ("Effective share", "share of samples, by weight"),
-    "train/explained_variance": ("Explained variance", "of the returns, by the values; 1 is best"),
+    "train/effective_share": ("Effective sample share", "by importance weights"),
+    "train/explained_variance": ("Explained variance", "of returns by values; 1 is best"),
 }
 _MEANING = {
-    "recipe": "what changes learning",
-    "engine": "what changes only speed",
-    "run": "what, how long, where",
+    "recipe": "affects learning",
+    "engine": "affects only speed",
+    "run": "task, duration, output",
 }
 
 
@@ -105,7 +105,7 @@ def _figures(history: History) -> str:
         (
             "Steps per second",
             "–" if speed is None else short_number(speed),
-            "mean up to the last iteration",
+            "average of the run",
         ),
         ("Best evaluation", *_evaluation_figure(best)),
         ("Final evaluation", *_evaluation_figure(final)),
@@ -127,16 +127,16 @@ def _evaluation_figure(record: Record | None) -> tuple[str, str]:
     std = number(record, "eval/return_std")
     spread = "" if std is None else f"± {score(std)} "
     success = number(record, "eval/success")
-    told = "" if success is None else f", success {percent(success)}"
-    return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}{told}"
+    rate = "" if success is None else f", success {percent(success)}"
+    return score(float(record["eval/return_mean"])), f"{spread}at step {short_number(record['step'])}{rate}"
 
 
 def _faults(history: History) -> str:
     counts = history.fault_counts
     if not counts:
         return ""
-    where = "metrics.jsonl tells what failed, in its lines of kind fault."
-    return f'<p class="note">Faults of environments: {escape(faults(counts))}; {where}</p>'
+    where = "see the records of kind fault in metrics.jsonl for details."
+    return f'<p class="note">Environment faults: {escape(faults(counts))}; {where}</p>'
 
 
 def _returns(history: History) -> str:
@@ -152,11 +152,11 @@ def _returns(history: History) -> str:
             reference=reference,
         )
         for title, key, scale, label in (
-            ("Return against steps", "step", 1.0, "environment steps"),
-            ("Return against wall time", "wall", seconds, f"wall time ({unit})"),
+            ("Return over steps", "step", 1.0, "environment steps"),
+            ("Return over wall time", "wall", seconds, f"wall time ({unit})"),
         )
     ]
-    return section("Return", "evaluations are shaded by one standard deviation", "two", charts)
+    return section("Return", "shaded: one standard deviation of an evaluation", "two", charts)
 
 
 def _return_series(history: History, key: str, scale: float) -> list[Series]:
@@ -178,7 +178,7 @@ def _return_series(history: History, key: str, scale: float) -> list[Series]:
 def _speed(history: History) -> str:
     windows = time_shares_over(history.iterations)
     parts = list(dict.fromkeys(part for _, shares in windows for part in shares))
-    # A window reaches back to the one before it, and so the first to the start of the run.
+    # A window starts at the end of the previous one, and the first at the start of the run.
     steps = [0.0, *(float(record["step"]) for record, _ in windows)]
     spans = [shares for _, shares in (*windows[:1], *windows)]
     layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans], look=phase_look(part)) for part in parts]
@@ -195,7 +195,7 @@ def _speed(history: History) -> str:
         ),
         stacked_bar("Where the time went", history.time_shares, size=SMALL),
         line_chart(
-            "Where it went over time",
+            "Time by phase over the run",
             layers,
             "environment steps",
             "share of wall time",
@@ -204,7 +204,7 @@ def _speed(history: History) -> str:
             as_percent=True,
         ),
     ]
-    return section("Speed", "faint: each iteration; bold: their running mean", "three", charts)
+    return section("Speed", "faint: each iteration; bold: running mean", "three", charts)
 
 
 def _learning(history: History) -> str:
@@ -223,7 +223,7 @@ def _learning(history: History) -> str:
         for key, (title, meaning) in _LEARNING.items()
         if any(key in record for record in history.iterations)
     ]
-    return section("Learning", "faint: each iteration; bold: their running mean", "three", charts) if charts else ""
+    return section("Learning", "faint: each iteration; bold: running mean", "three", charts) if charts else ""
 
 
 def _config(history: History) -> str:
@@ -235,7 +235,7 @@ def _config(history: History) -> str:
 
 
 def _settings(section: str, settings: dict[str, Any]) -> str:
-    """A card of settings. The recipe is long and wide, so its table comes in two halves."""
+    """Return a card of settings; the recipe is long, so its table has two columns."""
     rows = [
         f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_setting(str(name), value))}</td></tr>'
         for name, value in settings.items()
@@ -248,14 +248,14 @@ def _settings(section: str, settings: dict[str, Any]) -> str:
 
 
 def _setting(name: str, value: Any) -> str:
-    """A value as a user writes it: YAML on one line, and a word for what is left to unidle or switched off."""
+    """Return a value as a user writes it: YAML on one line, or a word for None (auto, off)."""
     if value is None:
         return word_for_none(name)
     if isinstance(value, str):
-        return value  # without the quotes that YAML needs around off
+        return value  # without the quotes that YAML needs around `off`
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 
 def _time_unit(longest: float) -> tuple[float, str]:
-    """Seconds and name of the unit in which a time axis up to `longest` seconds reads best."""
+    """Return seconds and name of the best unit for a time axis up to `longest` seconds."""
     return next((seconds, name) for start, seconds, name in _TIME_UNITS if longest >= start)

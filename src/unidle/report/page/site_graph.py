@@ -1,7 +1,7 @@
-"""The report's drawing of an episode on a website: the pages it went to, in which order, and what they were worth.
+"""The report's drawing of an episode on a website: the visited pages, their order and their relevance.
 
-It is drawn from a small file that an evaluation leaves in the run folder. What stands in there comes from a website:
-nothing of it is believed, and all of it is escaped.
+It is drawn from a small file that an evaluation writes to the run folder. Its content comes from a website, so it is
+validated and escaped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from unidle.report.page.cards import section
 from unidle.report.page.graph_layout import halo, placed, spread
 
 SIZE = (1100, 620)
-_MOST_PAGES, _MOST_LINKS, _MOST_LETTERS = 120, 4000, 300  # of a file that did not come from here
+_MOST_PAGES, _MOST_LINKS, _MOST_LETTERS = 120, 4000, 300  # limits for untrusted files
 _TOP, _BOTTOM, _MARGIN = 76.0, 566.0, 8.0  # where the graph lies; below it the walk
 _KINDS = {  # class → what the legend says
     "found": "about the topic",
     "other": "not about it",
     "failed": "failed",
     "twice": "seen before",
-    "heard": "heard of, not visited",
+    "heard": "linked, not visited",
 }
 _STATES = {"fetched": "other", "failed": "failed", "duplicate": "twice"}
 _LOOK = """
@@ -47,13 +47,13 @@ _LOOK = """
 
 @dataclass(frozen=True)
 class _Page:
-    """One that was visited."""
+    """A visited page."""
 
     url: str
     kind: str  # of `_KINDS`
     relevance: float
-    parent: int  # the visit that first named it; -1: none
-    others: int  # pages that it was first to name and that were never visited
+    parent: int  # the visit whose page first linked to it; -1: none
+    others: int  # pages that it was the first to link to and that were never visited
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Story:
 
 
 def site_graph_section(folder: Path) -> str:
-    """The last episode that an evaluation told of; empty where there is none."""
+    """Return the last episode recorded by an evaluation; empty if there is none."""
     story = _read(folder / STORY)
     if story is None:
         return ""
@@ -77,7 +77,7 @@ def site_graph_section(folder: Path) -> str:
 
 
 def site_graph(story: _Story) -> str:
-    """An `<svg>` of the pages, those that one links to around it, and the walk below them."""
+    """Return an `<svg>` of the pages with their unvisited links around them, and the walk below."""
     halos = np.array([halo(page.others) for page in story.pages])
     parents = np.array([page.parent for page in story.pages])
     places, scale = placed(spread(parents, halos, story.links), halos, (_MARGIN, _TOP, SIZE[0] - _MARGIN, _BOTTOM))
@@ -98,14 +98,14 @@ def site_graph(story: _Story) -> str:
 def _head(story: _Story) -> str:
     found = sum(page.kind == "found" for page in story.pages)
     more = f" (the first {len(story.pages)} are shown)" if story.visited > len(story.pages) else ""
-    title = f"{found} of {len(story.pages)} pages visited are about the topic; {story.known:,} were heard of{more}"
+    title = f"{found} of {len(story.pages)} visited pages are about the topic; {story.known:,} pages are known{more}"
     parts, x = [f'<text class="chart-title" x="2" y="17">{escape(title)}</text>'], 8.0
     for kind, name in _KINDS.items():
         radius = 2.4 if kind == "heard" else 5.5
         parts.append(f'<g class="{kind}"><circle class="page" cx="{x:.1f}" cy="39" r="{radius}"/></g>')
         parts.append(f'<text class="chart-name" x="{x + 12:.1f}" y="43">{name}</text>')
         x += 12 + 6.4 * len(name) + 22
-    for kind, name in (("tree", "first named there"), ("walk", "the way that was taken")):
+    for kind, name in (("tree", "first link"), ("walk", "order of visits")):
         parts.append(f'<path class="{kind}" d="M{x:.1f} 39h24"/>')
         parts.append(f'<text class="chart-name" x="{x + 31:.1f}" y="43">{name}</text>')
         x += 31 + 6.4 * len(name) + 22
@@ -127,7 +127,7 @@ def _lines(story: _Story, places: np.ndarray) -> str:
 
 
 def _walked(places: np.ndarray) -> str:
-    """From each page to the next one, bent a little, so that it is told from the links."""
+    """Draw curves from each page to the next, to distinguish them from links."""
     parts = []
     for (x1, y1), (x2, y2) in pairwise(places):
         bend = 0.14
@@ -137,7 +137,7 @@ def _walked(places: np.ndarray) -> str:
 
 
 def _heard(page: _Page, place: np.ndarray, scale: float) -> str:
-    """A dot for each page that this one was first to name: as the seeds of a sunflower lie."""
+    """Draw a dot for each page that this one was the first to link to, in a sunflower pattern."""
     dots = []
     for number in range(page.others):
         distance, angle = scale * halo(number + 1, middle=True), number * math.pi * (3 - math.sqrt(5))
@@ -160,7 +160,7 @@ def _visit(number: int, page: _Page, place: np.ndarray, scale: float) -> str:
 
 
 def _strip(story: _Story) -> str:
-    """The walk in its order, a box for each page."""
+    """Draw the walk as a row of boxes, one per page."""
     top, height, count = SIZE[1] - 40, 18, len(story.pages)
     width = min(26.0, (SIZE[0] - 4) / count)
     every = 5 * math.ceil(26 / (5 * width))  # of the numbers below them
@@ -183,22 +183,22 @@ def _strip(story: _Story) -> str:
 
 
 def _read(path: Path) -> _Story | None:
-    """What the file tells; None if there is none, or it is not such as it should be."""
+    """Read the file; None if it does not exist or is invalid."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        pages = [_page(number, page) for number, page in enumerate(told["pages"][:_MOST_PAGES])]
+        data = json.loads(path.read_text(encoding="utf-8"))
+        pages = [_page(number, page) for number, page in enumerate(data["pages"][:_MOST_PAGES])]
         count = len(pages)
-        links = [(int(a), int(b)) for a, b in told["links"][:_MOST_LINKS] if 0 <= a < count and 0 <= b < count]
-        story = _Story(int(told["step"]), pages, links, int(told["known"]), int(told["visited"]))
+        links = [(int(a), int(b)) for a, b in data["links"][:_MOST_LINKS] if 0 <= a < count and 0 <= b < count]
+        story = _Story(int(data["step"]), pages, links, int(data["known"]), int(data["visited"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return story if pages else None
 
 
-def _page(number: int, told: dict[str, Any]) -> _Page:
-    parent, relevance = int(told["parent"]), float(told["relevance"])
+def _page(number: int, data: dict[str, Any]) -> _Page:
+    parent, relevance = int(data["parent"]), float(data["relevance"])
     if not -1 <= parent < number and number:
-        raise ValueError("a page is named by one that was visited before it")
-    kind = "found" if told["relevant"] else _STATES[told["state"]]
-    url = str(told["url"])[:_MOST_LETTERS]
-    return _Page(url, kind, relevance, parent if number else -1, min(max(0, int(told["others"])), 120))
+        raise ValueError("a page must be linked by one that was visited before it")
+    kind = "found" if data["relevant"] else _STATES[data["state"]]
+    url = str(data["url"])[:_MOST_LETTERS]
+    return _Page(url, kind, relevance, parent if number else -1, min(max(0, int(data["others"])), 120))

@@ -1,9 +1,9 @@
-"""The look of the report page and its charts: one style sheet for light and dark."""
+"""The style sheet of the report page and its charts, for light and dark mode."""
 
 from __future__ import annotations
 
-# Series colours: Okabe and Ito's, which all kinds of colour vision tell apart, a little darker on
-# white and lighter on black, so that each stands out from the background by at least 3:1.
+# Series colours: Okabe and Ito's, distinguishable with all kinds of colour vision, slightly darker on
+# white and lighter on black for a contrast of at least 3:1.
 PALETTE = """
 :root {
   color-scheme: light dark;
@@ -121,7 +121,7 @@ CHART_LOOK = """
 .spot:hover .dot { stroke: var(--ink); }
 """
 
-# What the hatched parts of charts refer to, once in a file: stripes to lie over any colour.
+# Hatch patterns for charts, once per file: stripes over any colour.
 HATCHES = """<defs>
 <pattern id="hatch-up" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <rect width="2" height="4" style="fill: var(--hatch)"/></pattern>

@@ -1,4 +1,4 @@
-"""The report's section on success: how often episodes of evaluations reached their goal, in all and by task."""
+"""The report's section on success: success rates of evaluations, overall and by task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unidle.report.page.svg import line_chart
 
 
 def success_section(history: History) -> str:
-    """Success against steps, and a table of the tasks; empty where no environment tells of either."""
+    """Return success over steps and a table of tasks; empty if the environments report neither."""
     final, tasks = history.final_evaluation, history.tasks
     cards = []
     if history.success is not None:
@@ -21,7 +21,7 @@ def success_section(history: History) -> str:
         ]
         cards.append(
             line_chart(
-                "Success against steps",
+                "Success over steps",
                 lines,
                 "environment steps",
                 "share of episodes",
@@ -31,12 +31,12 @@ def success_section(history: History) -> str:
         )
     if tasks and final is not None:
         cards.append(_table(history, tasks))
-    remark = "an episode succeeded if it did at any step"
+    remark = "an episode counts if it succeeds at any step"
     return section("Success", remark if history.success is not None else "", "two", cards) if cards else ""
 
 
 def _table(history: History, tasks: list[str]) -> str:
-    """A line per task: success and return of the last evaluation, and the best success of all."""
+    """Return one row per task: success and return of the last evaluation, and the best success so far."""
     final = history.final_evaluation
     assert final is not None
     rows = []
@@ -51,6 +51,6 @@ def _table(history: History, tasks: list[str]) -> str:
         rows.append(
             f'<tr><th scope="row">{escape(task)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
         )
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("task", "success", "its best", "return"))
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("task", "success", "best success", "return"))
     where = f"Tasks at step {short_number(final['step'])}"
     return f'<h3>{escape(where)}</h3><table class="tasks"><tr>{heads}</tr>{"".join(rows)}</table>'

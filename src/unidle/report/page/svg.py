@@ -1,4 +1,4 @@
-"""Charts as inline SVG, by the standard library alone; `style.py` gives them their colours."""
+"""Charts as inline SVG with the standard library only; `style.py` defines their colours."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unidle.report.page.style import CHART_LOOK, HATCHES, PALETTE
 
 Values = Sequence[float | None]
 
-_DRAWN_POINTS = 1000  # per line; more cannot be told apart on a screen
-_HOVER_STRIPS = 100  # per chart; each costs a few hundred bytes
-_SMOOTH_FROM = 100  # points; a shorter series is legible as it is
-_DOTTED_BELOW = 80  # a series of fewer points shows them as dots
-_CHARACTER = 6.3  # mean width of one in the labels' font; SVG cannot measure text
+_DRAWN_POINTS = 1000  # per line; more cannot be distinguished on a screen
+_HOVER_STRIPS = 100  # per chart; each takes a few hundred bytes
+_SMOOTH_FROM = 100  # points; shorter series need no smoothing
+_DOTTED_BELOW = 80  # points; shorter series show dots
+_CHARACTER = 6.3  # mean character width of the labels' font; SVG cannot measure text
 
 
 @dataclass(frozen=True)
 class Series:
     """One line: None, NaN and infinity in `y` are gaps. `low` and `high` bound a shaded band.
 
-    Without a `look` it gets the colour of its place in the chart.
+    Without a `look` it gets a colour by its index in the chart.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Reference:
-    """A horizontal line to compare with, such as a target."""
+    """A horizontal reference line, such as a target."""
 
     y: float
     label: str
@@ -52,7 +52,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where the plot lies in the picture, and the axes that map values into it."""
+    """The plot's position in the picture, and its axes."""
 
     left: float
     right: float
@@ -81,10 +81,10 @@ def line_chart(
     as_percent: bool = False,
     smooth: bool = False,
 ) -> str:
-    """An `<svg>` of `series` over x from 0.
+    """Return an `<svg>` of `series` over x from 0.
 
-    `from_zero` shows y = 0, `stacked` fills the series one on another, and `smooth` draws long
-    ones faintly under their running mean over a fiftieth of the points.
+    `from_zero` includes y = 0, `stacked` stacks the series as filled areas, and `smooth` draws long ones faintly under
+    their running mean over a fiftieth of the points.
     """
     width, height = size
     looks = [line.look or series_look(i) for i, line in enumerate(series)]
@@ -119,7 +119,7 @@ def line_chart(
 
 
 def standalone(chart: str, size: tuple[int, int]) -> str:
-    """A chart as a file of its own, with the style sheet and the hatches that the report page has around it."""
+    """Return a chart as a standalone file with the report page's style sheet and hatches."""
     width, height = size[0] + 28, size[1] + 20
     font = ".chart { font-family: system-ui, sans-serif; background: var(--card); }"
     start, view_box, rest = chart.partition(f'viewBox="0 0 {size[0]} {size[1]}"')
@@ -131,7 +131,7 @@ def standalone(chart: str, size: tuple[int, int]) -> str:
 
 
 def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] = (380, 270)) -> str:
-    """An `<svg>` of one bar cut in `shares` of phases (they sum to 1), with a line for each below it."""
+    """Return an `<svg>` of one bar divided by `shares` of phases (they sum to 1), with a legend below."""
     width, height = size
     body = [_text(2, 17, title, "chart-title")]
     if not shares:
@@ -141,7 +141,7 @@ def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] =
     for i, (name, share) in enumerate(shares.items()):
         part, look = share * (width - 4), phase_look(name)
         hint = f"<title>{escape(name)}: {percent(share)}</title>"
-        # A hairline of background parts neighbours, for eyes that cannot tell their colours.
+        # A hairline gap separates neighbours for readers who cannot distinguish their colours.
         body.append(_filled(left, top, part - 1.5, bar, look, hint))
         left += part
         y = top + bar + 12 + (i + 0.5) * row
@@ -151,7 +151,7 @@ def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] =
 
 
 def _stack(series: list[Series]) -> list[Series]:
-    """Each series on top of the one before it, as a band. All must share their x."""
+    """Stack the series as bands; all must share their x."""
     floor = [0.0] * len(series[0].x) if series else []
     layers = []
     for line in series:
@@ -162,7 +162,7 @@ def _stack(series: list[Series]) -> list[Series]:
 
 
 def _legend(named: list[tuple[Look, str]], width: int) -> tuple[str, int]:
-    """Swatches and names in rows, and the height they take."""
+    """Return swatches and names in rows, and their height."""
     parts, x, y = [], 2.0, 40
     for look, name in named:
         needed = 18 + _CHARACTER * len(name) + 12
@@ -184,7 +184,7 @@ def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
         x = frame.x(tick)
         parts.append(_rule(x, frame.bottom, x, frame.bottom + 4, "chart-zero"))
         label = frame.x_axis.label(tick)
-        # A label at the right end would stick out of the picture.
+        # A label at the right end would overflow the picture.
         overhang = x + _CHARACTER * len(label) / 2 - frame.right - 10
         parts.append(_text(x - max(0.0, overhang), frame.bottom + 17, label, "chart-tick", anchor="middle"))
     middle = (frame.left + frame.right) / 2
@@ -208,7 +208,7 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
             pen = "M"
             continue
         at = f"{frame.x(xs[i]):.1f},{frame.y(y):.1f}"
-        # A point alone between two gaps is a line to itself: round caps make it a dot.
+        # A single point between two gaps is a line to itself: round caps make it a dot.
         path.append(f"M{at}L{at}" if pen == "M" else f"L{at}")
         pen = "L"
     return f'<path class="{kind}" d="{"".join(path)}"/>' if path else ""
@@ -243,7 +243,7 @@ def _reference(frame: _Frame, reference: Reference) -> str:
 def _hover(
     frame: _Frame, series: list[Series], drawn: list[Series], looks: list[Look], x_label: str, as_percent: bool
 ) -> str:
-    """What the mouse finds: strips over long series, and a dot on each point of the short ones."""
+    """Return hover targets: strips over long series, and dots on the points of short ones."""
     word = percent if as_percent else _value
     is_stacked = drawn is not series
     long = [i for i, s in enumerate(series) if s.x and (is_stacked or len(s.x) >= _DOTTED_BELOW)]
@@ -269,10 +269,10 @@ def _hover(
 
 
 def _strips(frame: _Frame, xs: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Values of x to tell about, each with the left and right edge of the strip that tells it."""
-    told = xs[:: -(-len(xs) // _HOVER_STRIPS)]
-    edges = [frame.left, *((frame.x(a) + frame.x(b)) / 2 for a, b in pairwise(told)), frame.right]
-    return [(x, left, right) for x, (left, right) in zip(told, pairwise(edges))]
+    """Return the x values with a tooltip, each with the left and right edge of its strip."""
+    shown = xs[:: -(-len(xs) // _HOVER_STRIPS)]
+    edges = [frame.left, *((frame.x(a) + frame.x(b)) / 2 for a, b in pairwise(shown)), frame.right]
+    return [(x, left, right) for x, (left, right) in zip(shown, pairwise(edges))]
 
 
 def _tooltip(x: float, x_label: str, lines: list[str]) -> str:
@@ -284,7 +284,7 @@ def _value(value: float) -> str:
 
 
 def _hatch_class(look: Look) -> list[str]:
-    """The class of what lies over a hatched shape, which is drawn twice; none for others."""
+    """Return the class of the hatch over a shape, which is drawn twice; empty without a hatch."""
     return [{"/": "hatch-up", "\\": "hatch-down"}[look.hatch]] if look.hatch else []
 
 

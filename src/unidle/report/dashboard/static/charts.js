@@ -1,12 +1,12 @@
-// How every chart looks: colours of the page, units of the axes, markers of changes.
+// Common chart settings: colours, axis units, markers of changes.
 
-// [colour of the palette, hatch] of a phase or cause; the table, which looks.py has, stands ahead of this script.
+// [palette colour, hatch] of a phase or cause; page.py inserts the table before this script.
 const look = (name) => (Object.hasOwn(PHASE_LOOKS, name) ? PHASE_LOOKS[name] : UNKNOWN_LOOK);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // for Plotly
 
 const UNITS = { seconds: [[7200, 3600, "h"], [240, 60, "min"], [0, 1, "s"]], joules: [[2e6, 1e6, "MJ"], [2e3, 1e3, "kJ"], [0, 1, "J"]] };
-const NAMES = { seconds: "time", joules: "energy of the GPU", steps: "environment steps" };
+const NAMES = { seconds: "time", joules: "GPU energy", steps: "environment steps" };
 
 // [divisor, axis title] that suits values up to `most`.
 function unitOf(axis, most) {
@@ -34,7 +34,7 @@ function plot(id, traces, extra) {
   return Plotly.react(byId(id), traces, layout(extra), { displayModeBar: false, responsive: true });
 }
 
-// Changes as lines with a number, which the list below explains.
+// Changes as numbered lines; the list below the chart explains them.
 function markers(axis, divisor, shapes = []) {
   const placed = view.changes.map((change, i) => [change[axis], change.change, i + 1]).filter(([x]) => x !== null);
   return {

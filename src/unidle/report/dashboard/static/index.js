@@ -1,4 +1,4 @@
-// The page of all runs: a row each, as the server tells them.
+// The page of all runs: one row per run, updated by server-sent events.
 
 function place(run) {
   const link = element("a", run.name);

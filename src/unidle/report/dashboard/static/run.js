@@ -1,4 +1,4 @@
-// The page of a run: draws a view, which comes from the server again and again, or lies in the page itself.
+// The page of a run: draws a view that comes from the server repeatedly or is embedded in the page.
 
 // -- learning, speed, power ----------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ function drawPower() {
 // -- the page ----------------------------------------------------------------------------------------------------------
 
 function say(id, text) {
-  if (byId(id).textContent !== text) byId(id).textContent = text; // a screen reader tells only what changed
+  if (byId(id).textContent !== text) byId(id).textContent = text; // screen readers announce only changes
   byId(id).hidden = !text;
 }
 
@@ -92,7 +92,7 @@ function drawWords() {
   showState(view.state);
   say("verdict", view.verdict);
   say("parts-sentence", view.parts ? `GPU busy ${view.parts.sentence}.` : "");
-  say("source", view.source === "meter.jsonl" ? "measured by the meter" : "by the trainer's own clock; this run has no meter.jsonl");
+  say("source", view.source === "meter.jsonl" ? "measured by the meter" : "by the trainer's clock, since this run has no meter.jsonl");
   byId("facts").replaceChildren(...view.facts.map(([name, value]) => {
     const fact = element("span", `${name} `);
     fact.append(element("b", value));
@@ -120,7 +120,7 @@ function draw() {
   drawWords();
   press("kinds", chosen.kind, (kind) => Boolean(view.tables[kind]));
   press("axes", chosen.axis, (axis) => axis !== "joules" || view.has_joules);
-  byId("axes").querySelector("[data-choice=joules]").title = view.has_joules ? "" : "no GPU of this run told its energy";
+  byId("axes").querySelector("[data-choice=joules]").title = view.has_joules ? "" : "no GPU energy readings for this run";
   drawTimeline();
   drawTable();
   drawLanes();
@@ -158,7 +158,7 @@ byId("latest").addEventListener("click", () => lookAt(null));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
 let isDue = false;
-function drawSoon() { // a tab that nobody sees draws when it is seen again
+function drawSoon() { // a hidden tab draws when it becomes visible
   if (isDue) return;
   isDue = true;
   requestAnimationFrame(() => { isDue = false; draw(); });
@@ -170,7 +170,7 @@ if (data) {
   keptSpans = kept.spans;
   view = kept.view;
   byId("home").removeAttribute("href");
-  byId("footer").textContent = "A page of its own: the state of the run when it was written.";
+  byId("footer").textContent = "A static copy: the state of the run when this file was written.";
   draw();
 } else {
   follow(`${location.pathname}/events`, (now) => { view = now; drawSoon(); });

@@ -1,5 +1,5 @@
 "use strict";
-// What both pages need. Text from a run only ever becomes textContent: no name or setting can become markup.
+// Shared by both pages. Text from a run is only set as textContent, so it cannot become markup.
 
 const byId = (id) => document.getElementById(id);
 
@@ -27,7 +27,7 @@ function showState(word, kind = word) {
   badge.className = `state ${kind}`;
 }
 
-// The token is in a cookie now: keep it out of the address bar, of history and of what is pasted from there.
+// The token is in a cookie now: keep it out of the address bar and the history.
 function forgetToken() {
   const address = new URL(location.href);
   if (!address.searchParams.has("token")) return;
@@ -39,5 +39,5 @@ function follow(path, show) {
   forgetToken();
   const events = new EventSource(path);
   events.onmessage = (event) => show(JSON.parse(event.data));
-  events.onerror = () => showState("connection lost; trying again", "lost");
+  events.onerror = () => showState("connection lost, retrying", "lost");
 }

@@ -1,15 +1,15 @@
-// Where the time went: the stacked timeline with its table, and the phases of one segment up close.
+// Where the time went: the stacked timeline with its table, and a close-up of one segment.
 
 const chosen = { kind: null, axis: "steps", place: null }; // place null: the latest segment
-let view = null; // view.py says what is in it
-let keptSpans = null; // of a page that is a file
+let view = null; // see view.py for its fields
+let keptSpans = null; // in a single-file page
 let shownSpans = null;
 
-// Where the chart has points: each segment begins, and ends before time that nobody metered, and at the end of the run.
-// [seconds, segment, whether it is such an end]
+// Points of the chart: the start of each segment, and its end before an unmeasured gap and at the end of the run.
+// [seconds, segment, whether it is an end]
 function corners() {
   const { begin, end } = view.timeline;
-  const gap = .005 * (end.at(-1) || 0); // a smaller one is two clocks that differ
+  const gap = .005 * (end.at(-1) || 0); // smaller gaps come from differences between clocks
   return begin.flatMap((from, i) => {
     const isLast = i === begin.length - 1;
     return isLast || begin[i + 1] > end[i] + gap ? [[from, i, false], [end[i], i, true]] : [[from, i, false]];
@@ -57,7 +57,7 @@ function drawTable() {
   }));
 }
 
-// -- a closer look at one segment ----------------------------------------------------------------------------------------
+// -- close-up of one segment ---------------------------------------------------------------------------------------------
 
 const withSpans = () => view.timeline.place.flatMap((place, i) => (place !== null && (!keptSpans || place in keptSpans) ? [i] : []));
 
@@ -82,11 +82,11 @@ async function drawLanes() {
   if (shownSpans?.place !== place) {
     const spans = keptSpans ? keptSpans[place] : await (await fetch(`${location.pathname}/spans?at=${place}`)).json();
     shownSpans = { place, spans };
-    if (view.timeline.place[segmentIndex()] !== place) return; // another one was chosen meanwhile
+    if (view.timeline.place[segmentIndex()] !== place) return; // another one was selected meanwhile
   }
-  const latest = chosen.place === null ? "The latest segment" : "The segment";
+  const latest = chosen.place === null ? "Latest segment" : "Segment";
   const shown = Math.max(0, ...shownSpans.spans.map(([, , , to]) => 1e3 * to)); // a segment may be longer than its spans
-  byId("lanes-title").textContent = `${latest}, from ${clockTime(begin[at])} on: its first ${shown < 10 ? shown.toPrecision(2) : Math.round(shown)} ms up close`;
+  byId("lanes-title").textContent = `${latest} from ${clockTime(begin[at])}: its first ${shown < 10 ? shown.toPrecision(2) : Math.round(shown)} ms`;
   byId("latest").setAttribute("aria-pressed", String(chosen.place === null));
   const order = withSpans();
   byId("earlier").disabled = order.indexOf(at) <= 0;
@@ -105,7 +105,7 @@ async function drawLanes() {
   });
   plot("lanes", traces, {
     barmode: "overlay", bargap: .25, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.3, font: { color: css("ink") } }, margin: { l: 60, r: 10, t: 30, b: 36 },
-    showlegend: true, xaxis: { title: { text: "milliseconds after the segment began" }, rangemode: "tozero" },
+    showlegend: true, xaxis: { title: { text: "milliseconds since the start of the segment" }, rangemode: "tozero" },
     yaxis: { categoryorder: "array", categoryarray: lanes.map(plain), showgrid: false, fixedrange: true },
     uirevision: String(place),
   });
@@ -117,7 +117,7 @@ function lookAt(place) {
   drawLanes();
 }
 
-// The segment with spans that is nearest to the one clicked, or next to the one shown.
+// The segment with spans nearest to the one clicked.
 function nearest(at) {
   const order = withSpans();
   return order.reduce((best, i) => (Math.abs(i - at) < Math.abs(best - at) ? i : best), order[0]);
