@@ -11,6 +11,8 @@ from typing import Any
 
 from cli_envs import Choice
 
+DAWDLE_S = 1.0
+
 
 class Sleepy(Choice):
     """Each step waits 10 ms, as for a server: more worker processes are faster, however few and busy the cores are."""
@@ -29,7 +31,7 @@ class Spoiling(Choice):
         super().__init__()
         self._how, self._note = how, note
         if how == "dawdle":
-            time.sleep(1.5)
+            time.sleep(DAWDLE_S)
 
     def step(self, action: Any) -> Any:
         if self._how == "leave" and _in_trial():

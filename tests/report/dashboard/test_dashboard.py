@@ -373,8 +373,8 @@ def test_mistakes_get_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         wrong["is not a folder"] = ["dashboard", str(tmp_path / "none")]
         wrong["letters, digits"] = ["dashboard", str(tmp_path), "--token", "two words"]
         wrong["--port 70000"] = ["dashboard", str(tmp_path), "--port", "70000"]
-        wrong["no address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
-        wrong["--host 192.0.2.1 is no address"] = ["dashboard", str(tmp_path), "--host", "192.0.2.1"]
+        wrong["not an address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
+        wrong["--host 192.0.2.1 is not an address"] = ["dashboard", str(tmp_path), "--host", "192.0.2.1"]
         for part, argv in wrong.items():
             assert command_line(argv) == 2
             said = capsys.readouterr().err

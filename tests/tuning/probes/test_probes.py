@@ -180,7 +180,8 @@ def test_learning_that_takes_long_is_measured_without_its_captures(
         return done[-1]
 
     monkeypatch.setattr(probes_learning, "steps_with_room", lambda *_: 1)
-    algo = SimpleNamespace(parameters=SimpleNamespace(flat=SimpleNamespace(device=torch.device(device))))
+    flat = SimpleNamespace(device=torch.device(device))
+    algo = SimpleNamespace(parameters=SimpleNamespace(flat=flat), experience=None)
     parts = SimpleNamespace(algo=algo, env_spec=SimpleNamespace(obs_layout=SimpleNamespace(obs_bytes=1)))
     probes = LearningProbes(job("slow_envs:Cheap"), 1.0, cast(Any, parts), cast(Any, None))
     monkeypatch.setattr(probes, "once", learn)

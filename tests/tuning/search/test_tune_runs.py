@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from paths import TESTS
+from tuning_envs import DAWDLE_S
 
 from unidle.cli.main import run as command_line
 from unidle.cli.tune import _check_place
@@ -128,17 +129,17 @@ def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.5, "the process ended with exit status 3"), (60.0, "the trial closed its connection without")],
+    ("seconds", "dying_s", "text"),
+    [(0.3, 5.0, "the process ended with exit status 3"), (60.0, 0.3, "the trial closed its connection without")],
 )
 def test_a_crash_is_not_taken_for_a_kill_while_it_lasts(
-    seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
+    seconds: float, dying_s: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pipe ends before the process does, by as long as its memory takes to be given back."""
     trial = Trial(spoiled("never"))
     code = f"import os, sys, time; os.close(int(sys.argv[1])); time.sleep({seconds}); os._exit(3)"
     popen = subprocess.Popen
-    monkeypatch.setattr("unidle.tuning.search.trial._DYING_SECONDS", 3.0)
+    monkeypatch.setattr("unidle.tuning.search.trial._DYING_SECONDS", dying_s)
     monkeypatch.setattr(subprocess, "Popen", lambda argv, **given: popen([argv[0], "-c", code, argv[-1]], **given))
     try:
         with pytest.raises(TrialError, match=f"^{text}") as error:
@@ -243,6 +244,6 @@ def test_the_start_of_a_trial_is_no_training() -> None:
     try:
         trial.start(60.0)
         turn = trial.go(0.1, 60.0)
-        assert 0.5 + turn.seconds <= turn.trained < 4 * 1.5  # seconds in which environments were made
+        assert 0.5 + turn.seconds <= turn.trained < 4 * DAWDLE_S  # four environments were created before
     finally:
         trial.close()
