@@ -93,7 +93,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
 
     from unidle.algos.ppo_ops import new_ppo
     from unidle.buffers.rollout import Rollout
-    from unidle.config import Recipe
+    from unidle.config import PPORecipe
     from unidle.engine.collect.device import DeviceCollector
     from unidle.engine.cuda_graphs import Capture
     from unidle.engine.learn.device_loop import DeviceLoop
@@ -104,8 +104,8 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
-    fields = Recipe.__dataclass_fields__
-    recipe = Recipe(**{name: value for name, value in settings(n_envs).items() if name in fields})
+    fields = PPORecipe.__dataclass_fields__
+    recipe = PPORecipe(**{name: value for name, value in settings(n_envs).items() if name in fields})
     maker = env_maker("unidle/CartPole-v1")
     env_spec = probe(maker)
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)

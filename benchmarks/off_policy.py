@@ -31,7 +31,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     from gymnasium import spaces
 
     from unidle.algos.registry import new_algorithm
-    from unidle.config import Recipe
+    from unidle.config import SACRecipe
     from unidle.engine.cuda_graphs import Capture
     from unidle.nn.sac_policy import SACPolicy
     from unidle.spaces.actions import ActionLayout
@@ -42,8 +42,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (SEEN,)))
-    recipe = Recipe(
-        algo="sac",
+    recipe = SACRecipe(
         n_envs=100,
         n_steps=1,
         batch_size=batch_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from unidle.config import Config, Engine, Recipe, Run
+from unidle.config import Config, Engine, Run, recipe_for
 from unidle.tuning.advice.facts import Facts, Readings, Table
 from unidle.tuning.probes.profile import Pace, Profile, Stepping
 from unidle.tuning.probes.stepping import Steps
@@ -45,7 +45,7 @@ def facts(
     settings = {"n_envs": measured.n_envs, "n_steps": measured.n_steps, "batch_size": 400, "overlap": measured.overlap}
     given: dict[str, Any] = {
         "config": Config(
-            Recipe(**{**settings, **(recipe or {})}),
+            recipe_for(**{"algo": "sac" if changes.get("replay_on_host") else "ppo", **settings, **(recipe or {})}),
             Engine(**{"workers": 4, "slices": 2, **(engine or {})}),
             Run(env="any", **(run or {})),
         ),

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from unidle.algos.off_policy import OffPolicy
 from unidle.algos.sac import SAC
 from unidle.buffers.multitask import TaskReplay
-from unidle.config import Recipe
+from unidle.config import recipe_for
 from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -22,7 +22,7 @@ def algo_of(**changes: Any) -> OffPolicy:
     """Whose memory holds as much of each task, all of it random."""
     torch.manual_seed(0)
     given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
-    recipe = Recipe(**{**given, "net_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
+    recipe = recipe_for(**{**given, "net_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
     policy = SACPolicy(
         ObservationLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe
     )

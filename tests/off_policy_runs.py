@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from unidle.algos.capturing import as_it_is
 from unidle.algos.registry import new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import recipe_for
 from unidle.engine.collect.host import Collector
 from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs
@@ -32,7 +31,7 @@ SMALL: dict[str, Any] = {
 
 def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> SmallRun:
     """The real parts of a small run, started."""
-    chosen = Recipe(algo=algo, **{**SMALL, **recipe})  # type: ignore[arg-type]
+    chosen = recipe_for(algo, **{**SMALL, **recipe})
     maker = env_maker(env)
     env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)
@@ -64,7 +63,7 @@ def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
     run = off_policy_run(
         env,
         "dqn",
-        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": 10.0, "learning_rate": 1e-3, "tau": 0.3, **recipe},
+        **{"gamma": 0.9, "tau": 0.3, "target_update_interval": 1, **recipe},
         learning_starts=10_000,
     )
     for _ in range(2):
@@ -82,7 +81,7 @@ def filled_td3(env: Any, **recipe: Any) -> SmallRun:
     run = off_policy_run(
         env,
         "td3",
-        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": math.inf, "learning_rate": 1e-3, "tau": 0.05, **recipe},
+        **{"gamma": 0.9, "learning_rate": 1e-3, "tau": 0.05, **recipe},
         learning_starts=10_000,
     )
     for _ in range(2):
@@ -102,7 +101,7 @@ def filled_sac(env: Any, **recipe: Any) -> SmallRun:
     run = off_policy_run(
         env,
         "sac",
-        **{"activation": "relu", "gamma": 0.9, "max_grad_norm": math.inf, "learning_rate": 1e-3, "tau": 0.05, **recipe},
+        **{"gamma": 0.9, "learning_rate": 1e-3, "tau": 0.05, **recipe},
         learning_starts=10_000,
     )
     for _ in range(2):

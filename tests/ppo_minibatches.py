@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from unidle.algos.ppo import PPO, Batch
 from unidle.algos.ppo_ops import PPOOps, new_ppo
-from unidle.config import Recipe
+from unidle.config import recipe_for
 from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -91,7 +91,7 @@ def an_algo(
     torch.manual_seed(1)
     actions = ActionLayout.of(action_space)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
-    recipe = Recipe(**{"net_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
+    recipe = recipe_for(**{"net_arch": (32, 32), "n_envs": SAMPLES, "n_steps": 1, "batch_size": BATCH, **changes})
     policy = ActorCritic(obs, actions, recipe, network)
     for parameter in policy.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)

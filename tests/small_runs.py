@@ -14,7 +14,7 @@ from torch import Tensor
 from unidle.algos.ppo import PPO
 from unidle.algos.ppo_ops import new_ppo
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import recipe_for
 from unidle.engine.collect.host import Collector
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.process_pool import ProcessPool
@@ -81,7 +81,7 @@ def small_run(
         "net_arch": (16, 16),
         "recurrent_size": 8,
     }
-    chosen = Recipe(**{**settings, **recipe})
+    chosen = recipe_for(**{**settings, **recipe})
     maker = env_maker(env, kwargs)
     env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import pytest
 
 import unidle
 from unidle.cli import main as command_line
-from unidle.config import Config
+from unidle.config import Config, Engine, Run
 from unidle.config import settings as schema
+from unidle.config.fields import word_for_none
+from unidle.config.files import load_yaml
 from unidle.config.presets import load_preset, preset_names
-from unidle.config.settings import word_for_none
+from unidle.config.settings import RECIPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -119,7 +123,7 @@ def test_the_yaml_blocks_are_config_files_that_are_understood(tmp_path: Path) ->
     assert found
     for text in found:
         (tmp_path / "config.yaml").write_text(text)
-        schema.load_yaml(tmp_path / "config.yaml")
+        load_yaml(tmp_path / "config.yaml")
 
 
 # -- what a page names is there ----------------------------------------------------------------------------------------
@@ -163,6 +167,7 @@ def test_every_flag_in_the_pages_exists(capsys: pytest.CaptureFixture[str]) -> N
     commands = re.findall(r"^  ([a-z-]+)  ", help_of(capsys), re.MULTILINE)
     assert "check-env" in commands
     known = {flag for command in commands for flag in FLAG.findall(help_of(capsys, command))}
+    known |= {flag for algo in RECIPES for flag in FLAG.findall(help_of(capsys, "train", "--algo", algo))}
     known |= {
         "--no-subproc",
         "--no-pin-cores",
@@ -183,17 +188,18 @@ def test_every_public_name_is_in_the_pages() -> None:
 # -- tables that repeat the code ---------------------------------------------------------------------------------------
 
 
-def meanings() -> dict[str, str]:
-    """Each setting's docstring; only the source has it."""
+def meanings(part: type) -> dict[str, str]:
+    """The docstring of each setting, inherited ones too; only the source has them."""
     found = {}
-    for node in ast.parse(Path(schema.__file__).read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name in ("Recipe", "Engine", "Run"):
-            for field, text in zip(node.body, node.body[1:]):
-                if isinstance(field, ast.AnnAssign):
-                    assert isinstance(field.target, ast.Name)
-                    assert isinstance(text, ast.Expr)
-                    assert isinstance(text.value, ast.Constant)
-                    found[field.target.id] = str(text.value.value)
+    classes = {node.name: node for node in ast.parse(Path(schema.__file__).read_text()).body if hasattr(node, "name")}
+    for base in reversed(part.__mro__[:-1]):
+        body = classes[base.__name__].body
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+                assert isinstance(field.target, ast.Name)
+                assert isinstance(text, ast.Expr)
+                assert isinstance(text.value, ast.Constant)
+                found[field.target.id] = str(text.value.value)
     return found
 
 
@@ -203,14 +209,21 @@ def worded(value: Any, none: str = "none") -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value) or "must be given"
 
 
-def test_every_setting_is_in_the_table_with_its_default_and_meaning() -> None:
-    defaults, texts = Config().flat(), meanings()
+@pytest.mark.parametrize(
+    ("heading", "part"),
+    [*((recipe().algo.upper(), recipe) for recipe in RECIPES.values()), ("Engine", Engine), ("Run", Run)],
+)
+def test_every_setting_is_in_the_table_with_its_default_and_meaning(heading: str, part: type) -> None:
+    defaults, texts = asdict(part()), meanings(part)
     assert texts.keys() == defaults.keys()
-    table_rows = [f"| `{name}` | {worded(defaults[name], word_for_none(name))} | {texts[name]} |" for name in defaults]
-    lines = (ROOT / "docs" / "recipe-and-engine.md").read_text().splitlines()
-    missing = [row for row in table_rows if row not in lines]
-    assert not missing, "put these rows in docs/recipe-and-engine.md:\n" + "\n".join(missing)
-    assert sum(line.startswith("| `") for line in lines) == len(table_rows), "the page has a setting that is gone"
+    table_rows = [
+        f"| `{name}` | {worded(value, word_for_none(name))} | {texts[name]} |" for name, value in defaults.items()
+    ]
+    page = (ROOT / "docs" / "recipe-and-engine.md").read_text()
+    section = re.search(rf"^#+ {heading}$(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/recipe-and-engine.md has no section {heading}"
+    rows = [line for line in section[1].splitlines() if line.startswith("| `")]
+    assert rows == table_rows, f"the table in section {heading} should be:\n" + "\n".join(table_rows)
 
 
 def test_every_preset_is_in_the_table_as_it_is() -> None:
@@ -218,7 +231,7 @@ def test_every_preset_is_in_the_table_as_it_is() -> None:
     for name in preset_names():
         preset = load_preset(name)
         recipe = preset.apply(Config()).recipe
-        epochs = recipe.n_epochs if recipe.algo == "ppo" else "–"
+        epochs = vars(recipe).get("n_epochs", "–")
         cells = [f"`{name}`", f"{recipe.n_envs} × {recipe.n_steps}", recipe.batch_size, epochs]
         table_rows.append(f"| {' | '.join(map(str, [*cells, worded(recipe.net_arch), preset.cores]))} |")
     lines = (ROOT / "docs" / "training.md").read_text().splitlines()

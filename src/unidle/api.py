@@ -14,10 +14,10 @@ import torch
 
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
+from unidle.config.files import refuse_second_run
 from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
-from unidle.config.resolve import lay
-from unidle.config.settings import refuse_second_run
+from unidle.config.resolve import lay, resumed
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
 from unidle.engine.build import choose_device, choose_workers, make_envs, resolve_network
@@ -38,12 +38,6 @@ from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.progress import Display
 
 _OVERLAP_PAYS_FROM = 48  # environments on a GPU, as measured: docs/overlap.md
-# What may differ between a run and its continuation: how long, how fast, what is looked at; not what is learned.
-_MAY_CHANGE_ON_RESUME = {
-    *(f.name for f in dataclasses.fields(Config().engine)),
-    *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
-    *("tensorboard", "wandb", "trace"),
-}
 
 
 class TrainedRun:
@@ -199,17 +193,7 @@ def resume(
     `settings` may extend it (timesteps) or change how fast it runs, but not its recipe.
     """
     folder = RunFolder.open(Path(path))
-    before = folder.config()
-    after = before.with_values(settings, "resume")
-    old, new = before.flat(), after.flat()
-    changed = [name for name in new if new[name] != old[name] and name not in _MAY_CHANGE_ON_RESUME]
-    if "run_name" in changed or "runs_dir" in changed:
-        raise UsageError(f"A resumed run stays in {path}; leave out run_name and runs_dir, or start anew.")
-    if changed:
-        raise UsageError(
-            f"A resumed run keeps its recipe, and {', '.join(changed)} would change it; leave it out, or start anew."
-        )
-    config = validated(after, resumed=True)
+    config = resumed(folder.config(), settings, str(path))
     maker = _placed(env_maker(env or config.run.env, config.run.env_kwargs), config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):
@@ -249,13 +233,13 @@ def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str
     recipe = config.recipe
     if size == recipe.n_envs:
         return config, []
-    preset = load_preset(config.run.preset or "classic").values
-    if recipe.n_envs != preset["n_envs"]:  # so it was asked for
+    preset = load_preset(config.run.preset or "classic").recipe
+    if recipe.n_envs != preset.n_envs:  # so it was asked for
         raise UsageError(
             f"{maker.name} makes {size} environments at once, not {recipe.n_envs}; leave out --n-envs, or say {size}."
         )
     # The preset's batch size was meant for the preset's number of environments; the user's own was not.
-    is_preset = recipe.on_policy and recipe.batch_size == preset["batch_size"]
+    is_preset = recipe.on_policy and recipe.batch_size == preset.batch_size
     with_it: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
     recipe = dataclasses.replace(recipe, n_envs=size, **with_it)
     return dataclasses.replace(config, recipe=recipe), [f"n_envs is {size}: as many as {maker.name} makes at once."]

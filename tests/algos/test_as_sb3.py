@@ -115,13 +115,13 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     assert not queue
 
 
-@pytest.mark.parametrize("temperature", ["auto", 0.2])
-def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[Tensor]) -> None:
-    run = filled_sac(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, temperature=temperature)
+@pytest.mark.parametrize("ent_coef", ["auto", 0.2])
+def test_sac_learns_what_stable_baselines3_learns(ent_coef: Any, noise: list[Tensor]) -> None:
+    run = filled_sac(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, ent_coef=ent_coef)
     algo, reals = run.algo, run.policy.distribution.reals
-    peer, memory = peer_of(run, sb3.SAC, ent_coef=temperature, tau=algo.recipe.tau)
+    peer, memory = peer_of(run, sb3.SAC, ent_coef=ent_coef, tau=algo.recipe.tau)
     peer.actor.action_dist.epsilon = 0.0  # in the logarithm of 1 − a², which we don't need
-    if temperature == "auto":
+    if ent_coef == "auto":
         peer.ent_coef_optimizer.param_groups[0]["eps"] = EPS
     theirs = linears(peer.actor.latent_pi)
     copy_weights(linears(run.policy.actor_trunk), theirs)
@@ -150,7 +150,7 @@ def test_sac_learns_what_stable_baselines3_learns(temperature: Any, noise: list[
             for member, network in enumerate(others.q_networks):
                 plain = linears(plain_network(ours.ensemble, member, nn.ReLU).float())
                 assert_equal_weights(plain, linears(network))
-        if temperature == "auto":
+        if ent_coef == "auto":
             assert_close(algo.rule.log_alpha, peer.log_ent_coef, atol=2e-6, rtol=1e-5)
     assert (algo.parameters.flat - first).abs().max() > 5 * RATE
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from multitask_sac import TASKS, algo_of, some_rows
 
-from unidle.config import Config, Recipe
+from unidle.config import Config, SACRecipe
 from unidle.config.validate import validated
 from unidle.engine.build import make_envs
 from unidle.envs.make import EnvMaker
@@ -65,7 +65,7 @@ def test_each_task_has_a_temperature_that_follows_its_own_entropy() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"per": True}, "draws as much of each and looks one step ahead; leave out `per`"),
+        ({"per": True}, "samples uniformly from each task, one step ahead; leave out `per`"),
     ],
 )
 def test_what_several_tasks_do_not_go_with_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -84,7 +84,7 @@ def test_a_batch_that_is_no_multiple_of_the_tasks_is_learned_from_too() -> None:
 
 
 def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:
-    actions, recipe = ActionLayout.of(spaces.Box(-1, 1, (2,))), Recipe(algo="sac", n_tasks=5, batch_size=30)
+    actions, recipe = ActionLayout.of(spaces.Box(-1, 1, (2,))), SACRecipe(n_tasks=5, batch_size=30)
     with pytest.raises(UsageError, match="The last 5 numbers of an observation must tell the task"):
         SACPolicy(ObservationLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
 

@@ -27,7 +27,7 @@ from unidle.algos.sac import SAC
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Replay
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import DQNRecipe, recipe_for
 from unidle.rng import keyed_generator
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -211,8 +211,7 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
 ) -> None:
     n_envs, n_steps, n_step, spare, prioritised, ends, anew = drawn
     places = n_step + 2 + spare
-    recipe = Recipe(
-        algo="dqn",
+    recipe = DQNRecipe(
         n_envs=n_envs,
         n_steps=n_steps,
         buffer_size=places * n_envs,
@@ -307,8 +306,8 @@ def nothing_but_noise(rollout: Rollout, seed: int) -> None:
 def test_after_every_fragment_exactly_so_many_updates_were_made(
     kind: Any, ratio: float, n_envs: int, n_steps: int, learning_starts: int
 ) -> None:
-    recipe = Recipe(
-        algo="dqn" if kind is DQN else "sac",
+    recipe = recipe_for(
+        "dqn" if kind is DQN else "sac",
         n_envs=n_envs,
         n_steps=n_steps,
         batch_size=2,
@@ -368,7 +367,7 @@ def flat(state: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def test_importance_weights_correct_in_full_at_the_end_of_the_run() -> None:
-    recipe = Recipe(algo="dqn", n_envs=2, n_steps=4, buffer_size=64, per=True, per_beta=0.4)
+    recipe = DQNRecipe(n_envs=2, n_steps=4, buffer_size=64, per=True, per_beta=0.4)
     experience = ExperienceReplay(recipe, 8, 1, CPU, as_it_is)
     for progress, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
         experience.set_progress(progress)

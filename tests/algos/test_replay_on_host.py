@@ -17,7 +17,7 @@ from unidle.buffers import placement as subject
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.replay import Replay, Transitions
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import DQNRecipe, Recipe, SACRecipe, recipe_for
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
 from unidle.engine.cuda_graphs import Capture
 from unidle.errors import UsageError
@@ -53,7 +53,7 @@ def fragment(seed: int) -> Rollout:
 
 @pytest.mark.parametrize("n_tasks", [1, 3])
 def test_it_holds_what_one_on_the_device_does(n_tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(**SMALL, n_tasks=n_tasks)
+    recipe = recipe_for(**SMALL, n_tasks=n_tasks)
     held = []
     for place in ("device", "host"):
         monkeypatch.setattr(subject, "choose_place", lambda *sizes, place=place: place)
@@ -71,7 +71,7 @@ def test_it_holds_what_one_on_the_device_does(n_tasks: int, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("_no_room")
 def test_each_update_has_a_batch_of_its_own_with_the_newest_steps_in_it() -> None:
-    recipe = Recipe(**SMALL, utd_ratio=1.5, learning_starts=24)
+    recipe = recipe_for(**SMALL, utd_ratio=1.5, learning_starts=24)
     experience = ExperienceReplay(recipe, 16, 2, CPU, as_it_is)
     seen: list[Transitions] = []
 
@@ -112,7 +112,7 @@ def placed(recipe: Recipe) -> tuple[bool, list[str]]:
 
 
 def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(algo="sac", buffer_size=2**20)  # of 1023 bytes each: a little less than 1 GiB
+    recipe = SACRecipe(buffer_size=2**20)  # of 1023 bytes each: a little less than 1 GiB
     on_a_gpu_with(int(1.2 * GIB), monkeypatch)
     assert placed(recipe) == (False, [])
     on_a_gpu_with(GIB, monkeypatch)  # of which a tenth is left to the rest
@@ -128,7 +128,7 @@ def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu_with(GIB, monkeypatch, host=10 * GIB)
     with pytest.raises(UsageError) as error:
-        ExperienceReplay(Recipe(algo="sac", buffer_size=10**8), 1000, 3, CUDA, as_it_is)
+        ExperienceReplay(SACRecipe(buffer_size=10**8), 1000, 3, CUDA, as_it_is)
     most = int(0.9 * 10 * GIB) // 1023
     assert str(error.value) == (
         "A memory of 100,000,000 steps takes 95.3 GiB, but cuda has room for 0.9 GiB and the host has room for "
@@ -139,7 +139,7 @@ def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.Monkey
 def test_priorities_must_lie_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu_with(GIB, monkeypatch)
     with pytest.raises(UsageError) as error:
-        ExperienceReplay(Recipe(algo="dqn", buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
+        ExperienceReplay(DQNRecipe(buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
     assert str(error.value) == (
         "A prioritised replay buffer must be on the GPU: 1,048,576 steps take 1.0 GiB, and the GPU has room for "
         f"0.9 GiB; give --buffer-size at most {int(0.9 * GIB) // 1032:,}, or leave out --per."

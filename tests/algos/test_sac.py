@@ -38,7 +38,7 @@ class SlowSAC:
         members = range(self.recipe.n_critics)
         self.critics = [plain(algo.rule.critics.ensemble, member, nn.ReLU) for member in members]
         self.targets = [plain(algo.rule.targets.ensemble, member, nn.ReLU) for member in members]
-        first = 0.0 if self.recipe.temperature == "auto" else math.log(self.recipe.temperature)
+        first = 0.0 if self.recipe.ent_coef == "auto" else math.log(self.recipe.ent_coef)
         self.log_temperature = torch.tensor(first, dtype=torch.float64, requires_grad=True)
         rate = self.recipe.learning_rate
         self.critic_weights = [weight for critic in self.critics for weight in critic.parameters()]
@@ -105,7 +105,7 @@ class SlowSAC:
             log_prob = (log_probs.exp() * log_probs).sum(-1)
         self._step(1, loss, list(self.actor.parameters()))
         self.saw |= {"actor_loss": loss.item(), "entropy": -log_prob.mean().item()}
-        if recipe.temperature == "auto":
+        if recipe.ent_coef == "auto":
             self._step(2, -(self.log_temperature * (log_prob.detach() + self.target_entropy)).mean(), [])
         for target_net, critic in zip(self.targets, self.critics):
             for slow, fast in zip(target_net.parameters(), critic.parameters()):
@@ -171,12 +171,12 @@ def assert_updates_agree(run: SmallRun, updates: int) -> SlowSAC:
 
 @pytest.mark.parametrize("space", ENVS)
 @pytest.mark.parametrize("n_critics", [1, 2, 5])
-@pytest.mark.parametrize("temperature", ["auto", 0.2])
-def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, temperature: Any) -> None:
-    run = filled_sac(ENVS[space], n_critics=n_critics, temperature=temperature)
+@pytest.mark.parametrize("ent_coef", ["auto", 0.2])
+def test_five_updates_are_those_of_the_papers(space: str, n_critics: int, ent_coef: Any) -> None:
+    run = filled_sac(ENVS[space], n_critics=n_critics, ent_coef=ent_coef)
     slow = assert_updates_agree(run, 5)
-    moved = slow.log_temperature.item() != (0.0 if temperature == "auto" else math.log(0.2))
-    assert moved == (temperature == "auto")
+    moved = slow.log_temperature.item() != (0.0 if ent_coef == "auto" else math.log(0.2))
+    assert moved == (ent_coef == "auto")
 
 
 @pytest.mark.parametrize("space", ENVS)

@@ -14,7 +14,7 @@ from unidle.algos.off_policy import whole_batch
 from unidle.algos.sac import SAC
 from unidle.algos.sac_kernels import choose_sac_update, unsupported
 from unidle.buffers.replay import Transitions
-from unidle.config import Recipe
+from unidle.config import SACRecipe
 from unidle.kernels.dispatch import Dispatch
 from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
@@ -33,7 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "never clipped": {"max_grad_norm": 1e9},
     "tasks": {"n_tasks": 3, "weight_init": "he"},
     "values kept small": {"value_limit": 0.1},
-    "temperature given": {"temperature": 0.3},
+    "temperature given": {"ent_coef": 0.3},
     "temperature and entropy given": {"target_entropy": -1.5, "n_critics": 1},
 }
 
@@ -41,7 +41,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def an_algorithm(reals: int, **changes: Any) -> SAC:
     torch.manual_seed(3)
     settings: dict[str, Any] = {"activation": "relu", "net_arch": (32, 32), "critic_arch": (48, 32)} | changes
-    recipe = Recipe(algo="sac", n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
+    recipe = SACRecipe(n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
     policy = SACPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
     return SAC(policy, recipe, whole_batch())
@@ -91,7 +91,7 @@ def test_an_update_is_the_plain_one(changes: dict[str, Any], reals: int) -> None
     for _ in range(3):  # so that moments, temperature and targets count as well
         errors = plain.update(batch, noise)
         torch.testing.assert_close(learn(batch, noise), errors, rtol=2e-4, atol=2e-5)
-    assert float(plain.alpha_grad.abs().sum()) > 0 or "temperature" in changes
+    assert float(plain.alpha_grad.abs().sum()) > 0 or "ent_coef" in changes
     for mine, theirs, before in zip(fused.changes, plain.changes, begun):
         # Of all that moved: a single weight moves by the learning rate however small its gradient is, up to rounding.
         assert float((mine - theirs).norm()) <= 0.02 * float((theirs - before).norm()) + 1e-6
@@ -135,7 +135,7 @@ def test_a_kernel_that_is_wrong_is_not_used(wrong: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))], ids=["parts"])
 def test_what_has_no_kernels_learns_the_plain_way(space: spaces.Space) -> None:
-    recipe = Recipe(algo="sac", n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
+    recipe = SACRecipe(n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
     policy = SACPolicy(ObservationLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
     assert unsupported(SAC(policy, recipe, whole_batch())) == "the observation is not one float32 vector"
     assert unsupported(an_algorithm(2)) is None

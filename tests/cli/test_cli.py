@@ -35,7 +35,8 @@ CHOICE = ["train", "--env", "cli_envs:Choice", *CLASSIC, *SMALL]
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", **extra}
+    places = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", **extra}
 
 
 def unidle(folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -557,11 +558,11 @@ def test_runs_without_a_name_get_one_each(tmp_path: Path, here: Here) -> None:
         ("--n-envs 4 --gamma 0.5", "A resumed run keeps its recipe, and n_envs, gamma would change it"),
         ("--n-steps 4", "A resumed run keeps its recipe, and n_steps would change it"),
         ("--batch-size auto", "A resumed run keeps its recipe, and batch_size would change it"),
-        ("--run-name b", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start anew."),
-        ("--runs-dir elsewhere", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start anew."),
+        ("--run-name b", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start a new run."),
+        ("--runs-dir elsewhere", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start a new run."),
         ("--seed 3", "A resumed run keeps its recipe, and seed would change it"),
-        ("--env CartPole-v1", "A resumed run keeps its env; leave out --env, or start anew."),
-        ("--network mine:network", "A resumed run keeps its network; leave out --network, or start anew."),
+        ("--env CartPole-v1", "A resumed run keeps its env; leave out --env, or start a new run."),
+        ("--network mine:network", "A resumed run keeps its network; leave out --network, or start a new run."),
         ("--preset fast", "--resume goes on with the run's own settings; leave out --config and --preset."),
         (
             "--config runs/a/config.yaml",

@@ -12,9 +12,9 @@ import unidle
 from unidle.cli.main import run as command_line
 from unidle.config import Config, Engine
 from unidle.config.engine_file import Machine, engine_yaml, read_engine_file
+from unidle.config.files import load_yaml
 from unidle.config.machine import available_cores
 from unidle.config.resolve import lay
-from unidle.config.settings import load_yaml
 from unidle.errors import UsageError
 
 SMALL = ["--n-envs", "2", "--n-steps", "16", "--batch-size", "16", "--n-epochs", "1", "--net-arch", "8"]

@@ -13,16 +13,20 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import unidle
 from unidle.cli.main import run as run_here
+from unidle.config import Config, DQNRecipe, PPORecipe, SACRecipe
+from unidle.config.fields import owners_of
+from unidle.config.files import load_yaml
 from unidle.config.presets import default_preset, load_preset
 from unidle.config.resolve import lay
-from unidle.config.settings import Config, Recipe, load_yaml
-from unidle.config.validate import _OWNERS, validated
+from unidle.config.settings import RECIPES
+from unidle.config.validate import validated
 from unidle.errors import UsageError
 
-OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
+NOT_THE_DEFAULT: dict[str, Any] = {
     "n_epochs": 3,
     "share_trunk": True,
     "recurrent": "gru",
+    "recurrent_size": 64,
     "gae_lambda": 0.9,
     "clip_range": 0.1,
     "clip_schedule": "linear",
@@ -45,12 +49,10 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "per_alpha": 0.5,
     "per_beta": 0.5,
     "tau": 0.01,
-    "adam_eps": 1e-5,
     "weight_init": "he",
     "n_tasks": 2,
     "n_critics": 3,
     "critic_arch": (8,),
-    "temperature": 0.1,
     "target_entropy": -1.0,
     "value_limit": 10.0,
     "policy_delay": 3,
@@ -63,9 +65,30 @@ OTHER_THAN_THE_DEFAULT: dict[str, Any] = {
     "exploration_final_eps": 0.01,
     "exploration_fraction": 0.2,
 }
-OWNER = {name: owners for owners, names in _OWNERS.items() for name in names}
-NEUTRAL = {
-    *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "recurrent_size"),
+OF_PPO = [
+    *("n_epochs", "share_trunk", "recurrent", "recurrent_size", "gae_lambda", "clip_range", "clip_schedule"),
+    *("clip_range_vf", "vf_coef", "target_kl", "normalize_advantage", "normalize_obs", "normalize_reward"),
+    "log_std_init",
+    "action_distribution",
+    "actor_obs",
+    "critic_obs",
+]
+OF_SAC_AND_TD3 = ["n_critics", "critic_arch"]
+OF_TD3 = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
+OF_SAC = ["weight_init", "target_entropy", "value_limit", "n_tasks"]
+OF_DQN = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
+OFF_POLICY = ["buffer_size", "learning_starts", "utd_ratio", "n_step", "per", "per_alpha", "per_beta", "tau"]
+OWNERS = {
+    **{name: ["ppo"] for name in OF_PPO},
+    "ent_coef": ["ppo", "sac"],
+    **{name: ["sac", "td3", "dqn"] for name in OFF_POLICY},
+    **{name: ["sac", "td3"] for name in OF_SAC_AND_TD3},
+    **{name: ["td3"] for name in OF_TD3},
+    **{name: ["sac"] for name in OF_SAC},
+    **{name: ["dqn"] for name in OF_DQN},
+}
+SHARED = {
+    *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "adam_eps"),
     *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
 }
 
@@ -75,27 +98,37 @@ def config_of(algo: str, **values: Any) -> Config:
     return load_preset(preset).apply(Config()).with_values({"env": "CartPole-v1", "algo": algo, **values}, "test")
 
 
-def test_every_setting_of_the_recipe_has_owners_or_is_everyones() -> None:
-    fields = {field.name for field in dataclasses.fields(Recipe)}
-    assert OWNER.keys() == OTHER_THAN_THE_DEFAULT.keys()
-    assert fields == OWNER.keys() | NEUTRAL
-    assert not OWNER.keys() & NEUTRAL
+def test_every_setting_of_the_recipe_has_owners_or_is_shared() -> None:
+    assert OWNERS.keys() == NOT_THE_DEFAULT.keys()
+    for algo, recipe in RECIPES.items():
+        own = {name for name, owners in OWNERS.items() if algo in owners}
+        assert {field.name for field in dataclasses.fields(recipe)} == own | SHARED
+    assert {name: owners_of(name) for name in OWNERS} == OWNERS
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "td3", "dqn"])
-@pytest.mark.parametrize("name", OTHER_THAN_THE_DEFAULT)
+@pytest.mark.parametrize("name", NOT_THE_DEFAULT)
 def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, algo: str) -> None:
-    config = config_of(algo, **{name: OTHER_THAN_THE_DEFAULT[name]})
-    if algo in OWNER[name]:
-        assert getattr(validated(config).recipe, name) == OTHER_THAN_THE_DEFAULT[name]
+    if algo in OWNERS[name]:
+        config = config_of(algo, **{name: NOT_THE_DEFAULT[name]})
+        assert getattr(validated(config).recipe, name) == NOT_THE_DEFAULT[name]
         return
     with pytest.raises(UsageError) as refusal:
-        validated(config)
-    preset = "classic" if algo == "ppo" else algo
+        config_of(algo, **{name: NOT_THE_DEFAULT[name]})
+    owners = OWNERS[name]
+    names = {1: "{}", 2: "{} and {}", 3: "{}, {} and {}"}[len(owners)].format(*map(str.upper, owners))
     assert str(refusal.value) == (
-        f"`{name}` is a setting of {' and '.join(OWNER[name])} and means nothing to {algo}; leave it out, or start "
-        f"from --preset {preset}."
+        f"`{name}` is a setting of {names}, not of {algo.upper()}; leave it out, or choose --algo {owners[0]}."
     )
+
+
+def test_another_algorithm_takes_over_what_was_changed_and_its_own_defaults() -> None:
+    config = Config().with_values({"n_envs": 3, "gamma": 0.9}, "test").with_values({"algo": "sac"}, "test")
+    assert config.recipe == SACRecipe(n_envs=3, gamma=0.9)
+    with pytest.raises(UsageError, match=r"`n_epochs` is a setting of PPO, not of SAC; leave it out"):
+        Config(PPORecipe(n_epochs=3)).with_values({"algo": "sac"}, "test")
+    with pytest.raises(UsageError, match=r"test: `algo` must be 'ppo' or 'sac' or 'td3' or 'dqn', not 'trpo'"):
+        Config().with_values({"algo": "trpo"}, "test")
 
 
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
@@ -104,10 +137,10 @@ def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, a
     [
         (
             {"buffer_size": 127, "n_envs": 8, "n_steps": 8},
-            "`buffer_size` is 127, and one iteration is 64 steps; remember at least twice as many.",
+            "`buffer_size` is 127, and one iteration collects 64 transitions; make the buffer at least twice that.",
         ),
-        ({"precision": "bf16"}, "`precision` bf16 is PPO's so far; {algo} takes tf32 or fp32."),
-        ({"batch_size": "auto"}, "`batch_size` auto is PPO's; give {algo} a number, such as 256."),
+        ({"precision": "bf16"}, "test: `precision` must be 'tf32' or 'fp32', not 'bf16'."),
+        ({"batch_size": "auto"}, "test: `batch_size` must be a whole number, not 'auto'."),
         ({"batch_size": 0}, "`batch_size` is 0; it must be at least 1."),
         ({"tau": 0}, "`tau` is 0.0; it must be above 0."),
         ({"tau": 1.1}, "`tau` is 1.1; it must lie between 0 and 1."),
@@ -128,8 +161,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, An
 @pytest.mark.parametrize(
     ("algo", "values", "sentence"),
     [
-        ("sac", {"temperature": 0}, "`temperature` is 0.0; it must be above 0, or auto."),
-        ("sac", {"temperature": -0.5}, "`temperature` is -0.5; it must be above 0, or auto."),
+        ("sac", {"ent_coef": 0}, "`ent_coef` is 0.0; it must be above 0, or auto."),
+        ("sac", {"ent_coef": -0.5}, "`ent_coef` is -0.5; it must not be negative."),
         ("sac", {"n_critics": 0}, "`n_critics` is 0; it must be at least 1."),
         ("sac", {"target_entropy": "inf"}, "`target_entropy` is inf; it must be a finite number."),
         ("dqn", {"target_update_interval": 0}, "`target_update_interval` is 0; it must be at least 1."),
@@ -154,7 +187,7 @@ def test_a_critic_needs_a_unit_in_every_layer() -> None:
     ("algo", "values"),
     [
         ("sac", {"buffer_size": 128, "n_envs": 8, "n_steps": 8}),
-        ("sac", {"temperature": "auto"}),
+        ("sac", {"ent_coef": "auto"}),
         ("sac", {"learning_starts": 0}),
         ("sac", {"batch_size": 3}),  # no divisor of anything
         ("dqn", {"exploration_fraction": 0, "exploration_final_eps": 0}),
@@ -222,12 +255,15 @@ def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--algo", "sac", "--n-epochs", "3"], "`n_epochs` is a setting of ppo and means nothing to sac"),
-        (["--algo", "dqn", "--normalize-obs"], "`normalize_obs` is a setting of ppo and means nothing to dqn"),
-        (["--preset", "classic", "--tau", "0.1"], "`tau` is a setting of sac and dqn and means nothing to ppo"),
-        (["--algo", "dqn", "--n-critics", "3"], "`n_critics` is a setting of sac and means nothing to dqn"),
-        (["--algo", "sac", "--buffer-size", "20"], "`buffer_size` is 20, and one iteration is 64 steps"),
-        (["--algo", "sac", "--preset", "max-gpu"], "leave it out, or start from --preset sac"),
+        (["--algo", "sac", "--n-epochs", "3"], "`n_epochs` is a setting of PPO, not of SAC; leave it out"),
+        (["--algo", "dqn", "--normalize-obs"], "`normalize_obs` is a setting of PPO, not of DQN"),
+        (["--preset", "classic", "--tau", "0.1"], "`tau` is a setting of SAC, TD3 and DQN, not of PPO"),
+        (["--algo", "dqn", "--n-critics", "3"], "`n_critics` is a setting of SAC and TD3, not of DQN"),
+        (["--algo", "sac", "--buffer-size", "20"], "`buffer_size` is 20, and one iteration collects 64 transitions"),
+        (
+            ["--algo", "sac", "--preset", "max-gpu"],
+            "Preset max-gpu is for PPO, and the algorithm is SAC; leave out",
+        ),
     ],
 )
 def test_the_command_line_says_which_setting_is_anothers(
@@ -243,7 +279,10 @@ def test_the_command_line_says_which_setting_is_anothers(
     ("words", "sentence"),
     [
         (["--n-parallel-envs", "0"], "`n_envs` is 0; it must be at least 1."),
-        (["--n-parallel-envs", "16", "--overlap", "off", "--gamma", "0.9"], "`gamma` is 0.99 in them, not 0.9"),
+        (
+            ["--n-parallel-envs", "16", "--overlap", "off", "--gamma", "0.9"],
+            "results with `gamma` 0.99, not 0.9",
+        ),
         (["--n_parallel_envs=many"], "`n_envs` must be a whole number, not 'many'"),
     ],
 )
@@ -293,4 +332,4 @@ def test_a_factory_of_vector_environments_needs_no_other_batch_size(tmp_path: Pa
         quiet=True,
     )
     assert run.config.recipe.n_envs == 5
-    assert run.config.recipe.batch_size == load_preset("dqn").values["batch_size"]
+    assert run.config.recipe.batch_size == DQNRecipe.batch_size

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from unidle.config.config import Config
+from unidle.config.fields import section_of
 from unidle.config.presets import default_preset, load_preset, preset_names
 from unidle.config.resolve import lay
-from unidle.config.settings import Config, section_of
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
@@ -162,8 +163,8 @@ def test_a_preset_of_fixed_numbers_keeps_them_unless_told_otherwise() -> None:
     with pytest.raises(UsageError) as error:
         validated(fixed_config(batch_size=640))
     assert str(error.value) == (
-        "Preset mt10-paper-1024 reproduces fixed numbers, and `batch_size` is 1280 in them, not 640; leave it out, or "
-        "say --allow-recipe-change."
+        "Preset mt10-paper-1024 reproduces published results with `batch_size` 1280, not 640; leave it out, or add "
+        "--allow-recipe-change."
     )
     assert validated(fixed_config(batch_size=640, allow_recipe_change=True)).recipe.batch_size == 640
     # A run that was begun when the preset had no such limit goes on without it.

@@ -11,22 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unidle.config import Config, Engine, Run
 from unidle.config import settings as schema
-from unidle.config.settings import (
-    LEFT_TO_UNIDLE,
-    Config,
-    Engine,
-    Recipe,
-    Run,
-    coerce,
-    flatten_sections,
-    load_yaml,
-    read_yaml,
-    section_of,
-    unknown_key,
-    whole_steps,
-    word_for_none,
-)
+from unidle.config.fields import AUTO_SETTINGS, coerce, section_of, unknown_key, word_for_none
+from unidle.config.files import flatten_sections, load_yaml, read_yaml
+from unidle.config.settings import RECIPES, whole_steps
 from unidle.errors import UsageError
 
 # PyYAML does not keep line separators such as U+0085; a name or path has no use for them.
@@ -48,11 +37,13 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
 
 def any_part(part: type) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(part)
-    hints.pop("recurrent", None)  # the one choice that is called "none"
-    return st.builds(part, **{name: any_value(hint) for name, hint in hints.items()})
+    # `recurrent` is the one choice that is called "none".
+    names = [f.name for f in dataclasses.fields(part) if f.init and f.name != "recurrent"]
+    return st.builds(part, **{name: any_value(hints[name]) for name in names})
 
 
-any_config = st.builds(Config, any_part(Recipe), any_part(Engine), any_part(Run))
+any_recipe = st.one_of([any_part(recipe) for recipe in RECIPES.values()])
+any_config = st.builds(Config, any_recipe, any_part(Engine), any_part(Run))
 
 
 @settings(deadline=None)  # the machine is shared
@@ -77,8 +68,9 @@ def test_the_recurrent_choice_none_survives_yaml(tmp_path: Path) -> None:
 
 
 def test_no_setting_has_the_same_name_in_two_sections() -> None:
-    names = [f.name for part in (Recipe, Engine, Run) for f in dataclasses.fields(part)]
-    assert len(names) == len(set(names))
+    for recipe in RECIPES.values():
+        names = [f.name for part in (recipe, Engine, Run) for f in dataclasses.fields(part)]
+        assert len(names) == len(set(names))
 
 
 def test_values_go_to_the_section_they_belong_to() -> None:
@@ -167,14 +159,14 @@ def test_values_are_taken_as_the_declared_type(key: str, value: Any, expected: A
         ("activation", "swish", "'tanh' or 'relu' or 'elu' or 'silu' or 'gelu'"),
         ("share_trunk", "yes", "true or false"),
         ("share_trunk", 1, "true or false"),
-        ("env", 3, "a text"),
+        ("env", 3, "a string"),
         ("env_kwargs", [1], "a mapping"),
         ("target_kl", "low", "a number or none"),
         ("subproc", "maybe", "true or false or auto"),
         ("workers", "all", "a whole number or auto"),
     ],
 )
-def test_a_wrong_type_is_told_in_one_sentence(key: str, value: Any, wanted: str) -> None:
+def test_a_wrong_type_is_refused_in_one_sentence(key: str, value: Any, wanted: str) -> None:
     with pytest.raises(UsageError) as error:
         coerce(key, value, "my.yaml")
     assert str(error.value) == f"my.yaml: `{key}` must be {wanted}, not {value!r}."
@@ -224,16 +216,17 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_yaml(tmp_path)
 
 
-def test_one_word_stands_for_what_is_left_to_unidle_and_another_for_what_is_switched_off() -> None:
+def test_auto_and_none_are_never_mixed_up_in_the_help_of_a_setting() -> None:
     """Each setting that may be None explains that word, if any, and not the other."""
     texts = inspect.getsource(schema)
-    for name, value in Config().flat().items():
-        meaning = re.search(rf'^    {name}: .*\n    """(.*)"""$', texts, re.M)
-        assert meaning is not None
-        if value is None:
+    defaults = {name: value for recipe in RECIPES.values() for name, value in Config(recipe()).flat().items()}
+    for name, value in defaults.items():
+        meanings = re.findall(rf'^    {name}: .*\n    """(.*)"""$', texts, re.M)
+        assert meanings
+        for meaning in meanings if value is None else ():
             other = {"auto": "none", "none": "auto"}[word_for_none(name)]
-            assert f"{other}:" not in meaning[1]
-            assert name not in LEFT_TO_UNIDLE or "auto:" in meaning[1]
+            assert f"{other}:" not in meaning
+            assert name not in AUTO_SETTINGS or "auto:" in meaning
     with pytest.raises(UsageError, match="a number or none"):
         coerce("target_kl", "auto", "test")
 

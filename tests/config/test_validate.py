@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unidle.config.settings import Config, Recipe
+from unidle.config import PPORecipe
+from unidle.config.config import Config
 from unidle.config.validate import (
     divisors,
     largest_divisor,
@@ -200,12 +201,12 @@ def test_a_suggested_batch_size_is_accepted_when_taken(n_envs: int, n_steps: int
     [(128, 256, 64), (128, 32, 32), (48, 96, 48), (100, 75, 25), (1, 8, 1)],
 )
 def test_a_training_sequence_is_the_longest_that_fits_both(n_steps: int, batch_size: int, expected: int) -> None:
-    recipe = Recipe(n_envs=24, n_steps=n_steps, batch_size=batch_size, recurrent="lstm")
+    recipe = PPORecipe(n_envs=24, n_steps=n_steps, batch_size=batch_size, recurrent="lstm")
     assert sequence_length(recipe) == expected
 
 
 def test_without_recurrence_a_sequence_is_one_step() -> None:
-    assert sequence_length(Recipe(n_steps=128, batch_size=64)) == 1
+    assert sequence_length(PPORecipe(n_steps=128, batch_size=64)) == 1
 
 
 def test_env_kwargs_that_no_file_can_hold_are_refused() -> None:

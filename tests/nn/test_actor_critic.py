@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unidle.config import Recipe
+from unidle.config import PPORecipe, Recipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic, n_parameters
 from unidle.spaces.actions import ActionLayout
@@ -16,7 +16,7 @@ from unidle.spaces.observations import ObservationLayout
 
 BOX = spaces.Box(-np.inf, np.inf, (3,))
 JOINT = spaces.Dict({"go": spaces.MultiDiscrete([3, 2]), "how": spaces.Box(-1, 1, (2,))})
-SMALL = Recipe(net_arch=(8, 8))
+SMALL = PPORecipe(net_arch=(8, 8))
 
 
 def make_policy(

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.describe import describe_small_mlp
@@ -27,10 +27,10 @@ SPACE = spaces.Dict(
     }
 )
 LAYOUT = ObservationLayout.of(SPACE)
-ASYMMETRIC = Recipe(net_arch=(8, 8), actor_obs=("policy",), critic_obs=("policy", "privileged"))
+ASYMMETRIC = PPORecipe(net_arch=(8, 8), actor_obs=("policy",), critic_obs=("policy", "privileged"))
 
 
-def new_policy(recipe: Recipe = ASYMMETRIC, layout: ObservationLayout = LAYOUT) -> ActorCritic:
+def new_policy(recipe: PPORecipe = ASYMMETRIC, layout: ObservationLayout = LAYOUT) -> ActorCritic:
     torch.manual_seed(0)
     return ActorCritic(layout, ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe)
 
@@ -118,7 +118,7 @@ def test_equal_groups_share_one_encoder() -> None:
 
 def test_naming_all_keys_is_the_default_bit_for_bit() -> None:
     named = new_policy(replace(ASYMMETRIC, actor_obs=tuple(SPACE.spaces), critic_obs=tuple(SPACE.spaces)))
-    default = new_policy(Recipe(net_arch=(8, 8)))
+    default = new_policy(PPORecipe(net_arch=(8, 8)))
     assert named.state_dict().keys() == default.state_dict().keys()
     assert all(torch.equal(one, other) for one, other in zip(named.parameters(), default.parameters()))
     assert torch.equal(named.value(random_obs(5)), default.value(random_obs(5)))

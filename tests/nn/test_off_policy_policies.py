@@ -15,7 +15,7 @@ from torch.distributions.transforms import TanhTransform
 from torch.testing import assert_close
 
 from unidle.algos.registry import new_policy
-from unidle.config import Recipe
+from unidle.config import DQNRecipe, SACRecipe, recipe_for
 from unidle.errors import UsageError
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.mlp import ACTIVATIONS
@@ -112,7 +112,7 @@ def test_actions_fill_the_range_of_the_space_and_leave_it_never() -> None:
 
 
 def test_the_deviation_is_kept_in_its_range() -> None:
-    policy = new_policy(ROWS, ActionLayout.of(BOX), Recipe(algo="sac"))
+    policy = new_policy(ROWS, ActionLayout.of(BOX), SACRecipe())
     obs = rows_of(torch.zeros(1, 4))
     for bias, log_std in ((50.0, 2.0), (-50.0, -20.0), (-1.0, -1.0)):
         with torch.no_grad():
@@ -159,7 +159,7 @@ def test_at_random_every_category_that_is_allowed_is_as_likely() -> None:
 
 
 def test_whether_actions_are_random_travels_with_the_weights() -> None:
-    one, other = (new_policy(ROWS, ActionLayout.of(BOX), Recipe(algo="sac")) for _ in range(2))
+    one, other = (new_policy(ROWS, ActionLayout.of(BOX), SACRecipe()) for _ in range(2))
     one.distribution.at_random.fill_(1.0)
     other.load_state_dict(one.state_dict())
     assert other.distribution.at_random == 1.0
@@ -202,7 +202,7 @@ def test_the_noise_at_its_ends_picks_the_first_and_the_last_that_are_allowed() -
 @pytest.mark.parametrize("dueling", [False, True])
 def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_each_head(dueling: bool) -> None:
     nvec = [2, 4, 3]
-    recipe = Recipe(algo="dqn", net_arch=(6,), activation="tanh", dueling=dueling)
+    recipe = DQNRecipe(net_arch=(6,), activation="tanh", dueling=dueling)
     policy = new_policy(ROWS, ActionLayout.of(spaces.MultiDiscrete(nvec)), recipe)
     assert isinstance(policy, QPolicy)
     observations = torch.randn(7, 4, generator=seeded())
@@ -227,7 +227,7 @@ def test_a_mask_forbids_in_both_policies() -> None:
     mask = torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=torch.uint8)
     obs = rows_of(torch.randn(2, 4, generator=seeded()), mask, layout)
     for algo in ("sac", "dqn"):
-        policy = new_policy(layout, actions, Recipe(algo=algo))  # type: ignore[arg-type]
+        policy = new_policy(layout, actions, recipe_for(algo))  # type: ignore[arg-type]
         assert policy.masked
         logits = policy.act(obs)[0].logits
         assert ((logits > -1e7) == mask.bool()).all()
@@ -300,11 +300,11 @@ def test_a_space_that_an_algorithm_does_not_take_is_refused_in_a_sentence(
     algo: Any, space: spaces.Space, sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        new_policy(ROWS, ActionLayout.of(space), Recipe(algo=algo))
+        new_policy(ROWS, ActionLayout.of(space), recipe_for(algo))
 
 
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
 def test_a_box_in_bins_is_a_choice(algo: Any) -> None:
-    policy = new_policy(ROWS, ActionLayout.of(spaces.Box(-2, 2, (1,)), 5), Recipe(algo=algo))
+    policy = new_policy(ROWS, ActionLayout.of(spaces.Box(-2, 2, (1,)), 5), recipe_for(algo))
     assert isinstance(policy, SACPolicy if algo == "sac" else QPolicy)
     assert policy.distribution.n_logits == 5

@@ -17,7 +17,7 @@ from hand_made import facts, profile
 from paths import BENCHMARKS
 
 from unidle.cli.main import run as command_line
-from unidle.config import Config, Recipe, Run
+from unidle.config import Config, PPORecipe, Run
 from unidle.config.resolve import lay
 from unidle.config.validate import validated
 from unidle.engine.trainer import Trainer
@@ -126,7 +126,7 @@ def test_long_iterations_are_shortened_and_minibatches_stay_whole() -> None:
     # An iteration of 40 + 20 s, of 16 × 100 steps in minibatches of 400: 100 steps can be halved twice.
     slow = profile(step_seconds=0.1, stepping=(dataclasses.replace(profile().stepping[0], seconds=40.0),))
     slow = dataclasses.replace(slow, collecting=40.0, pace=Pace(0.002, 20.0))
-    config = Config(Recipe(n_envs=16, n_steps=100, batch_size=400), facts().config.engine, Run(env="any"))
+    config = Config(PPORecipe(n_envs=16, n_steps=100, batch_size=400), facts().config.engine, Run(env="any"))
     assert shortened(config, slow, 35.0).recipe.n_steps == 50
     assert shortened(config, slow, 1.0).recipe.n_steps == 25
     assert shortened(config, slow, 100.0).recipe.n_steps == 100

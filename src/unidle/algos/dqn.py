@@ -24,7 +24,7 @@ from torch import Tensor
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
 from unidle.buffers.replay import Transitions
-from unidle.config import Recipe
+from unidle.config import DQNRecipe
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.q_policy import QPolicy
@@ -37,7 +37,7 @@ class DQN:
     noise_shape: tuple[int, ...] = (0,)
     n_tasks = 1
 
-    def __init__(self, policy: QPolicy, recipe: Recipe, gradient: Gradient) -> None:
+    def __init__(self, policy: QPolicy, recipe: DQNRecipe, gradient: Gradient) -> None:
         self.policy, self.recipe, self._gradient = policy, recipe, gradient
         self.target = copy.deepcopy(policy)
         self.parameters, self.target_parameters = FlatParameters(policy), FlatParameters(self.target)

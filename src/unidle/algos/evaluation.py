@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unidle.algos.micro_batches import FallBack, Pieces
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.distributions import Parameters
 
@@ -24,7 +24,7 @@ def sequences(field: Tensor, length: int) -> Tensor:
 class Evaluation:
     """How a policy sees a rollout that it, or another one, has acted in."""
 
-    def __init__(self, policy: ActorCritic, recipe: Recipe, length: int, fall_back: FallBack) -> None:
+    def __init__(self, policy: ActorCritic, recipe: PPORecipe, length: int, fall_back: FallBack) -> None:
         """`length` is that of the sequences that are learned from; `fall_back` hears if memory runs out."""
         assert isinstance(recipe.batch_size, int)
         self._policy, self._length, self._pieces = policy, length, Pieces("Evaluation", fall_back)

@@ -20,7 +20,7 @@ from unidle.buffers.placement import HOST, ReplayBuffer, lies_on_host, new_repla
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import OffPolicyRecipe
 from unidle.kernels.dispatch import Dispatch, Report, no_report
 
 _UPDATES_PER_GRAPH = 8
@@ -35,7 +35,7 @@ class ExperienceReplay:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: OffPolicyRecipe,
         obs_bytes: int,
         width: int,
         device: torch.device,

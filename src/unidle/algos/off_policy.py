@@ -20,7 +20,7 @@ from unidle.algos.experience_replay import ExperienceReplay, Updates
 from unidle.algos.micro_batches import Loss, Pieces
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import OffPolicyRecipe
 from unidle.kernels.dispatch import Dispatch, Report, no_report
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.rng import PLASTICITY, keyed_generator
@@ -73,9 +73,9 @@ class OffPolicy:
 
     def __init__(
         self,
-        kind: Callable[[Any, Recipe, Gradient], UpdateRule],
+        kind: Callable[[Any, Any, Gradient], UpdateRule],
         policy: Any,
-        recipe: Recipe,
+        recipe: OffPolicyRecipe,
         capture: Capturer = as_it_is,
         report: Report = no_report,
         *,

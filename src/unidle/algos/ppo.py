@@ -27,7 +27,7 @@ from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.micro_batches import Loss
 from unidle.algos.run_to_end import run_to_end
 from unidle.buffers.rollout import Rollout, discounted_returns
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.config.validate import sequence_length
 from unidle.kernels.ppo_types import Coefficients, Counters
 from unidle.nn.actor_critic import ActorCritic
@@ -37,7 +37,7 @@ from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.spaces.distributions import Parameters
 
 _REWARD_CLIP = 10.0
-_ADAM_EPS, _ADVANTAGE_EPS = 1e-5, 1e-8
+_ADVANTAGE_EPS = 1e-8
 _KL_MARGIN = 1.5  # a minibatch whose KL divergence exceeds the target by this factor ends the iteration
 # Importance weights have no upper bound, and a few would drown the rest.
 _MAX_WEIGHT = 2.0
@@ -119,7 +119,7 @@ class PPO:
     def __init__(
         self,
         policy: ActorCritic,
-        recipe: Recipe,
+        recipe: PPORecipe,
         make_ops: Callable[[PPO], Ops],
         after_gradient: AfterGradient | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class PPO:
         # Tensors, so that a captured update sees them change.
         self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
         self.clip_range = torch.tensor(recipe.clip_range, device=device)
-        self.adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=_ADAM_EPS)
+        self.adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=recipe.adam_eps)
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
         self.sequence_length = sequence_length(recipe)

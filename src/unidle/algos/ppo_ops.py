@@ -17,7 +17,7 @@ from unidle.algos.evaluation import Evaluation
 from unidle.algos.micro_batches import Loss, Pieces
 from unidle.algos.ppo import PPO, AfterGradient, Batch
 from unidle.buffers.rollout import Rollout, gae
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.config.validate import largest_divisor
 from unidle.kernels.dispatch import Dispatch, Report, compare, no_report, restored
 from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
@@ -30,7 +30,7 @@ _HOOKED = "after_gradient is set, and this kernel computes gradient and step tog
 
 def new_ppo(
     policy: ActorCritic,
-    recipe: Recipe,
+    recipe: PPORecipe,
     capture: Capturer = as_it_is,
     report: Report = no_report,
     after_gradient: AfterGradient | None = None,
@@ -39,7 +39,7 @@ def new_ppo(
     return PPO(policy, recipe, lambda ppo: PPOOps(ppo, capture, report), after_gradient)
 
 
-def iteration_nodes(recipe: Recipe) -> int | None:
+def iteration_nodes(recipe: PPORecipe) -> int | None:
     """CUDA-graph nodes of one iteration's updates; None: a recurrent policy's are not captured with the rollout."""
     assert isinstance(recipe.batch_size, int)
     if recipe.recurrent != "none":

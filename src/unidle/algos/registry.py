@@ -68,9 +68,9 @@ class Entry:
     """An algorithm and the policy it trains."""
 
     algorithm: Callable[..., Algorithm]
-    policy: type[AnyPolicy]
+    policy: Callable[..., AnyPolicy]
     # CUDA-graph nodes of one iteration's updates; None: they cannot be captured together with the rollout.
-    iteration_nodes: Callable[[Recipe], int | None] = lambda recipe: None
+    iteration_nodes: Callable[[Any], int | None] = lambda recipe: None
 
 
 ALGORITHMS: dict[str, Entry] = {

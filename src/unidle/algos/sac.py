@@ -27,7 +27,7 @@ from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
 from unidle.algos.plasticity import of_actor_and_critic
 from unidle.buffers.replay import Transitions
-from unidle.config import Recipe
+from unidle.config import SACRecipe
 from unidle.nn.critics import Critics
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -42,7 +42,7 @@ class SAC:
 
     metrics: tuple[str, ...] = ("critic_loss", "value", "actor_loss", "entropy")
 
-    def __init__(self, policy: SACPolicy, recipe: Recipe, gradient: Gradient) -> None:
+    def __init__(self, policy: SACPolicy, recipe: SACRecipe, gradient: Gradient) -> None:
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._gradient = policy, recipe, gradient
         self.n_tasks = recipe.n_tasks
@@ -64,7 +64,7 @@ class SAC:
         self.critic_parameters = FlatParameters(self.critics)
         self.target_flat = FlatParameters(self.targets).flat.detach()
         self.targets.requires_grad_(False)
-        first_alpha = 1.0 if recipe.temperature == "auto" else recipe.temperature
+        first_alpha = 1.0 if recipe.ent_coef == "auto" else recipe.ent_coef
         self.log_alpha = torch.full((recipe.n_tasks,), math.log(first_alpha), device=device)  # [tasks]
         self.alpha_grad = torch.zeros_like(self.log_alpha)
         self.target_entropy = _target_entropy(policy, recipe)
@@ -95,7 +95,7 @@ class SAC:
         self.step("critics")
         actor_means, missing = self._gradient(self.parameters, self._actor_loss, batch, alpha, noise[1])
         self.step("actor")
-        if self.recipe.temperature == "auto":
+        if self.recipe.ent_coef == "auto":
             self._update_alpha(batch, tasks, missing)
         self.sums.add_(torch.cat((critic_means, actor_means)))
         return errors
@@ -204,7 +204,7 @@ class SAC:
             adam.load_state_dict(state["adams"][name])
 
 
-def _target_entropy(policy: SACPolicy, recipe: Recipe) -> float:
+def _target_entropy(policy: SACPolicy, recipe: SACRecipe) -> float:
     """H̄: the setting; by default −dim(a) (2019, appendix D), or 0.98 of the maximum for Discrete actions."""
     if recipe.target_entropy is not None:
         return recipe.target_entropy

@@ -96,7 +96,7 @@ def describe(sac: SAC) -> SacState:
         activation=ACTIVATIONS[type(ensemble.activation)],
         log_std_range=LOG_STD_RANGE,
         target_entropy=sac.target_entropy,
-        learns_alpha=recipe.temperature == "auto",
+        learns_alpha=recipe.ent_coef == "auto",
         value_limit=math.inf if recipe.value_limit is None else recipe.value_limit,
         max_grad_norm=recipe.max_grad_norm,
         tau=recipe.tau,

@@ -28,7 +28,7 @@ from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
 from unidle.algos.plasticity import of_actor_and_critic
 from unidle.buffers.replay import Transitions
-from unidle.config import Recipe
+from unidle.config import TD3Recipe
 from unidle.nn.critics import Critics
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -41,7 +41,7 @@ class TD3:
     metrics: tuple[str, ...] = ("critic_loss", "value")
     n_tasks = 1
 
-    def __init__(self, policy: TD3Policy, recipe: Recipe, gradient: Gradient) -> None:
+    def __init__(self, policy: TD3Policy, recipe: TD3Recipe, gradient: Gradient) -> None:
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._gradient = policy, recipe, gradient
         device, reals = next(policy.parameters()).device, policy.distribution.reals

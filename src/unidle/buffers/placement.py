@@ -11,7 +11,7 @@ from unidle.buffers.multitask import TaskReplay
 from unidle.buffers.prefetch import choose_place, in_gib
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Replay
-from unidle.config import Recipe
+from unidle.config import OffPolicyRecipe
 from unidle.config.machine import free_memory
 from unidle.errors import UsageError
 from unidle.kernels.dispatch import Dispatch, Report
@@ -23,7 +23,7 @@ _USABLE = 0.9  # of the free memory; networks, CUDA graphs and workers need the 
 
 
 def lies_on_host(
-    recipe: Recipe, obs_bytes: int, width: int, device: torch.device, n_tasks: int, report: Report
+    recipe: OffPolicyRecipe, obs_bytes: int, width: int, device: torch.device, n_tasks: int, report: Report
 ) -> bool:
     """Whether the buffer only fits on the host; UsageError if it does not fit there either. Allocates nothing."""
     size = recipe.buffer_size
@@ -43,7 +43,7 @@ def lies_on_host(
 
 
 def new_replay_buffer(
-    recipe: Recipe, obs_bytes: int, width: int, place: torch.device, n_tasks: int, dispatch: Dispatch
+    recipe: OffPolicyRecipe, obs_bytes: int, width: int, place: torch.device, n_tasks: int, dispatch: Dispatch
 ) -> ReplayBuffer:
     """An empty buffer of the kind that the recipe asks for."""
     size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma

@@ -20,9 +20,9 @@ from unidle.cli.scaling import scaling_command as scaling_command
 from unidle.cli.tune import tune_command as tune_command
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
+from unidle.config.files import load_yaml, run_config_file
 from unidle.config.machine import available_cores, available_memory, gpu_name
 from unidle.config.presets import load_preset, preset_names
-from unidle.config.settings import load_yaml, run_config_file
 from unidle.errors import UsageError, explain_out_of_memory
 
 if TYPE_CHECKING:
@@ -67,14 +67,15 @@ def _resume(argv: list[str]) -> Result:
         given = before.with_values(file.values, engine)
         if note := file.note(gpu_name):
             print(note, file=sys.stderr)
+    argv = settle(argv, given.recipe.algo)
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
     if flags.site:
-        raise UsageError("A resumed run keeps its site; leave out --site, or start anew.")
+        raise UsageError("A resumed run keeps its site; leave out --site, or start a new run.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
     changes = {name: value for name, value in new.items() if value != old[name]}
     for name in ("env", "network"):
         if name in changes:  # `resume` takes these for Python objects that the config cannot name
-            raise UsageError(f"A resumed run keeps its {name}; leave out --{name}, or start anew.")
+            raise UsageError(f"A resumed run keeps its {name}; leave out --{name}, or start a new run.")
 
     from unidle.api import resume
 
@@ -195,7 +196,7 @@ def presets_command(argv: list[str]) -> Result:
                 "n_steps": recipe.n_steps,
                 "total_batch": recipe.total_batch,
                 "batch_size": recipe.batch_size,
-                "n_epochs": recipe.n_epochs if recipe.on_policy else None,
+                "n_epochs": vars(recipe).get("n_epochs"),
                 "network": list(recipe.net_arch),
                 "cores": preset.cores,
                 "memory_gb": round(preset.memory() / 2**30, 1),

@@ -15,7 +15,8 @@ import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from unidle.config import Config
-from unidle.config.settings import coerce, is_left_to_unidle, unknown_key
+from unidle.config.fields import coerce, is_auto_type, refuse_other_algo, unknown_key
+from unidle.config.settings import RECIPES
 from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")
@@ -29,34 +30,40 @@ _SWITCHED_ON = {_SWITCHES[f"--{name}"] for name in _OPEN_SWITCHES}
 
 _registry = ConstructorRegistry()
 
+_DEFAULTS = {name: value for recipe in RECIPES.values() for name, value in Config(recipe()).flat().items()}
 _TOGGLES = {
     f"--{prefix}{name.replace('_', '-')}"
-    for name, value in Config().flat().items()
+    for name, value in _DEFAULTS.items()
     if isinstance(value, bool)
     for prefix in ("", "no-")
 }
 # Settings whose flag takes one value that a config file writes the same way; a switch takes none.
-_VALUED = {name for name, value in Config().flat().items() if not isinstance(value, (bool, dict))}
+_VALUED = {name for name, value in _DEFAULTS.items() if not isinstance(value, (bool, dict))}
 _VALUED -= {name.replace("-", "_") for name in _OPEN_SWITCHES}
 
 
-def settle(argv: list[str]) -> list[str]:
-    """`argv` of settings by their own names, each value as a config file has it (1e6, none) or refused in its words."""
+def settle(argv: list[str], algo: str | None = None) -> list[str]:
+    """`argv` with each flag by its own name and each value as a config file has it (1e6, none).
+
+    A UsageError for a value that the setting cannot have, or for a setting that `algo` does not have.
+    """
     settled: list[str] = []
     for word in argv:
         before = settled[-1] if settled else ""
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
             flag = _ALIASES.get(flag.replace("_", "-"), flag.replace("_", "-"))
+            if algo:
+                refuse_other_algo(_setting(flag), algo)
             if equals and flag in _TOGGLES:
                 raise _takes_no_value(flag, value)
-            settled.append(f"{flag}={_value_of(flag, value)}" if equals else _SWITCHES.get(flag, flag))
+            settled.append(f"{flag}={_value_of(flag, value, algo)}" if equals else _SWITCHES.get(flag, flag))
         elif before in _SWITCHED_ON and word in ("auto", "none"):
             settled[-1] = before.replace("=on", "=auto")
         elif (before in _TOGGLES or before in _SWITCHES.values()) and not word.startswith("-"):
             raise _takes_no_value(before.partition("=")[0], word)
         elif before.startswith("--") and "=" not in before:
-            settled.append(_value_of(before, word))
+            settled.append(_value_of(before, word, algo))
         else:
             settled.append(word)
     return settled
@@ -67,11 +74,17 @@ def _takes_no_value(flag: str, value: str) -> UsageError:
     return UsageError(f"--{name} takes no value such as `{value}`; say --{name} or --no-{name}.")
 
 
-def _value_of(flag: str, text: str) -> str:
+def _setting(flag: str) -> str:
+    """The setting of a flag: n_envs for --n-envs, per for --no-per."""
     name = flag.removeprefix("--").replace("-", "_")
+    return name.removeprefix("no_") if flag in _TOGGLES else name
+
+
+def _value_of(flag: str, text: str, algo: str | None) -> str:
+    name = _setting(flag)
     if name not in _VALUED:
         return text
-    value = coerce(name, text, flag)
+    value = coerce(name, text, flag, algo)
     if value is None:
         return "none"
     return _write(value)
@@ -179,7 +192,7 @@ def _read_float(text: str) -> float:
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """none, or 20; auto where unidle then chooses"""
-    none = "auto" if is_left_to_unidle(info.type) else "none"
+    none = "auto" if is_auto_type(info.type) else "none"
     readers: dict[Any, tuple[str, Callable[[str], Any]]] = {
         int: (f"{none}|INT", _read_int),
         float: (f"{none}|FLOAT", _read_float),
@@ -206,7 +219,7 @@ def _if_given(kind: Any) -> Any:
     options = [option for option in get_args(kind) if option is not NoneType]
     if len(options) != 1 or NoneType not in get_args(kind):
         return None
-    return get_args(options[0])[0] if is_left_to_unidle(kind) else options[0]
+    return get_args(options[0])[0] if is_auto_type(kind) else options[0]
 
 
 def _read_widths(text: str) -> tuple[int, ...]:

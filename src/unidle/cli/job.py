@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 import tyro
 
 from unidle.cli.flags import parse, peek, settle, wants_help
-from unidle.config import Config, Engine, Recipe, Run
+from unidle.config import Config, Engine, PPORecipe, Recipe, Run
 from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import gpu_name
 from unidle.config.resolve import Layers, lay
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class JobFlags:
     """Flags override --engine, which overrides --config, which overrides --preset."""
 
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: Recipe = field(default_factory=PPORecipe)
     engine: Engine = field(default_factory=Engine)
     run: Run = field(default_factory=Run)
     config: Path | None = None
@@ -53,6 +53,7 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     file = peek(argv, "--config")
     layers = _layers(argv, Path(file) if file else None)
     given = layers.config
+    argv = settle(argv, given.recipe.algo)
     flags = parse(kind, argv, command, kind(given.recipe, given.engine, given.run))
     config = Config(flags.recipe, flags.engine, flags.run)
     if flags.site:

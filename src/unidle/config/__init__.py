@@ -1,5 +1,17 @@
-"""Settings: the dataclass tree, presets, foreign config files, and what the machine has."""
+"""Settings: one dataclass per algorithm, presets, config files of other libraries, and what the machine offers."""
 
-from unidle.config.settings import Config, Engine, Recipe, Run
+from unidle.config.config import Config, recipe_for
+from unidle.config.settings import DQNRecipe, Engine, OffPolicyRecipe, PPORecipe, Recipe, Run, SACRecipe, TD3Recipe
 
-__all__ = ["Config", "Engine", "Recipe", "Run"]
+__all__ = [
+    "Config",
+    "DQNRecipe",
+    "Engine",
+    "OffPolicyRecipe",
+    "PPORecipe",
+    "Recipe",
+    "Run",
+    "SACRecipe",
+    "TD3Recipe",
+    "recipe_for",
+]

@@ -15,8 +15,9 @@ from typing import Any
 
 import yaml
 
+from unidle.config.fields import coerce, section_of, unknown_key
+from unidle.config.files import read_yaml
 from unidle.config.machine import available_cores
-from unidle.config.settings import coerce, read_yaml, section_of, unknown_key
 from unidle.errors import UsageError
 
 

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from unidle.config.config import Config, recipe_type
 from unidle.config.engine_file import EngineFile
 from unidle.config.foreign.files import read_config
 from unidle.config.presets import EXPLORER, default_preset, load_preset
-from unidle.config.settings import OFF_POLICY, Config
+from unidle.config.settings import Engine
+from unidle.config.validate import validated
 from unidle.errors import UsageError
 
 _N_ENVS_OF_FIXED = "NUM_PARALLEL_ENVS"  # the environment variable for what one may tune of a preset of fixed numbers
+# What may differ between a run and its continuation: duration, speed and monitoring, but not learning.
+_MAY_CHANGE_ON_RESUME = {
+    *(f.name for f in fields(Engine)),
+    *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
+    *("tensorboard", "wandb", "trace"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Layers:
     @property
     def preset_batch_size(self) -> int:
         """What `--batch-size auto` must not exceed."""
-        size = load_preset(self.config.run.preset or "classic").values["batch_size"]
+        size = load_preset(self.config.run.preset or "classic").recipe.batch_size
         assert isinstance(size, int)
         return size
 
@@ -62,7 +70,8 @@ def lay(
     named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
     if translated:
         env, algo = env or translated.values.get("env"), algo or translated.values.get("algo")
-        if not preset and algo in OFF_POLICY and translated.is_of_sb3s_ppo:
+        is_off_policy = algo is not None and not recipe_type(algo, "--algo").on_policy
+        if not preset and is_off_policy and translated.is_of_sb3s_ppo:
             raise UsageError(
                 f"{file} is in Stable-Baselines3's words, and what it leaves out would be that of its PPO; name the "
                 f"preset too: --preset {algo}."
@@ -77,6 +86,11 @@ def lay(
         notes.append(f"No preset was named; taking `{named}` because {reason}. `unidle presets` lists them all.")
     base = load_preset(named)
     config = base.apply(Config())
+    if algo not in (None, config.recipe.algo):
+        raise UsageError(
+            f"Preset {named} is for {config.recipe.algo.upper()}, and the algorithm is {str(algo).upper()}; leave out "
+            f"--preset, or choose --preset {default_preset(has_gpu, env, algo)}."
+        )
     asked = os.environ.get(_N_ENVS_OF_FIXED)
     if asked and base.fixed and n_envs is None and not (translated and "n_envs" in translated.values):
         config = config.with_values({"n_envs": asked}, _N_ENVS_OF_FIXED)
@@ -84,3 +98,21 @@ def lay(
     if translated:
         config = config.with_values({**translated.values, "preset": named}, str(file))
     return Layers(config, notes)
+
+
+def resumed(before: Config, settings: dict[str, Any], folder: str) -> Config:
+    """The validated config of a run in `folder` that is resumed with changed `settings`; its recipe stays."""
+    if settings.get("algo", before.recipe.algo) != before.recipe.algo:
+        changed = ["algo"]
+    else:
+        after = before.with_values(settings, "resume")
+        old, new = before.flat(), after.flat()
+        changed = [name for name in new if new[name] != old[name] and name not in _MAY_CHANGE_ON_RESUME]
+    if "run_name" in changed or "runs_dir" in changed:
+        raise UsageError(f"A resumed run stays in {folder}; leave out run_name and runs_dir, or start a new run.")
+    if changed:
+        names = ", ".join(changed)
+        raise UsageError(
+            f"A resumed run keeps its recipe, and {names} would change it; leave it out, or start a new run."
+        )
+    return validated(after, resumed=True)

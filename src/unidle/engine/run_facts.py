@@ -23,11 +23,8 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step
     )
     if env_spec.on_device:
         backend = "on the device"
-    how_often = f"{recipe.n_epochs} epochs"
-    if not recipe.on_policy:
-        how_often = f"{recipe.utd_ratio:g} updates a step, from {recipe.buffer_size:,} steps"
     layers = ",".join(map(str, recipe.net_arch)) or "linear"
-    core = f"{recipe.recurrent} {recipe.recurrent_size} → " if recipe.recurrent != "none" else ""
+    core = f"{recipe.recurrent} {vars(recipe)['recurrent_size']} → " if recipe.recurrent != "none" else ""
     policy = parts.algo.policy
     device = next(policy.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -36,7 +33,7 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step
         "environment": f"{run.env}, {backend}",
         "preset": run.preset or "none",
         "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",
-        "batch size": f"{recipe.batch_size:,}, {how_often}",
+        "batch size": f"{recipe.batch_size:,}, {recipe.update_schedule}",
         "overlap": recipe.overlap,
         "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
         "device": f"{name}, {parts.precision}",

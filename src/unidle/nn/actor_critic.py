@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unidle.config import Recipe
+from unidle.config import PPORecipe, Recipe
 from unidle.errors import UsageError
 from unidle.nn.encoder import CustomEncoder, Encoder
 from unidle.nn.mlp import mlp, orthogonal
@@ -54,7 +54,7 @@ class ActorCritic(nn.Module):
         self,
         obs_layout: ObservationLayout,
         action_layout: ActionLayout,
-        recipe: Recipe,
+        recipe: PPORecipe,
         network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class ActorCritic(nn.Module):
         return params, value
 
 
-def _groups(layout: ObservationLayout, recipe: Recipe) -> tuple[ObservationLayout, ObservationLayout]:
+def _groups(layout: ObservationLayout, recipe: PPORecipe) -> tuple[ObservationLayout, ObservationLayout]:
     """The parts of the observation that the actor and the critic see."""
     actor = layout if recipe.actor_obs is None else layout.part(recipe.actor_obs, "actor_obs")
     critic = layout if recipe.critic_obs is None else layout.part(recipe.critic_obs, "critic_obs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unidle.config import Recipe
+from unidle.config import DQNRecipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
 from unidle.nn.encoder import Encoder
@@ -27,7 +27,7 @@ class QPolicy(nn.Module):
         self,
         obs_layout: ObservationLayout,
         action_layout: ActionLayout,
-        recipe: Recipe,
+        recipe: DQNRecipe,
         network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from unidle.config import Recipe
+from unidle.config import SACRecipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
 from unidle.nn.encoder import Encoder
@@ -39,7 +39,7 @@ class SACPolicy(nn.Module):
         self,
         obs_layout: ObservationLayout,
         action_layout: ActionLayout,
-        recipe: Recipe,
+        recipe: SACRecipe,
         network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from unidle.config import Recipe
+from unidle.config import TD3Recipe
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory, encoder_of
 from unidle.nn.encoder import Encoder
@@ -55,7 +55,7 @@ class TD3Policy(nn.Module):
         self,
         obs_layout: ObservationLayout,
         action_layout: ActionLayout,
-        recipe: Recipe,
+        recipe: TD3Recipe,
         network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()

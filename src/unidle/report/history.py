@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidle.config.settings import read_yaml, run_config_file, whole_steps
+from unidle.config.files import read_yaml, run_config_file
+from unidle.config.settings import whole_steps
 from unidle.formatting import outcome, percent, short_number
 from unidle.metrics.journal import how_good, read_records
 from unidle.timeline import PHASES

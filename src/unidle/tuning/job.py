@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from unidle.config import Config
+from unidle.config import Config, OffPolicyRecipe
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
@@ -15,7 +15,8 @@ MOST_WORKERS_PER_CORE = 4  # more workers than cores help if environments wait f
 def endless(config: Config) -> Config:
     """Return the job without an end, and with learning from the first iteration."""
     recipe = config.recipe
-    recipe = dataclasses.replace(recipe, learning_starts=min(recipe.learning_starts, recipe.total_batch))
+    if isinstance(recipe, OffPolicyRecipe):
+        recipe = dataclasses.replace(recipe, learning_starts=min(recipe.learning_starts, recipe.total_batch))
     return dataclasses.replace(config, recipe=recipe, run=dataclasses.replace(config.run, timesteps=ENDLESS))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unidle.config.config import Config
 from unidle.config.foreign.files import Translated, read_config
 from unidle.config.presets import load_preset
-from unidle.config.settings import Config
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 

@@ -23,7 +23,7 @@ from small_runs import SmallRun, floats, frozen, small_run
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.engine.collect.host import Collector
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.cuda_graphs import Capture
@@ -301,7 +301,7 @@ def test_each_environment_got_what_is_recorded_and_nothing_else_though_some_fail
     maker = env_maker(EchoReals)
     env_spec = probe(maker)
     torch.manual_seed(SEED)
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(32, 32))).to(place)
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(net_arch=(32, 32))).to(place)
     FlatParameters(policy)
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0
     rollouts = [Rollout(*shape, *sizes, place) for _ in range(2 if overlap == "strict" else 1)]

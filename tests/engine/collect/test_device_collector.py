@@ -12,7 +12,7 @@ from resumed_runs import StopAfter, assert_same, final_state
 
 import unidle
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import Collector
 from unidle.envs.device.host_view import TensorEnvs
@@ -39,7 +39,7 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
     torch.manual_seed(0)
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(recurrent=recurrent, recurrent_size=8))  # type: ignore[arg-type]
 
     def rollout() -> Rollout:
         return Rollout(
@@ -74,7 +74,7 @@ def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe())
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe())
     rollout = Rollout(9, 3, env_spec.obs_layout.obs_bytes, 1, 0, CPU)
     collector = DeviceCollector(Classic(task, 3, 0), env_spec, policy, rollout, 0, Timeline())
     collector.start()

@@ -25,7 +25,7 @@ from resumed_runs import StopAfter, assert_same, final_state
 from task_envs import Errands
 
 import unidle
-from unidle.config import Config, Recipe
+from unidle.config import Config, SACRecipe
 from unidle.engine.build import make_envs
 from unidle.engine.checkpoint.run_folder import load_checkpoint, save_checkpoint
 from unidle.engine.checkpoint.saver import Progress
@@ -96,14 +96,14 @@ def walker(**kwargs: Any) -> tuple[SACPolicy, Any, Any]:
     maker = env_maker(Errands, kwargs)
     env_spec = probe(maker)
     torch.manual_seed(1)
-    recipe = Recipe(algo="sac", n_tasks=3, net_arch=(16,))
+    recipe = SACRecipe(n_tasks=3, net_arch=(16,))
     policy = SACPolicy(env_spec.obs_layout, env_spec.action_layout, recipe)
     torch.nn.init.normal_(policy.actor_head.weight)
     return policy, maker, env_spec
 
 
 def config_of(**run: Any) -> Config:
-    return Config(recipe=Recipe(algo="sac", n_tasks=3, net_arch=(16,))).with_values(run, "test")
+    return Config(recipe=SACRecipe(n_tasks=3, net_arch=(16,))).with_values(run, "test")
 
 
 # -- success -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import unidle
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.learn import device_loop
 from unidle.engine.learn.device_loop import DeviceLoop
@@ -129,10 +129,10 @@ def test_what_is_not_finite_is_named_by_environment_and_step(
 
 def test_what_does_not_fit_one_graph_is_done_in_parts() -> None:
     env = Classic(TASKS[ENV], 4, 0)
-    recipe = Recipe(n_envs=4, n_steps=16, batch_size=64)
+    recipe = PPORecipe(n_envs=4, n_steps=16, batch_size=64)
     assert device_loop.fits(env, recipe)
-    assert not device_loop.fits(env, Recipe(n_envs=4, n_steps=1024, batch_size=64))
-    assert not device_loop.fits(env, Recipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
+    assert not device_loop.fits(env, PPORecipe(n_envs=4, n_steps=1024, batch_size=64))
+    assert not device_loop.fits(env, PPORecipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
 
 
 class Asking(Classic):
@@ -176,7 +176,7 @@ def test_compiled_steps_are_those_that_were_compiled() -> None:
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
     torch.manual_seed(0)
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(net_arch=(8,)))
     rollouts = []
     for compiles in (False, True):
         rollout = Rollout(
@@ -210,7 +210,7 @@ def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monke
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(net_arch=(8,)))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(net_arch=(8,)))
     rollout, told = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
     collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append)
     collector.compile_steps()

@@ -21,7 +21,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import unidle  # noqa: E402
 from unidle.buffers.rollout import Rollout  # noqa: E402
-from unidle.config import Recipe  # noqa: E402
+from unidle.config import PPORecipe  # noqa: E402
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint  # noqa: E402
 from unidle.engine.collect.device import DeviceCollector  # noqa: E402
 from unidle.engine.collect.host import Collector  # noqa: E402
@@ -249,7 +249,7 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
     maker = env_maker("gymnax:CartPole-v1", {"max_steps_in_episode": 6})
     env_spec = probe(maker)
     torch.manual_seed(0)
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=8))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(recurrent="gru", recurrent_size=8))
 
     def rollout() -> Rollout:
         return Rollout(

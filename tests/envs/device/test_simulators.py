@@ -25,7 +25,7 @@ from gymnasium.vector import AutoresetMode
 
 import unidle
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import PPORecipe
 from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.device.device_env import Step, Traits, traits_of
 from unidle.envs.device.host_view import TensorEnvs
@@ -296,7 +296,7 @@ def collector_of(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
     env_spec = probe(maker)
     assert env_spec.on_device
     torch.manual_seed(0)
-    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, Recipe(recurrent="gru", recurrent_size=4))
+    policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(recurrent="gru", recurrent_size=4))
     rollout = Rollout(steps, N, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU)
     return DeviceCollector(maker.device_env(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
 

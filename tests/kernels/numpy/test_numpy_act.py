@@ -13,7 +13,7 @@ from ppo_minibatches import ACTIONS
 
 from unidle.algos.capturing import as_it_is
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import recipe_for
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.envs.shared_block import SharedBlock
 from unidle.kernels.numpy.act import NumpyActor
@@ -28,7 +28,7 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
     """A lane whose environments have been seen, and their block."""
     actions = ActionLayout.of(ACTIONS[name])
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
-    recipe = Recipe(**{"net_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
+    recipe = recipe_for(**{"net_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
     torch.manual_seed(1)
     policy = ActorCritic(obs, actions, recipe)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import PPORecipe, Recipe, SACRecipe
 from unidle.engine.collect.inference import PageLock, Service
 from unidle.engine.collect.rollout_slot import Lane
 from unidle.engine.cuda_graphs import Capture
@@ -81,7 +81,7 @@ def outcome(
 def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
     activation: str, arch: tuple[int, ...], n_envs: int, normalize_obs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(n_envs=n_envs, net_arch=arch, activation=activation, normalize_obs=normalize_obs)  # type: ignore[arg-type]
+    recipe = PPORecipe(n_envs=n_envs, net_arch=arch, activation=activation, normalize_obs=normalize_obs)  # type: ignore[arg-type]
     fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
     assert is_fused
@@ -98,7 +98,7 @@ def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
 def test_squashed_actions_are_those_of_the_plain_kernels_by_each_tasks_head(
     n_tasks: int, arch: tuple[int, ...], n_envs: int, at_random: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(algo="sac", n_envs=n_envs, net_arch=arch, activation="relu", n_tasks=n_tasks)
+    recipe = SACRecipe(n_envs=n_envs, net_arch=arch, activation="relu", n_tasks=n_tasks)
     fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch, at_random=at_random)
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch, at_random=at_random)
     assert is_fused
@@ -111,7 +111,7 @@ def test_squashed_actions_are_those_of_the_plain_kernels_by_each_tasks_head(
 
 
 def test_what_it_does_not_cover_is_left_to_the_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for env, recipe in (("CartPole-v1", Recipe(n_envs=4)), ("Pendulum-v1", Recipe(n_envs=4, activation="gelu"))):
+    for env, recipe in (("CartPole-v1", PPORecipe(n_envs=4)), ("Pendulum-v1", PPORecipe(n_envs=4, activation="gelu"))):
         _, is_fused = outcome(recipe, env, True, monkeypatch)
         assert not is_fused
 
@@ -124,7 +124,7 @@ def test_should_it_not_run_the_plain_kernels_put_the_same_actions_into_the_block
     def broken(self: FusedActor) -> None:
         raise RuntimeError("no such GPU")
 
-    recipe = Recipe(n_envs=10)
+    recipe = PPORecipe(n_envs=10)
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
     monkeypatch.setattr(FusedActor, "__call__", broken)
     instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
@@ -146,7 +146,7 @@ def test_should_it_be_wrong_the_plain_kernels_put_the_right_actions_into_the_blo
         honest(self)
         self._arguments[2].mul_(1.5)  # the environments' actions
 
-    recipe = Recipe(n_envs=10)
+    recipe = PPORecipe(n_envs=10)
     plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
     monkeypatch.setattr(FusedActor, "__call__", wrong)
     instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unidle.buffers.rollout import Rollout
-from unidle.config import Recipe
+from unidle.config import recipe_for
 from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.make import env_maker
 from unidle.envs.spec import probe
@@ -33,7 +33,7 @@ def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(3)
     env_spec = probe(env_maker(name))
-    recipe = Recipe(**{"net_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
+    recipe = recipe_for(**{"net_arch": (32, 32), "n_envs": ENVS, "n_steps": STEPS, "batch_size": ENVS, **changes})
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, recipe).to(DEVICE)
     for parameter in policy.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)

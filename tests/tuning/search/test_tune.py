@@ -12,7 +12,7 @@ import pytest
 
 from unidle.cli.job import job_of
 from unidle.cli.tune import _train_command, _TuneFlags, tune_command
-from unidle.config import Config, Engine, Recipe
+from unidle.config import Config, Engine, PPORecipe
 from unidle.config.validate import validated
 from unidle.errors import TrainingError
 from unidle.report.terminal.tune import conclusion, outcome_row
@@ -28,7 +28,7 @@ HERE = Situation(
     cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, replay_off_device=False
 )
 JOB = validated(
-    Config(Recipe(overlap="off")).with_values(
+    Config(PPORecipe(overlap="off")).with_values(
         {"env": "CartPole-v1", "n_envs": 8, "n_steps": 64, "batch_size": 64, "workers": 1}, "test"
     )
 )

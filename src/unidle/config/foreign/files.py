@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import yaml
 
+from unidle.config.fields import coerce, section_of, unknown_key
+from unidle.config.files import flatten_sections, read_yaml
 from unidle.config.foreign import sb3
-from unidle.config.settings import coerce, flatten_sections, read_yaml, section_of, unknown_key
 from unidle.errors import UsageError
 
 Style = Literal["unidle", "sb3", "elegantrl"]

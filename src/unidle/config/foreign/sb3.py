@@ -7,7 +7,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from unidle.config.settings import Activation, coerce
+from unidle.config.fields import coerce
+from unidle.config.settings import Activation
 from unidle.errors import UsageError
 
 # Takes a value and the name of its file, adds to the notes, and returns flat unidle values.

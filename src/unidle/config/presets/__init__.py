@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidle.config.settings import OFF_POLICY, Config, flatten_sections, read_yaml
+from unidle.config.config import Config, recipe_type
+from unidle.config.files import flatten_sections, read_yaml
+from unidle.config.settings import Recipe
 from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent
@@ -25,6 +27,11 @@ class Preset:
     values: dict[str, Any]  # flat setting → value
     measured: str | None  # steps/s and GPU share, with machine and date, where they were measured
     fixed: bool = False  # it reproduces numbers of others: its recipe is not to be changed by the way
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe it stands for."""
+        return self.apply(Config()).recipe
 
     def apply(self, config: Config) -> Config:
         """`config` with this preset's values laid over it."""
@@ -64,7 +71,7 @@ def load_preset(name: str) -> Preset:
 
 def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = None) -> str:
     """What a user who names no preset gets."""
-    if algo in OFF_POLICY:
+    if algo is not None and not recipe_type(algo, "--algo").on_policy:
         return algo
     if env == EXPLORER:
         return "site-explore"

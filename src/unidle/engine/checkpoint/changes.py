@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unidle.config import Config
-from unidle.config.settings import word_for_none
+from unidle.config.fields import word_for_none
 from unidle.metrics.journal import read_records, reopen
 
 FILE = "changes.jsonl"

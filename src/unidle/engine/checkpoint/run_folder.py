@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from unidle.config import Config
-from unidle.config.settings import load_yaml, refuse_second_run, run_config_file
+from unidle.config.files import load_yaml, refuse_second_run, run_config_file
 from unidle.errors import UsageError, WriteError
 
 _FORMAT = 1

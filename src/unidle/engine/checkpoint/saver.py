@@ -117,7 +117,7 @@ class Saver:
         if "memory" not in state["algo"].get("experience", {"memory": None}):
             say(
                 f"What was remembered is not in the checkpoint (--no-save-replay-buffer): learning goes on when "
-                f"{recipe.learning_starts:,} steps are collected anew."
+                f"{vars(recipe)['learning_starts']:,} steps are collected anew."
             )
         lost = self.collector.load_state_dict(state["collector"])
         if lost:

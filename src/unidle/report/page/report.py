@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from unidle.config.settings import word_for_none
+from unidle.config.fields import word_for_none
 from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
 from unidle.report.page.atomic_write import write_atomically

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from unidle.config import OffPolicyRecipe
 from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
@@ -151,7 +152,7 @@ def buffer_on_the_host(facts: Facts) -> Finding | None:
     if on_gpu is not None:
         tried = f": learning takes {short_time(facts.profile.pace.learning)}, but {short_time(on_gpu)} with one there"
         faster = without(facts.saved_by_replay_on_gpu)
-    size = facts.config.recipe.buffer_size
+    size = vars(facts.config.recipe)["buffer_size"]
     room = "" if facts.readings.gpu_memory is None else f"; its memory is {percent(facts.readings.gpu_memory)} in use"
     return Finding(
         "buffer on the host",
@@ -202,7 +203,7 @@ def memory(facts: Facts) -> Finding | None:
 def _less(facts: Facts) -> str:
     """Return flags for a job that needs less memory; empty if minibatches would not divide its rollouts."""
     recipe = facts.config.recipe
-    if not recipe.on_policy:
+    if isinstance(recipe, OffPolicyRecipe):
         return f"--buffer-size {recipe.buffer_size // 2}"
     assert isinstance(recipe.batch_size, int)
     for n_envs in (3 * recipe.n_envs // 4, recipe.n_envs // 2):

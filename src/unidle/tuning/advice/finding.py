@@ -7,11 +7,13 @@ the machine), *recipe* advice does.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unidle.config import Config, Engine
-from unidle.config.settings import section_of
+from unidle.config.fields import section_of
+from unidle.errors import UsageError
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.job import is_valid
 from unidle.tuning.pipeline_model import predicted_speedup
@@ -60,8 +62,9 @@ def as_taken(advice: Advice, config: Config) -> Advice | None:
         return advice
     for more in ("", " --allow-recipe-change"):  # some presets require it
         flags = advice.flags + more
-        if is_valid(config.with_values(_values(flags), "advice")):
-            return replace(advice, flags=flags)
+        with suppress(UsageError):  # the algorithm may not have such a setting
+            if is_valid(config.with_values(_values(flags), "advice")):
+                return replace(advice, flags=flags)
     return None
 
 

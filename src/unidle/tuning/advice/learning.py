@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from unidle.config import OffPolicyRecipe
 from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
@@ -68,7 +69,7 @@ def small_batches(facts: Facts) -> Finding | None:
         text = f"{times} times larger minibatches, so fewer updates"
         faster = 1 / (1 - facts.learning * (1 - learning))
         advice = if_worth(Advice("recipe", text, f"--batch-size {times * recipe.batch_size}", faster))
-    elif not recipe.on_policy:
+    elif isinstance(recipe, OffPolicyRecipe):
         text = "half as many updates per step, with twice the batch size"
         flags = f"--utd-ratio {recipe.utd_ratio / 2:g} --batch-size {2 * recipe.batch_size}"
         advice = if_worth(Advice("recipe", text, flags, 1 / (1 - facts.learning * overhead / 2)))

@@ -36,7 +36,8 @@ class LearningProbes:
         """`parts` are the job's own, and `lane` holds a whole rollout before anything is probed."""
         self._config, self._share, self._parts, self._lane = config, share, parts, lane
         self._device = parts.algo.parameters.flat.device
-        self._few = min(config.recipe.buffer_size, _SMALL_MEMORY)  # replay buffer size of probes
+        buffer_size = vars(config.recipe).get("buffer_size", _SMALL_MEMORY)
+        self._few = min(buffer_size, _SMALL_MEMORY)  # replay buffer size of probes
         experience = parts.algo.experience
         if self._device.type == "cuda" and experience is not None:
             env_spec = parts.env_spec
@@ -78,7 +79,9 @@ class LearningProbes:
 
     def recipe_with(self, **changes: Any) -> Recipe:
         """Return the job's recipe with changes and a small replay buffer, which fits next to the job's."""
-        return dataclasses.replace(self._config.recipe, **{"buffer_size": self._few, **changes})
+        recipe = self._config.recipe
+        smaller = {} if recipe.on_policy else {"buffer_size": self._few}
+        return dataclasses.replace(recipe, **{**smaller, **changes})
 
     @if_it_fits
     def seconds_with(self, **changes: Any) -> float | None:
@@ -178,10 +181,7 @@ def _in_numpy(algo: Algorithm) -> bool:
 
 def updates_of(recipe: Recipe) -> float:
     """Return the number of minibatch updates per iteration."""
-    if not recipe.on_policy:
-        return max(1e-9, recipe.total_batch * recipe.utd_ratio)
-    assert isinstance(recipe.batch_size, int)
-    return recipe.n_epochs * recipe.total_batch / recipe.batch_size
+    return max(1e-9, recipe.updates_per_iteration)
 
 
 def quiet_capture(config: Config, parts: Parts) -> Capture:

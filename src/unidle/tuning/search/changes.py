@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.config import Config, Engine
-from unidle.config.settings import section_of
+from unidle.config.fields import section_of
 from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_valid
 from unidle.tuning.search.trial import Situation
 
@@ -112,8 +112,8 @@ def recipe_changes(config: Config, seen: Situation) -> list[Change]:
     if recipe.overlap == "off" and not seen.on_device:
         found.append(Change((("overlap", "strict"),), "overlap off → strict"))
     for name in _DOUBLED:
-        value = getattr(recipe, name)
-        if name != "n_epochs" or recipe.on_policy:
+        value = vars(recipe).get(name)
+        if value is not None:  # off-policy algorithms have no n_epochs
             found.append(Change(((name, 2 * value),), f"{name} {value} → {2 * value}"))
     return [change for change in found if is_valid(change.applied(config))]
 

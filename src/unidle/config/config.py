@@ -1,0 +1,75 @@
+"""The settings of a run as one tree, addressed by their flat names: `n_envs`, `device`, `seed`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from unidle.config.fields import SECTIONS, coerce, section_of, unknown_key
+from unidle.config.settings import RECIPES, Engine, PPORecipe, Recipe, Run
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole tree. `config.yaml` in a run folder holds it, and reproduces the run."""
+
+    recipe: Recipe = field(default_factory=PPORecipe)
+    engine: Engine = field(default_factory=Engine)
+    run: Run = field(default_factory=Run)
+
+    def with_values(self, values: dict[str, Any], source: str) -> Config:
+        """A copy with flat `values` (n_envs, device, …) changed; errors name `source`.
+
+        With another `algo`, settings that differ from their default are carried over.
+        """
+        recipe = _with_algo(self.recipe, values.get("algo", self.recipe.algo), source)
+        parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        for key, value in values.items():
+            section = section_of(key)
+            if section is None:
+                raise UsageError(unknown_key(key, source))
+            if key != "algo":
+                parts[section][key] = coerce(key, value, source, recipe.algo)
+        return Config(
+            recipe=dataclasses.replace(recipe, **parts["recipe"]),
+            engine=dataclasses.replace(self.engine, **parts["engine"]),
+            run=dataclasses.replace(self.run, **parts["run"]),
+        )
+
+    def flat(self) -> dict[str, Any]:
+        """All settings by their flat names."""
+        return {f.name: getattr(part, f.name) for part in self._parts() for f in dataclasses.fields(part)}
+
+    def to_yaml(self) -> str:
+        """The text of a config file that `load_yaml` reads back unchanged."""
+        tree = {
+            name: {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(part).items()}
+            for name, part in zip(SECTIONS, self._parts())
+        }
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+    def _parts(self) -> tuple[Recipe | Engine | Run, ...]:
+        return self.recipe, self.engine, self.run
+
+
+def recipe_for(algo: str = "ppo", **values: Any) -> Recipe:
+    """The recipe of algorithm `algo`: its defaults, and `values`."""
+    return recipe_type(algo, "algo")(**values)
+
+
+def recipe_type(algo: Any, source: str) -> type[Recipe]:
+    """The settings class of algorithm `algo`."""
+    return RECIPES[coerce("algo", algo, source)]
+
+
+def _with_algo(recipe: Recipe, algo: str, source: str) -> Recipe:
+    if algo == recipe.algo:
+        return recipe
+    default = type(recipe)()
+    changed = {name: value for name, value in vars(recipe).items() if value != getattr(default, name)}
+    kind = recipe_type(algo, source)
+    return kind(**{name: coerce(name, value, source, algo) for name, value in changed.items()})

@@ -1,0 +1,67 @@
+"""Converts plain values, as YAML, flags and keyword arguments give them, to a declared type."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from typing import Any, Literal
+
+MISMATCH = object()
+
+
+def convert(value: Any, expected: Any) -> Any:
+    """`value` as type `expected`, or MISMATCH. Numbers may be text: YAML reads 1e6 as text."""
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        # None first: for `str | None`, the text "none" means None.
+        options = sorted(typing.get_args(expected), key=lambda option: option is not type(None))
+        found = (convert(value, option) for option in options)
+        return next((option for option in found if option is not MISMATCH), MISMATCH)
+    if origin is Literal:
+        if value is False and "off" in typing.get_args(expected):
+            return "off"  # YAML reads `off` as False
+        return value if value in typing.get_args(expected) else MISMATCH
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            return MISMATCH
+        converted = tuple(convert(item, typing.get_args(expected)[0]) for item in items)
+        return MISMATCH if MISMATCH in converted else converted
+    if origin is dict:
+        return value if isinstance(value, dict) else MISMATCH
+    if expected is type(None):
+        return None if value is None or value == "none" else MISMATCH
+    if expected in (int, float):
+        return _number(value, expected)
+    return value if type(value) is expected else MISMATCH
+
+
+def _number(value: Any, expected: type) -> Any:
+    if isinstance(value, bool):
+        return MISMATCH
+    if expected is int and isinstance(value, int):
+        return value  # a float would round a large seed
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return MISMATCH
+    if expected is int:
+        return int(number) if number.is_integer() else MISMATCH
+    return MISMATCH if math.isnan(number) else number
+
+
+def describe(expected: Any, none: str) -> str:
+    """Type `expected` in words; `none` is the word for None."""
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(option, none) for option in typing.get_args(expected))
+    if origin is Literal:
+        return " or ".join(repr(option) for option in typing.get_args(expected))
+    if origin is tuple:
+        is_text = typing.get_args(expected)[0] is str
+        return "a list of names such as policy,privileged" if is_text else "a list of whole numbers such as 64,64"
+    if origin is dict:
+        return "a mapping"
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    return names.get(expected, none)

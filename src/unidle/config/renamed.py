@@ -1,0 +1,50 @@
+"""Settings under their former names, and config files from before each algorithm had its own settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unidle.config.fields import owners_of
+
+RENAMED = {
+    "network_arch": "net_arch",
+    "return_steps": "n_step",
+    "prioritised": "per",
+    "priority_alpha": "per_alpha",
+    "priority_beta": "per_beta",
+    "updates_per_step": "utd_ratio",
+    "initial": "weight_init",
+    "duelling": "dueling",
+    "double": "double_dqn",
+    "target_every": "target_update_interval",
+    "epsilon_final": "exploration_final_eps",
+    "epsilon_fraction": "exploration_fraction",
+    "save_replay": "save_replay_buffer",
+    "temperature": "ent_coef",
+}
+
+
+def with_current_names(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`values` with former names replaced, and a sentence for each; a value under the current name wins."""
+    old = [name for name in values if name in RENAMED]
+    current = {RENAMED[name]: values[name] for name in old}
+    current |= {name: value for name, value in values.items() if name not in RENAMED}
+    return current, [f"`{name}` is now `{RENAMED[name]}`; using it." for name in old]
+
+
+def without_other_algorithms(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a config file, without those of other algorithms if it lists the settings of all of them.
+
+    Files were written that way by versions in which all algorithms shared one class of settings.
+    """
+    if not {"n_epochs", "buffer_size"} <= values.keys():
+        return values
+    algo = values.get("algo", "ppo")
+    values = dict(values)
+    if "temperature" in values:
+        # SAC's, which is now its `ent_coef`; the file's `ent_coef` was PPO's.
+        values.pop("ent_coef" if algo == "sac" else "temperature", None)
+    if algo == "ppo":
+        values.pop("adam_eps", None)  # it was not PPO's, which used 1e-5
+    current, _ = with_current_names(values)
+    return {name: value for name, value in current.items() if algo in owners_of(name) or not owners_of(name)}
