@@ -131,7 +131,7 @@ def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.Monkey
         ExperienceReplay(SACRecipe(buffer_size=10**8), 1000, 3, CUDA, as_it_is)
     most = int(0.9 * 10 * GIB) // 1023
     assert str(error.value) == (
-        "A memory of 100,000,000 steps takes 95.3 GiB, but cuda has room for 0.9 GiB and the host has room for "
+        "A replay buffer of 100,000,000 steps takes 95.3 GiB, but cuda has room for 0.9 GiB and the host has room for "
         f"9.0 GiB; give --buffer-size at most {most:,}."
     )
 

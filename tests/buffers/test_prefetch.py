@@ -40,17 +40,18 @@ def test_a_memory_lives_on_the_device_where_it_fits_there_and_on_the_host_where_
     assert choose_place(10, GIB, CPU, 0, 10 * GIB) == "device"  # the device is the host
 
 
-def test_a_memory_that_fits_nowhere_names_the_sizes_and_what_would_fit() -> None:
+def test_a_replay_buffer_that_fits_nowhere_names_the_sizes_and_what_would_fit() -> None:
     with pytest.raises(UsageError) as error:
         choose_place(2_000, GIB // 16, CUDA, 80 * GIB, 96 * GIB + 1)
     assert str(error.value) == (
-        "A memory of 2,000 steps takes 125.0 GiB, but cuda has room for 80.0 GiB and the host has room for 96.0 GiB; "
-        "give --buffer-size at most 1,536."
+        "A replay buffer of 2,000 steps takes 125.0 GiB, but cuda has room for 80.0 GiB and the host has room for "
+        "96.0 GiB; give --buffer-size at most 1,536."
     )
     with pytest.raises(UsageError) as error:
         choose_place(2_000, GIB // 16, CPU, 500 * GIB, 96 * GIB)
     assert str(error.value) == (
-        "A memory of 2,000 steps takes 125.0 GiB, but the host has room for 96.0 GiB; give --buffer-size at most 1,536."
+        "A replay buffer of 2,000 steps takes 125.0 GiB, but the host has room for 96.0 GiB; "
+        "give --buffer-size at most 1,536."
     )
     assert choose_place(1_536, GIB // 16, CPU, 0, 96 * GIB) == "device"
 

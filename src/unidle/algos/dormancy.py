@@ -1,4 +1,4 @@
-"""When too much of a network has fallen asleep, and what to do then; without torch, for whoever only reads of it."""
+"""The threshold for dormant neurons and the warning about them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ TOO_DORMANT = 0.3
 
 
 def remedy(share: float) -> str:
-    """What to do when so large a share of the critic is dormant."""
+    """The warning for a critic with this share of dormant neurons."""
     return (
-        f"{share:.0%} of the critic's neurons are dormant and learn little any more; train on more tasks together as "
-        "you add parameters, or make the model smaller (McLean et al. 2025)."
+        f"{share:.0%} of the critic's neurons are dormant and hardly learn; train on more tasks as you add parameters, "
+        "or use a smaller network (McLean et al. 2025)."
     )

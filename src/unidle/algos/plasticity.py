@@ -1,12 +1,12 @@
-"""How much of a network can still learn: neurons that say nothing, directions its features have, norms by layer.
+"""Plasticity metrics: how much of a network can still learn.
 
-*Dormant* (Sokar et al. 2023; McLean et al. 2025): neuron i of a layer is if sᵢ = mean |hᵢ| / (mean of that over the
-layer + 1e-9) ≤ 0.1, h being what it gives on a batch; the ratio counts the neurons of all hidden layers together.
-*Rank* (Kumar et al. 2021): the least k for which the k largest singular values of the last hidden layer's features
-[samples, width] sum up to 0.99 of all of them; of at most 512 samples, spread evenly over the batch.
-*Norms*: lengths of each layer's weights, and of the gradient by them that the last update stepped along, as clipped.
+*Dormant* (Sokar et al. 2023; McLean et al. 2025): neuron i of a layer is dormant if its score sᵢ = mean |hᵢ| / (mean of
+that over the layer + 1e-9) is at most 0.1, h being its activations on a batch. The ratio is over all hidden layers.
+*Rank* (Kumar et al. 2021): the smallest k such that the k largest singular values of the last hidden layer's features
+[samples, width] sum to 0.99 of the total; on at most 512 samples, spread evenly over the batch.
+*Norms*: of each layer's weights, and of their gradient in the last update, after clipping.
 
-What is returned are tensors, to be read later; only the rank waits for the device.
+All results are tensors; only the rank waits for the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def of_actor_and_critic(
 
 @torch.no_grad()
 def of_ensemble(network: Ensemble, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
-    """Measures of the first member, on inputs [B, n]; `flat` holds its parameters, clipped to `clip` at an update."""
+    """Metrics of the first member, on inputs [B, n]; `flat` holds its parameters, `clip` is `max_grad_norm`."""
     hidden, values = [], inputs
     for weight, bias in zip(network.weights[:-1], network.biases[:-1]):
         values = network.activation(torch.addmm(bias[0], values, weight[0]))
@@ -62,7 +62,7 @@ def of_ensemble(network: Ensemble, inputs: Tensor, flat: FlatParameters, clip: f
 
 @torch.no_grad()
 def of_trunk(network: nn.Sequential, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
-    """Measures of linear layers with an activation after each, as above."""
+    """Metrics of linear layers with an activation after each, as above."""
     hidden, values = [], inputs
     for module in network:
         values = module(values)
@@ -73,13 +73,13 @@ def of_trunk(network: nn.Sequential, inputs: Tensor, flat: FlatParameters, clip:
 
 
 def _activity(hidden: list[Tensor]) -> dict[str, Tensor]:
-    if not hidden:  # a linear model has no neurons
+    if not hidden:  # a linear model has no hidden layer
         return {}
     return {"dormant": dormant_ratio(hidden), "rank": feature_rank(hidden[-1])}
 
 
 def dormant_ratio(hidden: list[Tensor]) -> Tensor:
-    """[] share of dormant neurons, given what each layer's say [B, width]."""
+    """[] share of dormant neurons, given each layer's activations [B, width]."""
     asleep = []
     for values in hidden:
         mean = values.abs().mean(0)
@@ -89,8 +89,8 @@ def dormant_ratio(hidden: list[Tensor]) -> Tensor:
 
 def feature_rank(features: Tensor) -> Tensor:
     """[] effective rank of features [B, width]."""
-    some = features[:: -(-len(features) // _RANKED)].double()  # squares would lose small values in single precision
-    # The smaller of the two products has the squares of all singular values that there are.
+    some = features[:: -(-len(features) // _RANKED)].double()  # squares lose small values in single precision
+    # The smaller Gram matrix has the squares of all singular values.
     product = some @ some.T if len(some) < some.shape[1] else some.T @ some
     values = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().flip(0)
     upto = values.cumsum(0)
@@ -100,7 +100,7 @@ def feature_rank(features: Tensor) -> Tensor:
 def _norms(
     weights: list[Tensor], flat: FlatParameters, clip: float, part: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    scale = (clip / (torch.linalg.vector_norm(flat.grad) + 1e-6)).clamp(max=1.0)  # 1 where it is clipped already
+    scale = (clip / (torch.linalg.vector_norm(flat.grad) + 1e-6)).clamp(max=1.0)  # 1 if it is clipped already
     norms: dict[str, Tensor] = {}
     for layer, weight in enumerate(weights):
         norms[f"weight_norm/{layer}"] = torch.linalg.vector_norm(part(weight))

@@ -1,7 +1,7 @@
-"""Replay for several tasks: a ring for each, and as much of each in every batch.
+"""The multi-task replay buffer: one ring per task, and equally many transitions of each task in every batch.
 
-Both observations of a transition are stored in full: several environments may play a task at the same time, so that
-neighbours in a ring need not belong together. What may be captured is as in `Replay`.
+Both observations of a transition are stored: several environments may play the same task, so neighbours in a ring need
+not belong to one episode. Everything except checkpoints can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from unidle.errors import UsageError
 
 
 class TaskReplay:
-    """A ring of P = capacity // K transitions for each of K tasks. A sample looks one step ahead."""
+    """A ring of P = capacity // K transitions for each of K tasks; samples are one-step transitions."""
 
     def __init__(
         self, capacity: int, n_tasks: int, n_envs: int, obs_bytes: int, width: int, device: torch.device, gamma: float
     ) -> None:
         places = capacity // n_tasks
-        if places < n_envs:  # all environments may play the same task at once
+        if places < n_envs:  # all environments may play the same task
             raise UsageError(
-                f"A replay of {capacity:,} transitions is too small for {n_tasks:,} tasks and {n_envs:,} environments; "
-                f"give it a capacity of at least {n_tasks * n_envs:,}."
+                f"A replay buffer of {capacity:,} transitions is too small for {n_tasks:,} tasks and {n_envs:,} "
+                f"environments; give --buffer-size at least {n_tasks * n_envs:,}."
             )
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,31 +32,31 @@ class TaskReplay:
         self.places, self.gamma = places, gamma
         n_cells = n_tasks * places  # a cell is task × P + place
         self.obs = zeros(n_cells, obs_bytes, dtype=torch.uint8)
-        self.next_obs = zeros(n_cells, obs_bytes, dtype=torch.uint8)  # final ones where an episode ended
+        self.next_obs = zeros(n_cells, obs_bytes, dtype=torch.uint8)  # the final one where an episode ended
         self.actions = zeros(n_cells, width)
         self.rewards = zeros(n_cells)
         self.terminated = zeros(n_cells, dtype=torch.bool)
-        self.open_obs = zeros(n_envs, obs_bytes, dtype=torch.uint8)  # what is acted on next
+        self.open_obs = zeros(n_envs, obs_bytes, dtype=torch.uint8)  # current observations
         self._tasks = torch.arange(n_tasks, device=device)
-        self.entered = torch.zeros_like(self._tasks)  # [K] transitions that were ever added
+        self.entered = torch.zeros_like(self._tasks)  # [K] transitions added so far
 
     @staticmethod
     def bytes_per_place(obs_bytes: int, width: int) -> int:
-        """What one unit of capacity costs."""
+        """Bytes per unit of capacity."""
         return 2 * obs_bytes + 4 * width + 4 + 1
 
     @property
     def counts(self) -> Tensor:
-        """[K] how many transitions of each task there are."""
+        """[K] number of stored transitions of each task."""
         return self.entered.clamp(max=self.places)
 
     @property
     def counters(self) -> list[Tensor]:
-        """What a capture that adds must put back after its warm-up."""
+        """Tensors to restore after the warm-up of a captured `add`."""
         return [self.entered, self.open_obs]
 
     def start(self, obs: Tensor, lines: Tensor | None = None) -> None:
-        """The observations [N, obs_bytes] that environments stand at; which of them are new does not matter here."""
+        """Set the current observations [N, obs_bytes]; which environments were restarted does not matter here."""
         self.open_obs.copy_(obs)
 
     def add(
@@ -69,9 +69,9 @@ class TaskReplay:
         final_obs: Tensor,
         tasks: Tensor,
     ) -> None:
-        """One step of every environment, as in `Replay.add`, which played tasks [N] (long)."""
+        """Add one step of every environment, as `Replay.add` does; `tasks` [N] (long)."""
         plays = (tasks.unsqueeze(1) == self._tasks).long()  # [N, K]
-        # An environment's place comes after those of the environments before it that play the same task.
+        # An environment's place comes after those of earlier environments with the same task.
         number = (self.entered + plays.cumsum(0) - 1).gather(1, tasks.unsqueeze(1)).squeeze(1)
         cells = tasks * self.places + number % self.places
         ended = (terminated | truncated).unsqueeze(1)
@@ -84,21 +84,21 @@ class TaskReplay:
         self.open_obs.copy_(next_obs)
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """As much of each task, in the order of tasks, uniform within each; a task without any gives weight 0."""
+        """Equally many transitions of each task, ordered by task, uniform within each; an empty task has weight 0."""
         return self.at(self.draw(batch_size, generator))
 
     def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """[B] cells, by tasks: B / K of every task; where that is no whole number, the one above or below.
+        """[B] cells, ordered by task: B / K of each task, rounded up or down.
 
-        Task ⌊(K i + shift) / B⌋ has the i-th. Whatever the shift from 0 to K − 1, tasks differ by one at most; over all
-        shifts each has B / K on average, exactly (Hermite's identity).
+        The i-th is of task ⌊(K i + shift) / B⌋. For any shift from 0 to K − 1 the counts differ by at most one, and
+        over all shifts each task has B / K on average, exactly (Hermite's identity).
         """
         shift = self.shift(batch_size, generator)
         tasks = (torch.arange(batch_size, device=shift.device) * len(self._tasks) + shift) // batch_size
         return tasks * self.places + integers_below(self.counts[tasks], (batch_size,), generator)
 
     def shift(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """[1] Drawn from 0 to K − 1, where a batch cannot hold as much of each task; else 0."""
+        """[1] Random from 0 to K − 1 if K does not divide the batch size; else 0."""
         if batch_size % len(self._tasks) == 0:
             return self._tasks[:1]
         return torch.randint(len(self._tasks), (1,), generator=generator, device=self._tasks.device)
@@ -116,10 +116,10 @@ class TaskReplay:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
+        """All fields and counters."""
         names = "obs next_obs actions rewards terminated open_obs entered"
         return {name: getattr(self, name) for name in names.split()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put a checkpoint's values into the tensors that are here."""
+        """Copy a checkpoint's values into the existing tensors."""
         restore(self.state_dict(), state)

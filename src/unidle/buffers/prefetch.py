@@ -1,4 +1,4 @@
-"""A memory that is too large for the device: where it lives then, and how its batches are there in time."""
+"""A replay buffer that is too large for the device: its batches are copied there ahead of their updates."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from unidle.errors import UsageError
 
 
 class Sampler(Protocol):
-    """What hands out transitions: every memory."""
+    """Anything to sample transitions from."""
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
         """A batch of new tensors."""
 
 
 class Prefetch:
-    """Batches of a memory on the host, on their way to the device while it still learns from the last one.
+    """Copies batches from a buffer on the host to the device, asynchronously, during the previous update.
 
-    host memory → staging (pinned) → landing (device) → batch (device). Only `take` writes to `batch`, always the same
-    tensors, so that a captured graph can read them; the landing is free for the next batch as soon as it did.
+    host buffer → staging (pinned) → landing (device) → batch (device). Only `take` writes to `batch`, always the same
+    tensors, so a captured graph can read them; after that the landing is free for the next batch.
 
-    To an update it is a memory like others, whose `sample` is the batch that was taken last.
+    To an update it is a sampler like any other: `sample` returns the batch that was taken last.
     """
 
     def __init__(self, source: Sampler, batch_size: int, device: torch.device) -> None:
         self._source, self._batch_size, self._device = source, batch_size, device
-        example = source.sample(batch_size, torch.Generator())  # tells shapes; the run's own stream is not drawn from
+        example = source.sample(batch_size, torch.Generator())  # for the shapes; not from the run's own random stream
         self._on_gpu = device.type == "cuda"
         self._staging = Transitions(*(torch.empty_like(t, pin_memory=self._on_gpu) for t in example.tensors()))
         self._landing = Transitions(*(torch.zeros_like(t, device=device) for t in example.tensors()))
@@ -39,12 +39,12 @@ class Prefetch:
             self._taken.record(torch.cuda.current_stream(device))  # the landing exists
 
     def send(self, generator: torch.Generator) -> None:
-        """Draw the next batch (from a host generator) and send it off. What is added later is not in it."""
+        """Sample the next batch (with a host generator) and start copying it."""
         sample = self._source.sample(self._batch_size, generator)
         if not self._on_gpu:
             self._landing.copy_(sample)
             return
-        self._arrived.synchronize()  # the last batch has left the staging: long ago, so nothing waits
+        self._arrived.synchronize()  # the previous copy finished long ago: no wait
         self._staging.copy_(sample)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._taken)
@@ -63,7 +63,7 @@ class Prefetch:
         return self.batch
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """The batch that was taken last. Nothing is drawn: that was done when it was sent."""
+        """The batch that was taken last; it was sampled when it was sent."""
         assert batch_size == self._batch_size
         return self.batch
 
@@ -71,7 +71,7 @@ class Prefetch:
 def choose_place(
     capacity: int, bytes_per_place: int, device: torch.device, device_bytes: int, host_bytes: int
 ) -> Literal["device", "host"]:
-    """Where a memory of this size lives: on the device if there is room for it, else on the host."""
+    """Where a buffer of this size goes: on the device if it fits, else on the host; UsageError if it fits nowhere."""
     needed = capacity * bytes_per_place
     if device.type == "cpu":
         device_bytes = host_bytes
@@ -81,11 +81,11 @@ def choose_place(
         return "host"
     on_device = "" if device.type == "cpu" else f"{device} has room for {in_gib(device_bytes)} and "
     raise UsageError(
-        f"A memory of {capacity:,} steps takes {in_gib(needed)}, but {on_device}the host has room for "
+        f"A replay buffer of {capacity:,} steps takes {in_gib(needed)}, but {on_device}the host has room for "
         f"{in_gib(host_bytes)}; give --buffer-size at most {max(device_bytes, host_bytes) // bytes_per_place:,}."
     )
 
 
 def in_gib(n_bytes: int) -> str:
-    """In the unit that memory is sold in."""
+    """As text, in GiB."""
     return f"{n_bytes / 2**30:,.1f} GiB"

@@ -1,12 +1,12 @@
-"""Prioritised replay (Schaul et al. 2016): what surprised is replayed more often, and weighs less each time.
+"""Prioritised replay (Schaul et al. 2016): sample by TD error, with importance weights.
 
-`SumTree`: numbers with their sums, and the sums' sums, kept on the device. Each node has 128 children rather than two,
-so that two million leaves are three levels: a handful of kernels up and down instead of twenty-one rounds of them.
+`SumTree`: non-negative numbers with their partial sums, on the device. A node has 128 children instead of two, so two
+million leaves are three levels: a handful of kernels up and down instead of 21 rounds.
 
-`Prioritised` ties it to a `Replay`: leaf i belongs to cell i, and a leaf is above 0 exactly where its cell holds a
-transition. Every `add` writes three cells a line (the step's, the final row's and the open one), and the same three
-leaves: the first gets the highest priority so far, so that it is seen soon; the others held the oldest transitions, or
-nothing, and get 0. An update that comes after its transition was overwritten leaves the 0 alone.
+`Prioritised` adds priorities to a `Replay`: leaf i belongs to cell i and is above 0 exactly where the cell holds a
+transition. Every `add` writes three cells per environment (the step's, the final observation's and the open one), and
+the same three leaves: the first gets the highest priority so far, so that it is sampled soon; the others get 0, as they
+held the oldest transitions or none. An update for a transition that was overwritten meanwhile leaves the 0 unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _WIDTH = 128  # children of a node
 
 
 class SumTree:
-    """Non-negative numbers, drawn in proportion to their size.
+    """Non-negative numbers, sampled in proportion to their size.
 
-    levels[0] [groups, 128] are the leaves, the last group filled up with zeros; element g of the next level is the sum
+    levels[0] [groups, 128] are the leaves, the last group padded with zeros; element g of the next level is the sum
     of group g; the last level is one group. Float64: sums over millions of leaves keep the smallest of them.
     """
 
@@ -41,10 +41,10 @@ class SumTree:
         return self.levels[-1].sum()
 
     def update(self, index: Tensor, value: Tensor) -> None:
-        """leaves[index] = value, [B] each; where an index comes twice, the largest of its values holds.
+        """leaves[index] = value, [B] each; a repeated index gets its largest value.
 
-        Every sum above is taken anew from its children, never adjusted, so that no error adds up. Groups that come
-        twice are written twice with the same sum. (The largest, because which write is last is up to the GPU.)
+        Every sum above is recomputed from its children, never adjusted, so rounding errors do not accumulate. Repeated
+        groups are written twice with the same sum. (The largest value, as a GPU writes in no fixed order.)
         """
         self.leaves.index_fill_(0, index, 0.0)
         self.leaves.scatter_reduce_(0, index, value.double(), "amax")
@@ -53,7 +53,7 @@ class SumTree:
             above.view(-1).index_copy_(0, index, below.index_select(0, index).sum(1))
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """[B] leaves, one from each of B equal parts of the total; never one that is 0, unless all are."""
+        """[B] leaves, one from each of B equal parts of the total; never an empty one, unless all are."""
         device = self._child.device
         draws = torch.rand(batch_size, dtype=torch.float64, device=device, generator=generator)
         rest = (torch.arange(batch_size, device=device) + draws) / batch_size * self.total
@@ -61,8 +61,8 @@ class SumTree:
         for level in reversed(self.levels):
             children = level.index_select(0, node)  # [B, 128]
             upto = children.cumsum(1)
-            # The first child, of those that are not empty, that ends past `rest`. Sums taken in different orders differ
-            # in their last digits, so `rest` may lie past them all: then it is the last of those.
+            # The first non-empty child whose running sum exceeds `rest`; the last one if rounding puts `rest` beyond
+            # the total.
             rank = torch.where(upto > rest.unsqueeze(1), 2 * _WIDTH - self._child, self._child)
             child = rank.masked_fill_(children == 0, -1).argmax(1, keepdim=True)
             rest = rest - (upto - children).gather(1, child).squeeze(1)
@@ -71,29 +71,29 @@ class SumTree:
 
 
 class Prioritised:
-    """A replay whose transitions are drawn in proportion to p = (|δ| + ε)^α."""
+    """A replay buffer that samples transitions in proportion to p = (|δ| + ε)^α."""
 
     def __init__(self, replay: Replay, alpha: float, beta: float, epsilon: float = 1e-6) -> None:
-        """`beta` is where the correction begins: a tensor from then on, which the caller moves towards 1."""
+        """`beta` is the initial importance-sampling exponent; the caller anneals the tensor `self.beta` to 1."""
         self.replay, self._alpha, self._epsilon = replay, alpha, epsilon
         device = replay.cursor.device
         self.tree = SumTree(replay.n_cells, device)
-        self.highest = torch.ones((), dtype=torch.float64, device=device)  # of all p so far
+        self.highest = torch.ones((), dtype=torch.float64, device=device)  # highest p so far
         self.beta = torch.tensor(beta, dtype=torch.float64, device=device)
 
     @staticmethod
     def bytes_per_place(obs_bytes: int, width: int) -> int:
-        """What one unit of capacity costs: a leaf more than a replay's, and its share of the sums."""
+        """Bytes per unit of capacity: those of a `Replay`, a leaf, and its share of the sums."""
         return Replay.bytes_per_place(obs_bytes, width) + 9
 
     @property
     def count(self) -> Tensor:
-        """[] how many transitions there are."""
+        """[] number of stored transitions."""
         return self.replay.count
 
     @property
     def counters(self) -> list[Tensor]:
-        """What a capture that adds or updates must put back after its warm-up."""
+        """Tensors to restore after the warm-up of a captured `add` or `update`."""
         return [*self.replay.counters, self.highest, *self.tree.levels]
 
     def start(self, obs: Tensor, lines: Tensor | None = None) -> None:
@@ -119,28 +119,28 @@ class Prioritised:
         self.tree.update(cells, torch.cat([new, gone, gone]))
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """A batch in proportion to priorities; weights (N P(i))^-β, divided by the largest among them."""
+        """A batch sampled by priority; weights (N P(i))^-β, normalised by the largest of the batch."""
         batch = self.replay.at(self.tree.sample(batch_size, generator))
-        # With P(i) = p(i) / total, N and the total are in all of them alike; only the smallest p of the batch is left.
-        tiny = torch.finfo(torch.float64).tiny  # keeps an empty memory from 0 / 0
+        # With P(i) = p(i) / total, N and the total cancel: only the batch's smallest p remains.
+        tiny = torch.finfo(torch.float64).tiny  # avoids 0 / 0 in an empty buffer
         priority = self.tree.leaves[batch.index].clamp(min=tiny)
         batch.weights.mul_((priority.min() / priority) ** self.beta)
         return batch
 
     @torch.no_grad()
     def update(self, index: Tensor, errors: Tensor) -> None:
-        """New priorities for a batch's transitions, from the TD errors δ [B] they had."""
+        """Set the priorities of sampled transitions from their TD errors δ [B]."""
         value = (errors.double().abs() + self._epsilon) ** self._alpha
-        value = torch.where(value.isfinite(), value, self.highest)  # one NaN would be in every sum from then on
+        value = torch.where(value.isfinite(), value, self.highest)  # a NaN would spread to all sums
         value = torch.where(self.replay.acted[index], value, 0.0)
         self.highest.copy_(torch.maximum(self.highest, value.max()))
         self.tree.update(index, value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: the replay's, and what was learned of its worth."""
+        """The replay buffer's state, priorities and β."""
         levels = {f"priorities_{depth}": level for depth, level in enumerate(self.tree.levels)}
         return {**self.replay.state_dict(), **levels, "highest": self.highest, "beta": self.beta}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put a checkpoint's values into the tensors that are here."""
+        """Copy a checkpoint's values into the existing tensors."""
         restore(self.state_dict(), state)
