@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from unidle.api import train as train
     from unidle.engine.callbacks import Moment as Moment
     from unidle.engine.evaluate.play import Evaluation as Evaluation
+    from unidle.envs.make import register_backend as register_backend
     from unidle.envs.vector.process_vector_env import ProcessVectorEnv as ProcessVectorEnv
     from unidle.errors import TrainingError as TrainingError
     from unidle.errors import UsageError as UsageError
@@ -27,6 +28,7 @@ _WHERE = {
     "Evaluation": "unidle.engine.evaluate.play",
     "Moment": "unidle.engine.callbacks",
     "ProcessVectorEnv": "unidle.envs.vector.process_vector_env",
+    "register_backend": "unidle.envs.make",
     "PhaseMeter": "unidle.meter.attribution.phases",
     "phase": "unidle.meter.attribution.phases",
     "UsageError": "unidle.errors",

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import gymnasium
@@ -12,6 +14,8 @@ import toy_envs
 from gymnasium import spaces
 from toy_envs import Walk
 
+import unidle
+from unidle.envs import make
 from unidle.envs.make import EnvMaker, callable_name, env_maker, is_reproducible
 from unidle.errors import UsageError
 
@@ -153,3 +157,66 @@ def test_a_classic_task_on_the_device_has_gymnasiums_own_as_its_twin() -> None:
         assert env.spec.id == "CartPole-v1"
     assert maker.on_host().kind == "gymnasium"
     assert env_maker("CartPole-v1").on_host().kind == "gymnasium"
+
+
+# -- a user's own backend ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.envs.make._BACKENDS", dict(make._BACKENDS))
+
+
+def walks(name: str, kwargs: dict[str, Any]) -> Any:
+    """A backend whose names say how long the walk is: `mysim:7`."""
+    if not name.removeprefix("mysim:").isdigit():
+        raise UsageError(f"mysim has no environment `{name}`.")
+    return partial(Walk, length=int(name.removeprefix("mysim:")))
+
+
+@pytest.mark.usefixtures("_backends")
+def test_a_registered_backend_creates_the_environments_with_its_prefix() -> None:
+    unidle.register_backend("mysim:", walks)
+    maker = env_maker("mysim:7")
+    assert (maker.name, maker()._last) == ("mysim:7", 7)
+    assert cloudpickle.loads(cloudpickle.dumps(maker))()._last == 7
+    with pytest.raises(UsageError, match=r"^mysim has no environment `mysim:fast`\.$"):
+        env_maker("mysim:fast")
+
+
+@pytest.mark.usefixtures("_backends")
+def test_a_backend_may_return_an_env_maker() -> None:
+    unidle.register_backend("mysim:", lambda name, kwargs: EnvMaker(name, Walk, kwargs, kind="gymnasium"))
+    maker = env_maker("mysim:walk", {"length": 3})
+    assert (maker.kind, maker()._last) == ("gymnasium", 3)
+
+
+@pytest.mark.usefixtures("_backends")
+def test_a_backend_given_by_name_is_imported_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mysim_backend.py").write_text(
+        "import toy_envs\n\n\ndef backend(name, kwargs):\n    return toy_envs.Walk\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    unidle.register_backend("mysim:", "mysim_backend:backend")
+    assert "mysim_backend" not in sys.modules
+    assert isinstance(env_maker("mysim:walk")(), Walk)
+
+
+@pytest.mark.usefixtures("_backends")
+@pytest.mark.parametrize(
+    ("backend", "sentence"),
+    [
+        ("no_such_sim.envs:backend", r"but module `no_such_sim` is not installed; install it\.$"),
+        ("toy_envs:backend", r"but the module has no `backend`; fix its registration\.$"),
+    ],
+)
+def test_a_backend_that_cannot_be_imported_is_one_clear_sentence(backend: str, sentence: str) -> None:
+    unidle.register_backend("mysim:", backend)
+    with pytest.raises(UsageError, match=rf"^The backend of `mysim:` is {backend}, {sentence}"):
+        env_maker("mysim:walk")
+
+
+@pytest.mark.parametrize(("prefix", "backend"), [("", walks), ("mysim:", "module_without_a_function")])
+def test_a_backend_without_prefix_or_function_is_refused(prefix: str, backend: Any) -> None:
+    with pytest.raises(UsageError, match="give a prefix, and a function or its `module:function`"):
+        unidle.register_backend(prefix, backend)

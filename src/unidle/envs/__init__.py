@@ -1,4 +1,8 @@
-"""Environments: what a user names, how it is stepped, and unidle's own. Importing it tells Gymnasium of the latter."""
+"""Environments: how they are named, created and stepped, in this process, in workers or on the device.
+
+Registers unidle's own environments with Gymnasium. It happens here and not in `unidle.tasks`, because
+`gymnasium.make("unidle.envs:unidle/Mission-v0")` is how users name them, and Gymnasium 1 has no plugin entry points.
+"""
 
 import gymnasium
 

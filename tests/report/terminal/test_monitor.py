@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import restore_sigint
 
 pytest.importorskip("psutil")
 Environment = Callable[..., dict[str, str]]
@@ -156,7 +157,13 @@ def test_it_is_live_on_a_terminal_and_ctrl_c_ends_it_in_order(fake_driver: Envir
     ours, theirs = pty.openpty()
     env = {**fake_driver(), "TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
     process = subprocess.Popen(
-        [*PROGRAM, "--csv", "a.csv"], cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+        [*PROGRAM, "--csv", "a.csv"],
+        cwd=tmp_path,
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=restore_sigint,
     )
     os.close(theirs)
     try:
@@ -179,7 +186,11 @@ def test_it_is_live_on_a_terminal_and_ctrl_c_ends_it_in_order(fake_driver: Envir
 
 def test_in_a_pipe_it_writes_the_file_until_it_is_interrupted(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*PROGRAM, "--csv", "a.csv", "--interval", "0.02"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*PROGRAM, "--csv", "a.csv", "--interval", "0.02"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=restore_sigint,
     )
     try:
         end = time.monotonic() + 30

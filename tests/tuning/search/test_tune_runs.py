@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from paths import TESTS
+from processes import restore_sigint
 from tuning_envs import DAWDLE_S
 
 from unidle.cli.main import run as command_line
@@ -70,7 +71,13 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for_bit(tmp_path: Path) -> None:
     argv = [PROGRAM, "tune", *SLEEPY, "--workers", "1", "--budget", "3m", "--json"]
     process = subprocess.Popen(
-        argv, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=restore_sigint,
     )
     assert process.stderr is not None
     said = ""

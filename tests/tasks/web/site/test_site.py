@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import zlib
 import aiohttp
 import numpy as np
 import pytest
+from processes import restore_sigint
 from web_servers import run
 
 from unidle.errors import UsageError
@@ -195,15 +197,16 @@ def test_it_runs_in_the_background_of_a_program() -> None:
         run(get(server.urls[0]))
 
 
-def test_it_runs_from_the_command_line_until_it_is_ended() -> None:
+def test_it_runs_from_the_command_line_until_ctrl_c() -> None:
     command = [sys.executable, "-m", "unidle.tasks.web.site", "--port", "0", "--pages", "50", "--page-bytes", "2000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=restore_sigint) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         url = re.search(r"http://127\.0\.0\.1:\d+/0/", process.stdout.readline())
         assert url is not None
         assert run(get(url[0]))[0] == 200
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert process.wait(5) == 0
         assert process.stderr.read() == ""
     mistaken = subprocess.run([*command[:3], "--error-rate", "2"], capture_output=True, text=True)
