@@ -203,16 +203,19 @@ def _overlap(left: Spans, right: Spans) -> int:
 def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dict[str, float]:
     """One training run, broken off when enough was seen."""
     import unidle
-    from unidle.engine.collect.host import Collector
-    from unidle.engine.trainer import Trainer
+    from unidle.engine.collect.host import HostCollector
+    from unidle.engine.overlap import Overlap
 
-    for owner, method, phase in ((Collector, "finish", "rollout"), (Trainer, "_learn", "learning")):
+    for owner, method, phase in (
+        (HostCollector, "finish", "rollout"),
+        (Overlap, "_learn_while_collecting", "learning"),
+    ):
         setattr(owner, method, in_phase(phase, getattr(owner, method)))
     meter = Meter(seconds)
 
-    def after_iteration(moment: unidle.Moment) -> None:
-        if meter.mark(moment.record["step"]):
-            moment.stop()
+    def after_iteration(context: unidle.CallbackContext) -> None:
+        if meter.mark(context.record["step"]):
+            context.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         meter.runs = Path(folder)

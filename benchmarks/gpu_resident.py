@@ -56,13 +56,13 @@ def measure_unidle(n_envs: int, seconds: float, precision: str) -> dict[str, Any
     marks: list[tuple[float, int]] = []
     last: dict[str, Any] = {}
 
-    def watch(moment: unidle.Moment) -> None:
+    def watch(context: unidle.CallbackContext) -> None:
         begun.append(time.perf_counter())
         if begun[-1] - begun[0] >= WARM_UP_S:
-            marks.append((begun[-1], moment.record["step"]))
-        last.update(moment.record)
+            marks.append((begun[-1], context.record["step"]))
+        last.update(context.record)
         if len(marks) > 2 and marks[-1][0] - marks[0][0] >= seconds:
-            moment.stop()
+            context.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         unidle.train(
@@ -186,13 +186,13 @@ def solve(n_envs: int, seed: int) -> dict[str, float]:
     walls: list[float] = []
     episodes: list[int] = []
 
-    def watch(moment: unidle.Moment) -> None:
-        record = moment.record
+    def watch(context: unidle.CallbackContext) -> None:
+        record = context.record
         walls.append(record["wall"])
         episodes.append(record["rollout/episodes"])
         ended = episodes[-1] - episodes[-2] if len(episodes) > 1 else 0
         if ended >= 100 and record["rollout/return_mean"] >= 475:
-            moment.stop()
+            context.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         run = unidle.train(

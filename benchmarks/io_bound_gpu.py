@@ -87,9 +87,9 @@ def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) ->
     """One training run, broken off when enough was seen."""
     import unidle
 
-    def after_iteration(moment: unidle.Moment) -> None:
-        if watch.mark(moment.record["step"]):
-            moment.stop()
+    def after_iteration(context: unidle.CallbackContext) -> None:
+        if watch.mark(context.record["step"]):
+            context.stop()
 
     episodes = given.side_episodes
     with tempfile.TemporaryDirectory() as folder:

@@ -98,9 +98,9 @@ def measure_speed(n_envs: int, seconds: float) -> dict[str, Any]:
 
     meter = Speedometer(seconds)
 
-    def after_iteration(moment: unidle.Moment) -> None:
-        if meter.mark(moment.record):
-            moment.stop()
+    def after_iteration(context: unidle.CallbackContext) -> None:
+        if meter.mark(context.record):
+            context.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         unidle.train(
@@ -125,9 +125,9 @@ def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every
     began = time.perf_counter()
     changes: dict[str, Any] = {"n_envs": n_envs, "eval_every": eval_every}
 
-    def after_iteration(moment: unidle.Moment) -> None:
+    def after_iteration(context: unidle.CallbackContext) -> None:
         if time.perf_counter() - began > limit:
-            moment.stop()
+            context.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         run = unidle.train(

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from machine import RESULTS, WARM_UP_S, provenance, save
 
-from unidle.engine.callbacks import Moment
+from unidle.engine.callbacks import CallbackContext
 from unidle.meter.sensors.background import Background
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     import unidle.api
     from unidle.meter.attribution import run_meter as account
     from unidle.meter.watch.inside.unidle_windows import Window, torch_in_use
-    from unidle.metrics.journal import read_records
+    from unidle.metrics.jsonl import read_records
 
     pairs: list[tuple[float, float]] = []
 
@@ -95,10 +95,10 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     vars(unidle.api)["RunMeter"] = partial(Compared, own_share=0.5)
     began = list[float]()
 
-    def stop(moment: unidle.Moment) -> None:
+    def stop(context: unidle.CallbackContext) -> None:
         began.append(time.perf_counter())  # not before: captures and compilers take their time at first
         if len(pairs) >= _PAIRS or began[-1] - began[0] > 2 * seconds + 2 * WARM_UP_S:
-            moment.stop()
+            context.stop()
 
     train(settings, stop)
     ours, theirs = np.array(pairs).T
@@ -129,15 +129,15 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     began, rates = list[float](), list[float]()
     mark = [0.0, 0]
 
-    def take_turns(moment: Moment) -> None:
-        now, step = time.perf_counter(), moment.record["step"]
+    def take_turns(context: CallbackContext) -> None:
+        now, step = time.perf_counter(), context.record["step"]
         began.append(now)  # not before: captures and compilers take their time at first
         if now - began[0] < 2 * WARM_UP_S:
             mark[:] = now, step
         elif len(rates) == 2 * pairs:
             if now - mark[0] >= _ADDED_UP_S:
                 switch.own_share = switch.own_seconds() / (now - mark[0])
-                moment.stop()
+                context.stop()
         elif now - mark[0] >= _TURN_S:
             rates.append((step - mark[1]) / (now - mark[0]))
             if len(rates) == 2 * pairs:

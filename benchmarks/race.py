@@ -33,12 +33,12 @@ def race_unidle(overlap: str, seed: int, seconds: float, changes: dict[str, Any]
 
     curve: Curve = []
 
-    def watch(moment: unidle.Moment) -> None:
-        record = moment.record
+    def watch(context: unidle.CallbackContext) -> None:
+        record = context.record
         if "rollout/return_mean" in record:
             curve.append((record["wall"], record["step"], record["rollout/return_mean"]))
         if record["wall"] >= seconds:
-            moment.stop()
+            context.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         unidle.train(

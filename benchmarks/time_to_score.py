@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from machine import provenance, save
 
-from unidle.metrics.journal import read_records
+from unidle.metrics.jsonl import read_records
 from unidle.report.page.svg import Reference, Series, line_chart, standalone
 
 EVERY, EPISODES, SCORE, LIMIT = 4096, 20, 475.0, 500_000

@@ -63,7 +63,8 @@ def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
     import torch
 
     from unidle.config import Engine
-    from unidle.engine.build import choose_slices, make_envs
+    from unidle.engine.build import make_envs
+    from unidle.engine.placement import choose_slices
     from unidle.envs.make import env_maker
     from unidle.envs.spec import probe
 

@@ -12,7 +12,7 @@ from unidle.algos.capturing import as_it_is
 from unidle.algos.registry import new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import recipe_for
-from unidle.engine.collect.host import Collector
+from unidle.engine.collect.host import HostCollector
 from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.spec import probe
@@ -41,7 +41,7 @@ def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> Smal
         chosen.n_steps, chosen.n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, CPU
     )
     envs = SerialEnvs(maker, env_spec, chosen.n_envs, seed)
-    collector = Collector(envs, policy, [rollout], seed, Timeline())
+    collector = HostCollector(envs, policy, [rollout], seed, Timeline())
     collector.start()
     return SmallRun(maker, envs, rollout, collector, learner, seed)  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
     for _ in range(2):
         run.collect()
         learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
+        run.collector.open_rollout()
     with torch.no_grad():  # a target that is another network from the start
         flat = run.algo.rule.target_parameters.flat
         flat.add_(0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)))
@@ -107,5 +107,5 @@ def filled_sac(env: Any, **recipe: Any) -> SmallRun:
     for _ in range(2):
         run.collect()
         learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
+        run.collector.open_rollout()
     return run

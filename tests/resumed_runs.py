@@ -41,7 +41,7 @@ class StopAfter:
     def __init__(self, iterations: int) -> None:
         self._left = iterations
 
-    def __call__(self, moment: unidle.Moment) -> None:
+    def __call__(self, context: unidle.CallbackContext) -> None:
         self._left -= 1
         if self._left == 0:
-            moment.stop()
+            context.stop()

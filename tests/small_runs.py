@@ -15,7 +15,7 @@ from unidle.algos.ppo import PPO
 from unidle.algos.ppo_ops import new_ppo
 from unidle.buffers.rollout import Rollout
 from unidle.config import recipe_for
-from unidle.engine.collect.host import Collector
+from unidle.engine.collect.host import HostCollector
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
@@ -36,7 +36,7 @@ class SmallRun:
     maker: EnvMaker
     envs: HostEnvs
     rollout: Rollout
-    collector: Collector
+    collector: HostCollector
     algo: PPO
     seed: int
     iteration: int = 0
@@ -47,8 +47,8 @@ class SmallRun:
 
     def collect(self) -> Rollout:
         """The next rollout, in place."""
-        while self.collector._opened < self.collector.number + self.collector.ahead - 1:
-            self.collector.open()
+        while self.collector.schedule.newest < self.collector.schedule.oldest + self.collector.n_slots - 1:
+            self.collector.open_rollout()
         self.rollout = self.collector.finish().rollout
         self.iteration += 1
         return self.rollout
@@ -97,7 +97,7 @@ def small_run(
         envs = ProcessPool(maker, env_spec, chosen.n_envs, seed, workers, slices=slices)
     else:
         envs = SerialEnvs(maker, env_spec, chosen.n_envs, seed)
-    collector = Collector(envs, policy, rollouts, seed, Timeline())
+    collector = HostCollector(envs, policy, rollouts, seed, Timeline())
     collector.start()
     return SmallRun(maker, envs, rollouts[0], collector, algo, seed)
 
@@ -149,9 +149,9 @@ def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
 
     policy.act = noting_act
     policy.distribution.sample = noting_sample
-    service = run.collector._lanes[0].service
-    service._is_verified = True  # what verification computes is not acted on
-    small = service._numpy_actor
+    inference = run.collector._slots[0].inference
+    inference._is_verified = True  # what verification computes is not acted on
+    small = inference._numpy_actor
     if small is not None:  # it acts in NumPy, by what the same weights give there
         choose = small._sample
 

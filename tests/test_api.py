@@ -185,8 +185,8 @@ def test_callbacks_get_the_records_as_they_are_written() -> None:
     seen: list[dict[str, Any]] = []
     judged: list[dict[str, Any]] = []
     run = train(
-        after_iteration=[lambda moment: seen.append(moment.record)],
-        after_evaluation=[lambda moment: judged.append(moment.record)],
+        after_iteration=[lambda context: seen.append(context.record)],
+        after_evaluation=[lambda context: judged.append(context.record)],
     )
     assert seen == iterations(run)
     assert judged == evaluations(run)
@@ -194,9 +194,9 @@ def test_callbacks_get_the_records_as_they_are_written() -> None:
 
 
 def test_a_callback_can_stop_the_run_which_is_then_saved_and_resumable() -> None:
-    def stop_at_64(moment: unidle.Moment) -> None:
-        if moment.record["step"] >= 64:
-            moment.stop()
+    def stop_at_64(context: unidle.CallbackContext) -> None:
+        if context.record["step"] >= 64:
+            context.stop()
 
     run = train(after_iteration=[stop_at_64], timesteps=1000, eval_every=0)
     assert [record["step"] for record in iterations(run)] == [32, 64]
@@ -205,16 +205,16 @@ def test_a_callback_can_stop_the_run_which_is_then_saved_and_resumable() -> None
 
 
 def test_the_last_iteration_is_written_down_also_where_the_stop_came_too_late_for_it() -> None:
-    def stop_at_160(moment: unidle.Moment) -> None:
-        if moment.record["step"] == 160:
-            moment.stop()
+    def stop_at_160(context: unidle.CallbackContext) -> None:
+        if context.record["step"] == 160:
+            context.stop()
 
     run = train(after_iteration=[stop_at_160], timesteps=10**8, eval_every=0)  # of so many, one in 1,000 steps is
     assert [record["step"] for record in iterations(run)] == [160]
 
 
 def test_an_error_in_a_callback_reaches_the_caller_and_leaves_no_process_behind() -> None:
-    def fail(moment: unidle.Moment) -> None:
+    def fail(context: unidle.CallbackContext) -> None:
         assert children()
         raise ZeroDivisionError("mine")
 
@@ -224,7 +224,7 @@ def test_an_error_in_a_callback_reaches_the_caller_and_leaves_no_process_behind(
 
 
 def test_a_report_that_cannot_be_written_does_not_hide_why_training_failed(tmp_path: Path) -> None:
-    def fail(moment: unidle.Moment) -> None:
+    def fail(context: unidle.CallbackContext) -> None:
         (tmp_path / "runs/a/report.html").mkdir()
         raise ZeroDivisionError("mine")
 
@@ -239,7 +239,7 @@ def children() -> set[str]:
 
 def test_training_leaves_no_process_behind() -> None:
     workers: list[int] = []
-    train(subproc=True, workers=2, after_evaluation=[lambda moment: workers.append(len(children()))])
+    train(subproc=True, workers=2, after_evaluation=[lambda context: workers.append(len(children()))])
     assert min(workers) >= 2
     assert not children()
 
@@ -262,12 +262,12 @@ class Eager(gymnasium.Env):
         return np.zeros(1, np.float32), float(action), self._steps >= 10, False, {}
 
 
-def prefer(actions: dict[int, int]) -> Callable[[unidle.Moment], None]:
+def prefer(actions: dict[int, int]) -> Callable[[unidle.CallbackContext], None]:
     """A callback that makes the policy prefer that action after that step: what it learned is overwritten."""
 
-    def overwrite(moment: unidle.Moment) -> None:
+    def overwrite(context: unidle.CallbackContext) -> None:
         with torch.no_grad():
-            moment.policy.actor_head.bias.copy_(torch.eye(2)[actions[moment.record["step"]]] * 10)
+            context.policy.actor_head.bias.copy_(torch.eye(2)[actions[context.record["step"]]] * 10)
 
     return overwrite
 

@@ -1,5 +1,6 @@
 """unidle: reinforcement learning that never lets the GPU wait."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ if TYPE_CHECKING:
     from unidle.api import load as load
     from unidle.api import resume as resume
     from unidle.api import train as train
-    from unidle.engine.callbacks import Moment as Moment
+    from unidle.engine.callbacks import CallbackContext as CallbackContext
     from unidle.engine.evaluate.play import Evaluation as Evaluation
     from unidle.envs.make import register_backend as register_backend
     from unidle.envs.vector.process_vector_env import ProcessVectorEnv as ProcessVectorEnv
@@ -16,17 +17,19 @@ if TYPE_CHECKING:
     from unidle.errors import UsageError as UsageError
     from unidle.meter.attribution.phases import PhaseMeter as PhaseMeter
     from unidle.meter.attribution.phases import phase as phase
+    from unidle.metrics.writer import MetricWriter as MetricWriter
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Loaded on first use: `import unidle`, the command line's help and the worker processes do without torch.
+# Imported on first use: `import unidle`, the command line's help and worker processes do not need torch.
 _WHERE = {
     "train": "unidle.api",
     "resume": "unidle.api",
     "load": "unidle.api",
     "TrainedRun": "unidle.api",
     "Evaluation": "unidle.engine.evaluate.play",
-    "Moment": "unidle.engine.callbacks",
+    "CallbackContext": "unidle.engine.callbacks",
+    "MetricWriter": "unidle.metrics.writer",
     "ProcessVectorEnv": "unidle.envs.vector.process_vector_env",
     "register_backend": "unidle.envs.make",
     "PhaseMeter": "unidle.meter.attribution.phases",
@@ -34,12 +37,17 @@ _WHERE = {
     "UsageError": "unidle.errors",
     "TrainingError": "unidle.errors",
 }
+_RENAMED = {"Moment": "CallbackContext"}
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"unidle.{name} is now unidle.{new}; use the new name.", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(_WHERE[new]), new)
     if name in _WHERE:
-        found = globals()[name] = getattr(import_module(_WHERE[name]), name)  # so that it is not asked for twice
+        found = globals()[name] = getattr(import_module(_WHERE[name]), name)  # cached for the next access
         return found
     raise AttributeError(f"module 'unidle' has no attribute {name!r}")
 

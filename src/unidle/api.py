@@ -20,17 +20,18 @@ from unidle.config.presets import load_preset
 from unidle.config.resolve import lay, resumed
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
-from unidle.engine.build import choose_device, choose_workers, make_envs, resolve_network
-from unidle.engine.callbacks import Callback, Silent
+from unidle.engine.build import make_envs, resolve_network
+from unidle.engine.callbacks import Callback, SilentDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, play
+from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.trainer import Trainer
 from unidle.envs.make import EnvFactory, EnvMaker, env_maker
 from unidle.envs.spec import probe
 from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
 from unidle.meter.attribution.run_meter import RunMeter
-from unidle.metrics.journal import read_records
+from unidle.metrics.jsonl import read_records
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.report.history import read_history
 from unidle.report.page.report import write_report
@@ -267,7 +268,7 @@ class _Build:
                 network=self.network,
                 after_iteration=self.after_iteration,
                 after_evaluation=self.after_evaluation,
-                accountant=RunMeter(listener.on_message, trace=config.run.trace),
+                meter=RunMeter(listener.on_message, trace=config.run.trace),
             )
             try:
                 if is_new:
@@ -290,7 +291,7 @@ class _Build:
         return TrainedRun(path, self.maker, self.network)
 
 
-class _Quiet(Silent):
+class _Quiet(SilentDisplay):
     """Says only what must be said."""
 
     def __init__(self) -> None:

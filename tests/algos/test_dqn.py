@@ -233,7 +233,7 @@ def test_exploration_is_all_there_is_until_learning_starts_and_may_be_left_out_a
     run.collect()
     learned(run.algo, run.rollout, run.shuffle(), 0.5)
     assert run.policy.distribution.epsilon == 1.0
-    run.collector.open()
+    run.collector.open_rollout()
     run.collect()
     learned(run.algo, run.rollout, run.shuffle(), 0.5)
     assert float(run.policy.distribution.epsilon) == pytest.approx(0.04)

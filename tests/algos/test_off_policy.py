@@ -155,7 +155,7 @@ def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: 
                 ends.add(ended)
         learned(run.algo, rollout, run.shuffle(), fragment / 8)
         assert_remembered(run.algo.experience.sampler, lines, n_step, 0.5, counted)
-        run.collector.open()
+        run.collector.open_rollout()
     assert ends == {(False, False), (True, False), (False, True)}
     assert replay_of(run.algo.experience.sampler).left.min() > 0  # the ring was written round
 
@@ -165,9 +165,9 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
     for _ in range(3):
         rollout = before.collect()
         learned(before.algo, rollout, before.shuffle())
-        before.collector.settle()
+        before.collector.read_episode_stats()
         last_obs, last_rewards = rollout.obs[-1].clone(), rollout.rewards[-2:].clone()
-        before.collector.open()
+        before.collector.open_rollout()
     file = io.BytesIO()
     torch.save({"algo": before.algo.state_dict(), "collector": before.collector.state_dict()}, file)
     file.seek(0)
@@ -265,7 +265,7 @@ def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
     for _ in range(3):
         obs.append(run.collect().obs[:-1].clone())
         learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
+        run.collector.open_rollout()
     seen, layout = torch.cat(obs), run.policy.obs_layout
     for env in range(2):
         batch = held(run.algo.experience.sampler, env)
@@ -341,7 +341,7 @@ def test_a_checkpoint_in_the_middle_changes_no_later_update(algo: str) -> None:
     fragment = [straight.collect()]
     for number in range(4):
         if number:
-            straight.collector.open()
+            straight.collector.open_rollout()
             straight.collect()
         if number == 2:
             file = io.BytesIO()

@@ -262,7 +262,7 @@ def test_what_a_mask_forbids_is_never_likely_and_breaks_no_update() -> None:
         run.collect()
         metrics = learned(run.algo, run.rollout, run.shuffle())
         assert all(bool(torch.isfinite(value.float())) for value in metrics.values())
-        run.collector.open()
+        run.collector.open_rollout()
     assert run.algo.experience.updates == 96
     params, _ = run.policy.act(run.rollout.obs[0])
     assert run.policy.distribution.log_probs(params.logits).exp().max(-1).values.tolist() == [[1.0], [1.0]]
@@ -306,7 +306,7 @@ def test_the_entropy_aimed_at_is_one_that_the_mask_allows() -> None:
     for _ in range(6):
         run.collect()
         metrics = learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
+        run.collector.open_rollout()
     assert metrics["updates_in_all"] == 640
     # The better action has p = σ(1 / α), since it earns 1 more; its entropy is 0.98 log 2 at α = 2.98.
     assert float(metrics["entropy"]) == pytest.approx(0.98 * math.log(2), abs=0.003)

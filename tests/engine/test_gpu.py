@@ -73,9 +73,9 @@ def test_a_run_stopped_and_resumed_on_the_gpu_equals_one_that_was_not(name: str,
     env, extra = TASKS[name]
     settings = {**SMALL, **extra, "seed": 3, "runs_dir": str(tmp_path)}
 
-    def stop(moment: unidle.Moment) -> None:
-        if moment.record["iteration"] == 4:
-            moment.stop()
+    def stop(context: unidle.CallbackContext) -> None:
+        if context.record["iteration"] == 4:
+            context.stop()
 
     whole = unidle.train(env=env, run_name="whole", **settings)
     unidle.train(env=env, run_name="parts", after_iteration=[stop], **settings)

@@ -65,23 +65,23 @@ def test_rollout_k_is_acted_by_the_weights_of_update_k_minus_1(started: Callable
     run = started(Drift, workers=workers, slices=1, n_envs=2, n_steps=16, normalize_obs=True)
     after_update = [weights_of(run.policy)]  # [k] the weights after k updates
     for k in range(5):
-        lane = run.collector.finish()
+        slot = run.collector.finish()
         expected = after_update[max(0, k - 1)]
-        assert all(torch.equal(mine, other) for mine, other in zip(weights_of(lane.policy), expected))
+        assert all(torch.equal(mine, other) for mine, other in zip(weights_of(slot.policy), expected))
         with torch.no_grad():  # and it was these that acted, in every step
             for t in range(16):
                 by_these, by_the_latest = (
-                    policy.distribution.sample(policy.act(lane.rollout.obs[t])[0], lane.service.noise[t])
-                    for policy in (lane.policy, run.policy)
+                    policy.distribution.sample(policy.act(slot.rollout.obs[t])[0], slot.inference.noise[t])
+                    for policy in (slot.policy, run.policy)
                 )
-                assert (lane.rollout.actions[t] - by_these).abs().max() < 1e-5  # rounded otherwise in NumPy
-                assert k == 0 or (lane.rollout.actions[t] - by_the_latest).abs().max() > 1e-4
-        learning = run.algo.learning(lane.rollout, run.shuffle(), lane.behaviour)
+                assert (slot.rollout.actions[t] - by_these).abs().max() < 1e-5  # rounded otherwise in NumPy
+                assert k == 0 or (slot.rollout.actions[t] - by_the_latest).abs().max() > 1e-4
+        learning = run.algo.learning(slot.rollout, run.shuffle(), slot.behaviour)
         for _ in learning:
-            run.collector.turn(0.0)
+            run.collector.poll(0.0)
         run.iteration += 1
         after_update.append(weights_of(run.policy))
-        run.collector.open()
+        run.collector.open_rollout()
     assert not torch.equal(after_update[0][0], after_update[-1][0])
 
 
@@ -89,23 +89,23 @@ def test_collecting_goes_on_while_learning_and_no_further_than_one_rollout(start
     run = started(Drift, workers=1, n_envs=2, n_steps=4)
     run.collector.finish()
     turns = 0
-    while run.collector.turn(1.0):
+    while run.collector.poll(1.0):
         turns += 1
     assert turns >= 4
-    assert run.collector._number == [2]  # rollout 1 is whole, and rollout 2 has no weights yet
-    assert run.collector._lanes[1].unfinished == 0
+    assert run.collector.schedule.rollout == [2]  # rollout 1 is whole, and rollout 2 has no weights yet
+    assert run.collector._slots[1].unfinished == 0
 
 
 def test_nothing_is_collected_past_the_end_of_the_run(started: Callable[..., SmallRun]) -> None:
     run = started(Drift, workers=1, n_envs=2, n_steps=4)
-    run.collector.until = 3
+    run.collector.schedule.n_rollouts = 3
     for _ in range(2):
         run.collector.finish()
-        run.collector.open()
-    while run.collector.turn(1.0):
+        run.collector.open_rollout()
+    while run.collector.poll(1.0):
         pass
-    assert run.collector._number == [3]  # rollout 2 is whole; rollout 3 is open, but nobody acts in it
-    assert run.collector._opened == 3
+    assert run.collector.schedule.rollout == [3]  # rollout 2 is whole; rollout 3 is open, but nobody acts in it
+    assert run.collector.schedule.newest == 3
 
 
 def test_a_slow_slice_does_not_stall_the_others(
@@ -116,13 +116,13 @@ def test_a_slow_slice_does_not_stall_the_others(
     run = started(Gated, workers=2, n_envs=4, n_steps=6, batch_size=8, slices=2)
     (tmp_path / "gate").unlink()
     until = time.monotonic() + 20
-    while run.collector._number[2:] != [2, 2]:  # the other worker's slices go through both open rollouts
-        run.collector.turn()
+    while run.collector.schedule.rollout[2:] != [2, 2]:  # the other worker's slices go through both open rollouts
+        run.collector.poll()
         assert time.monotonic() < until
-    assert run.collector._number[0] == 0
+    assert run.collector.schedule.rollout[0] == 0
     (tmp_path / "gate").touch()
     run.collector.finish()
-    assert run.collector._number[0] >= 1
+    assert run.collector.schedule.rollout[0] >= 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -135,7 +135,7 @@ def test_each_transition_is_in_its_place_while_two_rollouts_are_filled(
     for first in range(0, 4 * steps, steps):
         rollout = run.collector.finish().rollout
         for _ in range(3):
-            run.collector.turn(0.01)  # the other lane fills meanwhile
+            run.collector.poll(0.01)  # the other slot fills meanwhile
         for env in range(n_envs):
             records = expected[env][first : first + steps + 1]
             obs = rollout.obs[:, env].contiguous().view(torch.int64).tolist()
@@ -143,7 +143,7 @@ def test_each_transition_is_in_its_place_while_two_rollouts_are_filled(
             assert rollout.starts[:, env].tolist() == [record["start"] for record in records]
             assert rollout.rewards[:, env].tolist() == [record["reward"] for record in records[:-1]]
             assert rollout.truncated[:, env].tolist() == [record["truncated"] for record in records[:-1]]
-        run.collector.open()
+        run.collector.open_rollout()
 
 
 # -- how stale data counts ---------------------------------------------------------------------------------------------
@@ -153,16 +153,16 @@ def test_importance_weights_are_the_truncated_ratio_of_who_learns_to_who_acted(
     started: Callable[..., SmallRun],
 ) -> None:
     run = started(Drift)
-    lane = run.collector.finish()
-    assert torch.equal(run.algo.prepare(lane.rollout, lane.behaviour).weights, torch.ones(32, 1))
-    assert run.algo.prepare(lane.rollout).weights is None
+    slot = run.collector.finish()
+    assert torch.equal(run.algo.prepare(slot.rollout, slot.behaviour).weights, torch.ones(32, 1))
+    assert run.algo.prepare(slot.rollout).weights is None
     with torch.no_grad():
         run.policy.log_std.add_(0.8)
-    weights = run.algo.prepare(lane.rollout, lane.behaviour).weights
+    weights = run.algo.prepare(slot.rollout, slot.behaviour).weights
     log_probs = []
-    for policy in (run.policy, lane.policy):
-        params, _ = policy(lane.rollout.obs[:-1].reshape(32, 1, -1))
-        log_probs.append(policy.distribution.score(params, lane.rollout.actions.reshape(32, 1, -1))[0])
+    for policy in (run.policy, slot.policy):
+        params, _ = policy(slot.rollout.obs[:-1].reshape(32, 1, -1))
+        log_probs.append(policy.distribution.score(params, slot.rollout.actions.reshape(32, 1, -1))[0])
     ratio = (log_probs[0] - log_probs[1]).exp()
     torch.testing.assert_close(weights, ratio.clamp(max=2.0), rtol=1e-5, atol=1e-6)
     assert (ratio > 2).any()
@@ -171,11 +171,11 @@ def test_importance_weights_are_the_truncated_ratio_of_who_learns_to_who_acted(
 
 def test_advantages_of_stale_steps_trust_what_follows_by_the_same_weights(started: Callable[..., SmallRun]) -> None:
     run = started(Drift, n_steps=4, batch_size=8)
-    lane = run.collector.finish()
+    slot = run.collector.finish()
     with torch.no_grad():
         run.policy.log_std.add_(0.8)
-    stale, fresh = run.algo.prepare(lane.rollout, lane.behaviour), run.algo.prepare(lane.rollout)
-    rollout, recipe = lane.rollout, run.algo.recipe
+    stale, fresh = run.algo.prepare(slot.rollout, slot.behaviour), run.algo.prepare(slot.rollout)
+    rollout, recipe = slot.rollout, run.algo.recipe
     assert not rollout.truncated.any()
     with torch.no_grad():
         values = run.policy(rollout.obs.flatten(0, 1).unsqueeze(1))[1].view(rollout.obs.shape[:2])

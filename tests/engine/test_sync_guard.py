@@ -11,7 +11,7 @@ import torch
 
 import unidle
 from unidle.engine.collect.inference import Service
-from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.collect.rollout_slot import RolloutSlot
 
 pytestmark = pytest.mark.gpu
 
@@ -38,22 +38,22 @@ def test_iterations_wait_for_nothing_but_the_actions(
     counted(torch.cuda.Stream, "synchronize", "stream")
     counted(torch.cuda, "synchronize", "device")
     counted(Service, "launch", "services")
-    lanes: list[Lane] = []
-    original_init = Lane.__init__
+    slots: list[RolloutSlot] = []
+    original_init = RolloutSlot.__init__
 
-    def remember(self: Lane, *arguments: Any, **settings: Any) -> None:
+    def remember(self: RolloutSlot, *arguments: Any, **settings: Any) -> None:
         original_init(self, *arguments, **settings)
-        lanes.append(self)
+        slots.append(self)
 
-    monkeypatch.setattr(Lane, "__init__", remember)
+    monkeypatch.setattr(RolloutSlot, "__init__", remember)
     iterations = 0
 
-    def guard(moment: unidle.Moment) -> None:
+    def guard(context: unidle.CallbackContext) -> None:
         nonlocal watching, iterations
         iterations += 1
         watching = 3 <= iterations < 8
-        for lane in lanes:
-            service, notes = lane.service, lane.notes
+        for slot in slots:
+            service, notes = slot.inference, slot.staging
             there, back = (service._block_obs, service._positions, service._starts), service._staged
             for memory in (*there, back, service._block_actions):
                 assert memory.is_pinned()
@@ -87,7 +87,7 @@ def test_iterations_wait_for_nothing_but_the_actions(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert iterations == 10
-    assert len(lanes) == (2 if overlap == "strict" else 1)
+    assert len(slots) == (2 if overlap == "strict" else 1)
     assert waits["stream"] == waits["device"] == 0
     # One for each service; and two an iteration: for the metrics of what was learned, and at once afterwards, where
     # there is nothing to wait for, for the device's clock to be read.

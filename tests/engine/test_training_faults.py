@@ -147,7 +147,7 @@ class KillAWorker:
     def __init__(self, iterations: int) -> None:
         self._left = iterations
 
-    def __call__(self, moment: unidle.Moment) -> None:
+    def __call__(self, context: unidle.CallbackContext) -> None:
         self._left -= 1
         if self._left == 0:
             os.kill(max(children()), signal.SIGKILL)
@@ -267,9 +267,9 @@ def test_a_fault_that_a_resumed_run_sees_again_is_told_once(overlap: str, tmp_pa
     kwargs = {"seed": episode_seed(SEED, VICTIM, 2)}  # in its 102nd step, so early in the third rollout of 50
     settings = {**SMALL, **HERE, "overlap": overlap, "timesteps": 1000, "env_kwargs": kwargs}
 
-    def stop(moment: unidle.Moment) -> None:
-        if moment.record["iteration"] == 2:
-            moment.stop()
+    def stop(context: unidle.CallbackContext) -> None:
+        if context.record["iteration"] == 2:
+            context.stop()
 
     stopped = unidle.train(FailsIn, run_name="r", runs_dir=str(tmp_path), after_iteration=[stop], **settings)
     seen = len(records(stopped, "fault"))
@@ -289,10 +289,10 @@ class Watch:
         self._broken, self._after = broken, after
         self.weights: dict[int, dict[str, torch.Tensor]] = {}  # step → what was learned by then
 
-    def __call__(self, moment: unidle.Moment) -> None:
-        step = moment.record["step"]
-        self.weights[step] = {name: value.clone() for name, value in moment.policy.state_dict().items()}
-        if moment.record["iteration"] == self._after:
+    def __call__(self, context: unidle.CallbackContext) -> None:
+        step = context.record["step"]
+        self.weights[step] = {name: value.clone() for name, value in context.policy.state_dict().items()}
+        if context.record["iteration"] == self._after:
             self._broken.touch()
 
 
@@ -425,7 +425,7 @@ def test_an_environment_that_does_not_close_takes_nothing_from_a_run_that_is_ove
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**SMALL, **HERE, "timesteps": 400, "runs_dir": str(tmp_path)}
-    stick = lambda moment: monkeypatch.setattr(Slamming, "is_stuck", True)  # noqa: E731
+    stick = lambda context: monkeypatch.setattr(Slamming, "is_stuck", True)  # noqa: E731
     run = unidle.train(Slamming, run_name="r", after_iteration=[stick], **settings)
     assert (run.path / "report.html").exists()
 
@@ -524,8 +524,8 @@ class Soak:
         self.measured: dict[int, tuple[int, int, int]] = {}  # faults so far → resident bytes, descriptors, children
         self.returns: list[float] = []
 
-    def __call__(self, moment: unidle.Moment) -> None:
-        faults = sum(n for name, n in moment.record.items() if name.startswith("faults/"))
+    def __call__(self, context: unidle.CallbackContext) -> None:
+        faults = sum(n for name, n in context.record.items() if name.startswith("faults/"))
         for what, number in (("kill", KILLS), ("hang", HANGS)):
             while self._handed_out[what] < number and faults >= 50 + self._handed_out[what] * 900 / number:
                 (self._folder / f"{what}-{self._handed_out[what]}").touch()
@@ -533,9 +533,9 @@ class Soak:
         gc.collect()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         self.measured[faults] = resident, len(os.listdir("/proc/self/fd")), len(children())
-        self.returns.append(moment.record.get("rollout/return_mean", 0.0))
+        self.returns.append(context.record.get("rollout/return_mean", 0.0))
         if faults >= FAULTS_IN_ALL:
-            moment.stop()
+            context.stop()
 
 
 def test_a_run_with_a_thousand_faults_learns_what_it_should_and_leaves_nothing_behind(

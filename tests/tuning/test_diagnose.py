@@ -169,7 +169,7 @@ def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_ta
 
 WATCHED = """
 import dataclasses, json, pathlib, sys
-from unidle.engine.callbacks import OnGpu
+from unidle.engine.callbacks import RunGpu
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.timeline import Timeline
 from unidle.tuning.short_run import _Watcher
@@ -181,7 +181,7 @@ def watched(gpu):
     return dataclasses.asdict(watcher.readings())
 
 uuids = [f"{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}" for n in "123"]
-print(json.dumps([watched(OnGpu(uuid, lambda: 0)) for uuid in uuids] + [watched(None)]))
+print(json.dumps([watched(RunGpu(uuid, lambda: 0)) for uuid in uuids] + [watched(None)]))
 """
 
 

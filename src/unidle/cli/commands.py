@@ -122,8 +122,8 @@ def eval_command(argv: list[str]) -> Result:
 
     run = load(flags.run)
     result = run.evaluate(flags.episodes, seed=flags.seed, deterministic=not flags.stochastic)
-    if result.story is not None:
-        _keep_story(flags.run, run.agent.step, result.story)
+    if result.trace is not None:
+        _keep_story(flags.run, run.agent.step, result.trace)
     film = None
     if flags.video:
         from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV
@@ -156,14 +156,14 @@ def eval_command(argv: list[str]) -> Result:
 
 def _keep_story(folder: Path, step: int, story: dict[str, Any]) -> None:
     """Let the report draw what the first episode did; an evaluation is as good without, so it never fails by this."""
-    from unidle.engine.evaluate.story import write_story
+    from unidle.engine.evaluate.episode_trace import write_trace
     from unidle.report.dashboard.files import is_training
     from unidle.report.page.report import write_report
 
     if is_training(folder.resolve()):
         return  # the report is that process's: it tells of evaluations of its own
     try:
-        write_story(folder, step, story)
+        write_trace(folder, step, story)
         write_report(folder)  # which draws it
     except OSError as error:
         said = f"The report in {folder} stays as it was ({error.strerror}); make the folder writable."

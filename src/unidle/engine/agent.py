@@ -1,4 +1,4 @@
-"""A trained policy outside of training: observations in, actions out."""
+"""A trained policy for inference: observations in, actions out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from unidle.config import Config
-from unidle.engine.build import choose_device, policy_from
+from unidle.engine.build import policy_from
 from unidle.engine.checkpoint.run_folder import load_checkpoint, weights_that_fit
+from unidle.engine.placement import choose_device
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import PREDICTION, keyed_generator
@@ -19,10 +20,10 @@ from unidle.spaces.observations import MASK, ObservationLayout
 
 
 class Agent:
-    """A policy with its normalisers, frozen. A recurrent one remembers between calls until `reset`."""
+    """A frozen policy with its normalisers. A recurrent one keeps its state between calls until `reset`."""
 
     def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
-        state = load_checkpoint(checkpoint)
+        state = load_checkpoint(checkpoint, policy_only=True)
         self.policy, self.obs_layout, self.action_layout = policy_from(state["spaces"], config, network)
         with weights_that_fit():
             self.policy.load_state_dict(state["algo"]["policy"])
@@ -37,16 +38,16 @@ class Agent:
     actions: ActionLayout
 
     def reset(self) -> None:
-        """Forget the episode so far; call it at the start of each one if the policy is recurrent."""
+        """Clear the recurrent state; call it at the start of each episode if the policy is recurrent."""
         self._state = None
 
     @torch.inference_mode()
     def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
         """The action for one observation of the space (not a batch)."""
-        row = self._pack(observation, action_mask)
+        packed = self._pack(observation, action_mask)
         if self._state is None:
             self._state = torch.zeros(1, self.policy.state_size, device=self.device)
-        params, after = self.policy.act(torch.from_numpy(row).to(self.device), self._state)
+        params, after = self.policy.act(torch.from_numpy(packed).to(self.device), self._state)
         self._state = after if after is not None else self._state
         distribution = self.policy.distribution
         if deterministic:
@@ -58,7 +59,7 @@ class Agent:
     def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
         try:
             self._check_shapes(observation)
-            row = self.seen.pack(observation)
+            packed = self.seen.pack(observation)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise UsageError(f"The observation does not fit the space {self.seen.space} ({error}).") from None
         if self.obs_layout.mask_width:
@@ -66,11 +67,11 @@ class Agent:
                 action_mask = observation[MASK]
             if action_mask is None:
                 raise UsageError("This policy was trained with action masks; pass action_mask=info['action_mask'].")
-            self.obs_layout.mask_view(row[None])[0] = self.action_layout.flatten_mask(action_mask)
-        return row[None]
+            self.obs_layout.mask_view(packed[None])[0] = self.action_layout.flatten_mask(action_mask)
+        return packed[None]
 
     def _check_shapes(self, observation: Any) -> None:
-        """NumPy would spread a number, or a batch of one, over the whole field without a word."""
+        """Check shapes: NumPy would silently broadcast a number, or a batch of one, over the whole field."""
         for leaf in self.seen.leaves:
             part = observation
             for key in leaf.path:

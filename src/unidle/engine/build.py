@@ -1,84 +1,112 @@
-"""From settings to the parts of a run: device, policy, environments."""
+"""Builds a run from its settings: policy, algorithm, environments, collector.
+
+What runs where, and in how many processes, is decided in placement.py.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from unidle.algos.registry import AnyPolicy, new_policy
-from unidle.config import Config, Engine, Recipe
-from unidle.config.machine import available_cores
-from unidle.engine.collect.host import QUICK_SECONDS
+from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.registry import Algorithm, AnyPolicy, new_algorithm, new_policy
+from unidle.buffers.rollout import Rollout
+from unidle.config import Config, Engine
+from unidle.config.settings import whole_steps
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import HostCollector
+from unidle.engine.cuda_graphs import Capture
+from unidle.engine.learn.device_loop import DeviceLoop, fits
+from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.device.host_view import TensorEnvs
 from unidle.envs.make import EnvMaker, callable_name, import_module
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import EnvSpec
+from unidle.envs.spec import EnvSpec, probe
 from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 from unidle.spaces.serialise import space_from_plain, space_to_plain
-
-# A round trip to a worker costs about this much, so shorter work is quicker done here.
-_POOL_OVERHEAD_SECONDS = 150e-6
+from unidle.timeline import Timeline
 
 
-def choose_device(name: str) -> torch.device:
-    """The device the user asked for; `auto` is the GPU where there is one."""
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UsageError("--device cuda was asked for, but torch sees no CUDA GPU here; use --device cpu or auto.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and has_gpu) else "cpu")
+@dataclass(frozen=True)
+class RunParts:
+    """The collector, the algorithm, and how they run."""
+
+    env_spec: EnvSpec
+    algo: Algorithm
+    collector: HostCollector | DeviceCollector
+    loop: DeviceLoop | None  # if whole iterations run on the device
+    workers: int  # processes that step environments; 0: this one
+    precision: str
+    capture: Capture
 
 
-def set_numerics(device: torch.device, recipe: Recipe) -> str:
-    """Set matrix precision and repeatable kernels for this process; returns the precision in words."""
-    torch.backends.cudnn.benchmark = False  # a choice by timing would differ from run to run
-    torch.backends.cudnn.deterministic = True
-    if device.type == "cpu":
-        return "fp32"
-    torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = recipe.precision != "fp32"
-    return recipe.precision
-
-
-def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool, cores: int | None = None) -> int:
-    """Worker processes to use; 0 steps the environments in this process. It changes speed only, never a result.
-
-    `is_busy` says that this process has something to do all the time: a worker on its core would slow both. `cores`:
-    if not those that there are here.
-    """
-    cores = cores or available_cores()
-    if engine.subproc is False:
-        return 0
-    workers = min(n_envs, engine.workers or max(1, cores - is_busy))
-    if engine.workers is None and workers < n_envs < 2 * workers:
-        # Some would have two environments and others one. Two each take no longer, and a worker can then step one while
-        # the other is served.
-        workers = -(-n_envs // 2)
-    saved = n_envs * step_seconds * (1 - 1 / min(cores, workers + is_busy))
-    return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
-
-
-def choose_slices(engine: Engine, n_envs: int, workers: int, step_seconds: float, device: torch.device) -> int:
-    """Slices per worker: two, unless a CPU serves all of them together anyway, because they step so quickly."""
-    quick = device.type == "cpu" and step_seconds * n_envs / max(1, 2 * workers) < QUICK_SECONDS
-    return engine.slices or (1 if quick else 2)
-
-
-def too_many_workers(engine: Engine) -> str | None:
-    """What to say if there are more processes than cores."""
-    cores = available_cores()
-    if engine.workers is not None and engine.workers > cores:
-        return f"{engine.workers} worker processes share {cores} cores and slow each other down; use --workers {cores}."
-    return None
+def build_parts(
+    config: Config,
+    maker: EnvMaker,
+    network: NetworkFactory | None,
+    timeline: Timeline,
+    say: Callable[[str], None],
+    on_fault: Callable[..., None],
+) -> RunParts:
+    """Probe the environment, then build everything that a run consists of."""
+    recipe, run, engine = config.recipe, config.run, config.engine
+    device = choose_device(engine.device)
+    precision = set_numerics(device, recipe)
+    env_spec = probe(maker, recipe.discretize, run.seed)
+    torch.set_num_threads(engine.threads)  # after the probe: an environment may have changed it
+    if env_spec.on_device and recipe.overlap == "strict":
+        raise UsageError(f"{run.env} runs on the device: there is nothing to overlap with learning; use --overlap off.")
+    # After the probe, which may draw from these and takes as many steps as it has time for.
+    random.seed(run.seed)
+    np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
+    torch.manual_seed(run.seed)
+    policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
+    capture = Capture(device, say, graphs=engine.graphs)
+    env = maker.device_env(recipe.n_envs, run.seed, device) if env_spec.on_device else None
+    # If whole iterations are captured, their parts are not.
+    in_one_graph = env is not None and fits(env, recipe)
+    capture_parts: Capturer = as_it_is if in_one_graph else capture
+    algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
+    sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
+    rollouts = [
+        Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(2 if recipe.overlap == "strict" else 1)
+    ]
+    loop: DeviceLoop | None = None
+    collector: HostCollector | DeviceCollector
+    if env is not None:
+        workers = 0
+        collector = DeviceCollector(env, env_spec, policy, rollouts[0], run.seed, timeline, capture_parts, say)
+        if engine.compile:
+            collector.compile_steps()
+        if in_one_graph:
+            loop = DeviceLoop(collector, algo, run.seed, timeline, capture)
+    else:
+        # This process drives a GPU, or learns while the environments step.
+        is_busy = device.type == "cuda" or recipe.overlap == "strict"
+        workers = choose_workers(engine, recipe.n_envs, env_spec.step_seconds, is_busy=is_busy)
+        slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
+        envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices)
+        workers = envs.workers
+        try:
+            collector = HostCollector(envs, policy, rollouts, run.seed, timeline, capture, on_fault)
+        except BaseException:
+            envs.close()
+            raise
+        collector.schedule.n_rollouts = whole_steps(run.timesteps, recipe.total_batch) // recipe.total_batch
+    return RunParts(env_spec, algo, collector, loop, workers, precision, capture)
 
 
 def make_envs(
@@ -93,9 +121,8 @@ def make_envs(
 ) -> HostEnvs:
     """Environments in this process, or in `workers` worker processes of `slices` slices each.
 
-    Those that step together do as their library does, and of a vector environment there are as many as it has. Those
-    that wait do so on an event loop here, or on one in each worker process if the user asks for these; each is a slice
-    of its own, unless the user asks for so many.
+    Vector environments step as their library does. Asynchronous ones share an event loop in this process, or one per
+    worker process if the user sets workers; each is a slice of its own, unless the user sets the number of slices.
     """
     maker = maker.for_n_envs(n_envs)
     if env_spec.on_device:
@@ -106,11 +133,11 @@ def make_envs(
     timeout = engine.env_timeout
     if maker.kind == "async":
         maker = replace(maker, deadline=timeout)
-        # One loop is enough for most, and it keeps to its manners: those of two processes know nothing of each other.
+        # One event loop is usually enough, and rate limits per site hold only within one process.
         if workers == 0 or not (engine.workers or engine.subproc):
             return AsyncEnvs(maker, env_spec, n_envs, seed, first_index, engine.slices, max_env_restarts=restarts)
         slices = engine.slices or n_envs
-        timeout = timeout and 3 * timeout  # steps have their own deadline, and what follows from one takes time too
+        timeout = timeout and 3 * timeout  # each step has its own deadline, and handling a missed one takes time too
     if workers == 0:
         return SerialEnvs(maker, env_spec, n_envs, seed, first_index, max_env_restarts=restarts)
     return ProcessPool(
@@ -123,20 +150,20 @@ def make_envs(
         slices,
         env_timeout=timeout,
         max_env_restarts=restarts,
-        # Where a quota, not the set of cores, is what limits us, others are on these cores too.
+        # Where a CPU quota is the limit, not the set of cores, other processes use these cores too.
         pin_cores=workers >= len(os.sched_getaffinity(0)) - 1 if engine.pin_cores is None else engine.pin_cores,
     )
 
 
 def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactory | None, str | None]:
-    """A user's network as a factory, and its name for the config."""
+    """The factory of a user's network, and its name in the config."""
     if network is None:
         return None, None
     if callable(network):
         return network, callable_name(network)
     module, _, attribute = network.partition(":")
     if network.startswith("<") or not attribute:
-        raise UsageError(f"The network {network} is no module:callable; pass the factory again, as network=…")
+        raise UsageError(f"The network {network} is not a module:callable; pass the factory again, as network=…")
     factory = getattr(import_module(module), attribute, None)
     if not callable(factory):
         raise UsageError(f"Module `{module}` has no callable `{attribute}`; check the name after the colon.")
@@ -144,7 +171,7 @@ def resolve_network(network: str | NetworkFactory | None) -> tuple[NetworkFactor
 
 
 def spaces_to_plain(env_spec: EnvSpec) -> dict[str, Any]:
-    """The spaces and layout of a policy, for its checkpoint."""
+    """The spaces of a policy as plain data, for its checkpoint."""
     obs_layout, actions = env_spec.obs_layout, env_spec.action_layout
     return {
         "observation": space_to_plain(obs_layout.space),
@@ -156,7 +183,7 @@ def spaces_to_plain(env_spec: EnvSpec) -> dict[str, Any]:
 def policy_from(
     plain: dict[str, Any], config: Config, network: NetworkFactory | None
 ) -> tuple[AnyPolicy, ObservationLayout, ActionLayout]:
-    """An untrained policy for the spaces in a checkpoint, without making the environment."""
+    """An untrained policy for the spaces in a checkpoint; needs no environment."""
     actions = ActionLayout.of(space_from_plain(plain["action"]), config.recipe.discretize)
     obs_layout = ObservationLayout.of(space_from_plain(plain["observation"]), plain["mask_width"])
     return new_policy(obs_layout, actions, config.recipe, network), obs_layout, actions

@@ -1,4 +1,4 @@
-"""Who hears of a run: the user's callbacks, and whoever shows it to a person."""
+"""Interfaces to a run: the user's callbacks, the progress display, and the meter that accounts for its time."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from unidle.timeline import Timeline
 
 
 @dataclass
-class Moment:
-    """What a callback gets: the record just written, the policy, and a way to end the run."""
+class CallbackContext:
+    """What a callback receives: the latest record, the policy, and a function that ends the run."""
 
     record: dict[str, Any]
     policy: AnyPolicy
     stop: Callable[[], None]
 
 
-Callback = Callable[[Moment], None]
+Callback = Callable[[CallbackContext], None]
 
 
-class Listener(Protocol):
-    """Whoever shows the run to a person."""
+class ProgressDisplay(Protocol):
+    """Shows a run to the user."""
 
     def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None) -> None:
-        """The run begins; a resumed one at `step`, with the `best` evaluation so far."""
+        """The run starts; a resumed one at `step`, with the `best` evaluation so far."""
 
     def on_iteration(self, record: dict[str, Any]) -> None:
         """An iteration is done."""
@@ -36,44 +36,44 @@ class Listener(Protocol):
         """An evaluation is done."""
 
     def on_message(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a message."""
 
     def on_end(self) -> None:
-        """The run is over, whichever way."""
+        """The run is over, finished or failed."""
 
 
-class Silent:
-    """A listener that shows nothing of how a run goes; what to do with a message is left to others."""
+class SilentDisplay:
+    """Shows no progress; subclasses decide what to do with messages."""
 
     def on_start(self, facts: dict[str, str], total_steps: int, step: int, best: dict[str, Any] | None) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def on_iteration(self, record: dict[str, Any]) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def on_end(self) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
 @dataclass(frozen=True)
-class OnGpu:
-    """The GPU that a run is on."""
+class RunGpu:
+    """The GPU that a run uses."""
 
     uuid: str
-    captures: Callable[[], int]  # how often something was captured so far
+    captures: Callable[[], int]  # how many CUDA graphs have been captured so far
 
 
-class Accountant(Protocol):
-    """Whoever accounts for a run's time while it goes on; it must not fail the run."""
+class TimeMeter(Protocol):
+    """Accounts for a run's time while it trains; it must never make the run fail."""
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
-        """The run begins, or goes on from `step`."""
+    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: RunGpu | None) -> None:
+        """The run starts, or resumes at `step`."""
 
     def iteration(self, step: int, wall: float, has_learned: bool) -> None:
-        """An iteration is done, and the run `wall` seconds old."""
+        """An iteration is done, `wall` seconds into the run."""
 
     def end(self) -> None:
-        """The run is over, whichever way."""
+        """The run is over, finished or failed."""

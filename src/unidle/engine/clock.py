@@ -1,4 +1,4 @@
-"""The time that a run has taken, over all processes that worked on it."""
+"""The wall time of a run, over all processes that trained it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unidle.timeline import Timeline
 
 
 class RunClock:
-    """Seconds since the run began, in all and by what they went to; resumed parts are counted in."""
+    """Seconds since the run began, in total and by phase; time before a resume is included."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -17,12 +17,12 @@ class RunClock:
         self._seconds_before: dict[str, float] = {}
 
     def begin(self) -> None:
-        """From here on it is the run's time."""
+        """Start counting."""
         self._timeline.begin()
         self._began = perf_counter()
 
     def wall(self) -> float:
-        """Seconds in all."""
+        """Seconds in total."""
         return self._wall_before + (0.0 if self._began is None else perf_counter() - self._began)
 
     def seconds(self) -> dict[str, float]:
@@ -30,9 +30,9 @@ class RunClock:
         return {name: s + self._seconds_before.get(name, 0.0) for name, s in self._timeline.seconds().items()}
 
     def record(self) -> dict[str, float]:
-        """Both, as a metrics record names them."""
+        """Both, under the names of a metrics record."""
         return {"wall": self.wall(), **{f"time/{name}": seconds for name, seconds in self.seconds().items()}}
 
-    def go_on_from(self, wall: float, seconds: dict[str, float]) -> None:
-        """Take over from the process that wrote a checkpoint."""
+    def resume(self, wall: float, seconds: dict[str, float]) -> None:
+        """Continue from a checkpoint's times."""
         self._wall_before, self._seconds_before = wall, seconds

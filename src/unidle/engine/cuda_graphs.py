@@ -1,8 +1,8 @@
-"""A function on static tensors, replayed as one CUDA graph instead of launched kernel by kernel.
+"""Captures functions on static tensors as CUDA graphs.
 
-What a function must keep to: it takes no arguments, reads and writes tensors that stay where they are, never asks the
-host for a value, and does the same work every time. On a CPU, or if capturing fails, it runs as it is: the results are
-the same bit for bit, only slower, and the reason is told once.
+A function must take no arguments, only read and write tensors that stay in place, never sync with the host, and do the
+same work every time. On a CPU, or if capturing fails, it runs eagerly: the results are the same bit for bit, only
+slower, and the reason is reported once.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unidle.engine.callbacks import OnGpu
+from unidle.engine.callbacks import RunGpu
 
-_WARM_UPS = 3  # libraries set themselves up in the first calls, which a graph must not record
+_WARM_UPS = 3  # libraries initialise in the first calls, which must not be captured
 
 
 class Capture:
-    """Turns functions into replays on one device, and remembers what could not be captured."""
+    """Turns functions into graph replays on one device, and records what could not be captured."""
 
-    def __init__(self, device: torch.device, tell: Callable[[str], None], graphs: bool = True) -> None:
-        """`tell` gets one sentence if something falls back; without `graphs` everything stays as it is."""
+    def __init__(self, device: torch.device, say: Callable[[str], None], graphs: bool = True) -> None:
+        """`say` gets one message for each fallback; without `graphs` everything runs eagerly."""
         self.device = device
         self._graphs = graphs and device.type == "cuda"
-        self._tell = tell
-        self._told: set[tuple[str, str]] = set()
+        self._say = say
+        self._reported: set[tuple[str, str]] = set()
         self.fallbacks: dict[str, str] = {}  # name → why it runs eagerly on a GPU
-        self.tried = 0  # captures so far
+        self.tried = 0  # captures attempted so far
 
     def __call__(
         self,
@@ -39,29 +39,29 @@ class Capture:
         instead: Callable[[], None] | None = None,
         generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
-        """`function` as a replay; `changes` are all tensors it changes that must be as before after the warm-up.
+        """`function` as a replay; `changes` are the tensors that it changes and that the warm-up must restore.
 
-        `instead` does the same in a simpler way, should `function` not run here. Each replay draws from `generators` as
-        they stand then.
+        `instead` is a simpler implementation, in case `function` fails. Replays draw from the current state of
+        `generators`.
         """
         if not self._graphs:
             return function
         return _Replay(self, name, [function] if instead is None else [function, instead], changes, generators)
 
-    def on_gpu(self) -> OnGpu | None:
-        """The GPU that this captures on, for whoever watches it."""
+    def on_gpu(self) -> RunGpu | None:
+        """The GPU that this captures on, for the meter."""
         if self.device.type != "cuda":
             return None
-        return OnGpu(str(torch.cuda.get_device_properties(self.device).uuid), lambda: self.tried)
+        return RunGpu(str(torch.cuda.get_device_properties(self.device).uuid), lambda: self.tried)
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
-        """Note and tell, once, that `name` takes a slower way."""
-        while isinstance(error.__context__, Exception):  # the end of a capture that went wrong raises once more
+        """Record, and report once, that `name` uses a slower implementation."""
+        while isinstance(error.__context__, Exception):  # ending a failed capture raises another exception
             error = error.__context__
         reason = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{_culprit(error)}"
-        if (name, to) not in self._told:
-            self._told.add((name, to))
-            self._tell(f"{name} {to}, which is slower: {reason}")
+        if (name, to) not in self._reported:
+            self._reported.add((name, to))
+            self._say(f"{name} {to}, which is slower: {reason}")
         self.fallbacks[name] = reason
 
 
@@ -72,12 +72,13 @@ class _Replay:
         self,
         capture: Capture,
         name: str,
-        ways: Sequence[Callable[[], None]],
+        implementations: Sequence[Callable[[], None]],
         changes: Sequence[Tensor],
         generators: Sequence[torch.Generator],
     ) -> None:
-        """`ways` to do it, the fastest first."""
-        self._capture, self._name, self._ways, self._changes = capture, name, ways, changes
+        """`implementations` of the same function, fastest first."""
+        self._capture, self._name, self._changes = capture, name, changes
+        self._implementations = implementations
         self._generators = generators
         self._run: Callable[[], None] | None = None
 
@@ -88,12 +89,12 @@ class _Replay:
         self._run()
 
     def _captured(self) -> Callable[[], None]:
-        for way in self._ways[:-1]:
+        for implementation in self._implementations[:-1]:
             try:
-                return self._capture_one(way)
+                return self._capture_one(implementation)
             except Exception as error:
-                self._capture.fall_back(self._name, error, "does not run here; it is done in a simpler way")
-        last = self._ways[-1]
+                self._capture.fall_back(self._name, error, "does not run here; the plain implementation is used")
+        last = self._implementations[-1]
         try:
             return self._capture_one(last)
         except Exception as error:
@@ -102,10 +103,15 @@ class _Replay:
 
     def _capture_one(self, function: Callable[[], None]) -> Callable[[], None]:
         kept = [tensor.detach().clone() for tensor in self._changes]
-        generators = [*self._generators, _default_generator(self._capture.device)]  # the last is in every graph
+        generators = [
+            *self._generators,
+            _default_generator(self._capture.device),
+        ]  # the default one is part of every graph
         drawn = [generator.get_state() for generator in generators]
         here = torch.cuda.current_stream(self._capture.device)
-        stream = torch.cuda.Stream(self._capture.device, priority=here.priority)  # a graph keeps it for its kernels
+        stream = torch.cuda.Stream(
+            self._capture.device, priority=here.priority
+        )  # the graph's kernels keep its priority
         stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
@@ -114,16 +120,16 @@ class _Replay:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
                     function()
-                    self._put_back(kept)  # each call begins where the first real one will
-            # Only this thread must keep still meanwhile: others may copy and launch.
+                    self._put_back(kept)  # every call starts from the state of the first real one
+            # Other threads may copy and launch during the capture.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 function()
         except Exception:
             del graph
-            torch.cuda.set_stream(here)  # a capture that went wrong does not go back by itself
-            for generator in generators:  # and leaves its generators as if it still went on
-                # Graphs captured earlier keep the old state of torch's own: should a user's layer draw from it in one
-                # of them, as dropout does, it goes on from there.
+            torch.cuda.set_stream(here)  # a failed capture does not restore it
+            for generator in generators:  # nor the generators, which it leaves in capture mode
+                # Graphs captured earlier keep the old state of torch's default generator: a layer such as dropout that
+                # draws from it in one of them continues from there.
                 generator.graphsafe_set_state(torch.Generator(self._capture.device))
             raise
         finally:
@@ -144,7 +150,7 @@ def _default_generator(device: torch.device) -> torch.Generator:
 
 
 def _culprit(error: Exception) -> str:
-    """The line that could not be captured: the innermost one that is not torch's own."""
+    """The line that could not be captured: the innermost one outside torch."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename != __file__:
             return f" (at `{frame.line}`, {os.path.basename(frame.filename)} line {frame.lineno})"

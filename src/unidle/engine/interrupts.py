@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run goes on: the first is a wish, the second is an order."""
+"""Ctrl-C and SIGTERM during a run: the first stops it gracefully, the second immediately."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process at once."""
+    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._first = first
@@ -22,7 +22,7 @@ class Interrupts:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        # Not what was there before: a shell starts its background jobs with Ctrl-C ignored.
+        # Not the previous handlers: a shell starts background jobs with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._first()

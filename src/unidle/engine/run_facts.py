@@ -1,4 +1,4 @@
-"""What a run says of itself when it starts."""
+"""The summary that a run shows when it starts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 from unidle.config import Config
 from unidle.config.settings import whole_steps
-from unidle.engine.parts import Parts
+from unidle.engine.build import RunParts
 from unidle.nn.actor_critic import n_parameters
 
 
-def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
-    """A line of each: its name and what it says. The run starts, or goes on, at `step`."""
+def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
+    """Name and text of each line. The run starts, or resumes, at `step`."""
     recipe, run, env_spec, workers = config.recipe, config.run, parts.env_spec, parts.workers
-    duration = f"a step takes {env_spec.step_seconds * 1e6:.0f} µs"
+    duration = f"{env_spec.step_seconds * 1e6:.0f} µs per step"
     backend = (
         f"{_counted(workers, 'worker process', 'worker processes')} ({duration})"
         if workers
@@ -40,10 +40,10 @@ def facts_of(config: Config, parts: Parts, folder: Path, eval_workers: int, step
     }
     total = whole_steps(run.timesteps, recipe.total_batch)
     if step < run.timesteps < total:
-        facts["steps"] = f"{run.timesteps:,}, in whole iterations {total:,}"
+        facts["steps"] = f"{run.timesteps:,}, rounded up to whole iterations: {total:,}"
     if eval_workers:
         episodes = _counted(run.eval_episodes, "episode", "episodes")
-        facts["evaluation"] = f"{episodes}, beside training ({_counted(eval_workers, 'process', 'processes')})"
+        facts["evaluation"] = f"{episodes}, asynchronous ({_counted(eval_workers, 'process', 'processes')})"
     return facts
 
 

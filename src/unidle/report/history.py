@@ -10,8 +10,9 @@ from typing import Any
 
 from unidle.config.files import read_yaml, run_config_file
 from unidle.config.settings import whole_steps
+from unidle.engine.progress import evaluation_rank
 from unidle.formatting import outcome, percent, short_number
-from unidle.metrics.journal import how_good, read_records
+from unidle.metrics.jsonl import read_records
 from unidle.timeline import PHASES
 
 Record = dict[str, Any]
@@ -85,7 +86,7 @@ class History:
     def best_evaluation(self) -> Record | None:
         """The evaluation whose policy was saved as the best; if none is marked, the one with the best result."""
         kept = [r for r in self.evaluations if r.get("eval/best")]
-        return kept[-1] if kept else max(self.evaluations, key=how_good, default=None)
+        return kept[-1] if kept else max(self.evaluations, key=evaluation_rank, default=None)
 
     @property
     def highest_return(self) -> float | None:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from unidle.config import Engine
-from unidle.engine.build import choose_slices, choose_workers
 from unidle.engine.collect.host import QUICK_SECONDS
+from unidle.engine.placement import choose_slices, choose_workers
 from unidle.envs.pool.process_pool import split_envs
 from unidle.tuning.probes.profile import Pace, Profile
 

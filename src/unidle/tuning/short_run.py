@@ -15,12 +15,12 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.machine import available_memory, free_memory
-from unidle.engine.callbacks import Accountant, Moment, OnGpu
+from unidle.engine.callbacks import CallbackContext, RunGpu, TimeMeter
 from unidle.errors import TrainingError
 from unidle.meter.attribution.run_meter import FILE, RunMeter
 from unidle.meter.sensors.host import Host, Tree
 from unidle.meter.sensors.nvml import Driver, Gpu
-from unidle.metrics.journal import read_records
+from unidle.metrics.jsonl import read_records
 from unidle.timeline import PHASES, Timeline
 from unidle.tuning.advice.facts import Readings, Table
 from unidle.tuning.probes.training import new_trainer, train
@@ -52,13 +52,13 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> Short
     own: list[float] = []
     every: list[float] = []
 
-    def after_iteration(moment: Moment) -> None:
-        marks.append(_Mark(perf_counter(), moment.record))
+    def after_iteration(context: CallbackContext) -> None:
+        marks.append(_Mark(perf_counter(), context.record))
         own.extend(sample.value for sample in tree.poll().get("cpu", ()))
         every.extend(len(host.cores) * sample.value / 100 for sample in host.poll().get("cpu", ()))
         long_enough = marks[-1].at - marks[0].at >= seconds
         if long_enough and len(marks) >= _LEAST_ITERATIONS:
-            moment.stop()
+            context.stop()
 
     with TemporaryDirectory(prefix="unidle-diagnose-") as folder:
         run = dataclasses.replace(
@@ -134,14 +134,14 @@ def thread_table(first: dict[str, Any], last: dict[str, Any]) -> Table:
 class _Watcher:
     """The run's meter plus a background thread that polls memory use and GPU throttling."""
 
-    def __init__(self, meter: Accountant) -> None:
+    def __init__(self, meter: TimeMeter) -> None:
         self._meter = meter
         self._ended = threading.Event()
         self._polls, self._reasons = 0, dict[str, int]()
         self._gpu_memory: float | None = None
         self._host_memory = 0.0
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
+    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: RunGpu | None) -> None:
         """Start the meter and the polling thread."""
         self._meter.begin(folder, timeline, step, gpu)
         self._thread = threading.Thread(target=self._run, args=(gpu,), name="unidle diagnose", daemon=True)
@@ -165,7 +165,7 @@ class _Watcher:
             throttled={reason: polls / self._polls for reason, polls in self._reasons.items()},
         )
 
-    def _run(self, on: OnGpu | None) -> None:
+    def _run(self, on: RunGpu | None) -> None:
         driver = Driver()
         try:
             gpu = None if on is None else driver.gpu_by_uuid(on.uuid)

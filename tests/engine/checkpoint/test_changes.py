@@ -38,11 +38,11 @@ def noted(folder: Path) -> list[dict[str, Any]]:
 def stopped(runs: Path) -> Path:
     """A run that was stopped after its first iteration."""
     settings = {**SMALL, "timesteps": 6400, "runs_dir": str(runs), "run_name": "x"}
-    return unidle.train("CartPole-v1", after_iteration=[lambda moment: moment.stop()], **settings).path
+    return unidle.train("CartPole-v1", after_iteration=[lambda context: context.stop()], **settings).path
 
 
 def go_on(folder: Path, **settings: Any) -> None:
-    unidle.resume(folder, quiet=True, after_iteration=[lambda moment: moment.stop()], **settings)
+    unidle.resume(folder, quiet=True, after_iteration=[lambda context: context.stop()], **settings)
 
 
 def test_settings_that_differ_are_noted_at_the_checkpoint_and_shown(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_other_kernels_than_before_are_told_and_noted_and_no_obstacle(
     assert here == f"torch {torch.__version__}, CPU {torch.backends.cpu.get_cpu_capability()}"
     there = "torch 2.11.0, Triton 3.6.0, NVIDIA H200"
     save_checkpoint(path, {**state, "kernels": there})
-    unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])
+    unidle.resume(folder, after_iteration=[lambda context: context.stop()])
     assert f"({there} → {here})" in capsys.readouterr().err.replace("\n", " ")
     assert [(r["step"], r["change"]) for r in noted(folder)] == [(64, f"kernels {there} → {here}")]
-    unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])  # now it is computed as it was
+    unidle.resume(folder, after_iteration=[lambda context: context.stop()])  # now it is computed as it was
     assert "The kernels that compute" not in capsys.readouterr().err
     assert len(noted(folder)) == 1
 
@@ -98,7 +98,7 @@ class Crash(Exception):
     """Ends a run without a checkpoint."""
 
 
-def crash(moment: unidle.Moment) -> None:
+def crash(context: unidle.CallbackContext) -> None:
     raise Crash
 
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_does_not_tell_its_kernels_is_gone_on_with_in_silence(
     path = RunFolder.open(folder).latest()
     assert path is not None
     save_checkpoint(path, {name: value for name, value in load_checkpoint(path).items() if name != "kernels"})
-    unidle.resume(folder, after_iteration=[lambda moment: moment.stop()])
+    unidle.resume(folder, after_iteration=[lambda context: context.stop()])
     assert "The kernels that compute" not in capsys.readouterr().err
     assert noted(folder) == []
 

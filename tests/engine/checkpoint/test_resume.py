@@ -17,7 +17,7 @@ from resumed_runs import StopAfter, assert_same, final_state
 
 import unidle
 from unidle.engine.checkpoint.run_folder import load_checkpoint
-from unidle.metrics.journal import read_records
+from unidle.metrics.jsonl import read_records
 from unidle.report.history import read_history
 from unidle.report.terminal.progress import Display
 
@@ -52,11 +52,11 @@ def test_a_run_with_more_steps_than_are_asked_for_is_done_and_counts_no_iteratio
     monkeypatch.setattr(Display, "on_start", overhear)
     settings = {**SMALL, "timesteps": 100, "runs_dir": str(tmp_path), "quiet": False}
     folder = unidle.train("CartPole-v1", **settings).path
-    assert re.search(r"^ *steps +100, in whole iterations 192$", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(r"^ *steps +100, rounded up to whole iterations: 192$", capsys.readouterr().err, re.MULTILINE)
     for timesteps in (100, 50):  # the latter would be one iteration of 96
         unidle.resume(folder, timesteps=timesteps)
         said = capsys.readouterr().err
-        assert f"All of its {timesteps} steps are done" in said
+        assert f"All {timesteps} steps are done" in said
         assert "whole iterations" not in said
         assert read_history(folder).progress == "100 % of 192"
     assert starts == [(0, 192), (192, 192), (192, 192)]
@@ -165,7 +165,7 @@ def test_a_run_that_reached_its_target_is_not_trained_on_by_a_resume(
     step = final_state(first.path)["step"]
     assert step == 960
     unidle.resume(first.path)
-    assert "reached its target return" in capsys.readouterr().err
+    assert "target return is already reached" in capsys.readouterr().err
     assert final_state(first.path)["step"] == step
     assert final_state(unidle.resume(first.path, quiet=True, target_return=1e9, timesteps=1920).path)["step"] == 1920
 

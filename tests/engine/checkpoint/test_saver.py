@@ -9,40 +9,40 @@ from typing import Any
 import pytest
 
 import unidle
-from unidle.engine import trainer
-from unidle.engine.checkpoint.saver import Progress, Saver
-from unidle.metrics.journal import how_good
+from unidle.engine.checkpoint import saver
+from unidle.engine.checkpoint.saver import Saver
+from unidle.engine.progress import Progress, evaluation_rank
 
 
 def evaluation(step: int, mean: float, success: float | None) -> dict[str, Any]:
-    told = {} if success is None else {"eval/success": success}
-    return {"step": step, "eval/return_mean": mean, **told}
+    reported = {} if success is None else {"eval/success": success}
+    return {"step": step, "eval/return_mean": mean, **reported}
 
 
 @pytest.mark.parametrize("success", [None, 0.5])
-def test_a_return_that_is_no_number_is_the_worst_and_keeps_no_other_from_being_the_best(success: float | None) -> None:
+def test_a_nan_return_ranks_lowest_and_does_not_stay_the_best(success: float | None) -> None:
     """Infinite rewards of both signs have no mean."""
     records = [evaluation(step, mean, success) for step, mean in ((1, math.nan), (2, -7.0), (3, math.nan), (4, -6.0))]
     progress = Progress()
-    is_best = [progress.take_note(record) for record in records]
+    is_best = [progress.update_best(record) for record in records]
     assert is_best == [success is not None, True, False, True]  # without success, NaN says nothing at all
     assert (progress.best_step, progress.best_return, progress.highest_return) == (4, -6.0, -6.0)
-    assert max(records, key=how_good)["step"] == 4
+    assert max(records, key=evaluation_rank)["step"] == 4
 
 
 @pytest.mark.parametrize(
     ("takes_long", "every", "saved"),
     [(True, None, [0, 2048]), (True, 512, [0, 512, 1024, 1536, 2048]), (False, None, list(range(0, 2049, 256)))],
 )
-def test_a_checkpoint_that_takes_long_is_left_out_unless_the_user_says_how_often(
+def test_slow_checkpoints_are_skipped_unless_the_user_sets_the_interval(
     takes_long: bool, every: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_NOTICED_SECONDS", 0.0 if takes_long else 1e9)
-    monkeypatch.setattr(trainer, "_SAVING_SHARE", 0.0)
+    monkeypatch.setattr(saver, "_SHORT_SECONDS", 0.0 if takes_long else 1e9)
+    monkeypatch.setattr(saver, "_MAX_SHARE", 0.0)
     steps, save = [], Saver.save
 
     def noting(self: Saver, *parts: Any) -> None:
-        steps.append(self.progress.step)
+        steps.append(self._progress.step)
         save(self, *parts)
 
     monkeypatch.setattr(Saver, "save", noting)

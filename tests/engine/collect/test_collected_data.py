@@ -24,8 +24,8 @@ from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
-from unidle.engine.collect.host import Collector
-from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.collect.host import HostCollector
+from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.cuda_graphs import Capture
 from unidle.envs.make import env_maker
 from unidle.envs.pool import worker_process as process
@@ -190,27 +190,27 @@ def echo_run(plan: Plan, **settings: Any) -> SmallRun:
     return small_run(env, seed=SEED, kwargs={"breaks": breaks}, batch_size=batch_size, **settings)
 
 
-def next_lane(run: SmallRun) -> Lane:
+def next_slot(run: SmallRun) -> RolloutSlot:
     """The next whole rollout, after which the other one, if there is one, has gone on for a bit."""
     collector = run.collector
-    while collector._opened < collector.number + collector.ahead - 1:
-        collector.open()
-    lane = collector.finish()
-    for _ in range(3 * (collector.ahead - 1)):
-        collector.turn(0.001)
-    return lane
+    while collector.schedule.newest < collector.schedule.oldest + collector.n_slots - 1:
+        collector.open_rollout()
+    slot = collector.finish()
+    for _ in range(3 * (collector.n_slots - 1)):
+        collector.poll(0.001)
+    return slot
 
 
-def assert_acted_on_what_is_recorded(lane: Lane, carried: Tensor) -> None:
+def assert_acted_on_what_is_recorded(slot: RolloutSlot, carried: Tensor) -> None:
     """Every action is the policy's for the row beside it, with the state that the step before it left behind."""
-    rollout, policy = lane.rollout, lane.policy
+    rollout, policy = slot.rollout, slot.policy
     assert torch.equal(rollout.states[0], carried)
     for t in range(rollout.shape[0]):
         with torch.no_grad():
             state = rollout.states[t] * ~rollout.starts[t].unsqueeze(-1)
             obs = rollout.obs[t].clone()  # aligned in memory as the block is, which the last bit depends on
             params, after = policy.act(obs, state if policy.state_size else None)
-            action = policy.distribution.sample(params, lane.service.noise[t])
+            action = policy.distribution.sample(params, slot.inference.noise[t])
         assert torch.equal(rollout.actions[t], action)
         # So the value of what was seen last before a cut is asked with the state that came out of the last whole step.
         assert after is None or torch.equal(rollout.states[t + 1], after)
@@ -239,34 +239,34 @@ def plans(draw: st.DrawFn, n_envs: int) -> Plan:
 def check_rollouts(run: SmallRun, plan: Plan, rollouts: int) -> tuple[list[dict[str, Tensor]], list[Any]]:
     """Collect, and compare everything with what must be there; returns the rollouts and a checkpoint at each end."""
     collector, n_envs = run.collector, run.envs.n_envs
-    collector.until = rollouts
+    collector.schedule.n_rollouts = rollouts
     for env in range(n_envs):  # whatever the actions: it passes plans over that are not faults but mistakes
         expected_column(Life(env, plan), [0] * rollouts * run.rollout.shape[0])
     told: list[Fault] = []
-    collector._on_fault = lambda fault, rollout: told.append(fault)
+    collector.faults.on_fault = lambda fault, rollout: told.append(fault)
     lives = [Life(env, plan) for env in range(n_envs)]
     taken, checkpoints, returns, lengths = [], [], [], []
     carried = torch.zeros(n_envs, run.policy.state_size)
     for _ in range(rollouts):
-        lane = next_lane(run)
-        rollout = lane.rollout
+        slot = next_slot(run)
+        rollout = slot.rollout
         columns = [expected_column(life, actions_of(rollout, env)) for env, life in enumerate(lives)]
         for env, column in enumerate(columns):
             ended, column.ended = column.ended, []
             assert column_of(rollout, env) == column, f"environment {env}"
             column.ended = ended
-        assert_acted_on_what_is_recorded(lane, carried)
+        assert_acted_on_what_is_recorded(slot, carried)
         carried = rollout.states[-1].clone()
         # Whole episodes alone are results, by time, then environment.
         for t in range(rollout.shape[0]):
             for column in columns:
                 returns += [total for step, total, _ in column.ended if step == t]
                 lengths += [length for step, _, length in column.ended if step == t]
-        assert list(collector.recent_returns) == returns[-100:]
-        assert list(collector.recent_lengths) == lengths[-100:]
-        assert collector.episodes == len(returns)
+        assert list(collector.stats.recent_returns) == returns[-100:]
+        assert list(collector.stats.recent_lengths) == lengths[-100:]
+        assert collector.stats.episodes == len(returns)
         # A fault counts with the rollout it was in, whichever was being learned from.
-        assert collector.faults["exception"] == sum(life.faults for life in lives)
+        assert collector.stats.faults["exception"] == sum(life.faults for life in lives)
         # And the way back to where each environment stands.
         state = collector.state_dict()
         for env, life in enumerate(lives):
@@ -276,20 +276,20 @@ def check_rollouts(run: SmallRun, plan: Plan, rollouts: int) -> tuple[list[dict[
         assert state["starts"].tolist() == [life.step == 0 for life in lives]
         taken.append(copied(rollout))
         checkpoints.append(frozen(state))
-    while collector.turn(1.0):
+    while collector.poll(1.0):
         pass
     assert Counter(fault.env for fault in told) == {env: life.faults for env, life in enumerate(lives) if life.faults}
-    assert collector.faults == Counter(fault.kind for fault in told)
-    assert collector.faults.keys() <= {"exception"}
+    assert collector.stats.faults == Counter(fault.kind for fault in told)
+    assert collector.stats.faults.keys() <= {"exception"}
     return taken, checkpoints
 
 
 def check_going_on(run: SmallRun, state: Any, rest: list[dict[str, Tensor]]) -> None:
     """A collector that takes up `state` brings the rest of the rollouts, bit for bit."""
     assert run.collector.load_state_dict(state) == []
-    run.collector.until = run.collector.number + len(rest)
+    run.collector.schedule.n_rollouts = run.collector.schedule.oldest + len(rest)
     for expected in rest:
-        rollout = copied(next_lane(run).rollout)
+        rollout = copied(next_slot(run).rollout)
         for name in FIELDS:
             assert torch.equal(rollout[name], expected[name]), name
 
@@ -306,12 +306,12 @@ def test_each_environment_got_what_is_recorded_and_nothing_else_though_some_fail
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0
     rollouts = [Rollout(*shape, *sizes, place) for _ in range(2 if overlap == "strict" else 1)]
     pool = ProcessPool(maker, env_spec, shape[1], SEED, workers=2, slices=2)
-    collector = Collector(pool, policy, rollouts, SEED, Timeline(), Capture(place, print))
+    collector = HostCollector(pool, policy, rollouts, SEED, Timeline(), Capture(place, print))
     with closing(collector):
         collector.start()
         for _ in range(12):
-            lane = collector.finish()
-            rollout = lane.rollout
+            slot = collector.finish()
+            rollout = slot.rollout
             seen = floats(rollout.obs.cpu(), 3)
             got = rollout.actions[..., 0].cpu().clamp(-1, 1)
             ended = (rollout.terminated | rollout.truncated).cpu()
@@ -321,10 +321,10 @@ def test_each_environment_got_what_is_recorded_and_nothing_else_though_some_fail
             assert torch.equal(floats(rollout.final_obs.cpu(), 3), after.flatten(0, 1)[rollout.final_at.cpu()])
             assert torch.equal(rollout.starts[1:].cpu(), ended)
             assert torch.equal(rollout.starts.cpu(), seen[..., 1] == 0)
-            assert lane.service._is_staged == (device == "cpu")  # on a GPU the kernel puts them where they are read
-            collector.open()
-        assert collector.faults["exception"] > 10
-        assert collector.episodes > 30
+            assert slot.inference._is_staged == (device == "cpu")  # on a GPU the kernel puts them where they are read
+            collector.open_rollout()
+        assert collector.stats.faults["exception"] > 10
+        assert collector.stats.episodes > 30
 
 
 # (steps, plan) of two environments. The first steps of all; the first of a rollout, when the last one ended with a
@@ -362,7 +362,7 @@ def test_a_fault_at_an_edge_leaves_every_transition_in_its_place(case: str, over
     run, again = (echo_run(plan, **shape) for _ in range(2))
     with closing(run.envs), closing(again.envs):
         taken, checkpoints = check_rollouts(run, plan, 8)
-        assert run.collector.faults["exception"] >= 3
+        assert run.collector.stats.faults["exception"] >= 3
         check_going_on(again, checkpoints[2], taken[3:])
 
 
@@ -458,28 +458,28 @@ def check_with_deaths(
     """Collect, and follow every environment; returns the faults counted by each rollout, and where episodes are cut."""
     collector, envs = run.collector, run.envs
     told: list[Fault] = []
-    collector._on_fault = lambda fault, rollout: told.append(fault)
-    collector.until = rollouts
+    collector.faults.on_fault = lambda fault, rollout: told.append(fault)
+    collector.schedule.n_rollouts = rollouts
     ledgers = [Ledger(env) for env in range(envs.n_envs)]
     carried = torch.zeros(envs.n_envs, run.policy.state_size)
     before()
     counted = []
     for number in range(rollouts):
-        lane = next_lane(run)
-        counted.append(collector.faults.copy())
+        slot = next_slot(run)
+        counted.append(collector.stats.faults.copy())
         for env, ledger in enumerate(ledgers):
-            ledger.take(number, column_of(lane.rollout, env), actions_of(lane.rollout, env))
+            ledger.take(number, column_of(slot.rollout, env), actions_of(slot.rollout, env))
             assert collector.log.actions(env)[:, 0].tolist() == ledger.actions
-        assert_acted_on_what_is_recorded(lane, carried)
-        carried = lane.rollout.states[-1].clone()
-    while collector.turn(1.0):
+        assert_acted_on_what_is_recorded(slot, carried)
+        carried = slot.rollout.states[-1].clone()
+    while collector.poll(1.0):
         pass
     results = sorted(
         (number, t, env, *rest) for env, ledger in enumerate(ledgers) for number, t, *rest in ledger.results
     )
-    assert list(collector.recent_returns) == [total for *_, total, _ in results][-100:]
-    assert list(collector.recent_lengths) == [length for *_, length in results][-100:]
-    assert collector.episodes == len(results)
+    assert list(collector.stats.recent_returns) == [total for *_, total, _ in results][-100:]
+    assert list(collector.stats.recent_lengths) == [length for *_, length in results][-100:]
+    assert collector.stats.episodes == len(results)
     assert isinstance(envs, ProcessPool)
     for lines in (job.lines for job in envs._jobs()):
         deaths = sum(fault.kind == "killed" and fault.env == lines[0] for fault in told)
@@ -490,7 +490,7 @@ def check_with_deaths(
             missing = int(envs.block.episode[env]) - len(ledgers[env].results)
             assert own <= missing <= 2 * own
             assert ledgers[env].breaks <= missing
-    assert collector.faults == Counter(fault.kind for fault in told)
+    assert collector.stats.faults == Counter(fault.kind for fault in told)
     return counted, sum((ledger.cut_where for ledger in ledgers), Counter())
 
 
@@ -527,7 +527,7 @@ def test_a_step_that_was_whole_when_its_worker_died_counts_and_its_episode_is_cu
     recv, flags, died = pool.recv, pool._board.flags, []
 
     def recv_after_a_death(at_least: int, seconds: float | None = None) -> list[int]:
-        if not died and run.collector._done.tolist() == [4, 4]:
+        if not died and run.collector.schedule.step.tolist() == [4, 4]:
             while flags[0] != DONE:
                 time.sleep(0.001)
             kill(pool, 0)
@@ -553,20 +553,20 @@ def test_a_slice_that_waits_while_an_older_rollout_is_served_is_cut_where_it_sta
         """Whether the next step of the slice ahead is one to stop after."""
         seed, step, _ = places(torch.from_numpy(pool.block.obs[:1]))[0]
         at_fault = step == 1 and seed in [episode_seed(SEED, 0, episode) for episode in range(0, 20, 2)]
-        return collector._number == [1, 0] and collector._done[0] > 1 and at_fault == fails
+        return collector.schedule.rollout == [1, 0] and collector.schedule.step[0] > 1 and at_fault == fails
 
     def have_it_die() -> None:
         signal_to(pool, 1, signal.SIGSTOP)
         while not is_next():
-            collector.turn()
-        collector._at_least = 2
+            collector.poll()
+        collector._min_ready = 2
         signal_to(pool, 1, signal.SIGCONT)
-        collector.turn()
-        assert sorted(collector._waiting) == [0, 1]
-        assert collector._number == [1, 0]
-        assert list(collector._again) == ([0] if fails else [])
+        collector.poll()
+        assert sorted(collector.schedule.waiting) == [0, 1]
+        assert collector.schedule.rollout == [1, 0]
+        assert list(collector.faults.retry) == ([0] if fails else [])
         kill(pool, 0)
-        collector.turn()
+        collector.poll()
 
     with closing(pool):
         faults, _ = check_with_deaths(run, 3, before=have_it_die)
@@ -589,11 +589,11 @@ def test_a_checkpoint_after_a_death_at_the_end_of_a_rollout_leads_back_to_that_e
     ledgers = [Ledger(index) for index in range(2)]
     with closing(run.envs), closing(again.envs):
         assert isinstance(run.envs, ProcessPool)
-        while not run.collector._parked:
-            run.collector.turn()
+        while not run.collector.schedule.parked:
+            run.collector.poll()
         kill(run.envs, 0)
         rollout = run.collector.finish().rollout
-        assert run.collector.faults == {"killed": 1}
+        assert run.collector.stats.faults == {"killed": 1}
         again.collector.load_state_dict(frozen(run.collector.state_dict()))
         for number in range(3):
             for index, ledger in enumerate(ledgers):
@@ -611,9 +611,9 @@ def test_a_checkpoint_while_a_step_is_to_be_taken_again_leads_back_to_the_end_of
     ledgers = [Ledger(index) for index in range(2)]
     with closing(run.envs), closing(again.envs):
         rollout = run.collector.finish().rollout
-        while not run.collector._again:
-            run.collector.turn()
-        assert run.collector._done.tolist() == [0]
+        while not run.collector.faults.retry:
+            run.collector.poll()
+        assert run.collector.schedule.step.tolist() == [0]
         again.collector.load_state_dict(frozen(run.collector.state_dict()))
         for number in range(3):
             for index, ledger in enumerate(ledgers):

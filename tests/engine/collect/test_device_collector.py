@@ -14,7 +14,7 @@ import unidle
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.engine.collect.device import DeviceCollector
-from unidle.engine.collect.host import Collector
+from unidle.engine.collect.host import HostCollector
 from unidle.envs.device.host_view import TensorEnvs
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
@@ -47,15 +47,15 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
         )
 
     here = DeviceCollector(Classic(task, n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
-    there = Collector(TensorEnvs(Classic(task, n_envs, seed), env_spec), policy, [rollout()], seed, Timeline())
-    service = there._lanes[0].service
-    service._numpy_actor, service._is_verified = None, True  # both by torch: NumPy rounds differently
+    there = HostCollector(TensorEnvs(Classic(task, n_envs, seed), env_spec), policy, [rollout()], seed, Timeline())
+    inference = there._slots[0].inference
+    inference._numpy_actor, inference._is_verified = None, True  # both by torch: NumPy rounds differently
     here.start()
     there.start()
     cut = 0
     for _ in range(4):
         mine, theirs = here.finish().rollout, there.finish().rollout
-        here.settle()
+        here.read_episode_stats()
         for field in ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states"):
             assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
         used = mine.final_at < steps * n_envs
@@ -63,9 +63,9 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
         assert torch.equal(mine.final_at[used][order], theirs.final_at)
         assert torch.equal(mine.final_obs[used][order], theirs.final_obs)
         cut += len(theirs.final_at)
-        assert here.episodes == there.episodes
-        here.open()
-        there.open()
+        assert here.episodes == there.stats.episodes
+        here.open_rollout()
+        there.open_rollout()
     assert cut > 0 or "Acrobot" in name
 
 
@@ -80,7 +80,7 @@ def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
     collector.start()
     assert collector.recent_returns == []
     collector.finish()
-    collector.settle()
+    collector.read_episode_stats()
     assert collector.episodes == 6  # each of the three twice, after 4 steps and after 8
     assert collector.recent_returns == [4.0]
     assert collector.recent_lengths == [4.0]
@@ -134,7 +134,7 @@ def test_a_run_goes_on_where_its_environments_are(workers: int | None, tmp_path:
     unidle.train("unidle/CartPole-v1", run_name="r", **settings)
     before = (tmp_path / "r/config.yaml").read_text()
     for _ in range(2):  # the second time, the folder must not be locked by the first
-        with pytest.raises(UsageError, match="leave out --workers" if workers is None else "go on there"):
+        with pytest.raises(UsageError, match="leave out --workers" if workers is None else "resume it with --subproc"):
             unidle.resume(tmp_path / "r", workers=None if workers else 1, timesteps=1024, quiet=True)
     assert (tmp_path / "r/config.yaml").read_text() == before
     assert unidle.resume(tmp_path / "r", timesteps=1024, quiet=True).summary()["step"] == 1024
@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_its_environments_are(workers: int | None, tmp_path:
 
 def test_a_few_large_iterations_are_told_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unidle.train("unidle/CartPole-v1", runs_dir=str(tmp_path), timesteps=512, **SMALL)
-    assert "512 steps are 2 iterations of 256" in capsys.readouterr().err
+    assert "512 steps are only 2 iterations of 256" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
 from unidle.engine.collect import action_log as episodes
-from unidle.engine.collect.action_log import EpisodeLog, as_tensors
+from unidle.engine.collect.action_log import ActionLog, as_tensors
 from unidle.rng import keyed_generator
 
 FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
@@ -76,8 +76,8 @@ def test_each_transition_is_in_its_place(started: Callable[..., SmallRun], worke
                 assert finals.get(t * n_envs + env) == (record["next"] if record["truncated"] else None)
                 if record["terminated"] or record["truncated"]:
                     lengths.append(record["next"][1])
-    assert run.collector.episodes == len(lengths)
-    assert sorted(run.collector.recent_lengths) == sorted(lengths)
+    assert run.collector.stats.episodes == len(lengths)
+    assert sorted(run.collector.stats.recent_lengths) == sorted(lengths)
     assert all(any(record[kind] for env in expected for record in env) for kind in ("terminated", "truncated"))
 
 
@@ -90,7 +90,7 @@ def test_the_returns_of_finished_episodes_are_the_sums_of_their_rewards(started:
         if record["terminated"] or record["truncated"]:
             returns.append(total)
             total = 0.0
-    assert list(run.collector.recent_returns) == returns
+    assert list(run.collector.stats.recent_returns) == returns
 
 
 def test_environments_get_the_action_that_was_recorded_scaled_and_clipped_to_their_range(
@@ -165,10 +165,10 @@ def test_noise_depends_on_nothing_but_seed_and_iteration(started: Callable[..., 
         with torch.no_grad():
             run.policy.actor_head.weight.zero_()
         for iteration in iterations:
-            run.collector._opened = iteration - 1
-            run.collector.open()
-            run.collector.number = iteration
-            run.collector._number = [iteration] * len(run.collector._number)
+            run.collector.schedule.newest = iteration - 1
+            run.collector.open_rollout()
+            run.collector.schedule.oldest = iteration
+            run.collector.schedule.rollout = [iteration] * len(run.collector.schedule.rollout)
             run.collector.finish()
         return run.rollout.actions.clone()
 
@@ -201,7 +201,7 @@ def test_keyed_generators_differ_in_every_part_of_their_key() -> None:
 
 @given(st.data(), st.integers(1, 3))
 def test_the_episode_log_equals_a_list_that_is_emptied_at_each_end(data: st.DataObject, n_envs: int) -> None:
-    log = EpisodeLog(n_envs, width=1)
+    log = ActionLog(n_envs, width=1)
     expected: list[list[float]] = [[] for _ in range(n_envs)]
     count = 0.0
     for steps in data.draw(st.lists(st.integers(1, 6), max_size=4)):
@@ -222,7 +222,7 @@ def test_the_episode_log_equals_a_list_that_is_emptied_at_each_end(data: st.Data
 
 def test_of_an_episode_without_end_no_actions_are_kept_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes, "_MOST_BYTES", 3 * 2 * 2 * 4)  # three rollouts of two steps in two environments
-    log = EpisodeLog(2, width=1)
+    log = ActionLog(2, width=1)
     log.restart(0, np.full((4, 1), 7, np.float32))  # from before this process
     for rollout in range(10):
         actions = np.full((2, 2, 1), rollout, np.float32)
@@ -269,9 +269,9 @@ def test_a_collector_that_was_stopped_goes_on_as_if_it_had_not_been(
     resumed.iteration = run.iteration
     for _ in range(2):
         assert_identical(copied(run.collect()), copied(resumed.collect()))
-    assert list(run.collector.recent_returns) == list(resumed.collector.recent_returns)
-    assert list(run.collector.recent_lengths) == list(resumed.collector.recent_lengths)
-    assert run.collector.episodes == resumed.collector.episodes
+    assert list(run.collector.stats.recent_returns) == list(resumed.collector.stats.recent_returns)
+    assert list(run.collector.stats.recent_lengths) == list(resumed.collector.stats.recent_lengths)
+    assert run.collector.stats.episodes == resumed.collector.stats.episodes
     for index in range(2):
         assert np.array_equal(run.collector.log.actions(index), resumed.collector.log.actions(index))
 

@@ -28,13 +28,13 @@ import unidle
 from unidle.config import Config, SACRecipe
 from unidle.engine.build import make_envs
 from unidle.engine.checkpoint.run_folder import load_checkpoint, save_checkpoint
-from unidle.engine.checkpoint.saver import Progress
-from unidle.engine.evaluate.async_evaluator import Beside
-from unidle.engine.evaluate.best_policy import Judge
-from unidle.engine.evaluate.evaluations import Evaluated, Evaluations, choose_processes
+from unidle.engine.evaluate.async_evaluator import AsyncEvaluator
+from unidle.engine.evaluate.best_policy import BestPolicyTracker
+from unidle.engine.evaluate.evaluations import Evaluations, FinishedEvaluation, choose_processes
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, n_evaluation_envs, play
 from unidle.engine.evaluate.worker import EvaluationJob, Evaluator, Shelf, shapes_of, shares
-from unidle.engine.run_facts import facts_of
+from unidle.engine.progress import Progress
+from unidle.engine.run_facts import run_facts
 from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
@@ -188,7 +188,7 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
     policy, maker, env_spec = walker(seconds=0.02)
     config = config_of(eval_episodes=4, seed=0)
     said: list[str] = []
-    beside = Beside(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
+    beside = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
     try:
         expected = []
         for step in range(3):
@@ -221,7 +221,7 @@ def test_a_process_that_dies_plays_its_part_anew_and_too_many_deaths_end_it(tmp_
     expected = play(policy, SerialEnvs(maker.for_n_envs(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4)
     said: list[str] = []
     config = config_of(eval_episodes=4, seed=0, max_env_restarts=1)
-    beside = Beside(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
+    beside = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
     try:
         deadly.touch()
         for step in range(2):
@@ -282,7 +282,7 @@ def evaluations_of(
 def test_evaluation_here_has_as_many_workers_as_suit_its_own_environments(
     in_workers: bool, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unidle.engine.build.available_cores", lambda: 16)  # which 16 of training share as eight
+    monkeypatch.setattr("unidle.engine.placement.available_cores", lambda: 16)  # which 16 of training share as eight
     made: list[int] = []
 
     def make(maker: Any, env_spec: Any, n_envs: int, seed: int, workers: int, *rest: Any) -> HostEnvs:
@@ -326,7 +326,7 @@ def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_the
 def test_a_mistake_that_an_evaluator_finds_ends_training_with_a_checkpoint() -> None:
     """The trainer saves when it meets a TrainingError, and only then."""
     policy, maker, env_spec = closing(only_in=os.getpid())
-    beside = Beside(config_of(eval_episodes=1, seed=0), maker, env_spec, None, policy.state_dict(), 1, print)
+    beside = AsyncEvaluator(config_of(eval_episodes=1, seed=0), maker, env_spec, None, policy.state_dict(), 1, print)
     with contextlib.closing(beside):
         beside.ask(0, {}, policy.state_dict())
         with pytest.raises(TrainingError, match=r"An evaluation cannot go on\. .*licence is for one process"):
@@ -362,12 +362,12 @@ class Slow:
     def is_full(self) -> bool:
         return self.n_open > 0
 
-    def done(self, seconds: float = 0.0) -> Iterator[Evaluated]:
+    def done(self, seconds: float = 0.0) -> Iterator[FinishedEvaluation]:
         if seconds:
             self.phases.append(self._timeline._phase)
             self.n_open -= 1
             result = Evaluation([-float(self.n_open)], [1])  # better than the last: it is saved
-            yield Evaluated(self.n_open, {}, result, {}, self._policy)
+            yield FinishedEvaluation(self.n_open, {}, result, {}, self._policy)
 
     def ask(self, step: int, about: dict[str, Any]) -> None:
         self.phases.append(self._timeline._phase)
@@ -386,7 +386,7 @@ def test_all_waiting_for_evaluations_counts_as_evaluating(ends: bool) -> None:
     }
     tell: Any = {"tell_fault": silent, "save": silent, "stop": silent, "is_stopping": lambda: False}
     algo: Any = None
-    judge = Judge(config_of(), algo, progress=Progress(), timeline=timeline, callbacks=(), **parts, **tell)
+    judge = BestPolicyTracker(config_of(), algo, progress=Progress(), timeline=timeline, callbacks=(), **parts, **tell)
     if ends:
         judge.finish(lambda: False)
     else:
@@ -513,7 +513,7 @@ def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
     parts: Any = SimpleNamespace(
         env_spec=env_spec, workers=processes, algo=SimpleNamespace(policy=policy), precision="float32"
     )
-    facts = facts_of(config_of(eval_episodes=4), parts, Path("run"), processes, 0)
+    facts = run_facts(config_of(eval_episodes=4), parts, Path("run"), processes, 0)
     assert facts["evaluation"].endswith(words)
     assert f"{processes} worker process{'es' * (processes > 1)} (" in facts["environment"]
 

@@ -52,7 +52,7 @@ def burst_of(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
 
     def with_burst(self: DeviceLoop, *arguments: Any) -> None:
         init(self, *arguments)
-        self._at_once = iterations
+        self._burst_length = iterations
 
     monkeypatch.setattr(DeviceLoop, "__init__", with_burst)
 
@@ -63,7 +63,7 @@ def test_whole_iterations_are_those_of_rollout_and_learning_in_turn(
     env: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("unidle.engine.parts.fits", lambda env, recipe: False)
+        patch.setattr("unidle.engine.build.fits", lambda env, recipe: False)
         apart = unidle.train(env, run_name="apart", runs_dir=str(tmp_path), **SMALL)
     burst_of(monkeypatch, burst)
     whole = unidle.train(env, run_name="whole", runs_dir=str(tmp_path), **SMALL)
@@ -183,9 +183,7 @@ def test_compiled_steps_are_those_that_were_compiled() -> None:
             steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, torch.device("cpu")
         )
         told: list[str] = []
-        collector = DeviceCollector(
-            Classic(task, n_envs, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append
-        )
+        collector = DeviceCollector(Classic(task, n_envs, 1), env_spec, policy, rollout, 1, Timeline(), say=told.append)
         if compiles:
             collector.compile_steps()
         collector.start()
@@ -212,7 +210,7 @@ def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monke
     )
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(net_arch=(8,)))
     rollout, told = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
-    collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), tell=told.append)
+    collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), say=told.append)
     collector.compile_steps()
     collector.start()
     rewards = collector.finish().rollout.rewards

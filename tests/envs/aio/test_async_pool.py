@@ -618,8 +618,8 @@ def test_a_run_that_is_broken_off_in_a_rollout_goes_on_as_if_it_had_not_been(tmp
     settings: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 64, "n_epochs": 2, "net_arch": (16,)}
     settings |= {"eval_every": 0, "device": "cpu", "tensorboard": False, "quiet": True, "runs_dir": str(tmp_path)}
 
-    def arm(moment: unidle.Moment) -> None:
-        if moment.record["iteration"] == 2:
+    def arm(context: unidle.CallbackContext) -> None:
+        if context.record["iteration"] == 2:
             Interrupting.steps_left = 20
 
     whole = unidle.train(env, **settings, overlap=overlap, timesteps=640, run_name="whole")

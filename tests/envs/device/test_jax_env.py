@@ -24,7 +24,7 @@ from unidle.buffers.rollout import Rollout  # noqa: E402
 from unidle.config import PPORecipe  # noqa: E402
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint  # noqa: E402
 from unidle.engine.collect.device import DeviceCollector  # noqa: E402
-from unidle.engine.collect.host import Collector  # noqa: E402
+from unidle.engine.collect.host import HostCollector  # noqa: E402
 from unidle.envs.device.device_env import Step, traits_of  # noqa: E402
 from unidle.envs.device.host_view import TensorEnvs  # noqa: E402
 from unidle.envs.device.jax_env import JaxEnv, JaxTask, _Words, space_of  # noqa: E402
@@ -258,19 +258,19 @@ def test_rollouts_of_gymnax_are_those_of_the_host() -> None:
 
     here = DeviceCollector(maker.device_env(n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
     envs = TensorEnvs(maker.device_env(n_envs, seed), env_spec)
-    there = Collector(envs, policy, [rollout()], seed, Timeline())
+    there = HostCollector(envs, policy, [rollout()], seed, Timeline())
     here.start()
     there.start()
     cut = 0
     for _ in range(3):
         mine, theirs = here.finish().rollout, there.finish().rollout
-        here.settle()
+        here.read_episode_stats()
         for field in ("obs", "starts", "actions", "rewards", "terminated", "truncated", "final_at", "final_obs"):
             assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
         cut += len(mine.final_at)
-        assert here.episodes == there.episodes
-        here.open()
-        there.open()
+        assert here.episodes == there.stats.episodes
+        here.open_rollout()
+        there.open_rollout()
     assert cut > 3 * n_envs
 
 
@@ -299,9 +299,9 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(tmp_path: Path, capsy
     settings = {**SMALL, "timesteps": 768, "runs_dir": str(tmp_path), "env_kwargs": {"max_steps_in_episode": 10}}
     whole = unidle.train("gymnax:CartPole-v1", run_name="whole", **settings)
 
-    def stop_early(moment: unidle.Moment) -> None:
-        if moment.record["iteration"] == 3:
-            moment.stop()
+    def stop_early(context: unidle.CallbackContext) -> None:
+        if context.record["iteration"] == 3:
+            context.stop()
 
     unidle.train("gymnax:CartPole-v1", run_name="parts", after_iteration=[stop_early], **settings)
     parts = unidle.resume(tmp_path / "parts", quiet=True)

@@ -307,12 +307,12 @@ def test_nothing_is_captured_and_every_cut_is_kept() -> None:
 
     told: list[str] = []
     maker = env_maker(lambda: IsaacLab(compute_final_obs=True))
-    collector = collector_of(maker, capture=capture, tell=told.append)
+    collector = collector_of(maker, capture=capture, say=told.append)
     collector.compile_steps()
     assert collector._step == collector._take_step
     collector.start()
     whole = collector.finish().rollout
-    collector.settle()
+    collector.read_episode_stats()
     # All four are cut off at the fifth step and at the tenth.
     assert whole.final_at.tolist() == [4 * N + i for i in range(N)] + [9 * N + i for i in range(N)]
     finals = whole.final_obs.view(torch.float32)
@@ -324,16 +324,16 @@ def test_nothing_is_captured_and_every_cut_is_kept() -> None:
 
 def test_an_inexact_final_observation_is_told_once_and_only_when_it_matters() -> None:
     told: list[str] = []
-    collector = collector_of(env_maker(IsaacLab), steps=4, tell=told.append)
+    collector = collector_of(env_maker(IsaacLab), steps=4, say=told.append)
     collector.start()
     counts = []
     for _ in range(3):
         collector.finish()
-        collector.settle()
-        collector.open()
+        collector.read_episode_stats()
+        collector.open_rollout()
         counts.append(len(told))
     assert counts == [0, 1, 1]  # the first cut is at the fifth step
-    assert "the one before it" in told[0]
+    assert "observation before it" in told[0]
 
 
 def test_a_simulator_is_made_once_and_closed_once() -> None:
@@ -389,7 +389,7 @@ def test_it_is_learned(factory: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     run = unidle.train(factory, timesteps=16_000, runs_dir=str(tmp_path), **SMALL)
     assert run.config.recipe.n_envs == factory().num_envs
     assert run.evaluate(episodes=16).mean_return > 0.8 * LIMIT
-    assert ("the one before it" in capsys.readouterr().err) == (factory is not tensors_for_a_run)
+    assert ("observation before it" in capsys.readouterr().err) == (factory is not tensors_for_a_run)
 
 
 def test_a_resumed_run_says_that_it_begins_new_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from ppo_minibatches import ACTIONS
 from unidle.algos.capturing import as_it_is
 from unidle.buffers.rollout import Rollout
 from unidle.config import recipe_for
-from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.envs.shared_block import SharedBlock
 from unidle.kernels.numpy.act import NumpyActor
 from unidle.nn.actor_critic import ActorCritic
@@ -24,8 +24,8 @@ from unidle.spaces.observations import ObservationLayout
 STEPS, N_ENVS = 5, 40
 
 
-def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: bool) -> tuple[Lane, SharedBlock]:
-    """A lane whose environments have been seen, and their block."""
+def a_slot(name: str, changes: dict[str, Any], *, masked: bool, own_weights: bool) -> tuple[RolloutSlot, SharedBlock]:
+    """A slot whose environments have been seen, and their block."""
     actions = ActionLayout.of(ACTIONS[name])
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (5,)), actions.mask_width if masked else 0)
     recipe = recipe_for(**{"net_arch": (32, 24), "n_envs": N_ENVS, "normalize_obs": True, **changes})
@@ -46,18 +46,18 @@ def a_lane(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
         mask[:, [int(sum(actions.nvec[:head])) for head in range(actions.heads)]] = 1
     rollout = Rollout(STEPS, N_ENVS, obs.obs_bytes, actions.width, policy.state_size, torch.device("cpu"))
     state = torch.zeros(N_ENVS, policy.state_size)
-    lane = Lane(policy, rollout, block, state, as_it_is, own_weights=own_weights)
-    lane.open(1, 7, 3)
-    return lane, block
+    slot = RolloutSlot(policy, rollout, block, state, as_it_is, own_weights=own_weights)
+    slot.open(1, 7, 3)
+    return slot, block
 
 
-def left_behind(lane: Lane, block: SharedBlock) -> list[np.ndarray]:
+def left_behind(slot: RolloutSlot, block: SharedBlock) -> list[np.ndarray]:
     """What services leave behind: of some environments, then of all in step."""
     ready = np.arange(0, N_ENVS, 3)
-    lane.service.serve((ready % (STEPS - 1), ready), None)
+    slot.inference.serve((ready % (STEPS - 1), ready), None)
     first = block.actions.copy()
-    lane.service.serve((STEPS - 1, slice(0, N_ENVS)), None)
-    return [first, block.actions.copy(), lane.rollout.actions.numpy(), lane.rollout.obs.numpy()[:STEPS]]
+    slot.inference.serve((STEPS - 1, slice(0, N_ENVS)), None)
+    return [first, block.actions.copy(), slot.rollout.actions.numpy(), slot.rollout.obs.numpy()[:STEPS]]
 
 
 @pytest.mark.parametrize("own_weights", [False, True], ids=["the learner's", "a copy"])
@@ -66,11 +66,11 @@ def left_behind(lane: Lane, block: SharedBlock) -> list[np.ndarray]:
 def test_actions_and_all_that_is_stored_are_those_of_torch(
     name: str, masked: bool, activation: str, own_weights: bool
 ) -> None:
-    lanes = [a_lane(name, {"activation": activation}, masked=masked, own_weights=own_weights) for _ in range(2)]
-    assert lanes[0][0].service._numpy_actor is not None
-    lanes[1][0].service._numpy_actor, lanes[1][0].service._is_verified = None, True
-    first, all_of_them, actions, obs = left_behind(*lanes[0])
-    expected = left_behind(*lanes[1])
+    slots = [a_slot(name, {"activation": activation}, masked=masked, own_weights=own_weights) for _ in range(2)]
+    assert slots[0][0].inference._numpy_actor is not None
+    slots[1][0].inference._numpy_actor, slots[1][0].inference._is_verified = None, True
+    first, all_of_them, actions, obs = left_behind(*slots[0])
+    expected = left_behind(*slots[1])
     for ours, theirs in zip((first, all_of_them, actions, obs), expected):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     waiting = np.arange(N_ENVS) % 3 != 0
@@ -80,23 +80,23 @@ def test_actions_and_all_that_is_stored_are_those_of_torch(
 
 
 def test_it_acts_with_the_weights_as_they_are_then() -> None:
-    lane, block = a_lane("reals", {}, masked=False, own_weights=False)
-    before = left_behind(lane, block)[2].copy()
+    slot, block = a_slot("reals", {}, masked=False, own_weights=False)
+    before = left_behind(slot, block)[2].copy()
     with torch.no_grad():
-        lane.policy.actor_head.bias.add_(0.1)
-    np.testing.assert_allclose(left_behind(lane, block)[2][-1], before[-1] + 0.1, atol=1e-5)
+        slot.policy.actor_head.bias.add_(0.1)
+    np.testing.assert_allclose(left_behind(slot, block)[2][-1], before[-1] + 0.1, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"activation": "elu"}, {"recurrent": "gru"}, {"net_arch": (8192, 4)}])
 def test_other_networks_and_large_ones_are_left_to_torch(changes: dict[str, Any]) -> None:
-    lane, _ = a_lane("both", changes, masked=False, own_weights=False)
-    assert lane.service._numpy_actor is None
+    slot, _ = a_slot("both", changes, masked=False, own_weights=False)
+    assert slot.inference._numpy_actor is None
 
 
 def test_what_is_not_a_number_stays_so() -> None:
-    lane, block = a_lane("reals", {}, masked=False, own_weights=False)
+    slot, block = a_slot("reals", {}, masked=False, own_weights=False)
     block.obs.view(np.float32)[4] = np.nan
-    lane.service.serve((0, slice(0, N_ENVS)), None)
+    slot.inference.serve((0, slice(0, N_ENVS)), None)
     assert np.isnan(block.actions[4]).all()
     assert not np.isnan(np.delete(block.actions, 4, 0)).any()
-    assert isinstance(lane.service._numpy_actor, NumpyActor)
+    assert isinstance(slot.inference._numpy_actor, NumpyActor)

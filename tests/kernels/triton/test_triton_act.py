@@ -9,7 +9,7 @@ import torch
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe, Recipe, SACRecipe
 from unidle.engine.collect.inference import PageLock, Service
-from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.cuda_graphs import Capture
 from unidle.envs.make import env_maker
 from unidle.envs.shared_block import SharedBlock
@@ -49,13 +49,13 @@ def outcome(
         if not fused:
             patch.setattr(Service, "_fused", lambda self: "not wanted here")
         state = torch.zeros(recipe.n_envs, 0, device=device)
-        lane = Lane(policy, rollout, block, state, Capture(device, print), own_weights=True)
-        lane.open(1, 7, 3)
+        slot = RolloutSlot(policy, rollout, block, state, Capture(device, print), own_weights=True)
+        slot.open(1, 7, 3)
         ready = np.arange(0, recipe.n_envs, 2)
         for step in range(2):  # the second is a replay
-            lane.service.serve((np.full(len(ready), step), ready), None)
+            slot.inference.serve((np.full(len(ready), step), ready), None)
     torch.cuda.synchronize()
-    is_fused = "Inference" not in lane.service.dispatch.fallbacks
+    is_fused = "Inference" not in slot.inference.dispatch.fallbacks
     seen = {
         "env actions": torch.from_numpy(block.actions[ready].copy()),
         "env actions of others": torch.from_numpy(block.actions[1::2].copy()),

@@ -43,8 +43,8 @@ def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
     FlatParameters(policy)
     rollout = Rollout(STEPS, ENVS, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, DEVICE)
     env = Classic(dataclasses.replace(TASKS[name], limit=limit), ENVS, 2**40 + 7, DEVICE, first_index=5)
-    collector = DeviceCollector(env, env_spec, policy, rollout, 0, Timeline(), tell=pytest.fail)
-    collector._kernel_untried = False
+    collector = DeviceCollector(env, env_spec, policy, rollout, 0, Timeline(), say=pytest.fail)
+    collector._kernel_unverified = False
     # Episodes end in the middle of a rollout, each at its own time.
     collector._state["length"].copy_(torch.arange(ENVS, device=DEVICE) % limit)
     return collector
@@ -53,7 +53,7 @@ def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
 def rollouts_of(collector: DeviceCollector, count: int) -> list[dict[str, torch.Tensor]]:
     found = []
     for number in range(count):
-        collector.forget_episodes()
+        collector.reset_episode_stats()
         collector.collect(torch.Generator(DEVICE).manual_seed(number))
         kept = {name: getattr(collector._rollout, name).clone() for name in FIELDS}
         # What a step counts for itself, `_at` and `_cut`, the kernel has no need of.

@@ -12,13 +12,13 @@ import pytest
 
 import unidle
 from unidle import timeline as timeline_module
-from unidle.engine.callbacks import OnGpu
+from unidle.engine.callbacks import RunGpu
 from unidle.meter.attribution import run_meter as account
 from unidle.meter.attribution.idle_time import DeviceSpan, HostSpan, attribute_idle
 from unidle.meter.attribution.run_meter import FILE, RunMeter, active_shares
 from unidle.meter.sensors.background import Background
 from unidle.meter.sensors.reading import Sample
-from unidle.metrics.journal import read_records
+from unidle.metrics.jsonl import read_records
 from unidle.timeline import ENVIRONMENT, EVALUATE, LEARN, LOGGING, PHASES, STORAGE, Timeline
 
 SMALL: dict[str, Any] = {
@@ -184,8 +184,8 @@ class Gpu:
     def __init__(self) -> None:
         self.captures = 1
 
-    def told(self) -> OnGpu:
-        return OnGpu("no such GPU", lambda: self.captures)
+    def told(self) -> RunGpu:
+        return RunGpu("no such GPU", lambda: self.captures)
 
 
 def test_the_profiler_waits_until_the_run_learns_and_nothing_more_is_captured(

@@ -22,9 +22,9 @@ from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
 from unidle.config.resolve import lay
 from unidle.config.validate import validated
-from unidle.engine.collect.host import Collector
+from unidle.engine.build import RunParts
+from unidle.engine.collect.host import HostCollector
 from unidle.engine.learn.learner import Learner
-from unidle.engine.parts import Parts
 from unidle.tuning.job import endless
 from unidle.tuning.pipeline_model import iteration_seconds
 from unidle.tuning.probes import learning as probes_learning
@@ -215,11 +215,11 @@ def small_dqn() -> Config:
 
 
 @contextmanager
-def learning(config: Config) -> Iterator[tuple[LearningProbes, Parts]]:
+def learning(config: Config) -> Iterator[tuple[LearningProbes, RunParts]]:
     probes = _Probes(config, job_maker(config), share=0.01)
     with probes._built(config, lambda text: None) as parts:
-        assert isinstance(parts.collector, Collector)
-        yield LearningProbes(config, 0.01, parts, probes._lane(parts, parts.collector.envs)), parts
+        assert isinstance(parts.collector, HostCollector)
+        yield LearningProbes(config, 0.01, parts, probes._slot(parts, parts.collector.envs)), parts
 
 
 def test_learning_by_another_recipe_is_measured_or_nothing_is_said() -> None:
@@ -355,14 +355,14 @@ def test_other_engine_settings_that_do_not_fit_are_left_and_their_environments_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = endless(job("slow_envs:Cheap", workers=1))
-    closed: list[Collector] = []
-    close = Collector.close
+    closed: list[HostCollector] = []
+    close = HostCollector.close
 
-    def noted(collector: Collector) -> None:
+    def noted(collector: HostCollector) -> None:
         closed.append(collector)
         close(collector)
 
-    monkeypatch.setattr(Collector, "close", noted)
+    monkeypatch.setattr(HostCollector, "close", noted)
     monkeypatch.setattr(Learner, "begin", out_of_memory)
     assert _Probes(config, job_maker(config), share=0.01)._pace_with(config.recipe, device="cpu") is None
     assert len(closed) == 1

@@ -1,4 +1,4 @@
-"""Notes in `changes.jsonl` which settings or kernels a run went on with, and from where: curves may bend there."""
+"""Records in `changes.jsonl` where a resumed run continued with other settings or kernels: curves may bend there."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from unidle.config import Config
 from unidle.config.fields import word_for_none
-from unidle.metrics.journal import read_records, reopen
+from unidle.metrics.jsonl import read_records, reopen
 
 FILE = "changes.jsonl"
 
 
-def note_changes(
+def record_changes(
     folder: Path, before: Config, after: Config, step: int, seconds: float, kernels: tuple[str, str]
 ) -> None:
-    """Append what differs, unless it is only how long the run lasts; drop what was noted past `step`.
+    """Append what changed, unless it is only the number of timesteps; drop records past `step`.
 
-    `kernels` are the checkpoint's and those that compute the run now. Before the first step there is no curve to bend.
+    `kernels` are the checkpoint's and the current ones. Before the first step there is no curve to bend.
     """
     path = folder / FILE
-    # A run may be resumed, and end, several times before it writes another checkpoint: then the last note knows better.
-    noted = [r["kernels"] for r in read_records(path) if r["step"] == step and "kernels" in r]
-    old = {**before.flat(), "kernels": noted[-1] if noted else kernels[0]}
+    # A run may be resumed several times before it writes another checkpoint: then the last record is newer.
+    recorded = [r["kernels"] for r in read_records(path) if r["step"] == step and "kernels" in r]
+    old = {**before.flat(), "kernels": recorded[-1] if recorded else kernels[0]}
     new = {**after.flat(), "kernels": kernels[1]}
     changed = {name: (old[name], new[name]) for name in new if new[name] != old[name]}
     if step and list(changed) not in ([], ["timesteps"]):
-        told = ", ".join(
+        change = ", ".join(
             f"{name} {_in_words(name, was)} → {_in_words(name, now)}" for name, (was, now) in changed.items()
         )
-        record = {"step": step, "seconds": seconds, "change": told}
+        record = {"step": step, "seconds": seconds, "change": change}
         if "kernels" in changed:
             record["kernels"] = kernels[1]
         with reopen(path, step) as file:
@@ -40,7 +40,7 @@ def note_changes(
 
 
 def _in_words(name: str, value: Any) -> str:
-    """As a user writes it."""
+    """The value as a user writes it."""
     if value is None:
         return word_for_none(name)
     return json.dumps(value) if isinstance(value, bool) else str(value)

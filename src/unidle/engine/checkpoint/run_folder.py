@@ -1,4 +1,4 @@
-"""The run folder and its checkpoints: written whole or not at all, loaded without unpickling code."""
+"""The run folder and its checkpoints: written atomically, loaded without unpickling code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from unidle.config import Config
 from unidle.config.files import load_yaml, refuse_second_run, run_config_file
 from unidle.errors import UsageError, WriteError
 
-_FORMAT = 1
-_LOCK_PATIENCE_S = 0.1  # a dashboard that looks whether the run is training holds its lock for microseconds
+_FORMAT = 2  # raise it whenever older checkpoints can no longer be resumed
+_WRITTEN_BY = {1: "0.1.0"}  # format → the last version that wrote it
+_LOCK_PATIENCE_S = 0.1  # a dashboard that checks whether the run is training holds the lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
-# In what torch says when a file cannot be written.
+# In torch's messages when a file cannot be written.
 _UNWRITTEN = re.compile("inline_container|PytorchStreamWriter|Parent directory")
 
 
@@ -45,7 +46,7 @@ class RunFolder:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"No run folder can be made at {path} ({error.strerror}); choose another --runs-dir."
+                f"Cannot create the run folder {path} ({error.strerror}); choose another --runs-dir."
             ) from None
         folder.lock()
         folder.save_config(config)
@@ -53,7 +54,7 @@ class RunFolder:
 
     @staticmethod
     def open(path: Path) -> RunFolder:
-        """The folder of an earlier run; UsageError if it is none."""
+        """The folder of an earlier run; UsageError if it is not one."""
         run_config_file(path)
         folder = RunFolder(path)
         folder.checkpoints.mkdir(exist_ok=True)
@@ -72,22 +73,22 @@ class RunFolder:
         try:
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
-            raise UsageError(f"{self.path} cannot be written to ({error.strerror}); copy the run elsewhere.") from None
+            raise UsageError(f"Cannot write to {self.path} ({error.strerror}); copy the run elsewhere.") from None
         deadline = monotonic() + _LOCK_PATIENCE_S
         while not _try_lock(self._lock):
             if monotonic() > deadline:
                 raise UsageError(f"Another process is training in {self.path}; wait for it, or stop it.")
             sleep(_LOCK_PATIENCE_S / 20)
         for cut_short in self.checkpoints.glob("*.tmp"):
-            cut_short.unlink()  # by a kill; nobody else writes here now
+            cut_short.unlink()  # by a kill; no other process writes here now
 
     def unlock(self) -> None:
-        """Let others in again."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
 
     def saved(self) -> list[Path]:
-        """Numbered checkpoints, the oldest first."""
+        """Numbered checkpoints, oldest first."""
         return sorted(path for path in self.checkpoints.glob("step-*.pt") if _NAME.fullmatch(path.name))
 
     def save(self, state: dict[str, Any], step: int, keep: int) -> Path:
@@ -111,7 +112,7 @@ class RunFolder:
         """The checkpoint to evaluate or predict with: the best if an evaluation chose one, else the latest."""
         path = self.best if self.best.exists() else self.latest()
         if path is None:
-            raise UsageError(f"{self.path} holds no checkpoint yet; train it with: unidle train --resume {self.path}")
+            raise UsageError(f"{self.path} has no checkpoint yet; train it with: unidle train --resume {self.path}")
         return path
 
 
@@ -124,7 +125,7 @@ def _try_lock(file: IO[str]) -> bool:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors and plain values) to `path`: a reader sees the old file or the whole new one."""
+    """Write `state` (tensors and plain values) to `path`: a reader sees the old file or the complete new one."""
     fresh = path.with_suffix(".tmp")
     try:
         torch.save({"format": _FORMAT, **state}, fresh)
@@ -136,33 +137,39 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         fresh.unlink(missing_ok=True)
         why = error.strerror if isinstance(error, OSError) else "the disk may be full, or the folder gone"
         raise WriteError(
-            f"{path} cannot be written ({why}); go on from the last one with --resume once it can."
+            f"Cannot write {path} ({why}); fix that, then resume from the last checkpoint with --resume."
         ) from error
     _sync(path.parent)
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint; UsageError if it is not one."""
+def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, policy_only: bool = False) -> dict[str, Any]:
+    """Read a checkpoint; UsageError if it is not one, or of an older format, unless only the policy is needed."""
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise UsageError(f"There is no checkpoint {path}; check the path.") from None
-    except pickle.UnpicklingError:  # torch's own words would tell how to run the code that may be in it
+    except pickle.UnpicklingError:  # torch's own message explains how to run the code that may be in it
         raise UsageError(
-            f"{path} is not a checkpoint: it holds more than tensors and plain values, and nothing in it was run; "
-            "give a file that unidle wrote."
+            f"{path} is not a checkpoint: it contains pickled code, which was not run; use a file that unidle wrote."
         ) from None
     except Exception as error:
         reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path} is not a checkpoint, or is damaged ({reason}); give another one.") from None
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
-    return state
+        raise UsageError(f"{path} is not a checkpoint, or is damaged ({reason}); use another one.") from None
+    found = state.get("format") if isinstance(state, dict) else None
+    if found == _FORMAT or (policy_only and found in _WRITTEN_BY):
+        return state
+    if found in _WRITTEN_BY:
+        old = _WRITTEN_BY[found]
+        raise UsageError(
+            f"{path} was written by unidle {old}, and this version can load its policy but not resume it; resume it "
+            f"with: pip install unidle=={old}"
+        )
+    raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
 
 
 @contextlib.contextmanager
 def weights_that_fit() -> Iterator[None]:
-    """UsageError where a checkpoint's weights are put into another network than they are of."""
+    """Raise UsageError where a checkpoint's weights do not fit the network."""
     try:
         yield
     except RuntimeError as error:
@@ -170,13 +177,13 @@ def weights_that_fit() -> Iterator[None]:
             raise
         reason = " ".join(str(error).splitlines()[1].split()) if "\n" in str(error) else str(error)
         raise UsageError(
-            f"The checkpoint's weights do not fit the network ({reason.rstrip('.')}); use the --network that it was "
-            "trained with, unchanged."
+            f"The checkpoint's weights do not fit the network ({reason.rstrip('.')}); use the --network it was trained "
+            "with, unchanged."
         ) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file whole or not at all."""
+    """Write a small file atomically."""
     fresh = path.with_name(path.name + ".tmp")
     fresh.write_bytes(content)
     _sync(fresh)
@@ -193,7 +200,7 @@ def _sync(path: Path) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The global random streams, for whatever a user's network, environment or callback draws from them."""
+    """The state of the global random generators, which a user's network, environment or callback may use."""
     version, keys, gauss = random.getstate()
     kind, words, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -206,7 +213,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put the global random streams back."""
+    """Restore the state of the global random generators."""
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     kind, words, position, has_gauss, cached = state["numpy"]
@@ -216,8 +223,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])
 
 
-def without_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint without what an off-policy algorithm remembers, which may be most of it."""
+def without_replay_buffer(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint without the replay buffer, which may be most of it."""
     algo = state["algo"]
     if "experience" not in algo:
         return state

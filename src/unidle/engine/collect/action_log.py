@@ -1,4 +1,4 @@
-"""Where each environment stands, in a form that outlives the process."""
+"""The actions of open episodes, and environment states, in a form that a checkpoint can hold."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MOST_BYTES = 2**31  # of actions
+_MAX_BYTES = 2**31  # of actions
 
 
-class EpisodeLog:
-    """The actions of each open episode, so that it can be replayed after a resume.
+class ActionLog:
+    """The actions of each open episode, so that it can be replayed on resume.
 
-    Rollouts are kept whole, as long as an episode that is still open reaches back into them. Of one so long that
-    `_MOST_BYTES` do not hold it, no actions are kept: replayed it would take too long in any case.
+    Whole rollouts are kept as long as an open episode reaches back into them. An episode too long for `_MAX_BYTES` is
+    dropped: replaying it would take too long anyway.
     """
 
     def __init__(self, n_envs: int, width: int) -> None:
@@ -24,36 +24,36 @@ class EpisodeLog:
         self._rollouts: deque[np.ndarray] = deque()  # [T, N, width] each
         self._first = self._end = 0  # steps before the oldest of them, and up to now
         self._begin = np.zeros(n_envs, np.int64)  # the step at which each open episode began
-        self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode from before this process
+        self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode from before the resume
         self._too_long = np.zeros(n_envs, np.bool_)
 
     def extend(self, actions: np.ndarray, ended: np.ndarray) -> None:
-        """Add T steps: actions [T, N, width] as the environments got them, and where episodes ended [T, N]."""
+        """Add T steps: actions [T, N, width] as the environments received them, and where episodes ended [T, N]."""
         steps = len(actions)
-        anew = np.any(ended, 0)
-        last_end = steps - 1 - ended[::-1].argmax(0)  # [N] where there is one
-        self._begin[anew] = self._end + last_end[anew] + 1
-        self._too_long[anew] = False
+        has_ended = np.any(ended, 0)
+        last_end = steps - 1 - ended[::-1].argmax(0)  # [N] meaningful where an episode ended
+        self._begin[has_ended] = self._end + last_end[has_ended] + 1
+        self._too_long[has_ended] = False
         self._rollouts.append(actions.copy())
         self._end += steps
-        if len(self._rollouts) * actions.nbytes > _MOST_BYTES:
+        if len(self._rollouts) * actions.nbytes > _MAX_BYTES:
             self._too_long |= self._begin < self._first + len(self._rollouts[0])
         self._begin[self._too_long] = self._end
-        for env in [env for env in self._before if anew[env] or self._too_long[env]]:
+        for env in [env for env in self._before if has_ended[env] or self._too_long[env]]:
             del self._before[env]
         while self._rollouts and self._first + len(self._rollouts[0]) <= self._begin.min():
             self._first += len(self._rollouts.popleft())
 
     def actions(self, env: int) -> np.ndarray:
-        """[k, width] since the open episode of `env` began; none if it is too long."""
-        pieces, first = [self._before.get(env, np.zeros((0, self._width), np.float32))], self._first
+        """[k, width] since the open episode of `env` began; empty if it is too long."""
+        parts, first = [self._before.get(env, np.zeros((0, self._width), np.float32))], self._first
         for rollout in self._rollouts:
-            pieces.append(rollout[max(0, self._begin[env] - first) :, env])
+            parts.append(rollout[max(0, self._begin[env] - first) :, env])
             first += len(rollout)
-        return np.concatenate(pieces)
+        return np.concatenate(parts)
 
     def restart(self, env: int, actions: np.ndarray | None = None) -> None:
-        """Begin again with nothing, or with the actions of a resumed episode."""
+        """Start a new episode, or continue a resumed one with its actions so far."""
         self._begin[env], self._too_long[env] = self._end, False
         self._before.pop(env, None)
         if actions is not None and len(actions):
@@ -61,7 +61,7 @@ class EpisodeLog:
 
 
 def as_tensors(value: Any) -> Any:
-    """An environment's state in types that load without unpickling code; TypeError if it holds any other."""
+    """An environment's state in types that load without unpickling code; TypeError if it holds any other type."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
@@ -70,14 +70,14 @@ def as_tensors(value: Any) -> Any:
         return {as_tensors(key): as_tensors(part) for key, part in value.items()}
     if type(value) in (list, tuple):
         return type(value)(as_tensors(part) for part in value)
-    # Not of a derived type, such as an enumeration: it would be saved by the name of its class.
+    # Exact types only: a subclass, such as an enum, would be pickled by the name of its class.
     if value is None or isinstance(value, Tensor) or type(value) in (bool, int, float, str):
         return value
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 def as_arrays(value: Any) -> Any:
-    """What `as_tensors` made, as the environment knows it."""
+    """The inverse of `as_tensors`: the state as the environment expects it."""
     if isinstance(value, Tensor):
         return value.numpy()
     if isinstance(value, dict):
@@ -85,3 +85,11 @@ def as_arrays(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(as_arrays(part) for part in value)
     return value
+
+
+def savable(state: dict[str, Any] | None) -> Any:
+    """An environment's state for the checkpoint; None, so that the episode is replayed, if it is not plain data."""
+    try:
+        return as_tensors(state)
+    except TypeError:
+        return None

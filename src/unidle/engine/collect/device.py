@@ -1,8 +1,7 @@
-"""Fills rollouts from environments on the device: policy, sampling, step and storage are captured together."""
+"""Fills rollouts from environments on the device: inference, sampling, step and storage are captured together."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
-from unidle.engine.collect.rollout_slot import Whole
+from unidle.engine.collect.episode_stats import episode_metrics
+from unidle.engine.collect.rollout_slot import FinishedRollout
 from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv, State, traits_of
 from unidle.envs.spec import EnvSpec
 from unidle.kernels.dispatch import Dispatch, restored
@@ -22,23 +22,23 @@ from unidle.rng import NOISE, keyed_generator
 from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
 
 NODES_PER_STEP = 80  # of a graph, about
-_MAY_DIFFER = 0.02  # of the environments may be elsewhere than they should after the first step by a kernel
+_MAX_MISMATCH = 0.02  # share of environments whose first step by a kernel may differ: TF32 products round
 _INEXACT = (
-    "The environment does not show the last observation of an episode that it cuts off: "
-    "what would have followed is estimated from the one before it."
+    "The environment does not return the final observation of truncated episodes: "
+    "their value is bootstrapped from the observation before it."
 )
 
 
 def _agree(ours: Tensor, theirs: Tensor) -> Tensor:
-    """[N] whether two results [N, ..] are the same, but for rounding."""
+    """[N] whether two results [N, ..] are equal up to rounding."""
     close = torch.isclose(ours.float(), theirs.float(), rtol=0.02, atol=0.02)
     return close.view(len(close), -1).all(1)
 
 
 class DeviceCollector:
-    """Acts in the environments and keeps what happened, rollout after rollout; the host only says when."""
+    """Acts in the environments and stores what happens, rollout after rollout; the host only launches."""
 
-    ahead = 1  # rollouts that may be open at once: there is nobody to collect the next one meanwhile
+    n_slots = 1  # open rollouts: the device is either collecting or learning
 
     def __init__(
         self,
@@ -49,20 +49,18 @@ class DeviceCollector:
         seed: int,
         timeline: Timeline,
         capture: Capturer = as_it_is,
-        tell: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._env, self._rows_layout, self.policy, self._rollout = env, env_spec.obs_layout, policy, rollout
-        self._seed, self._timeline, self._tell = seed, timeline, tell
+        self._env, self._obs_layout, self.policy, self._rollout = env, env_spec.obs_layout, policy, rollout
+        self._seed, self._timeline, self._say = seed, timeline, say
         self._captured = traits_of(env).capture_safe
         self._clock = DeviceClock(timeline) if rollout.obs.is_cuda else None
         device, (steps, n_envs) = rollout.obs.device, rollout.shape
         self.n_envs = n_envs
-        self.until: float = float("inf")
         self.number = 0
         self.episodes = 0
-        self.faults: Counter[str] = Counter()
-        self._whole = Whole(rollout, None)
-        # Where the environments stand. These tensors stay where they are: a graph knows them.
+        self._finished = FinishedRollout(rollout, None)
+        # The state of the environments. Captured graphs hold these tensors: they are only changed in place.
         self._state, observation = env.begin()
         self._obs = torch.zeros(n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device)
         self._pack(observation, self._state, self._obs)
@@ -70,14 +68,16 @@ class DeviceCollector:
         self._recurrent = torch.zeros(n_envs, policy.state_size, device=device)
         self._returns = torch.zeros(n_envs, device=device)  # of the open episodes
         self._lengths = torch.zeros(n_envs, dtype=torch.long, device=device)
-        self._ended = torch.zeros(3, dtype=torch.float64, device=device)  # episodes, their returns and lengths, summed
-        self._told = torch.zeros(3, dtype=torch.float64)
+        self._ended = torch.zeros(
+            3, dtype=torch.float64, device=device
+        )  # sums over ended episodes: count, return, length
+        self._ended_host = torch.zeros(3, dtype=torch.float64)
         if device.type == "cuda":
-            self._told = self._told.pin_memory()
+            self._ended_host = self._ended_host.pin_memory()
         self._last = (0.0, 0.0)
         self._noise = torch.zeros_like(rollout.actions)
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
-        # An environment is truncated at most so often in a rollout; what is not used points past the end.
+        # How often an environment can be truncated in a rollout; unused entries point past the end.
         limit = env.episode_limit
         self._cuts = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
         self._cut = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
@@ -85,21 +85,21 @@ class DeviceCollector:
             self._cuts * n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device
         )
         rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
-        # Who is not captured may cut off an episode at any step: all last observations are kept, and sorted at the end.
+        # Without capture an episode may be truncated at any step: keep all final observations and select at the end.
         self._lasts = torch.zeros_like(rollout.obs[1:]) if not self._captured else None
-        self._lines = torch.arange(n_envs, device=device)
+        self._envs = torch.arange(n_envs, device=device)
         most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
         self._step: Callable[[], None] = self._take_step
-        self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one go
+        self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one launch
         self.dispatch = Dispatch(self._report)
-        self._kernel_untried = device.type == "cuda" and self._captured
+        self._kernel_unverified = device.type == "cuda" and self._captured
         capture = capture if self._captured else as_it_is
         self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
 
     def moving(self) -> list[Tensor]:
-        """All tensors that a step changes and the next one reads."""
+        """All tensors that carry state from one step to the next."""
         own = (
             self._obs,
             self._begins,
@@ -113,36 +113,36 @@ class DeviceCollector:
         return [*self._state.values(), *own]
 
     def close(self) -> None:
-        """End the environments, where there is something to end."""
+        """Close the environments, where they need closing."""
         if hasattr(self._env, "close"):
             self._env.close()
 
     def start(self) -> None:
-        """Open the first rollout; the environments stand at the start of episode 0 already."""
-        self.open()
+        """Open the first rollout; the environments are at the start of episode 0 already."""
+        self.open_rollout()
 
-    def open(self) -> None:
-        """Make ready for the next rollout."""
+    def open_rollout(self) -> None:
+        """Draw the next rollout's noise."""
         self._draw(keyed_generator(self._noise.device, self._seed, NOISE, self.number))
 
     def _draw(self, generator: torch.Generator) -> None:
         self._noise.copy_(self.policy.distribution.noise(self._rollout.shape, generator))
 
-    def turn(self, seconds: float = 0.0) -> bool:
-        """There is nothing to do between rollouts."""
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Do nothing: there is no work between rollouts."""
         return False
 
-    def finish(self) -> Whole:
+    def finish(self) -> FinishedRollout:
         """Fill the rollout."""
         self._timeline.enter(INFERENCE)
-        self.forget_episodes()
+        self.reset_episode_stats()
         self._clock.launch(INFERENCE, self._fill) if self._clock else self._fill()
-        self.tell_episodes(1)
+        self.copy_episode_stats(1)
         self._timeline.enter(OTHER)
-        return self._whole
+        return self._finished
 
     def collect(self, generator: torch.Generator) -> Rollout:
-        """Fill the rollout with noise drawn anew, for a captured iteration: `finish`, but nothing for the host."""
+        """Draw noise and fill the rollout, for a captured iteration: `finish` without the host's part."""
         self._draw(generator)
         self._fill()
         return self._rollout
@@ -151,8 +151,8 @@ class DeviceCollector:
         rollout, steps = self._rollout, self._rollout.shape[0]
         for counter in (self._at, self._cut):
             counter.zero_()
-        if self._kernel_untried:
-            self._kernel_untried = False
+        if self._kernel_unverified:
+            self._kernel_unverified = False
             self._kernel = self._chosen_kernel()
         rollout.final_at.fill_(rollout.rewards.numel())
         if self._kernel is not None:
@@ -169,19 +169,19 @@ class DeviceCollector:
         rollout.starts[steps].copy_(self._begins)
         rollout.states[steps].copy_(self._recurrent)
 
-    def forget_episodes(self) -> None:
-        """Count the episodes that end from here on."""
+    def reset_episode_stats(self) -> None:
+        """Start counting ended episodes from zero."""
         self._ended.zero_()
 
-    def tell_episodes(self, rollouts: int) -> None:
-        """So many rollouts are filled: have the host hear of the episodes that ended in them."""
-        self._told.copy_(self._ended, non_blocking=True)
+    def copy_episode_stats(self, rollouts: int) -> None:
+        """Copy the statistics of the latest `rollouts` rollouts to the host, asynchronously."""
+        self._ended_host.copy_(self._ended, non_blocking=True)
         self.number += rollouts
 
     def compile_steps(self) -> None:
-        """Have torch make a few kernels of a step's many; should it fail, they stay as they are."""
+        """Compile the step with torch.compile; it runs as it is if that fails."""
         if not self._captured:
-            return  # torch sees nothing of such a step, and one that failed halfway could not be taken again
+            return  # torch.compile cannot see into such a step, and a step that failed halfway could not be repeated
         compiled, plain = torch.compile(self._take_step, dynamic=False), self._take_step
 
         def try_it() -> None:
@@ -190,9 +190,9 @@ class DeviceCollector:
                 compiled()
                 self._step = compiled
             except Exception as error:
-                self._put_back(kept)  # it may have come half way
+                self._put_back(kept)  # it may have failed halfway
                 reason = str(error).strip().partition("\n")[0]
-                self._tell(f"The environment's steps could not be compiled and run as they are, slower: {reason}")
+                self._say(f"torch.compile failed on the environment's step, which runs uncompiled and slower: {reason}")
                 self._step = plain
                 plain()
 
@@ -218,7 +218,7 @@ class DeviceCollector:
     def _verify_kernel(self, kernel: Callable[[], Tensor] | None) -> None:
         """RuntimeError unless the kernel's first step is the environment's."""
         assert kernel is not None
-        rollout, leaf = self._rollout, self._rows_layout.leaves[0]
+        rollout, leaf = self._rollout, self._obs_layout.leaves[0]
         with restored(self.moving()) as before:
             with torch.no_grad():
                 self._take_step()
@@ -229,11 +229,11 @@ class DeviceCollector:
             found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.obs[1], leaf)]
             agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
             # TF32 products differ slightly, and now and then that decides between two actions.
-            if int((~agree).sum()) > max(1, _MAY_DIFFER * self.n_envs):
+            if int((~agree).sum()) > max(1, _MAX_MISMATCH * self.n_envs):
                 raise RuntimeError("the kernel's first step differs from the environment's")
 
     def _report(self, operation: str, error: Exception, instead: str) -> None:
-        self._tell(f"{operation} {instead}, which is slower: {str(error).splitlines()[0]}")
+        self._say(f"{operation} {instead}, which is slower: {str(error).splitlines()[0]}")
 
     def _put_back(self, kept: list[Tensor]) -> None:
         for tensor, before in zip(self.moving(), kept):
@@ -264,7 +264,7 @@ class DeviceCollector:
         ):
             field.index_copy_(0, at, value.unsqueeze(0))
         self._keep_final(step.final_observation, step.truncated)
-        self._account(step.reward, step.terminated | step.truncated)
+        self._count_episodes(step.reward, step.terminated | step.truncated)
         self._pack(step.observation, moved, obs)
         if after is not None:
             self._recurrent.copy_(after)
@@ -272,28 +272,28 @@ class DeviceCollector:
 
     def _pack(self, observation: Tensor, state: State, obs: Tensor) -> None:
         mask = self._env.mask(state) if isinstance(self._env, MaskedDeviceEnv) else None
-        pack_obs(observation, mask, self._rows_layout, obs)
+        pack_obs(observation, mask, self._obs_layout, obs)
 
     def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
-        """The true last observation of the episodes that were cut off."""
-        rollout, n_envs = self._rollout, len(self._lines)
+        """Keep the true final observation of truncated episodes."""
+        rollout, n_envs = self._rollout, len(self._envs)
         if self._lasts is not None:
             last = torch.zeros_like(self._obs)
-            pack_obs(observation, None, self._rows_layout, last)
+            pack_obs(observation, None, self._obs_layout, last)
             self._lasts.index_copy_(0, self._at, last.unsqueeze(0))
             return
-        where = self._at * n_envs + self._lines
+        where = self._at * n_envs + self._envs
         for number in range(self._cuts):
-            lines = slice(number * n_envs, (number + 1) * n_envs)
+            part = slice(number * n_envs, (number + 1) * n_envs)
             now = truncated & (self._cut == number)
-            kept = rollout.final_obs[lines]
+            kept = rollout.final_obs[part]
             fresh = torch.zeros_like(kept)
-            pack_obs(observation, None, self._rows_layout, fresh)  # nobody acts on it: no mask
+            pack_obs(observation, None, self._obs_layout, fresh)  # no action follows: no mask
             kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
-            rollout.final_at[lines] = torch.where(now, where, rollout.final_at[lines])
+            rollout.final_at[part] = torch.where(now, where, rollout.final_at[part])
         self._cut.add_(truncated)
 
-    def _account(self, reward: Tensor, ended: Tensor) -> None:
+    def _count_episodes(self, reward: Tensor, ended: Tensor) -> None:
         self._returns.add_(reward)
         self._lengths.add_(1)
         finished = torch.stack((ended.double(), ended * self._returns.double(), ended * self._lengths.double()))
@@ -302,23 +302,23 @@ class DeviceCollector:
         self._lengths.mul_(~ended)
         self._begins.copy_(ended)
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------------------------------
 
-    def request_counts(self) -> dict[str, int]:
-        """None: nothing on a device asks anybody."""
-        return {}
+    def metrics(self) -> dict[str, float]:
+        """Statistics of the episodes so far."""
+        return episode_metrics(self.recent_returns, self.recent_lengths, self.episodes)
 
-    def settle(self) -> None:
-        """Take in what the finished rollout says of its episodes, once the device is done with it."""
-        count, returns, lengths = self._told.tolist()
+    def read_episode_stats(self) -> None:
+        """Read the statistics of the finished rollout, once the device is done with it."""
+        count, returns, lengths = self._ended_host.tolist()
         if self._clock is not None:
             self._clock.read()
         self.episodes += int(count)
         if count:
             self._last = returns / count, lengths / count
         if len(self._rollout.final_at) and not traits_of(self._env).exact_final_observation:
-            self._tell(_INEXACT)
-            self._tell = lambda text: None
+            self._say(_INEXACT)
+            self._say = lambda text: None
 
     @property
     def recent_returns(self) -> list[float]:
@@ -330,10 +330,10 @@ class DeviceCollector:
         """Their mean length."""
         return [self._last[1]] if self.episodes else []
 
-    # -- what a checkpoint holds -------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where everything stands."""
+        """The state of the environments and counters."""
         return {
             "number": self.number,
             "moving": [tensor.cpu() for tensor in self.moving()],
@@ -342,12 +342,12 @@ class DeviceCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Put everything back; returns the environments whose open episode is lost: all, if they hold it themselves."""
+        """Restore; returns the environments whose open episode is lost: all, if their state is not in tensors."""
         resumable = traits_of(self._env).resumable
         if resumable:
             for tensor, value in zip(self.moving(), state["moving"], strict=True):
                 tensor.copy_(value)
         self.number, self.episodes = state["number"], state["episodes"]
         self._last = (state["last"][0], state["last"][1])
-        self.open()
-        return [] if resumable else self._lines.tolist()
+        self.open_rollout()
+        return [] if resumable else self._envs.tolist()

@@ -1,4 +1,4 @@
-"""The evaluations of one run: asked for now and then, played here or beside training, handed back when done."""
+"""The evaluations of one run: requested regularly, run here or asynchronously, returned when done."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor
 from unidle.algos.registry import AnyPolicy
 from unidle.config import Config
 from unidle.config.machine import available_cores
-from unidle.engine.build import choose_workers, make_envs
-from unidle.engine.evaluate.async_evaluator import Beside
+from unidle.engine.build import make_envs
+from unidle.engine.evaluate.async_evaluator import AsyncEvaluator
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Stopped, n_evaluation_envs, play
+from unidle.engine.placement import choose_workers
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault, HostEnvs
 from unidle.envs.spec import EnvSpec
@@ -26,19 +27,19 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class FinishedEvaluation:
     """An evaluation that is done."""
 
     step: int
-    about: Record  # what goes into its record beside the result: the time, and whatever was given when it was asked for
+    about: Record  # what else goes into its record: the time, and what was passed with the request
     result: Evaluation
-    weights: dict[str, Tensor]  # of the policy that played; valid until the next one is asked for
-    policy: AnyPolicy | None = None  # that played, if it did so here
-    faults: list[Fault] = field(default_factory=list)  # that were not told yet
+    weights: dict[str, Tensor]  # of the policy that was evaluated; valid until the next request
+    policy: AnyPolicy | None = None  # that was evaluated, if in this process
+    faults: list[Fault] = field(default_factory=list)  # not reported yet
 
 
 class Evaluations:
-    """Plays `eval_episodes` episodes with the mode action, in environments of their own."""
+    """Plays `eval_episodes` episodes with deterministic actions, in separate environments."""
 
     def __init__(
         self,
@@ -55,63 +56,65 @@ class Evaluations:
         on_fault: Callable[[Fault], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Beside training, in so many `processes`; if none, here, with environments `in_workers` or not."""
+        """Asynchronous in `processes` processes; if 0, in this process, with environments in workers or not."""
         self._config, self._maker, self._env_spec = config, maker, env_spec
         self._policy, self._in_workers, self.processes = policy, in_workers, processes
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
         self._envs: HostEnvs | None = None
         self._is_playing = False
-        self._done: list[Evaluated] = []
-        self._owed: list[Record] = []  # by a run that was stopped, or for want of a place
+        self._done: list[FinishedEvaluation] = []
+        self._pending: list[Record] = []  # interrupted, or waiting for a place in the queue
         self.task_names = _task_names(maker, env_spec, config.recipe.n_tasks)
-        # Now, so that they are ready when the first evaluation is due, and what cannot be sent to them is told at once.
+        # Started now, to be ready for the first evaluation, and to report what cannot be pickled right away.
         parts = (config, maker, env_spec, network, policy.state_dict())
-        self._beside = Beside(*parts, processes, say) if processes else None
+        self._async = AsyncEvaluator(*parts, processes, say) if processes else None
 
     @property
-    def are_beside(self) -> bool:
-        """Whether training goes on meanwhile."""
-        return self._beside is not None
+    def is_async(self) -> bool:
+        """Whether training continues during evaluations."""
+        return self._async is not None
 
     @property
     def n_open(self) -> int:
-        """How many are still to be done beside training."""
-        return len(self._beside.asked) + len(self._owed) if self._beside else 0
+        """How many asynchronous evaluations are not done."""
+        return len(self._async.requests) + len(self._pending) if self._async else 0
 
     @property
     def is_full(self) -> bool:
-        """Whether one must be done before the next can be asked for: the owed ones come first."""
-        return self._beside is not None and (self._beside.is_full or bool(self._owed))
+        """Whether one must finish before the next can be requested: pending ones come first."""
+        return self._async is not None and (self._async.is_full or bool(self._pending))
 
-    def ask(self, step: int, about: Record) -> None:
-        """Evaluate the policy as it is now. If the user wants to stop before it is, it is owed."""
+    def request(self, step: int, about: Record) -> None:
+        """Evaluate the current policy. If the run is stopped before it is done, it stays pending."""
         weights = self._policy.state_dict()
         try:
-            if self._beside is None:
+            if self._async is None:
                 self._done.append(self._played(step, about, self._policy))
                 return
             about = {**self._clock(), **about}
             if self.is_full:
-                raise Stopped  # nobody waited for a place
-            self._beside.ask(step, about, weights)
+                raise Stopped  # the run is stopping: do not wait for a place
+            self._async.request(step, about, weights)
         except Stopped:
-            self._owed.append({"step": step, "about": about, "weights": _copied(weights)})
+            self._pending.append({"step": step, "about": about, "weights": _copied(weights)})
 
-    def done(self, seconds: float = 0.0) -> Iterator[Evaluated]:
-        """Those that are done, in the order they were asked for; waits at most so long for the first."""
+    def done(self, seconds: float = 0.0) -> Iterator[FinishedEvaluation]:
+        """Finished evaluations in the order of their requests; waits at most `seconds` for the first."""
         while self._done:
             yield self._done.pop(0)
-        while self._beside is not None:
-            self.catch_up()
-            taken = self._beside.take(seconds)
+        while self._async is not None:
+            self.run_pending()
+            taken = self._async.take(seconds)
             if taken is None:
                 return
-            asked, result = taken
-            yield Evaluated(asked.step, asked.about, result, self._beside.weights(asked), faults=asked.faults)
-            self._beside.release()
+            request, result = taken
+            yield FinishedEvaluation(
+                request.step, request.about, result, self._async.weights(request), faults=request.faults
+            )
+            self._async.release()
             seconds = 0.0
 
-    def _played(self, step: int, about: Record, policy: AnyPolicy) -> Evaluated:
+    def _played(self, step: int, about: Record, policy: AnyPolicy) -> FinishedEvaluation:
         run = self._config.run
         if self._envs is None:
             n_envs = n_evaluation_envs(run.eval_episodes)
@@ -125,73 +128,73 @@ class Evaluations:
             result = play(policy, self._envs, run.eval_episodes, stop=self._stop, on_fault=self._on_fault)
         finally:
             self._is_playing = False
-        return Evaluated(step, {**self._clock(), **about}, result, policy.state_dict(), policy)
+        return FinishedEvaluation(step, {**self._clock(), **about}, result, policy.state_dict(), policy)
 
     # -- stopping and resuming -----------------------------------------------------------------------------------------
 
-    def break_off(self) -> None:
-        """For a signal's handler: raises Stopped out of what is being played here, if anything is.
+    def cancel(self) -> None:
+        """For a signal handler: raise Stopped out of the evaluation that runs in this process, if any.
 
-        It is thrown away whole, with its environments, and so may end anywhere; `stop` is heard only between two steps.
+        The evaluation and its environments are discarded, so it may end anywhere; `stop` is checked only between steps.
         """
         if self._is_playing:
             raise Stopped
 
     def state(self) -> list[Record]:
-        """What a checkpoint holds: each that is not done or not handed back, with the weights to do it anew."""
-        beside = self._beside
+        """For a checkpoint: every evaluation that is not done or not handled, with the weights to run it again."""
+        evaluator = self._async
         kept = [(each.step, each.about, each.weights) for each in self._done]
-        if beside is not None:
-            kept += [(each.step, each.about, beside.weights(each)) for each in beside.asked]
+        if evaluator is not None:
+            kept += [(each.step, each.about, evaluator.weights(each)) for each in evaluator.requests]
         copies = [{"step": step, "about": about, "weights": _copied(weights)} for step, about, weights in kept]
-        return sorted(self._owed + copies, key=lambda each: int(each["step"]))
+        return sorted(self._pending + copies, key=lambda each: int(each["step"]))
 
-    def owe(self, state: Iterable[Record]) -> None:
-        """Take over those that a checkpoint says are not done."""
-        self._owed = list(state)
+    def load_pending(self, state: Iterable[Record]) -> None:
+        """Continue with the pending evaluations of a checkpoint."""
+        self._pending = list(state)
 
-    def catch_up(self) -> None:
-        """Do what is owed, or have it done: beside training, as much of it as there are places for."""
+    def run_pending(self) -> None:
+        """Run pending evaluations, or submit as many as the asynchronous queue has places for."""
         with contextlib.suppress(Stopped):
-            while self._owed and not (self._beside is not None and self._beside.is_full):
-                step, about, weights = (self._owed[0][name] for name in ("step", "about", "weights"))
-                if self._beside is not None:
-                    self._beside.ask(step, {**self._clock(), **about}, weights)
+            while self._pending and not (self._async is not None and self._async.is_full):
+                step, about, weights = (self._pending[0][name] for name in ("step", "about", "weights"))
+                if self._async is not None:
+                    self._async.request(step, {**self._clock(), **about}, weights)
                 else:
                     self._done.append(self._played(step, about, self.with_weights(weights)))
-                self._owed.pop(0)
+                self._pending.pop(0)
 
     def with_weights(self, weights: dict[str, Tensor]) -> AnyPolicy:
-        """A copy of the policy, with these weights."""
+        """A copy of the policy with these weights."""
         policy = copy.deepcopy(self._policy)
         policy.load_state_dict(weights)
         return policy
 
     def close(self) -> None:
-        """End all environments and their processes."""
+        """Close all environments and end their processes."""
         with contextlib.ExitStack() as stack:
-            for part in (self._envs, self._beside):
+            for part in (self._envs, self._async):
                 if part is not None:
                     stack.callback(part.close)
 
 
 def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers: int, *, must_wait: bool) -> int:
-    """Processes that evaluate beside training; 0: the trainer does it, and waits.
+    """Processes for asynchronous evaluation; 0: the trainer evaluates, and training waits.
 
-    `must_wait` says that what comes out decides how training goes on: it is then to be known before that does.
+    `must_wait`: results decide how training continues, so it must wait for them.
     """
     asked = config.engine.eval_workers
     if asked == 0 or config.run.eval_every == 0:
         return 0
-    one_by_one = not (env_spec.on_device or env_spec.vectorised or maker.kind == "async")
+    is_single = not (env_spec.on_device or env_spec.vectorised or maker.kind == "async")
     if asked:
-        if not one_by_one:
+        if not is_single:
             raise UsageError(
-                f"{maker.name} steps many environments together, which is not done beside training; leave out "
-                "--eval-workers."
+                f"{maker.name} steps many environments together, which asynchronous evaluation does not support; leave "
+                "out --eval-workers."
             )
-    elif config.recipe.n_tasks > 1 and workers > 0 and one_by_one and not must_wait:  # it takes long
-        asked = max(1, available_cores() // 2)  # which give way to training
+    elif config.recipe.n_tasks > 1 and workers > 0 and is_single and not must_wait:  # evaluating many tasks takes long
+        asked = max(1, available_cores() // 2)  # at low priority
     return min(asked or 0, n_evaluation_envs(config.run.eval_episodes))
 
 
@@ -200,7 +203,7 @@ def _copied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _task_names(maker: EnvMaker, env_spec: EnvSpec, n_tasks: int) -> list[str]:
-    """What the environment calls its tasks (its attribute `names`), or their numbers."""
+    """The names of the environment's tasks (its attribute `names`), or their indices."""
     names: list[str] = []
     if n_tasks > 1 and not (env_spec.on_device or env_spec.vectorised):
         with contextlib.closing(maker()) as env:

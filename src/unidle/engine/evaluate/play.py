@@ -1,4 +1,4 @@
-"""Playing whole episodes with a fixed policy."""
+"""Plays whole episodes with a fixed policy."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from unidle.envs.shared_block import SUCCEEDED
 from unidle.nn.sac_policy import SACPolicy
 from unidle.rng import EVALUATION, keyed_generator
 
-_LONGEST_EPISODE = 100_000  # steps after which an evaluation calls it an episode: one that never ends must not hang it
-FIRST_EVALUATION_ENV = 1 << 20  # evaluation environments are numbered from here: their seeds are never training's
+_MAX_STEPS = 100_000  # per evaluation episode: one that never ends must not hang the evaluation
+FIRST_EVALUATION_ENV = 1 << 20  # env indices of evaluation start here: their seeds are never those of training
 _FEW_ENVS, _MANY_ENVS = 10, 50
 
 
 def n_evaluation_envs(episodes: int) -> int:
-    """Environments that share an evaluation out: always the same number, as it decides which seeds are played."""
+    """Number of environments of an evaluation: a function of `episodes` alone, as it decides which seeds are played."""
     return min(episodes, max(_FEW_ENVS, min(_MANY_ENVS, episodes // 10)))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out of some episodes."""
+    """The results of some episodes."""
 
     returns: list[float]
     lengths: list[int]
-    successes: list[bool] = field(default_factory=list)  # of each episode, where the environment tells
-    tasks: list[int] = field(default_factory=list)  # of each episode, where there are several
-    story: dict[str, Any] | None = None  # of the first environment's first episode, where it tells one
+    successes: list[bool] = field(default_factory=list)  # of each episode, where the environment reports it
+    tasks: list[int] = field(default_factory=list)  # of each episode, where there are several tasks
+    trace: dict[str, Any] | None = None  # of the first environment's first episode, where it reports one
 
     @staticmethod
     def together(parts: Iterable[Evaluation]) -> Evaluation:
-        """All episodes of some evaluations, one after the other; success is told if all of them tell it."""
+        """All episodes of several evaluations; with successes only if every part reports them."""
         parts = list(parts)
 
         def all_of(name: str) -> list[Any]:
@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def episodes(self) -> int:
-        """How many were played."""
+        """Number of episodes."""
         return len(self.returns)
 
     @property
@@ -68,11 +68,11 @@ class Evaluation:
 
     @property
     def success(self) -> float | None:
-        """Share of the episodes that succeeded, at whichever step; None where the environment does not tell."""
+        """Share of episodes that succeeded at any step; None where the environment does not report it."""
         return float(np.mean(self.successes)) if self.successes else None
 
     def metrics(self, names: Sequence[str] = ()) -> dict[str, float]:
-        """All of it as a metrics record names it; `names` are those of the tasks."""
+        """The `eval/…` metrics; `names` are those of the tasks."""
         record: dict[str, float] = {
             "eval/return_mean": self.mean_return,
             "eval/return_std": self.std_return,
@@ -91,14 +91,14 @@ class Evaluation:
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
-    """An evaluation, or a rollout, was broken off."""
+    """An evaluation or a rollout was cancelled."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which of an evaluation's environments are played here: so many from `first` on, of `n_envs` in all.
+    """Which environments of an evaluation are played here: those from `first` on, of `n_envs` in total.
 
-    The policy is asked for all of them, here as elsewhere, so that its answers are the same to the last bit.
+    Inference always has the full batch shape, so that actions are the same bit for bit in every process.
     """
 
     first: int
@@ -108,7 +108,7 @@ class Share:
 class _Episode(NamedTuple):
     total: float
     length: int
-    success: int  # as the block tells it
+    success: int  # as in the block
     task: int
 
 
@@ -124,15 +124,14 @@ def play(
     on_fault: Callable[[Fault], None] = lambda fault: None,
     share: Share | None = None,
 ) -> Evaluation:
-    """Play `episodes` episodes, shared out among `envs`: environment i plays its episodes 0, 1, … from their seeds.
+    """Play `episodes` episodes, divided among `envs`: environment i plays its episodes 0, 1, … from their seeds.
 
-    Every environment gets its own number of episodes beforehand: taking whichever end first would favour short ones.
-    Where environments take turns at tasks, this also gives each task as many episodes as any other, or one less.
-    With a `share`, those of the `episodes` are played that are its environments'. Raises Stopped if `stop` says so
-    before they are over.
+    Every environment has a fixed number of episodes: taking whichever end first would favour short ones. Where
+    environments cycle through tasks, this also gives every task the same number of episodes, or one less. With a
+    `share`, only the episodes of its environments are played. Raises Stopped if `stop` returns True before the end.
     """
     learning = policy.training
-    _take_episode_record(envs)  # so that it keeps the next one
+    _take_trace(envs)  # discard the last one, so that the next is recorded
     policy.eval()
     try:
         chosen = share or Share(0, envs.n_envs)
@@ -144,11 +143,11 @@ def play(
         [episode.length for episode in results],
         [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
         [episode.task for episode in results] if isinstance(policy, SACPolicy) and policy.n_tasks > 1 else [],
-        _take_episode_record(envs),
+        _take_trace(envs),
     )
 
 
-def _take_episode_record(envs: HostEnvs) -> dict[str, Any] | None:
+def _take_trace(envs: HostEnvs) -> dict[str, Any] | None:
     return envs.take_episode_record() if isinstance(envs, EpisodeRecorder) else None
 
 
@@ -190,7 +189,7 @@ def _play(
         torch.from_numpy(block.actions).copy_(distribution.to_env(action)[mine])
         envs.send(slices)
         envs.recv(len(slices))
-        # Those are in a new episode: the step failed, or the worker died after it. The broken episode is no result.
+        # These are in a new episode: the step failed, or the worker died after it. The broken episode is not a result.
         failed = block.retry | (block.truncated & (block.episode_length < 0))
         for fault in envs.faults:
             on_fault(fault)
@@ -199,9 +198,9 @@ def _play(
         returns += block.reward
         lengths += 1
         returns[failed], lengths[failed] = 0.0, 0
-        for env in np.flatnonzero(ended | (lengths >= _LONGEST_EPISODE)):
+        for env in np.flatnonzero(ended | (lengths >= _MAX_STEPS)):
             if len(results[env]) < quota[env]:
-                # The environment's own sum where it has one: it is in double precision.
+                # The environment's own sum if it has one: it is in double precision.
                 total = block.episode_return[env] if ended[env] else returns[env]
                 success = int(block.episode_success[env]) if ended[env] else 0
                 results[env].append(_Episode(float(total), int(lengths[env]), success, int(tasks[env])))

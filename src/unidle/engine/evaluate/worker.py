@@ -1,8 +1,7 @@
-"""What a process does that evaluates copies of a policy, on the CPU, while the trainer goes on.
+"""An evaluation process: evaluates snapshots of the policy on the CPU during training.
 
-The trainer puts a policy's weights on a shelf in shared memory and tells the place; the answer is what came out of the
-episodes. Only numbers pass through the shelf, and only the trainer holds the other end of the pipe: when it is gone, so
-is this process.
+The trainer writes a policy's weights to shared memory and sends the place through a pipe; the reply is the result of
+the episodes. Only the trainer holds the other end of the pipe: when it is gone, this process exits.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from unidle.envs.protocol import Fault
 from unidle.envs.shared_block import map_memory
 from unidle.nn.optim.flat_parameters import FlatParameters
 
-Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # of the tensors that a policy's state is made of
+Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # of the tensors in a policy's state
 
 _ALIGN = 64
 
 
-class Shelf:
-    """Shared memory for the weights of several copies of a policy, and a sign of life of each process."""
+class Snapshots:
+    """Shared memory for several snapshots of a policy's weights, and a heartbeat of each process."""
 
     def __init__(self, memory: Any, shapes: Shapes, places: int, processes: int) -> None:
         self.places = [self._views(memory, shapes, place * _state_bytes(shapes)) for place in range(places)]
@@ -56,7 +55,7 @@ class Shelf:
 
 
 def shapes_of(state: dict[str, Tensor]) -> Shapes:
-    """What a shelf must know of a policy's state."""
+    """Names, shapes and types of a policy's state."""
     return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
 
 
@@ -70,32 +69,32 @@ def _rounded(nbytes: int) -> int:
 
 @dataclass
 class EvaluationJob:
-    """What the process is told at its start."""
+    """What the process receives at its start."""
 
-    trainer: int  # its process
-    path: list[str]  # and its sys.path
+    trainer: int  # its process id
+    path: list[str]  # its sys.path
     cargo: bytes  # (EnvMaker, EnvSpec, Config, network factory), pickled: unpickled once the path is set
-    memory: int  # descriptor of the shelf's memory
+    memory: int  # file descriptor of the snapshots
     shapes: Shapes
     places: int
     process: int
     processes: int
     n_envs: int  # of the whole evaluation
-    env_ids: range  # those of this process
+    env_ids: range  # env indices of this process
     episodes: int  # of the whole evaluation
     first_index: int = FIRST_EVALUATION_ENV
 
 
 class Evaluator:
-    """Some environments of an evaluation, and a policy to play in them."""
+    """Some environments of an evaluation, and a policy that acts in them."""
 
     def __init__(self, job: EvaluationJob) -> None:
         self._job = job
         maker, env_spec, config, network = cloudpickle.loads(job.cargo)
-        torch.set_num_threads(config.engine.threads)  # sums are split by it: as in the trainer
+        torch.set_num_threads(config.engine.threads)  # as in the trainer: it decides how sums are split
         self._policy = new_policy(env_spec.obs_layout, env_spec.action_layout, config.recipe, network)
-        FlatParameters(self._policy)  # one piece of memory, as the trainer's are
-        self._shelf = Shelf(map_memory(job.memory), job.shapes, job.places, job.processes)
+        FlatParameters(self._policy)  # one contiguous tensor, like the trainer's
+        self._snapshots = Snapshots(map_memory(job.memory), job.shapes, job.places, job.processes)
         self._envs = SerialEnvs(
             maker.for_n_envs(job.n_envs),
             env_spec,
@@ -105,11 +104,11 @@ class Evaluator:
             max_env_restarts=config.engine.max_env_restarts,
         )
 
-    def serve(self, pipe: Connection) -> None:
-        """Play with the weights of each place that is told, until the trainer hangs up."""
+    def run(self, pipe: Connection) -> None:
+        """Evaluate the snapshot at each place received, until the trainer closes the pipe."""
         while True:
             place: int = cloudpickle.loads(pipe.recv_bytes())
-            self._policy.load_state_dict(self._shelf.places[place])
+            self._policy.load_state_dict(self._snapshots.places[place])
             faults: list[Fault] = []
             share = Share(self._job.env_ids.start, self._job.n_envs)
             result = play(
@@ -118,8 +117,8 @@ class Evaluator:
             pipe.send_bytes(cloudpickle.dumps(("ok", result, faults)))
 
     def _beat(self) -> bool:
-        """A sign of life at every step; whether there is no trainer any more to show it to."""
-        self._shelf.beats[self._job.process] += 1
+        """Heartbeat at every step; returns whether the trainer is gone."""
+        self._snapshots.beats[self._job.process] += 1
         return os.getppid() != self._job.trainer
 
     def close(self) -> None:
@@ -128,6 +127,6 @@ class Evaluator:
 
 
 def shares(n_envs: int, processes: int) -> Iterable[range]:
-    """The environments of each process, as equal in number as can be."""
+    """The environments of each process, divided as evenly as possible."""
     cuts = [round(n_envs * part / processes) for part in range(processes + 1)]
     return (range(first, end) for first, end in itertools.pairwise(cuts))

@@ -1,4 +1,4 @@
-"""An evaluator's process: tied to the trainer's life from its first moment on, before it imports what takes seconds."""
+"""Entry point of an evaluation process: tied to the trainer's life before it imports anything slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NICENESS = 10  # where both want a core, training gets nine tenths of it
 
 
 def main() -> None:
-    """Serve one trainer until it hangs up."""
+    """Evaluate for one trainer until it closes the pipe."""
     end_with_trainer()
     os.nice(_NICENESS)
     from multiprocessing.connection import Connection
@@ -27,10 +27,10 @@ def main() -> None:
     try:
         job: EvaluationJob = cloudpickle.loads(pipe.recv_bytes())
         if os.getppid() != job.trainer:
-            return  # it was gone before this process was tied to it
+            return  # the trainer ended before this process was tied to it
         sys.path[:] = job.path
         with contextlib.closing(Evaluator(job)) as evaluator:
-            evaluator.serve(pipe)
+            evaluator.run(pipe)
     except (EOFError, ConnectionError, Stopped):
         pass  # the trainer is gone
     except Exception as error:

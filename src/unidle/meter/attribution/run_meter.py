@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from unidle.engine.callbacks import OnGpu
+from unidle.engine.callbacks import RunGpu
 from unidle.errors import UsageError
 from unidle.formatting import percent
 from unidle.meter.attribution.idle_time import Attribution, Breakdown, DeviceSpan, attribute_idle, host_spans
@@ -27,7 +27,7 @@ from unidle.meter.attribution.trace import Tracer
 from unidle.meter.sensors.background import Background
 from unidle.meter.sensors.host import Tree
 from unidle.meter.watch.inside.unidle_windows import Window, computed, torch_in_use, try_window
-from unidle.metrics.journal import reopen
+from unidle.metrics.jsonl import reopen
 from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
 FILE = "meter.jsonl"
@@ -70,7 +70,7 @@ class RunMeter:
 
     # -- called by the trainer -----------------------------------------------------------------------------------------
 
-    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: OnGpu | None) -> None:
+    def begin(self, folder: Path, timeline: Timeline, step: int, gpu: RunGpu | None) -> None:
         """Start measuring a run that begins or resumes at `step`."""
         self._timeline, self._gpu, self._path = timeline, gpu, folder / FILE
         now = perf_counter_ns()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from unidle.engine.evaluate.story import STORY
+from unidle.engine.evaluate.episode_trace import TRACE_FILE
 from unidle.formatting import short_number
 from unidle.report.page.cards import section
 from unidle.report.page.graph_layout import halo, placed, spread
@@ -69,7 +69,7 @@ class _Story:
 
 def site_graph_section(folder: Path) -> str:
     """Return the last episode recorded by an evaluation; empty if there is none."""
-    story = _read(folder / STORY)
+    story = _read(folder / TRACE_FILE)
     if story is None:
         return ""
     where = f"the first episode of the evaluation at step {short_number(story.step)}: {story.pages[0].url}"

@@ -11,10 +11,10 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from unidle.engine.build import RunParts
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.learn.device_loop import DeviceLoop
 from unidle.engine.learn.learner import Learner
-from unidle.engine.parts import Parts
 from unidle.errors import UsageError
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
@@ -27,7 +27,7 @@ _COPIED_BYTES = 64 * 2**20
 
 
 def time_on_device(
-    parts: Parts, collector: DeviceCollector, batch: int, seed: int, share: float
+    parts: RunParts, collector: DeviceCollector, batch: int, seed: int, share: float
 ) -> tuple[float, float]:
     """Return the seconds of a rollout and of learning from it; in a single graph, the rollout counts as learning."""
     collector.start()
@@ -39,18 +39,18 @@ def time_on_device(
     until = perf_counter() + 2 * share
     while len(learning) < 4 or perf_counter() < until:
         began = perf_counter()
-        lane = collector.finish()
+        slot = collector.finish()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         middle = perf_counter()
-        learner.begin(lane, 0.5, keyed_generator(device, seed, SHUFFLE, len(learning)))
+        learner.begin(slot, 0.5, keyed_generator(device, seed, SHUFFLE, len(learning)))
         while learner.advance():
             pass
-        learner.numbers()
+        learner.metrics()
         collecting.append(middle - began)
         learning.append(perf_counter() - middle)
-        collector.settle()
-        collector.open()
+        collector.read_episode_stats()
+        collector.open_rollout()
     return lower_quartile(collecting[1:]), lower_quartile(learning[1:])
 
 

@@ -11,11 +11,11 @@ import torch
 from unidle.algos.registry import Algorithm, new_algorithm, new_policy
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
-from unidle.engine.build import resolve_network, set_numerics
-from unidle.engine.collect.rollout_slot import Lane
+from unidle.engine.build import RunParts, resolve_network
+from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.cuda_graphs import Capture
 from unidle.engine.learn.learner import Learner
-from unidle.engine.parts import Parts
+from unidle.engine.placement import set_numerics
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
 from unidle.tuning.probes.device import if_it_fits, steps_with_room
@@ -32,9 +32,9 @@ _SMALL_MEMORY = 100_000  # steps
 class LearningProbes:
     """Learns from one rollout repeatedly; each probe takes about `share` seconds and returns seconds per rollout."""
 
-    def __init__(self, config: Config, share: float, parts: Parts, lane: Lane) -> None:
-        """`parts` are the job's own, and `lane` holds a whole rollout before anything is probed."""
-        self._config, self._share, self._parts, self._lane = config, share, parts, lane
+    def __init__(self, config: Config, share: float, parts: RunParts, slot: RolloutSlot) -> None:
+        """`parts` are the job's own, and `slot` holds a whole rollout before anything is probed."""
+        self._config, self._share, self._parts, self._slot = config, share, parts, slot
         self._device = parts.algo.parameters.flat.device
         buffer_size = vars(config.recipe).get("buffer_size", _SMALL_MEMORY)
         self._few = min(buffer_size, _SMALL_MEMORY)  # replay buffer size of probes
@@ -163,14 +163,14 @@ class LearningProbes:
     def once(self, algo: Algorithm, recipe: Recipe, longest: float, fewest: int = _PREPARING) -> float:
         """Learn once; on a CPU, stop after `longest` and extrapolate from the updates done."""
         learner = Learner(algo, Timeline())
-        learner.begin(self._lane, 0.5, keyed_generator(self._device, self._config.run.seed, SHUFFLE, 0))
+        learner.begin(self._slot, 0.5, keyed_generator(self._device, self._config.run.seed, SHUFFLE, 0))
         began, pieces = perf_counter(), [0.0]
         while learner.advance():
             pieces.append(perf_counter() - began)
             if self._device.type == "cpu" and pieces[-1] > longest and len(pieces) > fewest:
                 half = max(fewest, len(pieces) // 2) - 1
                 return updates_of(recipe) * (pieces[-1] - pieces[half]) / (len(pieces) - 1 - half)
-        learner.numbers()
+        learner.metrics()
         return perf_counter() - began
 
 
@@ -184,7 +184,7 @@ def updates_of(recipe: Recipe) -> float:
     return max(1e-9, recipe.updates_per_iteration)
 
 
-def quiet_capture(config: Config, parts: Parts) -> Capture:
+def quiet_capture(config: Config, parts: RunParts) -> Capture:
     """Return a capture for probes that reports no fallbacks: the job's own were already reported."""
     return Capture(parts.algo.parameters.flat.device, silent, config.engine.graphs)
 

@@ -14,11 +14,11 @@ import torch
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config, Recipe
 from unidle.config.machine import available_cores
-from unidle.engine.build import choose_slices, make_envs, resolve_network
+from unidle.engine.build import RunParts, build_parts, make_envs, resolve_network
 from unidle.engine.collect.device import DeviceCollector
-from unidle.engine.collect.host import Collector
-from unidle.engine.collect.rollout_slot import Lane
-from unidle.engine.parts import Parts, build_parts
+from unidle.engine.collect.host import HostCollector
+from unidle.engine.collect.rollout_slot import RolloutSlot
+from unidle.engine.placement import choose_slices
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
 from unidle.timeline import Timeline
@@ -62,7 +62,7 @@ class _Probes:
             return self._on_host(parts, parts.collector.envs)
 
     @contextlib.contextmanager
-    def _built(self, config: Config, say: Callable[[str], None]) -> Iterator[Parts]:
+    def _built(self, config: Config, say: Callable[[str], None]) -> Iterator[RunParts]:
         network = resolve_network(config.recipe.network)[0]
         parts = build_parts(config, self._maker, network, Timeline(), say, lambda *fault: None)
         try:
@@ -72,17 +72,17 @@ class _Probes:
 
     # -- environments on the host --------------------------------------------------------------------------------------
 
-    def _on_host(self, parts: Parts, envs: HostEnvs) -> ProbeResults:
+    def _on_host(self, parts: RunParts, envs: HostEnvs) -> ProbeResults:
         recipe, engine = self._config.recipe, self._config.engine
         on_gpu = parts.algo.parameters.flat.is_cuda
         fixed = parts.env_spec.vectorised or (self._maker.kind == "async" and not parts.workers)
-        lane = self._lane(parts, envs)
-        probes = LearningProbes(self._config, self._share, parts, lane)
+        slot = self._slot(parts, envs)
+        probes = LearningProbes(self._config, self._share, parts, slot)
         envs.start(np.zeros(envs.n_envs, np.int64))
-        inference = self._inference(lane, envs)
+        inference = self._inference(slot, envs)
         bare = step_bare(envs, self._share)
         stepping = [_stepping(parts.workers, envs, bare, recipe)]
-        _spread(lane, envs)
+        _spread(slot, envs)
         learning = probes.seconds()
         by_threads = [] if on_gpu else probes.by_threads(learning)
         overhead = probes.update_overhead()
@@ -125,30 +125,30 @@ class _Probes:
             self._learn_otherwise(probed, probes)
         return probed
 
-    def _lane(self, parts: Parts, envs: HostEnvs) -> Lane:
+    def _slot(self, parts: RunParts, envs: HostEnvs) -> RolloutSlot:
         """A rollout of the job's size, to act into and to learn from."""
         recipe, policy = self._config.recipe, parts.algo.policy
         rollout = _rollout(parts, recipe.n_steps, recipe.n_envs)
         state = torch.zeros(recipe.n_envs, policy.state_size, device=rollout.obs.device)
-        lane = Lane(policy, rollout, envs.block, state, parts.capture, own_weights=recipe.overlap == "strict")
-        lane.open(len(envs.bounds), self._config.run.seed, 0)
-        return lane
+        slot = RolloutSlot(policy, rollout, envs.block, state, parts.capture, own_weights=recipe.overlap == "strict")
+        slot.open(len(envs.bounds), self._config.run.seed, 0)
+        return slot
 
-    def _inference(self, lane: Lane, envs: HostEnvs) -> float:
-        """Seconds of one service."""
+    def _inference(self, slot: RolloutSlot, envs: HostEnvs) -> float:
+        """Seconds of one inference call."""
         everywhere = 0, slice(0, envs.n_envs)
         starts = np.zeros(envs.n_envs, np.bool_)
-        return seconds_of(lambda: lane.service.serve(everywhere, starts), self._share)
+        return seconds_of(lambda: slot.inference.serve(everywhere, starts), self._share)
 
-    def _collecting(self, config: Config, parts: Parts, envs: HostEnvs) -> tuple[float, float]:
+    def _collecting(self, config: Config, parts: RunParts, envs: HostEnvs) -> tuple[float, float]:
         """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
         recipe, env_spec = config.recipe, parts.env_spec
         likely = max(1e-6, env_spec.step_seconds * recipe.n_envs / max(1, parts.workers))
         steps = max(4, min(recipe.n_steps, int(self._share / likely)))  # shorten slow rollouts
-        lanes = 2 if recipe.overlap == "strict" else 1
-        rollouts = [_rollout(parts, steps, recipe.n_envs) for _ in range(lanes)]
+        n_slots = 2 if recipe.overlap == "strict" else 1
+        rollouts = [_rollout(parts, steps, recipe.n_envs) for _ in range(n_slots)]
         capture = quiet_capture(config, parts)
-        collector = Collector(envs, parts.algo.policy, rollouts, config.run.seed, Timeline(), capture)
+        collector = HostCollector(envs, parts.algo.policy, rollouts, config.run.seed, Timeline(), capture)
         collector.start()
         collector.finish()
         collected: list[float] = []
@@ -156,15 +156,15 @@ class _Probes:
         until = perf_counter() + 2 * self._share
         while not collected or perf_counter() < until:
             began = perf_counter()
-            collector.settle()
-            collector.open()
+            collector.read_episode_stats()
+            collector.open_rollout()
             middle = perf_counter()
             collector.finish()
             collected.append(perf_counter() - middle)
             opened.append(middle - began)
         return lower_quartile(collected) * recipe.n_steps / steps, lower_quartile(opened)
 
-    def _other_workers(self, parts: Parts) -> list[int]:
+    def _other_workers(self, parts: RunParts) -> list[int]:
         """Return the worker counts to try: one per core, and none if steps are quick."""
         n_envs, cores = self._config.recipe.n_envs, available_cores()
         found = {min(n_envs, cores)}
@@ -172,7 +172,7 @@ class _Probes:
             found.add(0)
         return sorted(found - {parts.workers})
 
-    def _stepping(self, parts: Parts, workers: int) -> Stepping:
+    def _stepping(self, parts: RunParts, workers: int) -> Stepping:
         """Measure bare stepping with another number of workers."""
         recipe, engine, env_spec = self._config.recipe, self._config.engine, parts.env_spec
         device = parts.algo.parameters.flat.device
@@ -187,7 +187,7 @@ class _Probes:
         finally:
             envs.close()
 
-    def _graphed(self, parts: Parts, recipe: Recipe) -> Pace | None:
+    def _graphed(self, parts: RunParts, recipe: Recipe) -> Pace | None:
         """Return the pace with CUDA graphs; None with a replay buffer on the host, which the probe would not have."""
         return None if replay_is_off_device(parts.algo) else self._pace_with(recipe, graphs=True)
 
@@ -214,17 +214,17 @@ class _Probes:
                 return None
             envs = parts.collector.envs
             envs.start(np.zeros(envs.n_envs, np.int64))
-            lane = self._lane(parts, envs)
-            inference = self._inference(lane, envs)
-            _spread(lane, envs)
-            learning = LearningProbes(config, self._share, parts, lane).seconds_or_a_guess()
+            slot = self._slot(parts, envs)
+            inference = self._inference(slot, envs)
+            _spread(slot, envs)
+            learning = LearningProbes(config, self._share, parts, slot).seconds_or_a_guess()
             # Elsewhere the environments may be shared out in another way, which is for the model to say.
             is_here = engine.device == self._config.engine.device
             return Pace(inference, learning, self._collecting(config, parts, envs)[0] if is_here else None)
 
     # -- environments on the device ------------------------------------------------------------------------------------
 
-    def _on_device(self, parts: Parts, collector: DeviceCollector) -> ProbeResults:
+    def _on_device(self, parts: RunParts, collector: DeviceCollector) -> ProbeResults:
         """Rollout and learning are of one piece, or nearly: what can be told apart is told."""
         recipe, engine = self._config.recipe, self._config.engine
         collecting, learning = time_on_device(parts, collector, recipe.total_batch, self._config.run.seed, self._share)
@@ -247,7 +247,7 @@ class _Probes:
         )
         return self._probed(profile, parts, None, False)
 
-    def _probed(self, profile: Profile, parts: Parts, steps: Steps | None, requests: bool) -> ProbeResults:
+    def _probed(self, profile: Profile, parts: RunParts, steps: Steps | None, requests: bool) -> ProbeResults:
         to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)
         sent = 0 if profile.on_device else profile.n_envs * parts.env_spec.obs_layout.obs_bytes
         return ProbeResults(
@@ -267,15 +267,15 @@ def _stepping(workers: int, envs: HostEnvs, bare: Bare, recipe: Recipe) -> Stepp
     return Stepping(workers, len(envs.bounds), steps * bare.round_seconds, steps * bare.in_step)
 
 
-def _rollout(parts: Parts, n_steps: int, n_envs: int) -> Rollout:
+def _rollout(parts: RunParts, n_steps: int, n_envs: int) -> Rollout:
     sizes = parts.env_spec.obs_layout.obs_bytes, parts.env_spec.action_layout.width, parts.algo.policy.state_size
     return Rollout(n_steps, n_envs, *sizes, parts.algo.parameters.flat.device)
 
 
-def _spread(lane: Lane, envs: HostEnvs) -> None:
+def _spread(slot: RolloutSlot, envs: HostEnvs) -> None:
     """Fill a rollout with the observations in the block, at every step, and actions that suit them."""
-    rollout = lane.rollout
-    lane.service.serve((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
+    rollout = slot.rollout
+    slot.inference.serve((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
     rollout.obs.copy_(torch.from_numpy(envs.block.obs).to(rollout.obs.device).expand_as(rollout.obs))
     rollout.actions_and_trash.copy_(rollout.actions[:1].expand_as(rollout.actions_and_trash))
     torch.nn.init.normal_(rollout.rewards)

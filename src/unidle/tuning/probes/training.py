@@ -9,7 +9,7 @@ from unidle.algos.registry import Algorithm
 from unidle.buffers.prefetch import Prefetch
 from unidle.config import Config
 from unidle.engine.build import resolve_network
-from unidle.engine.callbacks import Accountant, Callback, Silent
+from unidle.engine.callbacks import Callback, SilentDisplay, TimeMeter
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.trainer import Trainer
 from unidle.envs.make import EnvMaker, env_maker
@@ -22,14 +22,12 @@ def job_maker(config: Config) -> EnvMaker:
 
 
 def new_trainer(
-    config: Config, callback: Callback, say: Callable[[str], None], accountant: Accountant | None = None
+    config: Config, callback: Callback, say: Callable[[str], None], meter: TimeMeter | None = None
 ) -> Trainer:
     """The job's trainer; `callback` hears of every iteration."""
     network = resolve_network(config.recipe.network)[0]
     listener = _Saying(say)
-    return Trainer(
-        config, job_maker(config), listener, network=network, after_iteration=[callback], accountant=accountant
-    )
+    return Trainer(config, job_maker(config), listener, network=network, after_iteration=[callback], meter=meter)
 
 
 def train(trainer: Trainer) -> Path:
@@ -47,7 +45,7 @@ def replay_is_off_device(algo: Algorithm) -> bool:
     return algo.experience is not None and isinstance(algo.experience.sampler, Prefetch)
 
 
-class _Saying(Silent):
+class _Saying(SilentDisplay):
     """Passes on what must be said."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from unidle.subprocesses import end_with_trainer
 
 if TYPE_CHECKING:
     from unidle.config import Config
-    from unidle.engine.callbacks import Moment
+    from unidle.engine.callbacks import CallbackContext
     from unidle.engine.trainer import Trainer
 
 _WARM_UP_SECONDS = 0.5  # at least, for caches and clocks
@@ -79,15 +79,15 @@ class _Pace:
         """Start the clock when training begins."""
         self._began = perf_counter()
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, context: CallbackContext) -> None:
         passed = perf_counter() - self._began
         self._iterations += 1
-        mean_return = moment.record.get("rollout/return_mean")
+        mean_return = context.record.get("rollout/return_mean")
         self._first_return = mean_return if self._first_return is None else self._first_return
         if passed < self._until or self._iterations < _warm_ups(self.trainer):
             return
         self._trained += passed
-        step = moment.record["step"]
+        step = context.record["step"]
         if self._is_warm:
             answer: dict[str, Any] = {
                 "steps": step - self._steps,
@@ -104,7 +104,7 @@ class _Pace:
         except (EOFError, OSError):
             seconds = None
         if seconds is None:
-            moment.stop()
+            context.stop()
             return
         self._steps, self._until, self._began = step, seconds, perf_counter()
 
@@ -118,12 +118,12 @@ def _warm_ups(trainer: Trainer) -> int:
 def situation(trainer: Trainer) -> dict[str, Any]:
     """Return the fields of `trial.Situation`."""
     from unidle.config.machine import available_cores, gpu_name
-    from unidle.engine.collect.host import Collector
+    from unidle.engine.collect.host import HostCollector
     from unidle.tuning.probes.training import replay_is_off_device
 
     collector, env_spec = trainer.collector, trainer.env_spec
-    workers = collector.envs.workers if isinstance(collector, Collector) else 0
-    parts = len(collector.envs.bounds) if isinstance(collector, Collector) else 1
+    workers = collector.envs.workers if isinstance(collector, HostCollector) else 0
+    parts = len(collector.envs.bounds) if isinstance(collector, HostCollector) else 1
     return {
         "cores": available_cores(),
         "gpu": gpu_name(),

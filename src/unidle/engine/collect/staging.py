@@ -1,0 +1,94 @@
+"""Host-side staging of a rollout: filled step by step, uploaded to the device once, when the rollout is complete."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unidle.buffers.rollout import Rollout
+from unidle.engine.collect.inference import Where
+from unidle.envs.shared_block import EPISODE_ENDED, SUCCEEDED, SharedBlock, unpack_step_words
+
+
+class Staging:
+    """Everything the host records of one rollout of T steps in N environments."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
+        self._pinned = rollout.obs.is_cuda
+        self._n_envs = n_envs
+        self.outcomes = self._zeros((steps, n_envs), torch.int64)  # reward, terminated, truncated: as in the block
+        _, self.terminated, self.truncated = unpack_step_words(self.outcomes)
+        self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # computed by `upload`
+        self.last_obs = self._zeros(rollout.obs.shape[1:], torch.uint8)  # the observations after the last step
+        self.last_episode = np.zeros(n_envs, np.int64)  # index of the episode then open
+        self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments received them
+        self.clear()
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
+        # Page-locked where there is a GPU, so that uploads are asynchronous.
+        array: np.ndarray = torch.zeros(shape, dtype=dtype, pin_memory=self._pinned).numpy()
+        return array
+
+    def clear(self) -> None:
+        """Empty the lists; the arrays are overwritten."""
+        self.final_obs: list[np.ndarray] = []  # of truncated episodes
+        self.final_at: list[np.ndarray] = []  # t × N + env
+        self.episodes: list[np.ndarray] = []  # [t × N + env, return, length, success] of episodes that ended
+
+    def store(self, block: SharedBlock, where: Where, starts: np.ndarray | None) -> None:
+        """Copy the outcomes of the steps at `where` out of the block; `starts` [N] gets whose episode begins next."""
+        envs = where[1]
+        outcomes = block.step_words[envs]
+        self.outcomes[where] = outcomes
+        ended = outcomes >= EPISODE_ENDED
+        if starts is not None:
+            starts[envs] = ended
+        if np.count_nonzero(ended):
+            indices, truncated = np.arange(self._n_envs)[envs], block.truncated[envs]
+            at = np.broadcast_to(where[0], ended.shape) * self._n_envs + indices
+            self.final_obs.append(block.final_obs[indices[truncated]])
+            self.final_at.append(at[truncated])
+            ended &= block.episode_length[envs] >= 0  # negative: cut off by a fault, not a result of the policy
+            results = (block.episode_return, block.episode_length, block.episode_success)
+            self.episodes.append(np.stack([at[ended], *(result[indices[ended]] for result in results)]))
+
+    def store_last(self, block: SharedBlock, envs: slice) -> None:
+        """Keep where these environments stand after their last step."""
+        self.last_obs[envs] = block.obs[envs]
+        self.last_episode[envs] = block.episode[envs]
+
+    def truncate(self, step: int, env: int, final_obs: np.ndarray) -> None:
+        """End the trajectory of `env` at `step`, truncated, unless an episode ended there anyway."""
+        if not (self.terminated[step, env] or self.truncated[step, env]):
+            self.truncated[step, env] = True
+            self.final_obs.append(final_obs[np.newaxis].copy())
+            self.final_at.append(np.array([step * self._n_envs + env]))
+
+    def upload(self, rollout: Rollout, starts: np.ndarray) -> None:
+        """Copy everything to the device; `starts` [N] says where the first step began an episode."""
+        self.starts[0] = starts
+        np.logical_or(self.terminated, self.truncated, out=self.starts[1:])
+        for tensor, staged in ((rollout.starts, self.starts), (rollout.obs[-1], self.last_obs)):
+            tensor.copy_(torch.from_numpy(staged), non_blocking=True)
+        outcomes = torch.from_numpy(self.outcomes).to(rollout.obs.device, non_blocking=True)
+        rollout.rewards.copy_(outcomes.view(torch.float32)[:, ::2])
+        rollout.terminated.copy_(outcomes.view(torch.uint8)[:, 4::8])
+        rollout.truncated.copy_(outcomes.view(torch.uint8)[:, 5::8])
+        final_obs = np.concatenate([self.last_obs[:0], *self.final_obs])
+        final_at = np.concatenate([np.zeros(0, np.int64), *self.final_at])
+        # Sorted by (time, env): the order in which slices became ready must leave no trace.
+        order = np.argsort(final_at)
+        rollout.final_obs = self._to(rollout.obs.device, final_obs[order])
+        rollout.final_at = self._to(rollout.obs.device, final_at[order])
+
+    def _to(self, device: torch.device, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(device, non_blocking=True) if self._pinned else tensor
+
+    def finished_episodes(self) -> tuple[list[float], list[int], list[bool]]:
+        """Returns, lengths and (where reported) successes of the episodes that ended, sorted by (time, env)."""
+        episodes = np.concatenate([np.zeros((4, 0)), *self.episodes], 1)
+        _, returns, lengths, successes = episodes[:, np.argsort(episodes[0])]
+        return returns.tolist(), lengths.astype(int).tolist(), (successes[successes > 0] == SUCCEEDED).tolist()

@@ -1,0 +1,18 @@
+"""The trace of one evaluation episode, as reported by the environment: a small file that the report draws."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+TRACE_FILE = "page_graph.json"
+
+
+def write_trace(folder: Path, step: int, trace: dict[str, Any]) -> Path:
+    """Replace the last trace; `step` is that of the policy that was evaluated."""
+    path, fresh = folder / TRACE_FILE, folder / f"{TRACE_FILE}.tmp"
+    fresh.write_text(json.dumps({"step": step, **trace}), encoding="utf-8")
+    os.replace(fresh, path)  # atomic: readers never see half a file
+    return path

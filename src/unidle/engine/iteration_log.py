@@ -1,0 +1,56 @@
+"""The records of iterations: what they hold, and how many of them are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unidle.engine.clock import RunClock
+from unidle.engine.collect.device import DeviceCollector
+from unidle.engine.collect.host import HostCollector
+from unidle.engine.progress import Progress
+from unidle.metrics.log import MetricLog
+
+# A run writes about this many records, and at least one every so many steps.
+_RECORDS, _STEPS_PER_RECORD = 1000, 1000
+
+
+class IterationLog:
+    """Writes iteration records, thinned out: writing all of a million short iterations would slow them down."""
+
+    def __init__(
+        self,
+        log: MetricLog,
+        collector: HostCollector | DeviceCollector,
+        progress: Progress,
+        clock: RunClock,
+        timesteps: int,
+    ) -> None:
+        self._log, self._collector, self._progress, self._clock = log, collector, progress, clock
+        self._every = max(1, min(_STEPS_PER_RECORD, timesteps // _RECORDS))
+        self._unwritten: dict[str, Any] | None = None  # the latest record
+
+    def record(self, metrics: dict[str, float], steps: int, seconds: float) -> dict[str, Any]:
+        """The record of an iteration of `steps` steps that took `seconds`."""
+        progress = self._progress
+        record: dict[str, Any] = {"kind": "iteration", "step": progress.step, "iteration": progress.iteration}
+        record |= self._collector.metrics()
+        record["rollout/steps_per_second"] = steps / seconds
+        record |= {f"train/{name}": value for name, value in metrics.items() if not name.endswith("_finite")}
+        return record | self._clock.record()
+
+    def add(self, record: dict[str, Any], steps: int, *, is_last: bool) -> None:
+        """Write the record of an iteration of `steps` steps, or keep it for `flush` if none is due."""
+        self._unwritten = record
+        if is_last or is_due(self._progress.step - steps, self._progress.step, self._every):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the latest record if it has not been."""
+        if self._unwritten is not None:
+            self._log.write(self._unwritten)
+            self._unwritten = None
+
+
+def is_due(before: int, after: int, every: int) -> bool:
+    """Whether a multiple of `every` lies in (before, after]; never if it is 0."""
+    return every > 0 and after // every > before // every

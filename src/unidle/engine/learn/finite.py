@@ -1,0 +1,52 @@
+"""Checks for NaN and infinite values, in what was collected and in what was learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unidle.buffers.rollout import Rollout
+from unidle.config import Recipe
+from unidle.nn.encoder import Encoder
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first NaN or infinite value: returned by step `step` of environment `env` in that iteration."""
+
+    iteration: int
+    step: int
+    env: int
+    is_reward: bool
+
+    def message(self, recipe: Recipe) -> str:
+        """Which environment returned it, and when."""
+        what = "reward" if self.is_reward else "observation"
+        at = self.iteration * recipe.total_batch + self.step * recipe.n_envs
+        return f"Environment {self.env} returned a NaN or infinite {what} near step {at}"
+
+
+def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
+    """[T, N] whether every value that a step returned is finite."""
+    finite = encoder.all_finite(rollout.obs[1:]) & torch.isfinite(rollout.rewards)
+    # Where an episode was truncated, the step returned its true final observation, not the one in `obs`.
+    finite = torch.nn.functional.pad(finite.view(-1), (0, 1))
+    finite[rollout.final_at] &= encoder.all_finite(rollout.final_obs)
+    return finite[:-1].view(rollout.shape)
+
+
+def first_non_finite(finite: Tensor, rollout: Rollout, iteration: int) -> NonFinite:
+    """The first step of a rollout that `all_finite` says is not; waits for the device."""
+    step, env = (int(i) for i in torch.nonzero(~finite)[0])
+    return NonFinite(iteration, step, env, not bool(torch.isfinite(rollout.rewards[step, env])))
+
+
+def diverged(metrics: dict[str, float]) -> str | None:
+    """What of an update is NaN or infinite: names of metrics, or a weight; None if everything is finite."""
+    names = [name for name, value in metrics.items() if not np.isfinite(value) and name != "explained_variance"]
+    if names or not metrics["weights_finite"]:
+        return ", ".join(names) or "a weight"
+    return None

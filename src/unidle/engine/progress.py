@@ -1,0 +1,48 @@
+"""How far a run has come, and its best evaluation so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Progress:
+    """Counters of a run; all of them are in its checkpoints."""
+
+    step: int = 0
+    iteration: int = 0
+    best_success: float = -math.inf  # success rate of the best evaluation, if reported
+    best_return: float = -math.inf  # its mean return
+    best_step: int = -1  # the step it evaluated
+    highest_return: float = -math.inf  # highest mean return of any evaluation
+    last_evaluated: int = -1  # step at which the latest evaluation was requested
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the counters out of a checkpoint, which holds more than these."""
+        for name in asdict(self):
+            setattr(self, name, state[name])
+
+    def update_best(self, evaluation: dict[str, Any]) -> bool:
+        """Whether this evaluation's record is the best so far; if so, remember it."""
+        self.highest_return = max(self.highest_return, evaluation["eval/return_mean"])
+        if not evaluation_rank(evaluation) > (self.best_success, self.best_return):
+            return False
+        self.best_success, self.best_return = evaluation_rank(evaluation)
+        self.best_step = evaluation["step"]
+        return True
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best evaluation, as in its record."""
+        if self.best_step < 0:
+            return None
+        success = {"eval/success": self.best_success} if self.best_success >= 0 else {}
+        return {"step": self.best_step, "eval/return_mean": self.best_return, **success}
+
+
+def evaluation_rank(evaluation: dict[str, Any]) -> tuple[float, float]:
+    """Sort key of an evaluation's record: success rate, if reported, then mean return. NaN ranks lowest."""
+    success, mean = evaluation.get("eval/success"), evaluation["eval/return_mean"]
+    return -math.inf if success is None else success, -math.inf if math.isnan(mean) else mean

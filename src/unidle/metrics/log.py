@@ -1,0 +1,51 @@
+"""Sends every record of a run to `metrics.jsonl` and to the metric writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unidle.metrics.jsonl import JsonlWriter
+from unidle.metrics.writer import MetricWriter
+
+
+class MetricLog:
+    """`metrics.jsonl`, which a run needs, and other writers, which may fail."""
+
+    def __init__(self, jsonl: JsonlWriter, writers: Sequence[MetricWriter], say: Callable[[str], None]) -> None:
+        """`say` gets one message for each writer that fails; it is dropped and the run continues."""
+        self._jsonl, self._writers, self._say = jsonl, list(writers), say
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write a record; its numbers, unless it is of a fault, also go to the metric writers."""
+        self._jsonl.append(record)
+        if record["kind"] == "fault":
+            return  # an event, not a curve
+        metrics = {
+            name: float(value)
+            for name, value in record.items()
+            if isinstance(value, (int, float)) and name not in ("step", "kind")
+        }
+        for writer in list(self._writers):
+            try:
+                writer.write(record["step"], metrics)
+            except Exception as error:
+                self._writers.remove(writer)
+                self._say(f"{_name(writer)} failed and gets no more metrics ({_reason(error)}); training continues.")
+
+    def close(self) -> None:
+        """Close every writer."""
+        for writer in self._writers:
+            try:
+                writer.close()
+            except Exception as error:
+                self._say(f"{_name(writer)} could not be closed ({_reason(error)}).")
+        self._jsonl.close()
+
+
+def _name(writer: MetricWriter) -> str:
+    return f"The metric writer {type(writer).__name__}"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
