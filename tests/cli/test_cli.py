@@ -335,7 +335,7 @@ def test_a_fault_that_is_not_to_be_survived_ends_training_and_leaves_a_checkpoin
     assert json.loads(result.stdout) == {"error": said}
     sentence, text, way_out = said.splitlines()
     assert told.rstrip("\n") == text  # when it happened, and once more as what ended the run
-    assert way_out == "Mend it, then go on with: unidle train --resume runs/a"
+    assert way_out == "Fix it, then resume with: unidle train --resume runs/a"
     assert sentence.startswith("Environment 1 failed ")
     assert "max_env_restarts allows 0." in sentence
     assert text.startswith(f"Environment 1 returned a NaN or infinite {what} in episode 40 (seed ")
@@ -488,8 +488,8 @@ def test_the_config_file_of_a_run_reproduces_it(tmp_path: Path, here: Here) -> N
 
 def test_subproc_and_no_subproc_choose_where_environments_live(here: Here) -> None:
     run = [*CHOICE, "--timesteps", "1", "--eval-every", "0"]
-    assert "2 worker processes (a step takes" in sound(here(*run, "--subproc", "--workers", "2")).stderr
-    assert "in this process (a step takes" in sound(here(*run, "--no-subproc")).stderr
+    assert "2 worker processes (" in sound(here(*run, "--subproc", "--workers", "2")).stderr
+    assert "µs per step)" in sound(here(*run, "--no-subproc")).stderr
 
 
 def test_an_environment_and_a_network_are_found_in_the_current_folder(tmp_path: Path) -> None:
@@ -683,7 +683,7 @@ def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None
         wait_for((tmp_path / "runs/a/checkpoints/step-000000000000.pt").exists)
         time.sleep(0.2)  # so that it is stepping
         process.send_signal(signal.SIGINT)
-        assert any("Ctrl-C again: at once" in line for line in process.stderr)
+        assert any("Ctrl-C again: stop immediately" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 1

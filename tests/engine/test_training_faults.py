@@ -378,7 +378,7 @@ def test_a_mistake_that_shows_late_loses_nothing_that_was_learned(
     settings = {**SMALL, **engine, "overlap": overlap, "timesteps": 2000, "checkpoint_every": 2000}
     settings |= {"env_kwargs": {"broken": str(broken)}, "runs_dir": str(tmp_path), "normalize_obs": False}
     watch = Watch(broken, after=4)
-    with pytest.raises(TrainingError, match=r"(?s)mask.*Mend it, then go on with: unidle train --resume"):
+    with pytest.raises(TrainingError, match=r"(?s)mask.*Fix it, then resume with: unidle train --resume"):
         unidle.train(Speechless, run_name="r", after_iteration=[watch], **settings)
     step, saved = max(watch.weights), final_state(tmp_path / "r")
     assert saved["step"] == step >= 800

@@ -17,7 +17,7 @@ from small_runs import SmallRun, frozen, small_run
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect import action_log as episodes
+from unidle.engine.collect import action_log
 from unidle.engine.collect.action_log import ActionLog, as_tensors
 from unidle.rng import keyed_generator
 
@@ -221,7 +221,7 @@ def test_the_episode_log_equals_a_list_that_is_emptied_at_each_end(data: st.Data
 
 
 def test_of_an_episode_without_end_no_actions_are_kept_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "_MOST_BYTES", 3 * 2 * 2 * 4)  # three rollouts of two steps in two environments
+    monkeypatch.setattr(action_log, "_MAX_BYTES", 3 * 2 * 2 * 4)  # three rollouts of two steps in two environments
     log = ActionLog(2, width=1)
     log.restart(0, np.full((4, 1), 7, np.float32))  # from before this process
     for rollout in range(10):
@@ -240,7 +240,7 @@ class Phase(enum.IntEnum):
 
 @pytest.mark.parametrize("state", [Phase.NIGHT, {Phase.NIGHT: 1}, [object()], np.datetime64("2026-01-01"), [int]])
 def test_a_state_that_would_not_load_again_is_not_saved(state: Any) -> None:
-    with pytest.raises(TypeError, match="is no plain value"):
+    with pytest.raises(TypeError, match="is not a plain value"):
         as_tensors(state)
 
 

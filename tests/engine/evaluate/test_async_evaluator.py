@@ -32,7 +32,7 @@ from unidle.engine.evaluate.async_evaluator import AsyncEvaluator
 from unidle.engine.evaluate.best_policy import BestPolicyTracker
 from unidle.engine.evaluate.evaluations import Evaluations, FinishedEvaluation, choose_processes
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, n_evaluation_envs, play
-from unidle.engine.evaluate.worker import EvaluationJob, Evaluator, Shelf, shapes_of, shares
+from unidle.engine.evaluate.worker import EvaluationJob, Evaluator, Snapshots, shapes_of, shares
 from unidle.engine.progress import Progress
 from unidle.engine.run_facts import run_facts
 from unidle.envs.make import env_maker
@@ -123,7 +123,7 @@ def test_every_task_gets_its_share_and_success_is_that_at_any_step(n_envs: int) 
     assert 0 < sum(result.successes) < 20
 
 
-def test_success_is_told_by_either_name_and_left_out_where_nobody_tells() -> None:
+def test_success_is_read_under_either_name_and_omitted_where_not_reported() -> None:
     results = []
     for tells in ("success", "is_success", "luck"):
         policy, maker, env_spec = walker(tells=tells)
@@ -153,7 +153,7 @@ def test_the_number_of_environments_hangs_on_the_number_of_episodes_alone(episod
     assert n_evaluation_envs(episodes) == n_envs
 
 
-# -- beside training ---------------------------------------------------------------------------------------------------
+# -- asynchronous -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n_envs", "processes"), [(10, 4), (50, 6), (3, 3), (7, 1)])
@@ -168,10 +168,10 @@ def test_it_equals_evaluation_by_the_trainer_bit_for_bit_and_changes_nothing_of_
         workers: unidle.train(Errands, run_name=str(workers), runs_dir=str(tmp_path), eval_workers=workers, **SMALL)
         for workers in (0, 2)
     }
-    here, beside = evaluations(runs[0]), evaluations(runs[2])
+    here, asynchronous = evaluations(runs[0]), evaluations(runs[2])
     assert [record["step"] for record in here] == [120, 240, 360, 480]
     assert any(0 < record.get("rollout/success", 0) < 1 for record in runs[0].records)  # of training's own episodes
-    assert beside == here
+    assert asynchronous == here
     assert all(record["eval/seconds_behind"] > 0 for record in runs[2].records if record["kind"] == "evaluation")
     assert read_history(runs[2].path).wall > max(record.get("wall", 0) for record in runs[2].records)
     assert {"eval/success", "eval/success/left", "eval/return/right", "plasticity/critic/dormant"} <= here[0].keys()
@@ -184,25 +184,25 @@ def test_it_equals_evaluation_by_the_trainer_bit_for_bit_and_changes_nothing_of_
 
 
 def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_path: Path) -> None:
-    """Its steps take so long beside training that all is collected and learned before the first evaluation is done."""
+    """Steps take so long in other processes that all is collected and learned before the first evaluation is done."""
     policy, maker, env_spec = walker(seconds=0.02)
     config = config_of(eval_episodes=4, seed=0)
     said: list[str] = []
-    beside = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
+    evaluator = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
     try:
         expected = []
         for step in range(3):
             expected.append(play(policy, SerialEnvs(maker.for_n_envs(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4))
             began = time.monotonic()
-            beside.ask(step, {"at": float(step)}, policy.state_dict())
+            evaluator.request(step, {"at": float(step)}, policy.state_dict())
             assert time.monotonic() - began < 0.5
             torch.nn.init.normal_(policy.actor_head.weight)  # after it was asked for
         found = []
-        while beside.asked:
-            taken = beside.take(30.0)
+        while evaluator.requests:
+            taken = evaluator.take(30.0)
             assert taken is not None
             found.append((taken[0].step, taken[0].about, taken[1]))
-            beside.release()
+            evaluator.release()
         evaluators = [
             child for child in psutil.Process().children() if "evaluate.worker_main" in " ".join(child.cmdline())
         ]
@@ -211,34 +211,34 @@ def test_training_does_not_wait_and_results_are_of_the_weights_at_the_time(tmp_p
         assert found == [(step, {"at": float(step)}, result) for step, result in enumerate(expected)]
         assert len({tuple(result.returns) for result in expected}) == 3
     finally:
-        beside.close()
+        evaluator.close()
     assert not said
 
 
-def test_a_process_that_dies_plays_its_part_anew_and_too_many_deaths_end_it(tmp_path: Path) -> None:
+def test_a_process_that_dies_repeats_its_part_and_too_many_deaths_end_it(tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
     policy, maker, env_spec = walker(deadly=str(deadly))
     expected = play(policy, SerialEnvs(maker.for_n_envs(4), env_spec, 4, 0, FIRST_EVALUATION_ENV), 4)
     said: list[str] = []
     config = config_of(eval_episodes=4, seed=0, max_env_restarts=1)
-    beside = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
+    evaluator = AsyncEvaluator(config, maker, env_spec, None, policy.state_dict(), 2, said.append)
     try:
         deadly.touch()
         for step in range(2):
-            beside.ask(step, {}, policy.state_dict())
+            evaluator.request(step, {}, policy.state_dict())
         for _ in range(2):
-            taken = beside.take(60.0)
+            taken = evaluator.take(60.0)
             assert taken is not None
             assert taken[1] == expected
-            beside.release()
+            evaluator.release()
         assert len(said) == 1
         assert "exit status 9" in said[0]
         deadly.touch()
-        beside.ask(2, {}, policy.state_dict())
-        with pytest.raises(TrainingError, match="An evaluation cannot go on"):
-            beside.take(60.0)
+        evaluator.request(2, {}, policy.state_dict())
+        with pytest.raises(TrainingError, match="An evaluation failed"):
+            evaluator.take(60.0)
     finally:
-        beside.close()
+        evaluator.close()
 
 
 class Closing(Errands):
@@ -293,7 +293,7 @@ def test_evaluation_here_has_as_many_workers_as_suit_its_own_environments(
     policy, maker, env_spec = walker()
     env_spec = replace(env_spec, step_seconds=1e-3)
     with contextlib.closing(evaluations_of(policy, maker, env_spec, 0, in_workers, eval_episodes=10)) as them:
-        them.ask(10, {})
+        them.request(10, {})
         assert [each.step for each in them.done()] == [10]
     assert made == [workers]
 
@@ -301,15 +301,15 @@ def test_evaluation_here_has_as_many_workers_as_suit_its_own_environments(
 def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_their_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unidle.engine.evaluate.async_evaluator._PLACES", 2)
+    monkeypatch.setattr("unidle.engine.evaluate.async_evaluator._QUEUE_LENGTH", 2)
     note = tmp_path / "closed"
     policy, maker, env_spec = closing(note=str(note))
     them = evaluations_of(policy, maker, env_spec, 1, eval_episodes=2)
     with contextlib.closing(them):
         note.unlink(missing_ok=True)  # left by the one that was asked for the names of its tasks
-        them.owe({"step": step, "about": {}, "weights": policy.state_dict()} for step in (10, 20, 30))
-        them.catch_up()
-        them.ask(40, {})
+        them.load_pending({"step": step, "about": {}, "weights": policy.state_dict()} for step in (10, 20, 30))
+        them.run_pending()
+        them.request(40, {})
         assert them.is_full
         assert them.n_open == 4
         assert [owed["step"] for owed in them.state()] == [10, 20, 30, 40]
@@ -326,19 +326,19 @@ def test_what_finds_no_place_is_done_later_in_order_and_idle_processes_close_the
 def test_a_mistake_that_an_evaluator_finds_ends_training_with_a_checkpoint() -> None:
     """The trainer saves when it meets a TrainingError, and only then."""
     policy, maker, env_spec = closing(only_in=os.getpid())
-    beside = AsyncEvaluator(config_of(eval_episodes=1, seed=0), maker, env_spec, None, policy.state_dict(), 1, print)
-    with contextlib.closing(beside):
-        beside.ask(0, {}, policy.state_dict())
-        with pytest.raises(TrainingError, match=r"An evaluation cannot go on\. .*licence is for one process"):
-            beside.take(60.0)
+    evaluator = AsyncEvaluator(config_of(eval_episodes=1, seed=0), maker, env_spec, None, policy.state_dict(), 1, print)
+    with contextlib.closing(evaluator):
+        evaluator.request(0, {}, policy.state_dict())
+        with pytest.raises(TrainingError, match=r"An evaluation failed\. .*licence is for one process"):
+            evaluator.take(60.0)
 
 
 def test_an_evaluator_has_as_many_threads_as_the_trainer() -> None:
     policy, maker, env_spec = walker()
     config, shapes, before = config_of(threads=2), shapes_of(policy.state_dict()), torch.get_num_threads()
-    memory = shared_memory(Shelf.nbytes(shapes, 1, 1))
+    memory = shared_memory(Snapshots.nbytes(shapes, 1, 1))
     cargo = cloudpickle.dumps((maker, env_spec, config, None))
-    job = EvaluationJob(os.getpid(), sys.path, cargo, memory, shapes, 1, 0, 1, n_envs=2, lines=range(2), episodes=2)
+    job = EvaluationJob(os.getpid(), sys.path, cargo, memory, shapes, 1, 0, 1, n_envs=2, env_ids=range(2), episodes=2)
     try:
         torch.set_num_threads(1)
         with contextlib.closing(Evaluator(job)):
@@ -352,7 +352,7 @@ class Slow:
     """Three evaluations, of which one is done whenever somebody waits; notes which phase that one is in."""
 
     task_names = ()
-    are_beside = False
+    is_async = False
 
     def __init__(self, timeline: Timeline, policy: SACPolicy) -> None:
         self.n_open, self.phases = 3, list[int]()
@@ -369,7 +369,7 @@ class Slow:
             result = Evaluation([-float(self.n_open)], [1])  # better than the last: it is saved
             yield FinishedEvaluation(self.n_open, {}, result, {}, self._policy)
 
-    def ask(self, step: int, about: dict[str, Any]) -> None:
+    def request(self, step: int, about: dict[str, Any]) -> None:
         self.phases.append(self._timeline._phase)
 
 
@@ -381,16 +381,18 @@ def test_all_waiting_for_evaluations_counts_as_evaluating(ends: bool) -> None:
         "evaluations": slow,
         "saver": SimpleNamespace(save_best=silent),
         "folder": None,
-        "journal": SimpleNamespace(write=silent),
-        "listener": SimpleNamespace(on_evaluation=silent, on_message=silent),
+        "log": SimpleNamespace(write=silent),
+        "display": SimpleNamespace(on_evaluation=silent, on_message=silent),
     }
-    tell: Any = {"tell_fault": silent, "save": silent, "stop": silent, "is_stopping": lambda: False}
+    hooks: Any = {"report_fault": silent, "save": silent, "stop": silent, "is_stopping": lambda: False}
     algo: Any = None
-    judge = BestPolicyTracker(config_of(), algo, progress=Progress(), timeline=timeline, callbacks=(), **parts, **tell)
+    tracker = BestPolicyTracker(
+        config_of(), algo, progress=Progress(), timeline=timeline, callbacks=(), **parts, **hooks
+    )
     if ends:
-        judge.finish(lambda: False)
+        tracker.finish(lambda: False)
     else:
-        judge.evaluate()
+        tracker.evaluate()
     assert slow.phases == [EVALUATE] * (3 if ends else 4)
     assert timeline._phase == OTHER
 
@@ -408,7 +410,7 @@ def test_what_was_recorded_after_the_last_checkpoint_is_not_done_again_and_may_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "unidle.engine.evaluate.async_evaluator._PLACES", 1
+        "unidle.engine.evaluate.async_evaluator._QUEUE_LENGTH", 1
     )  # so that training has to wait for one to be done
     settings = {**SMALL, "runs_dir": str(tmp_path), "eval_workers": 1}
     whole = unidle.train(Errands, run_name="whole", **settings)
@@ -428,15 +430,15 @@ def test_what_was_not_recorded_is_done_by_a_resume_with_the_weights_it_was_asked
     early = unidle.train(Errands, run_name="early", eval_workers=0, **{**settings, "timesteps": 120})
     weights = final_state(early.path)["algo"]["policy"]
     first, second = evaluations(run)
-    journal = run.path / "metrics.jsonl"
-    lines = [line for line in journal.read_text().splitlines(keepends=True) if '"evaluation", "step": 120' not in line]
+    metrics = run.path / "metrics.jsonl"
+    lines = [line for line in metrics.read_text().splitlines(keepends=True) if '"evaluation", "step": 120' not in line]
     measures = [name for name in first if name.startswith("plasticity/") or name == "eval/best"]
     for workers in (0, 1):
-        journal.write_text("".join(lines))
+        metrics.write_text("".join(lines))
         owing(run, 120, weights)
         handed: list[Any] = []
-        told: Any = [lambda moment, handed=handed: handed.append(moment.policy.state_dict())]
-        resumed = unidle.resume(run.path, env=Errands, quiet=True, eval_workers=workers, after_evaluation=told)
+        callbacks: Any = [lambda context, handed=handed: handed.append(context.policy.state_dict())]
+        resumed = unidle.resume(run.path, env=Errands, quiet=True, eval_workers=workers, after_evaluation=callbacks)
         assert_same(handed, [weights])
         after, redone = evaluations(resumed)
         assert after == second
@@ -507,7 +509,7 @@ def test_there_are_no_more_processes_than_environments(
     assert choose_processes(config, maker, env_spec, workers, must_wait=False) == chosen
 
 
-@pytest.mark.parametrize(("processes", "words"), [(1, "4 episodes, beside training (1 process)"), (2, "(2 processes)")])
+@pytest.mark.parametrize(("processes", "words"), [(1, "4 episodes, asynchronous (1 process)"), (2, "(2 processes)")])
 def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
     policy, _, env_spec = walker()
     parts: Any = SimpleNamespace(
@@ -518,7 +520,7 @@ def test_a_run_says_how_many_evaluate(processes: int, words: str) -> None:
     assert f"{processes} worker process{'es' * (processes > 1)} (" in facts["environment"]
 
 
-def test_environments_that_step_together_are_refused_beside_training(tmp_path: Path) -> None:
+def test_environments_that_step_together_are_refused_for_asynchronous_evaluation(tmp_path: Path) -> None:
     settings = {"preset": "classic", "timesteps": 4096, "eval_workers": 1, "runs_dir": str(tmp_path), "quiet": True}
     with pytest.raises(UsageError, match="steps many environments together"):
         unidle.train("unidle/CartPole-v1", **settings)

@@ -161,7 +161,7 @@ class Endless(gymnasium.Env):
 
 
 def test_an_episode_that_never_ends_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unidle.engine.evaluate.play._LONGEST_EPISODE", 40)
+    monkeypatch.setattr("unidle.engine.evaluate.play._MAX_STEPS", 40)
     run = small_run(Endless)
     result = play(run.policy, run.envs, 3)
     assert result.lengths == [40] * 3

@@ -415,7 +415,7 @@ def test_ctrl_c_ends_a_run_on_a_slow_site_in_two_seconds(tmp_path: Path, flags: 
             return told
 
     said, seconds = asyncio.run(check())
-    assert "without what is under way" in said
+    assert "without the unfinished rollout" in said
     busy = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # others may be at work here
     assert seconds < 2 * busy
     saved = max(int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*.pt"))
