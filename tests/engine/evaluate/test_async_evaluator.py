@@ -385,7 +385,7 @@ def test_all_waiting_for_evaluations_counts_as_evaluating(ends: bool) -> None:
         "display": SimpleNamespace(on_evaluation=silent, on_message=silent),
     }
     hooks: Any = {"report_fault": silent, "save": silent, "stop": silent, "is_stopping": lambda: False}
-    algo: Any = None
+    algo: Any = SimpleNamespace(plasticity=lambda *_: {})
     tracker = BestPolicyTracker(
         config_of(), algo, progress=Progress(), timeline=timeline, callbacks=(), **parts, **hooks
     )
