@@ -20,7 +20,8 @@ class Adapter:
     """How one kind of batched environment is recognised and wrapped."""
 
     matches: Callable[[Any], bool]
-    # On the host a VectorAdapter(env, name), on the device a DeviceEnv(env, name, seed, device, first_index).
+    # On the host a VectorAdapter(env, name), on the device a DeviceEnv(env, name, seed, device, first_index,
+    # obs_groups).
     load: Callable[[], Callable[..., Any]]
     on_device: bool = False
 

@@ -37,9 +37,16 @@ class EnvMaker:
     kwargs: dict[str, Any] = field(default_factory=dict)
     kind: EnvKind = "unknown"
     single_env: EnvFactory | None = None  # the equivalent single gymnasium.Env of a DeviceEnv or AsyncEnv
+    obs_groups: tuple[str, ...] | None = None  # groups a simulator exposes as a Dict, (): all; None: the policy's
     deadline: float | None = None  # seconds that a step or reset of an AsyncEnv may take
     # Created for `probed` and not stepped yet: simulators start slowly, and a process may be able to run only one.
     spare: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def with_obs_groups(self, actor: tuple[str, ...] | None, critic: tuple[str, ...] | None) -> EnvMaker:
+        """Expose the groups that actor and critic see, if one of the two names any."""
+        if actor is None and critic is None:
+            return self
+        return replace(self, obs_groups=() if actor is None or critic is None else tuple({*actor, *critic}))
 
     def on_host(self) -> EnvMaker:
         """The maker of the equivalent single gymnasium.Env if this one makes a DeviceEnv, else itself."""
@@ -120,7 +127,7 @@ class EnvMaker:
             env = self.spare.pop() if self.spare else self.single_or_vector()
             adapter = adapter_for(env)
             assert adapter is not None
-            return adapter.load()(env, self.name, seed, device, first_index)
+            return adapter.load()(env, self.name, seed, device, first_index, self.obs_groups)
         return self._call({"n_envs": n_envs, "seed": seed, "device": device, "first_index": first_index})
 
     def _call(self, extra: dict[str, Any]) -> Any:

@@ -62,7 +62,8 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> EnvS
                 raise UsageError(
                     f"{maker.name} is a batched environment; pass a function that returns it, as module:name."
                 )
-            return _device_spec(adapter.load()(env, maker.name, seed), maker.name, discretize)
+            adapted = adapter.load()(env, maker.name, seed, obs_groups=maker.obs_groups)
+            return _device_spec(adapted, maker.name, discretize)
 
 
 def _device_spec(env: Any, name: str, discretize: int | None) -> EnvSpec:

@@ -32,8 +32,16 @@ def leaf_tensor(obs: Tensor, leaf: Leaf) -> Tensor:
 
 
 def pack_obs(observation: Tensor, mask: Tensor | None, layout: ObservationLayout, obs: Tensor) -> None:
-    """Put observations [n, *shape] of a space that is one leaf, and masks, into rows [n, obs_bytes], in place."""
-    leaf_tensor(obs, layout.leaves[0]).copy_(observation)
+    """Write observations [n, *shape] and masks into packed observations [n, obs_bytes].
+
+    Of a Dict space, `observation` [n, total size] holds the leaves side by side.
+    """
+    if len(layout.leaves) == 1:
+        leaf_tensor(obs, layout.leaves[0]).copy_(observation.reshape(len(obs), *layout.leaves[0].shape))
+    else:
+        sizes = [math.prod(leaf.shape) for leaf in layout.leaves]
+        for leaf, part in zip(layout.leaves, observation.split(sizes, -1)):
+            leaf_tensor(obs, leaf).copy_(part.reshape(len(obs), *leaf.shape))
     if mask is not None:
         obs[:, layout.mask_offset : layout.mask_offset + layout.mask_width].copy_(mask)
 

@@ -35,6 +35,8 @@ from unidle.envs.spec import probe
 from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic
+from unidle.nn.encoder import leaf_tensor, pack_obs
+from unidle.spaces.observations import ObservationLayout
 from unidle.timeline import Timeline
 
 CPU = torch.device("cpu")
@@ -390,6 +392,37 @@ def test_it_is_learned(factory: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run.config.recipe.n_envs == factory().num_envs
     assert run.evaluate(episodes=16).mean_return > 0.8 * LIMIT
     assert ("observation before it" in capsys.readouterr().err) == (factory is not tensors_for_a_run)
+
+
+def seeing_critic() -> IsaacLab:
+    """The sign, without which nothing can be learned, is in the group `policy`; the critic has its own group too."""
+    return IsaacLab(num_envs=16, compute_final_obs=True)
+
+
+def test_actor_and_critic_see_the_groups_that_they_name(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 1024, "eval_every": 0, "runs_dir": str(tmp_path)}
+    groups = {"actor_obs": ("policy",), "critic_obs": ("policy", "critic")}
+    run = unidle.train(seeing_critic, **settings, **groups)
+    policy = run.agent.policy
+    assert [leaf.path for leaf in policy.encoder.layout.leaves] == [("policy",)]
+    assert policy.encoder.n_features == 2
+    assert policy.critic_encoder.n_features == 9
+    assert run.predict({"policy": np.array([0.0, 1.0], np.float32)}).shape == (1,)
+    assert run.evaluate(episodes=4).mean_length > 0
+    with pytest.raises(UsageError, match="keys critic, policy"):
+        unidle.train(seeing_critic, **settings, actor_obs=("polcy",), run_name="wrong")
+
+
+def test_groups_come_side_by_side_in_the_order_of_the_space() -> None:
+    env = IsaacEnv(IsaacLab(compute_final_obs=True), "lab", 0, obs_groups=())
+    assert list(env.observation_space) == ["critic", "policy"]
+    _, first = env.begin()
+    assert (first[:, :7] == 99).all()
+    assert (first[:, 7] == 0).all()
+    layout = ObservationLayout.of(env.observation_space)
+    obs = torch.zeros(N, layout.obs_bytes, dtype=torch.uint8)
+    pack_obs(first, None, layout, obs)
+    assert torch.equal(torch.cat([leaf_tensor(obs, leaf) for leaf in layout.leaves], -1), first)
 
 
 def test_a_resumed_run_says_that_it_begins_new_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,11 +55,20 @@ class TensorEnvs:
         self._returns[ended], self._lengths[ended] = 0.0, 0
         block.episode += ended
         self._write_obs(step.observation)
-        self._write_final(slice(None), step.final_observation.cpu().numpy())
+        self._write_final(slice(None), self._structured(step.final_observation))
         return [0]
 
+    def _structured(self, observation: Tensor) -> Any:
+        """An array, or a dict of arrays for a Dict space, whose groups the tensor holds side by side."""
+        array, leaves = observation.cpu().numpy(), self.env_spec.obs_layout.leaves
+        if not leaves[0].path:
+            return array
+        ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
+        parts = np.split(array, ends[:-1], 1)
+        return {leaf.path[0]: part.reshape(len(array), *leaf.shape) for leaf, part in zip(leaves, parts)}
+
     def _write_obs(self, observation: Tensor) -> None:
-        self._write(slice(None), observation.cpu().numpy())
+        self._write(slice(None), self._structured(observation))
         if isinstance(self._env, MaskedDeviceEnv):
             self.env_spec.obs_layout.mask_view(self.block.obs)[:] = self._env.mask(self._state).cpu().numpy()
 

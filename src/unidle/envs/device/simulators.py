@@ -48,25 +48,38 @@ class _Simulator:
 
 
 class IsaacEnv(_Simulator):
-    """An environment of Isaac Lab, of mjlab or of Isaac Gym."""
+    """An environment of Isaac Lab, of mjlab or of Isaac Gym.
 
-    observation_space: spaces.Box
+    Its observation is the policy's group; with `obs_groups`, a Dict of these groups (of all, if it is empty). Tensors
+    then hold the groups side by side, in the order of the Dict.
+    """
+
+    observation_space: spaces.Box | spaces.Dict
     action_space: spaces.Box | spaces.Discrete
 
     def __init__(
-        self, env: Any, name: str, seed: int, device: torch.device | str = "cpu", first_index: int = 0
+        self,
+        env: Any,
+        name: str,
+        seed: int,
+        device: torch.device | str = "cpu",
+        first_index: int = 0,
+        obs_groups: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(env, seed, device, first_index)
         inner = self._inner
         # In Isaac Gym the plain names are the spaces of a single environment.
         space = getattr(inner, "single_observation_space", None) or inner.observation_space
-        self._group = _group_of(space, name)
-        space = space.spaces[self._group] if self._group else space
-        if not getattr(space, "shape", None):
-            raise UsageError(
-                f"{name} does not concatenate the observation group `{self._group}`; set concatenate_terms for it."
-            )
-        self.observation_space = spaces.Box(-np.inf, np.inf, tuple(space.shape), np.float32)
+        self._group, self._groups = None, list[str]()
+        known = getattr(space, "spaces", None)
+        if obs_groups is None or not known:
+            self._group = _group_of(space, name)
+            self.observation_space = _group_space(known[self._group] if known else space, self._group, name)
+        else:
+            # With a name that is wrong, all of them: the policy reports it and lists what there is.
+            names = obs_groups if obs_groups and known.keys() >= set(obs_groups) else list(known)
+            self.observation_space = spaces.Dict({group: _group_space(known[group], group, name) for group in names})
+            self._groups = list(self.observation_space.spaces)
         self.action_space = plain_space(getattr(inner, "single_action_space", None) or inner.action_space)
         self._has_final_obs = False
 
@@ -109,6 +122,8 @@ class IsaacEnv(_Simulator):
             )
 
     def _observation(self, groups: Any) -> Tensor:
+        if self._groups:
+            return torch.cat([self._tensor(groups[group], torch.float32).flatten(1) for group in self._groups], -1)
         obs = groups if isinstance(groups, Tensor) else groups[self._group or "obs"]
         return self._tensor(obs, torch.float32).clone()  # the simulator may overwrite it
 
@@ -119,8 +134,15 @@ class TensorVectorEnv(_Simulator):
     traits = Traits(capture_safe=False, resumable=False)
 
     def __init__(
-        self, env: Any, name: str, seed: int, device: torch.device | str = "cpu", first_index: int = 0
+        self,
+        env: Any,
+        name: str,
+        seed: int,
+        device: torch.device | str = "cpu",
+        first_index: int = 0,
+        obs_groups: tuple[str, ...] | None = None,
     ) -> None:
+        """There are no groups in Box observations; the policy reports settings that name some."""
         super().__init__(env, seed, device, first_index)
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         for space in (self.observation_space, self.action_space):
@@ -184,6 +206,12 @@ class _no_inference_mode(torch.no_grad):  # noqa: N801
 def _device_of(env: Any) -> Any:
     layer = env if hasattr(env, "device") else getattr(env, "env", None) or env.unwrapped
     return layer.device if hasattr(layer, "device") else _device_of(layer)
+
+
+def _group_space(space: Any, group: str | None, name: str) -> spaces.Box:
+    if not getattr(space, "shape", None):
+        raise UsageError(f"{name} does not concatenate the observation group `{group}`; set concatenate_terms for it.")
+    return spaces.Box(-np.inf, np.inf, tuple(space.shape), np.float32)
 
 
 def _group_of(space: Any, name: str) -> str | None:
