@@ -206,7 +206,7 @@ def resume(
 
 def _placed(maker: EnvMaker, config: Config) -> EnvMaker:
     """On the device where an environment can live there, unless worker processes are asked for."""
-    maker = maker.with_obs_groups(config.recipe.actor_obs, config.recipe.critic_obs)
+    maker = dataclasses.replace(maker, obs_groups=config.recipe.obs_groups)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 

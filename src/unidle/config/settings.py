@@ -72,6 +72,11 @@ class Recipe:
         return "none"
 
     @property
+    def obs_groups(self) -> tuple[str, ...] | None:
+        """Keys of the observation that actor or critic name, () if one of them sees all; None if neither names any."""
+        return None
+
+    @property
     def normalize_obs(self) -> bool:
         """Whether observations are normalised."""
         return False
@@ -146,6 +151,13 @@ class PPORecipe(Recipe):
     def update_schedule(self) -> str:
         """How often it learns from how much, in words."""
         return f"{self.n_epochs} epochs"
+
+    @property
+    def obs_groups(self) -> tuple[str, ...] | None:
+        """Keys of the observation that actor or critic name, () if one of them sees all; None if neither names any."""
+        if self.actor_obs is None and self.critic_obs is None:
+            return None
+        return () if self.actor_obs is None or self.critic_obs is None else (*self.actor_obs, *self.critic_obs)
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,6 @@ class EnvMaker:
     # Created for `probed` and not stepped yet: simulators start slowly, and a process may be able to run only one.
     spare: list[Any] = field(default_factory=list, repr=False, compare=False)
 
-    def with_obs_groups(self, actor: tuple[str, ...] | None, critic: tuple[str, ...] | None) -> EnvMaker:
-        """Expose the groups that actor and critic see, if one of the two names any."""
-        if actor is None and critic is None:
-            return self
-        return replace(self, obs_groups=() if actor is None or critic is None else tuple({*actor, *critic}))
-
     def on_host(self) -> EnvMaker:
         """The maker of the equivalent single gymnasium.Env if this one makes a DeviceEnv, else itself."""
         if self.kind != "device":

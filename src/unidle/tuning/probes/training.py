@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from unidle.algos.registry import Algorithm
@@ -18,7 +19,7 @@ from unidle.envs.make import EnvMaker, env_maker
 def job_maker(config: Config) -> EnvMaker:
     """Return the maker of the job's environments, on the host or the device as in training."""
     maker = env_maker(config.run.env, config.run.env_kwargs)
-    maker = maker.with_obs_groups(config.recipe.actor_obs, config.recipe.critic_obs)
+    maker = replace(maker, obs_groups=config.recipe.obs_groups)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 
