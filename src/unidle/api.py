@@ -17,6 +17,7 @@ from unidle.config.engine_file import read_engine_file
 from unidle.config.files import refuse_second_run
 from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
+from unidle.config.renamed import with_current_names
 from unidle.config.resolve import lay, resumed
 from unidle.config.validate import check_seed, validated
 from unidle.engine.agent import Agent
@@ -148,6 +149,7 @@ def train(
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
     `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
     """
+    settings, renamings = with_current_names(settings)
     name = env if isinstance(env, str) else None
     file, n_envs, algo = Path(config) if config else None, settings.get("n_envs"), settings.get("algo")
     layers = lay(preset, file, torch.cuda.is_available(), name, n_envs, algo)
@@ -158,7 +160,7 @@ def train(
     flags = {**settings, "env": maker.name, "network": network_name}
     settled, notes = fitted(layers.settled_with(flags), maker)
     settled = validated(settled, layers.preset_batch_size)
-    return start(settled, [*layers.notes, *notes], maker, factory, after_iteration, after_evaluation, quiet)
+    return start(settled, [*renamings, *layers.notes, *notes], maker, factory, after_iteration, after_evaluation, quiet)
 
 
 def start(
@@ -194,6 +196,7 @@ def resume(
     `settings` may extend it (timesteps) or change how fast it runs, but not its recipe.
     """
     folder = RunFolder.open(Path(path))
+    settings, renamings = with_current_names(settings)
     config = resumed(folder.config(), settings, str(path))
     maker = _placed(env_maker(env or config.run.env, config.run.env_kwargs), config)
     size = vector_size(maker)
@@ -201,7 +204,7 @@ def resume(
         raise UsageError(f"{maker.name} makes {size} environments now, and the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, factory, after_iteration, after_evaluation, quiet)
-    return build.train(config, Path(path), (), is_new=False)
+    return build.train(config, Path(path), renamings, is_new=False)
 
 
 def _placed(maker: EnvMaker, config: Config) -> EnvMaker:

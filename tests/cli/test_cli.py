@@ -22,13 +22,17 @@ import yaml
 from cli_envs import FAULTS
 from paths import TESTS
 
-from unidle.cli import commands
+from unidle import __version__ as unidle_version
+from unidle.cli import presets as presets_command
 from unidle.cli.main import run as run_here
 from unidle.config import Config
+from unidle.config.fields import owners_of
+from unidle.config.settings import RECIPES
 from unidle.envs.pool.slot import episode_seed
 
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --net-arch 8 --eval-episodes 2")
+SMALL_PRESETS = ["classic", "fast", "device", "dqn", "sac", "site-explore", "td3"]
 Here = Callable[..., "subprocess.CompletedProcess[str]"]
 CLASSIC = ["--preset", "classic"]
 CHOICE = ["train", "--env", "cli_envs:Choice", *CLASSIC, *SMALL]
@@ -95,6 +99,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # -- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", RECIPES)
+@pytest.mark.parametrize("command", ["train", "diagnose", "tune"])
+def test_help_shows_the_settings_of_the_algorithm_and_of_no_other(
+    command: str, algo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_here([command, "--algo", algo, "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+    for owner, recipe in RECIPES.items():
+        for name in vars(recipe()):
+            assert (f"--{name.replace('_', '-')}" in flags) == (algo in owners_of(name)), (owner, name)
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "unidle", "--version"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment(), timeout=60)
+    assert sound(done).stdout.strip() == unidle_version
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
@@ -701,17 +724,17 @@ META_WORLD = ["mt10-20m", "mt10-2m", "mt10-paper-1024", "mt10-paper-400", "mt50-
 @pytest.mark.parametrize(
     ("cores", "fits", "instead"),
     [
-        (1, ["classic", "device", "dqn", "sac", "site-explore"], "classic"),
-        (4, ["classic", "fast", "device", "dqn", "sac", "site-explore"], "fast"),
-        (8, ["classic", "fast", "heavy", "device", "dqn", "max-gpu", "sac", "site-explore"], "heavy"),
-        (16, ["classic", "fast", "heavy", "beast", *LARGE, *META_WORLD, "sac", "site-explore"], "beast"),
+        (1, ["classic", "device", "dqn", "sac", "site-explore", "td3"], "classic"),
+        (4, SMALL_PRESETS, "fast"),
+        (8, ["classic", "fast", "heavy", "device", "dqn", "max-gpu", "sac", "site-explore", "td3"], "heavy"),
+        (16, ["classic", "fast", "heavy", "beast", *LARGE, *META_WORLD, "sac", "site-explore", "td3"], "beast"),
     ],
 )
 def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
     cores: int, fits: list[str], instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "available_cores", lambda: cores)
-    monkeypatch.setattr(commands, "available_memory", lambda: 64 * 2**30)
+    monkeypatch.setattr(presets_command, "available_cores", lambda: cores)
+    monkeypatch.setattr(presets_command, "available_memory", lambda: 64 * 2**30)
     assert run_here(["presets"]) == 0
     table, _, rest = capsys.readouterr().out.partition("\n\n")
     rows = [line.split(maxsplit=1) for line in table.splitlines()[1:]]
@@ -725,11 +748,19 @@ def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
 def test_presets_that_want_more_memory_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "available_cores", lambda: 64)
-    monkeypatch.setattr(commands, "available_memory", lambda: 2 * 2**30)
+    monkeypatch.setattr(presets_command, "available_cores", lambda: 64)
+    monkeypatch.setattr(presets_command, "available_memory", lambda: 2 * 2**30)
     assert run_here(["presets", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["presets"]
-    assert [row["preset"] for row in rows if row["fits"]] == ["classic", "fast", "device", "dqn", "sac", "site-explore"]
+    assert [row["preset"] for row in rows if row["fits"]] == [
+        "classic",
+        "fast",
+        "device",
+        "dqn",
+        "sac",
+        "site-explore",
+        "td3",
+    ]
     assert {row["instead"] for row in rows if not row["fits"] and row["preset"] not in META_WORLD} == {"fast"}
     assert {row["instead"] for row in rows if row["fits"]} == {None}
 
@@ -737,8 +768,8 @@ def test_presets_that_want_more_memory_do_not_fit(
 def test_the_table_names_no_preset_to_take_where_none_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "available_cores", lambda: 1)
-    monkeypatch.setattr(commands, "available_memory", lambda: 2**29)
+    monkeypatch.setattr(presets_command, "available_cores", lambda: 1)
+    monkeypatch.setattr(presets_command, "available_memory", lambda: 2**29)
     assert run_here(["presets"]) == 0
     table, _, rest = capsys.readouterr().out.partition("\n\n")
     assert all(line.rstrip().endswith("  too small") for line in table.splitlines()[1:])

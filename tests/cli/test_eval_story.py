@@ -63,6 +63,6 @@ def test_a_folder_that_cannot_be_written_to_costs_one_sentence(
         in_the_way.mkdir()  # chmod would not stop root
         said = evaluated(crawled, capsys)
         in_the_way.rmdir()
-        assert said == f"unidle: The report in {crawled} stays as it was (Is a directory); make the folder writable.\n"
+        assert said == f"unidle: The report in {crawled} was not updated (Is a directory); make the folder writable.\n"
     assert evaluated(crawled, capsys) == ""
     assert (crawled / "page_graph.json").exists()

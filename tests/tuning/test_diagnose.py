@@ -86,7 +86,7 @@ def test_nothing_is_left_of_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", ["0", "-5", "100000"])
 def test_a_senseless_time_is_refused(seconds: str) -> None:
-    from unidle.cli.commands import diagnose_command
+    from unidle.cli.diagnose import diagnose_command
 
     with pytest.raises(UsageError, match="between 1 and 3600"):
         diagnose_command(["--env", "CartPole-v1", "--preset", "classic", "--seconds", seconds])

@@ -1,4 +1,4 @@
-"""The command line: one thin function per command, in `commands`."""
+"""The command line: one file per command."""
 
 from unidle.cli.main import main
 

@@ -16,10 +16,13 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from unidle.config import Config
 from unidle.config.fields import coerce, is_auto_type, refuse_other_algo, unknown_key
+from unidle.config.renamed import RENAMED, renaming
 from unidle.config.settings import RECIPES
 from unidle.errors import UsageError
 
 _Flags = TypeVar("_Flags")
+Result = dict[str, Any] | None  # the object that --json prints; None: the command printed text
+TABLE_WIDTH = 120  # columns of a table in a pipe, where rich would assume 80
 
 _ALIASES = {"--num-envs": "--n-envs", "--n-parallel-envs": "--n-envs", "--total-timesteps": "--timesteps"}
 _OPEN_SWITCHES = ("subproc", "pin-cores")  # which may also be left to unidle
@@ -67,6 +70,21 @@ def settle(argv: list[str], algo: str | None = None) -> list[str]:
         else:
             settled.append(word)
     return settled
+
+
+def current_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """`argv` with renamed flags replaced, and a sentence for each."""
+    current, notes = [], []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        plain = flag.replace("_", "-")
+        no = "--no-" if plain.startswith("--no-") else "--"
+        name = plain.removeprefix(no).replace("-", "_")
+        if plain.startswith("--") and name in RENAMED:
+            notes.append(renaming(name))
+            flag = no + RENAMED[name].replace("_", "-")
+        current.append(flag + equals + value)
+    return current, notes
 
 
 def _takes_no_value(flag: str, value: str) -> UsageError:

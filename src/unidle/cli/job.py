@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import tyro
 
-from unidle.cli.flags import parse, peek, settle, wants_help
+from unidle.cli.flags import current_flags, parse, peek, settle, wants_help
 from unidle.config import Config, Engine, PPORecipe, Recipe, Run
 from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import gpu_name
@@ -49,6 +49,7 @@ class Job(Generic[_Flags]):
 
 def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     """The job that the flags, preset and files of `command` describe; UsageError at a mistake."""
+    argv, notes = current_flags(argv)
     argv = settle(argv)
     file = peek(argv, "--config")
     layers = _layers(argv, Path(file) if file else None)
@@ -66,7 +67,7 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
 
     maker = env_maker(config.run.env, config.run.env_kwargs)
     config, fitting = fitted(config, maker)  # before the check: a vector environment decides n_envs
-    return Job(flags, validated(config, layers.preset_batch_size), maker, [*layers.notes, *fitting])
+    return Job(flags, validated(config, layers.preset_batch_size), maker, [*notes, *layers.notes, *fitting])
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:

@@ -74,8 +74,9 @@ def run(argv: list[str]) -> int:
         hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
         return _complain(f"There is no command `{name}`; {hint}", own, 2)
     try:
+        module = name.replace("-", "_")
         command: Callable[[list[str]], dict[str, Any] | None] = getattr(
-            import_module("unidle.cli.commands"), name.replace("-", "_") + "_command"
+            import_module(f"unidle.cli.{module}"), f"{module}_command"
         )
         # Environments may print; with --json, standard output is the result's alone.
         with redirect_stdout(sys.stderr) if "--json" in own else nullcontext():

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unidle.cli.flags import settle
+from unidle.cli.flags import current_flags, settle
 from unidle.cli.job import Job, JobFlags, job_of
 from unidle.config import Engine, Recipe
 from unidle.config.engine_file import Machine, engine_yaml
@@ -127,7 +127,7 @@ def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
     """How to train with what was found: the user's own words, but for those that the engine file stands for."""
     changed = _recipe_changes(job.config.recipe, tuned.config.recipe)
     gone = {*(f.name for f in dataclasses.fields(Engine)), *_OWN, *changed}
-    words = settle(argv)
+    words = settle(current_flags(argv)[0])
     kept: list[str] = []
     skipping = False
     for word in words:

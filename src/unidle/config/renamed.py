@@ -26,10 +26,14 @@ RENAMED = {
 
 def with_current_names(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """`values` with former names replaced, and a sentence for each; a value under the current name wins."""
-    old = [name for name in values if name in RENAMED]
-    current = {RENAMED[name]: values[name] for name in old}
+    current = {RENAMED[name]: value for name, value in values.items() if name in RENAMED}
     current |= {name: value for name, value in values.items() if name not in RENAMED}
-    return current, [f"`{name}` is now `{RENAMED[name]}`; using it." for name in old]
+    return current, [renaming(name) for name in values if name in RENAMED]
+
+
+def renaming(name: str) -> str:
+    """The sentence about a former name."""
+    return f"`{name}` is now `{RENAMED[name]}`; using it."
 
 
 def without_other_algorithms(values: dict[str, Any]) -> dict[str, Any]:
@@ -46,5 +50,5 @@ def without_other_algorithms(values: dict[str, Any]) -> dict[str, Any]:
         values.pop("ent_coef" if algo == "sac" else "temperature", None)
     if algo == "ppo":
         values.pop("adam_eps", None)  # it was not PPO's, which used 1e-5
-    current, _ = with_current_names(values)
-    return {name: value for name, value in current.items() if algo in owners_of(name) or not owners_of(name)}
+    owners = {name: owners_of(RENAMED.get(name, name)) for name in values}
+    return {name: value for name, value in values.items() if algo in owners[name] or not owners[name]}

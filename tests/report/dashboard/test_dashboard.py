@@ -349,7 +349,7 @@ def test_a_token_in_the_address_is_a_cookie_from_then_on(tmp_path: Path) -> None
 
 def test_the_command_makes_a_token_for_others_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
-    command = [sys.executable, "-m", "unidle.cli", "dashboard", str(tmp_path), "--host", "0.0.0.0", "--port", "0"]
+    command = [sys.executable, "-m", "unidle", "dashboard", str(tmp_path), "--host", "0.0.0.0", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         told = re.search(r"http://[^/]+:(\d+)/(\?token=\S{20,})$", server.stdout.readline().rstrip())

@@ -247,7 +247,7 @@ def test_a_token_leaves_the_address_and_the_page_goes_on(tmp_path: Path, browser
 
 
 def test_the_figures_of_a_live_run_move(tmp_path: Path, browser: Any) -> None:
-    command = [sys.executable, "-m", "unidle.cli", "train", "--env", "CartPole-v1", "--preset", "classic", "--quiet"]
+    command = [sys.executable, "-m", "unidle", "train", "--env", "CartPole-v1", "--preset", "classic", "--quiet"]
     command += ["--timesteps", "10000000", "--n-steps", "256", "--runs-dir", str(tmp_path), "--run-name", "live"]
     trainer = subprocess.Popen([*command, "--eval-every", "0"], stdout=subprocess.DEVNULL)
     try:

@@ -384,7 +384,7 @@ def test_ctrl_c_ends_a_run_on_a_slow_site_in_two_seconds(tmp_path: Path, flags: 
     words += ["--runs-dir", str(tmp_path), "--run-name", "crawl", "--no-tensorboard", *flags]
 
     def stop_it(url: str) -> tuple[str, float]:
-        command = [sys.executable, "-m", "unidle.cli", *words, "--site", url]
+        command = [sys.executable, "-m", "unidle", *words, "--site", url]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
                 wait_for(

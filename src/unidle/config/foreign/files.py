@@ -13,6 +13,7 @@ import yaml
 from unidle.config.fields import coerce, section_of, unknown_key
 from unidle.config.files import flatten_sections, read_yaml
 from unidle.config.foreign import sb3
+from unidle.config.renamed import with_current_names, without_other_algorithms
 from unidle.errors import UsageError
 
 Style = Literal["unidle", "sb3", "elegantrl"]
@@ -64,7 +65,11 @@ def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -
         tree = tree[entry]
     style = "sb3" if entry is not None else _style(tree)
     draft = _Draft(source, style)
-    for word, value in flatten_sections(tree, source).items():
+    values = flatten_sections(tree, source)
+    if style == "unidle":
+        values, renamings = with_current_names(without_other_algorithms(values))
+        draft.notes += renamings
+    for word, value in values.items():
         draft.take(str(word), value)
     if entry is not None and _ENV_ID.search(entry):  # not a group such as `atari`
         draft.values.setdefault("env", entry)

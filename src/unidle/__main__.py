@@ -1,0 +1,6 @@
+"""`python -m unidle`"""
+
+from unidle.cli.main import main
+
+if __name__ == "__main__":
+    main()

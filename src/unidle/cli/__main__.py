@@ -1,5 +1,0 @@
-"""`python -m unidle.cli`"""
-
-from unidle.cli.main import main
-
-main()

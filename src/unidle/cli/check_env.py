@@ -1,0 +1,41 @@
+"""`unidle check-env`: check an environment before training on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from unidle.cli.flags import Result, parse
+
+
+@dataclass(frozen=True)
+class _CheckFlags:
+    """Check an environment for the mistakes that make training fail or learn nothing."""
+
+    env: Annotated[str, tyro.conf.Positional]
+    """Gymnasium id, or module:callable that returns an environment."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment, as YAML: '{continuous: true}'."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def check_env_command(argv: list[str]) -> Result:
+    """`unidle check-env`"""
+    flags = parse(_CheckFlags, argv, "check-env")
+
+    from unidle.envs.check_env import check_env
+    from unidle.envs.make import env_maker
+
+    found = check_env(env_maker(flags.env, flags.env_kwargs).on_host())
+    if flags.json:
+        return dataclasses.asdict(found)
+    print(f"{flags.env} is sound: {found.steps} steps, {found.episodes} episodes checked.")
+    for name, value in found.facts.items():
+        print(f"  {name:<12} {value}")
+    for remark in found.remarks:
+        print(f"  note: {remark}")
+    return None

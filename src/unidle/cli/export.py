@@ -1,0 +1,44 @@
+"""`unidle export`: write the policy of a run as ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from unidle.cli.flags import Result, parse
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _ExportFlags:
+    """Write the best policy of a run, its normalisers included, in a form that needs no unidle."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, as runs/my-run."""
+    onnx: bool = False
+    """Write policy.onnx into the run folder (extra `onnx`)."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def export_command(argv: list[str]) -> Result:
+    """`unidle export`"""
+    flags = parse(_ExportFlags, argv, "export")
+    if not flags.onnx:
+        raise UsageError("Say which form to write: --onnx.")
+
+    from unidle.api import load
+    from unidle.engine.export import export_onnx
+
+    agent, path = load(flags.run).agent, flags.run / "policy.onnx"
+    try:
+        export_onnx(agent, path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); make the folder writable.") from None
+    if flags.json:
+        return {"path": str(path)}
+    print(path)
+    return None

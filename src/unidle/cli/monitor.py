@@ -1,0 +1,60 @@
+"""`unidle monitor`: live readings of GPUs and CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unidle.cli.flags import TABLE_WIDTH, Result, parse
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _MonitorFlags:
+    """Show what GPUs and CPU do right now, until Ctrl-C.
+
+    Each reading comes with its least, mean and largest value over the last ten seconds, a sparkline that loses no
+    burst, and how often it is really renewed; a value that was only asked for again does not count. A reading that a
+    GPU does not have is a –. Without an NVIDIA GPU you see the CPU side. Needs the extra `meter`.
+    """
+
+    interval: float = 0.1
+    """Seconds between two looks. NVIDIA's readings are renewed ten times a second at most."""
+    csv: Path | None = None
+    """Write each new value to this file too: time, source, reading, value, unit."""
+    pid: int | None = None
+    """Show also what this process and all that it started use together."""
+    once: bool = False
+    """Look for one second, print one table and exit."""
+    json: bool = False
+    """Look for one second and print the result as one JSON object."""
+
+
+def monitor_command(argv: list[str]) -> Result:
+    """`unidle monitor`"""
+    flags = parse(_MonitorFlags, argv, "monitor")
+    if not 0.01 <= flags.interval <= 60:
+        raise UsageError(f"--interval {flags.interval:g} is not between 0.01 and 60 seconds; 0.1 suits most GPUs.")
+
+    from rich.console import Console
+
+    from unidle.report.terminal.monitor import ONCE_S, WINDOW_S, Monitor, look_once, watch
+
+    is_once = flags.once or flags.json
+    monitor = Monitor(flags.pid, flags.csv, ONCE_S if is_once else WINDOW_S)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=TABLE_WIDTH)
+    try:
+        if not is_once:
+            watch(monitor, console, flags.interval)
+            return None
+        look_once(monitor, flags.interval)
+        if flags.json:
+            return monitor.result()
+        console.print(monitor.panel(console.width))
+    except KeyboardInterrupt:
+        pass  # there is nothing to save
+    finally:
+        monitor.close()
+    return None

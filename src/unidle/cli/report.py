@@ -1,0 +1,51 @@
+"""`unidle report`: write the report of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from unidle.cli.flags import Result, parse
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _ReportFlags:
+    """Write report.html of a run from its metrics, also while it is still training."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, as runs/my-run."""
+    html: Path | None = None
+    """Write the run's page of the dashboard instead, as one file (extra `dashboard`): to this path, which ends in
+    .html, or without one to dashboard.html in the run folder."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+_IN_THE_RUN = "--html=."  # what a bare --html means
+
+
+def report_command(argv: list[str]) -> Result:
+    """`unidle report`"""
+    following = [*argv[1:], ""]
+    bare = [word == "--html" and not after.endswith(".html") for word, after in zip(argv, following)]
+    flags = parse(_ReportFlags, [_IN_THE_RUN if is_bare else word for word, is_bare in zip(argv, bare)], "report")
+    try:
+        if flags.html is None:
+            from unidle.report.page.report import write_report
+
+            path = write_report(flags.run)
+        else:
+            from unidle.report.dashboard.page import write_page
+
+            path = write_page(flags.run, flags.run / "dashboard.html" if flags.html == Path() else flags.html)
+    except OSError as error:
+        where, hope = flags.html or flags.run, "name another file" if flags.html else "make the folder writable"
+        raise UsageError(f"The page cannot be written to {where} ({error.strerror}); {hope}.") from None
+    if flags.json:
+        return {"path": str(path)}
+    print(path)
+    return None

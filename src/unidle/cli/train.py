@@ -1,0 +1,88 @@
+"""`unidle train`: train a policy, or resume a run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unidle.cli.flags import Result, current_flags, parse, peek, settle, wants_help
+from unidle.cli.job import JobFlags, job_of
+from unidle.config import Config
+from unidle.config.engine_file import read_engine_file
+from unidle.config.files import load_yaml, run_config_file
+from unidle.config.machine import gpu_name
+from unidle.errors import UsageError, explain_out_of_memory
+
+if TYPE_CHECKING:
+    from unidle.api import TrainedRun
+
+
+@dataclass(frozen=True)
+class _TrainFlags(JobFlags):
+    """Train a policy. Flags override --engine, which overrides --config, which overrides --preset."""
+
+    resume: Path | None = None
+    """Run folder to go on with, exactly where its latest checkpoint stands."""
+    quiet: bool = False
+    """Show no progress, only what you should know."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+@explain_out_of_memory()
+def train_command(argv: list[str]) -> Result:
+    """`unidle train`"""
+    if peek(argv, "--resume") and not wants_help(argv):
+        return _resume(argv)
+    job = job_of(_TrainFlags, argv, "train")
+
+    from unidle.api import start
+
+    return _close(start(job.config, job.notes, job.maker, quiet=job.flags.quiet), job.flags)
+
+
+def _resume(argv: list[str]) -> Result:
+    argv, notes = current_flags(argv)
+    argv = settle(argv)
+    path = Path(peek(argv, "--resume") or "")
+    before = load_yaml(run_config_file(path))
+    if peek(argv, "--config") or peek(argv, "--preset"):
+        raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
+    engine = peek(argv, "--engine")
+    given = before
+    if engine is not None:
+        file = read_engine_file(Path(engine))
+        given = before.with_values(file.values, engine)
+        if note := file.note(gpu_name):
+            notes.append(note)
+    for note in notes:
+        print(note, file=sys.stderr)
+    argv = settle(argv, given.recipe.algo)
+    flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
+    if flags.site:
+        raise UsageError("A resumed run keeps its site; leave out --site, or start a new run.")
+    old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
+    changes = {name: value for name, value in new.items() if value != old[name]}
+    for name in ("env", "network"):
+        if name in changes:  # `resume` takes these for Python objects that the config cannot name
+            raise UsageError(f"A resumed run keeps its {name}; leave out --{name}, or start a new run.")
+
+    from unidle.api import resume
+
+    return _close(resume(path, quiet=flags.quiet, **changes), flags)
+
+
+def _close(trained: TrainedRun, flags: _TrainFlags) -> Result:
+    """The short report at the end of training."""
+    if flags.json:
+        return trained.summary()
+    if not flags.quiet:
+        from rich.console import Console
+
+        from unidle.report.terminal.summary import print_summary
+
+        checkpoint = trained.folder.for_use()
+        print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
+    return None

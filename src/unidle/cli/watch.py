@@ -1,0 +1,65 @@
+"""`unidle watch`: run any command, and report what its GPU waited for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from unidle.cli.flags import Result, parse
+from unidle.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _WatchFlags:
+    """Run a command as it is, and say at its end what its GPU waited for: unidle watch -- python train.py
+
+    Works for any Python training program, whatever its library; nothing in it needs to change. Its output, its input,
+    signals and its exit status pass through; the report goes to standard error. Without a GPU it says what the main
+    process spent its time on. Needs the extra `meter`.
+    """
+
+    out: Path | None = None
+    """Write the report to this folder too: watch.json and watch.txt."""
+    windows: bool = False
+    """Switch on torch's profiler now and then, to know when kernels ran; not if the program captures CUDA graphs."""
+
+
+def watch_command(argv: list[str]) -> Result:
+    """`unidle watch`; ends with the exit status of the command, or by the signal that ended it."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    command = argv[place + 1 :]
+    if not command and not {"-h", "--help"} & set(argv):
+        raise UsageError("Say what to watch, after two dashes: unidle watch -- python train.py.")
+    flags = parse(_WatchFlags, argv[:place], "watch")
+
+    from unidle.meter.watch.command import end_as, watch
+    from unidle.report.terminal.watch import concluded, lines, write
+
+    if flags.out:  # now, and not when hours of training are over
+        _make_folder(flags.out)
+    watched = watch(command, windows=flags.windows)
+    try:  # whatever becomes of the report, the command's exit status is its own
+        found = concluded(watched)
+        try:
+            print("", *lines(watched, *found), sep="\n", file=sys.stderr, flush=True)
+        finally:
+            if flags.out:
+                write(flags.out, watched, *found)
+    except OSError as error:
+        print(f"unidle: The report could not be written: {error.strerror}.", file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        end_as(watched.status)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be made: {error.strerror}; name another folder.") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"--out {path} may not be written to; name another folder.")
