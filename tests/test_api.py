@@ -591,3 +591,42 @@ def test_the_metrics_are_plain_json_with_a_record_per_iteration_and_evaluation()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds == ["iteration", "evaluation"] * 3
     assert os.path.getsize(run.report) > 1000
+
+
+# -- metric writers ----------------------------------------------------------------------------------------------------
+
+
+class Returns:
+    """A metric writer that keeps steps and fails from `fails_from` on."""
+
+    def __init__(self, fails_from: float = float("inf")) -> None:
+        self.steps, self.fails_from, self.is_closed = list[int](), fails_from, False
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        if step >= self.fails_from:
+            raise OSError("disk full")
+        assert all(type(value) is float for value in metrics.values())
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_users_writer_gets_every_record_and_is_closed() -> None:
+    writer = Returns()
+    run = train(writers=[writer])
+    assert writer.steps == [record["step"] for record in run.records]
+    assert writer.is_closed
+
+
+def test_a_users_writer_that_raises_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = Returns(fails_from=0)
+    run = train(writers=[writer])
+    assert run.records[-1]["step"] >= run.config.run.timesteps
+    said = capsys.readouterr().err
+    assert said.count("The metric writer Returns failed and gets no more metrics (OSError: disk full)") == 1
+
+
+def test_the_old_name_of_the_callback_context_still_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"unidle\.Moment is now unidle\.CallbackContext"):
+        assert unidle.Moment is unidle.CallbackContext

@@ -33,6 +33,7 @@ from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.jsonl import read_records
+from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.report.history import read_history
 from unidle.report.page.report import write_report
@@ -140,6 +141,7 @@ def train(
     network: str | NetworkFactory | None = None,
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
+    writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> TrainedRun:
@@ -160,7 +162,8 @@ def train(
     flags = {**settings, "env": maker.name, "network": network_name}
     settled, notes = fitted(layers.settled_with(flags), maker)
     settled = validated(settled, layers.preset_batch_size)
-    return start(settled, [*renamings, *layers.notes, *notes], maker, factory, after_iteration, after_evaluation, quiet)
+    said = [*renamings, *layers.notes, *notes]
+    return start(settled, said, maker, factory, after_iteration, after_evaluation, writers, quiet)
 
 
 def start(
@@ -170,6 +173,7 @@ def start(
     network: NetworkFactory | None = None,
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
+    writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
 ) -> TrainedRun:
     """Train what a validated config says, in a new run folder."""
@@ -177,7 +181,7 @@ def start(
     network = network or resolve_network(config.recipe.network)[0]
     path = _new_path(config)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
-    build = _Build(maker, network, after_iteration, after_evaluation, quiet)
+    build = _Build(maker, network, after_iteration, after_evaluation, writers, quiet)
     return build.train(config, path, notes, is_new=True)
 
 
@@ -188,6 +192,7 @@ def resume(
     network: NetworkFactory | None = None,
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
+    writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> TrainedRun:
@@ -203,7 +208,7 @@ def resume(
     if size not in (None, config.recipe.n_envs):
         raise UsageError(f"{maker.name} makes {size} environments now, and the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
-    build = _Build(maker, factory, after_iteration, after_evaluation, quiet)
+    build = _Build(maker, factory, after_iteration, after_evaluation, writers, quiet)
     return build.train(config, Path(path), renamings, is_new=False)
 
 
@@ -258,21 +263,23 @@ class _Build:
     network: NetworkFactory | None
     after_iteration: Sequence[Callback]
     after_evaluation: Sequence[Callback]
+    writers: Sequence[MetricWriter]
     quiet: bool
 
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
         limit_threads()
-        with nullcontext(_Quiet()) if self.quiet else Display() as listener:
+        with nullcontext(_Quiet()) if self.quiet else Display() as display:
             for note in notes:
-                listener.on_message(note)
+                display.on_message(note)
             trainer = Trainer(
                 config,
                 self.maker,
-                listener,
+                display,
                 network=self.network,
                 after_iteration=self.after_iteration,
                 after_evaluation=self.after_evaluation,
-                meter=RunMeter(listener.on_message, trace=config.run.trace),
+                writers=self.writers,
+                meter=RunMeter(display.on_message, trace=config.run.trace),
             )
             try:
                 if is_new:
@@ -291,7 +298,7 @@ class _Build:
         try:
             write_report(path)
         except OSError as error:  # all is trained and saved
-            listener.on_message(f"No report was written: {path} cannot be written to ({error.strerror}).")
+            display.on_message(f"No report was written: {path} cannot be written to ({error.strerror}).")
         return TrainedRun(path, self.maker, self.network)
 
 

@@ -161,8 +161,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, policy_on
     if found in _WRITTEN_BY:
         old = _WRITTEN_BY[found]
         raise UsageError(
-            f"{path} was written by unidle {old}, and this version can load its policy but not resume it; resume it "
-            f"with: pip install unidle=={old}"
+            f"{path} was written by unidle {old}; resume it with that version (this one can load and evaluate its "
+            "policy)."
         )
     raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
 
