@@ -1,143 +1,23 @@
-"""The tuner's decisions, with trials whose speed is known; and what it makes of them."""
+"""The tuner's decisions, with trials of known speed."""
 
 from __future__ import annotations
 
-import math
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tuned_jobs import HERE, JOB, with_engine
 
-from unidle.cli.job import job_of
-from unidle.cli.tune import _train_command, _TuneFlags, tune_command
-from unidle.config import Config, Engine, PPORecipe
-from unidle.config.validate import validated
+from unidle.cli.tune import tune_command
+from unidle.config import Config, Engine
 from unidle.errors import TrainingError
-from unidle.report.terminal.tune import conclusion, outcome_row
 from unidle.tuning.search import compare as trials_compare
 from unidle.tuning.search import tune as tuning
-from unidle.tuning.search.changes import Change, engine_changes, halved, recipe_changes
-from unidle.tuning.search.interval import Interval, interval, ratio
+from unidle.tuning.search.changes import Change, engine_changes, recipe_changes
+from unidle.tuning.search.interval import Interval
 from unidle.tuning.search.outcomes import Outcome, Tuned
 from unidle.tuning.search.trial import Segment, Situation, TrialError
 from unidle.tuning.search.tune import tune
-
-HERE = Situation(
-    cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, replay_off_device=False
-)
-JOB = validated(
-    Config(PPORecipe(overlap="off")).with_values(
-        {"env": "CartPole-v1", "n_envs": 8, "n_steps": 64, "batch_size": 64, "workers": 1}, "test"
-    )
-)
-
-
-def texts(changes: list[Change]) -> list[str]:
-    return [change.text for change in changes]
-
-
-def with_engine(**values: Any) -> Config:
-    return replace(JOB, engine=replace(JOB.engine, **values))
-
-
-# -- intervals ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_is_the_mean_and_students_t_of_its_error() -> None:
-    found = interval([1.0, 2.0, 3.0])
-    half = 7.65 * 1.0 / math.sqrt(3)
-    assert found == Interval(2.0, pytest.approx(2.0 - half), pytest.approx(2.0 + half))
-    assert interval([5.0]).low == -math.inf
-
-
-def test_a_ratio_is_taken_pair_by_pair_so_that_what_slows_both_does_not_count() -> None:
-    found = ratio([(100.0, 150.0), (10.0, 15.0), (1000.0, 1500.0)])
-    assert (found.mean, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
-    noisy = ratio([(100.0, 150.0), (100.0, 90.0), (100.0, 120.0)])
-    assert noisy.low < 1 < noisy.mean
-
-
-# -- what may be tried -------------------------------------------------------------------------------------------------
-
-
-def test_workers_slices_pinning_and_threads_are_tried_for_environments_in_workers() -> None:
-    assert texts(engine_changes(JOB, HERE)) == [
-        "workers 1 → auto",
-        "workers 1 → 4",
-        "workers 1 → 3",
-        "workers 1 → 2",
-        "slices auto → 2",
-        "slices auto → 4",
-        "pin_cores auto → on",
-        "workers 1 → in the trainer's process",
-        "threads 1 → 2",
-        "threads 1 → 4",
-    ]
-
-
-def test_more_workers_than_cores_are_tried_but_never_more_than_environments() -> None:
-    many = replace(HERE, workers=4)
-    assert "workers 4 → 8" in texts(engine_changes(with_engine(workers=4), many))
-    assert "workers 8 → 16" not in texts(engine_changes(with_engine(workers=8), replace(HERE, workers=8)))
-
-
-def test_a_gpu_brings_graphs_and_the_other_device_and_no_threads() -> None:
-    seen = replace(HERE, gpu="NVIDIA H200", on_gpu=True)
-    found = texts(engine_changes(with_engine(graphs=False), seen))
-    assert found[0] == "graphs off → on"
-    assert "device auto → cpu" in found
-    assert not any("threads" in text for text in found)
-
-
-def test_environments_on_the_device_are_compiled_and_never_moved_to_processes() -> None:
-    seen = replace(HERE, on_device=True, workers=0)
-    assert texts(engine_changes(with_engine(workers=None, threads=4), seen)) == [
-        "compile off → on",
-        "threads 4 → 1",
-        "threads 4 → 2",
-    ]
-
-
-def test_environments_in_the_trainers_process_may_get_workers() -> None:
-    changes = engine_changes(with_engine(workers=None, subproc=False), replace(HERE, workers=0))
-    assert texts(changes)[0] == "subproc off → on"
-    assert changes[0].applied(with_engine(workers=None, subproc=False)).engine.subproc is True
-
-
-def test_no_engine_change_touches_the_recipe_or_the_run() -> None:
-    for change in engine_changes(JOB, HERE):
-        after = change.applied(JOB)
-        assert (after.recipe, after.run) == (JOB.recipe, JOB.run)
-        assert after.engine != JOB.engine
-        assert not change.is_recipe
-
-
-def test_recipe_changes_are_overlap_and_doublings_that_are_sound() -> None:
-    assert texts(recipe_changes(JOB, HERE)) == [
-        "overlap off → strict",
-        "n_envs 8 → 16",
-        "n_steps 64 → 128",
-        "batch_size 64 → 128",
-        "n_epochs 10 → 20",
-    ]
-    whole = replace(JOB, recipe=replace(JOB.recipe, batch_size=512))  # twice that does not divide the total batch
-    assert "batch_size 512 → 1024" not in texts(recipe_changes(whole, HERE))
-
-
-@pytest.mark.parametrize(
-    ("values", "half"),
-    [({"workers": 8}, 4), ({"workers": None}, 2), ({"workers": 2}, None), ({"slices": 8}, 4), ({"graphs": True}, None)],
-)
-def test_half_of_what_was_too_much_is_tried_if_it_is_more_than_there_is(
-    values: dict[str, Any], half: int | None
-) -> None:
-    found = halved(Change(tuple(values.items()), "?"), JOB, HERE)
-    assert (found and dict(found.values)) == (half and {next(iter(values)): half})
-
-
-# -- the search, with trials of known speed ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -435,37 +315,6 @@ def test_a_default_is_tried_before_what_is_predicted_to_be_a_little_faster(
     assert change.text == first
 
 
-# -- what the user is told at the end ----------------------------------------------------------------------------------
-
-
-def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file_stands_for() -> None:
-    own = ["--env", "CartPole-v1", "--preset", "classic", "--env-kwargs", "{render_mode: null}", "--seed=3"]
-    gone = [
-        "--workers",
-        "2",
-        "--threads=2",
-        "--subproc",
-        "--json",
-        "--budget",
-        "20s",
-        "--no-graphs",
-        "--allow-recipe-change",
-        "--out",
-        "my file",
-    ]
-    argv = [*own[:2], *gone, *own[2:]]
-    job = job_of(_TuneFlags, argv, "tune")
-    tuned = Tuned(job.config)
-    assert shlex.split(_train_command(argv, job, tuned)) == ["unidle", "train", *own, "--engine", "my file"]
-    tuned.config = replace(job.config, recipe=replace(job.config.recipe, n_steps=4096))
-    assert shlex.split(_train_command([*argv, "--n-steps", "2048"], job, tuned))[len(own) + 2 :] == [
-        "--n-steps",
-        "4096",
-        "--engine",
-        "my file",
-    ]
-
-
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("measured", [True, False])
 def test_a_file_that_is_there_is_replaced_only_once_something_was_measured(
@@ -483,37 +332,3 @@ def test_a_file_that_is_there_is_replaced_only_once_something_was_measured(
     assert (Path("engine.yaml").read_text() != "mine") == measured
     assert ("train with" in capsys.readouterr().out) == measured
     assert tune_command([*argv, "--json"])["engine_file"] == ("engine.yaml" if measured else None)  # type: ignore[index]
-
-
-def test_a_preset_that_keeps_its_numbers_still_takes_the_command() -> None:
-    argv = ["--env", "CartPole-v1", "--preset", "classic"]
-    job = job_of(_TuneFlags, argv, "tune")
-    fixed = job.config.with_values({"preset": "mt10-2m"}, "test")
-    assert "--allow-recipe-change" in _train_command(argv, job, Tuned(fixed))
-    assert "--allow-recipe-change" not in _train_command(argv, job, Tuned(job.config))
-
-
-def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
-    tuned = Tuned(JOB, [], HERE, first_rate=1000.0, rate=1000.0, ended_by="budget", seconds=20.0)
-    for ended_by, why in {
-        "budget": "No change could be measured in that time; give more --budget.",
-        "Ctrl-C": "No change had been measured yet.",
-        "": "No change was worth measuring, or none could be.",
-    }.items():
-        said = conclusion(replace(tuned, ended_by=ended_by), "e.yaml", "unidle train")
-        assert said[1:] == [f"{why} The settings stay the same, and e.yaml was not written."]
-    change = Change((("workers", 2),), "workers 1 → 2")
-    tuned.outcomes.append(Outcome(change, None, Interval(1.1, 0.9, 1.3), False))
-    assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change was measured to be faster")
-    tuned.outcomes.append(Outcome(change, 1.8, Interval(2.0, 1.9, 2.1), True))
-    tuned.outcomes.append(Outcome(change, 1.8, Interval(1.5, 1.4, 1.6), True))
-    tuned.rate = 9000.0  # at another time, when the machine was less busy
-    assert conclusion(tuned, "e.yaml", "unidle train") == [
-        "The budget is used, after 20 seconds.",
-        "3.00 times as fast as before with the same recipe (the product of all kept speed-ups).",
-        "Wrote the settings to e.yaml; train with:",
-        "  unidle train",
-    ]
-    assert outcome_row(tuned.outcomes[1]).split("  ")[-1] == "kept"
-    assert "× 1.80" in outcome_row(tuned.outcomes[1])
-    assert "× 2.00 (1.90 … 2.10)" in outcome_row(tuned.outcomes[1])
