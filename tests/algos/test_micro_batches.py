@@ -12,7 +12,7 @@ from small_runs import small_run
 from torch.testing import assert_close
 
 import unidle
-from unidle.algos.micro_batches import Pieces
+from unidle.algos.micro_batches import MicroBatches
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.critics import Critics
@@ -50,7 +50,7 @@ def final_weights(run: unidle.TrainedRun) -> dict[str, torch.Tensor]:
 
 
 def pieces_of(run: unidle.TrainedRun) -> list[float]:
-    return [record["train/pieces"] for record in run.records if record["kind"] == "iteration"]
+    return [record["train/micro_batches"] for record in run.records if record["kind"] == "iteration"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_training_goes_on_in_pieces_says_so_once_and_learns_the_same(
     limited(monkeypatch, kind, method, 20)
     stingy = unidle.train(env, **settings, quiet=True)
     told = capsys.readouterr().err
-    assert told.count("A minibatch does not fit in memory and is done in pieces") == 1
+    assert told.count("A minibatch does not fit in memory and is split into micro-batches") == 1
     assert "out of memory. Tried to allocate 64 rows." in told
     assert pieces_of(stingy)[-1] == 4.0  # of 64 rows: 16 fit, 32 do not
     before, after = final_weights(plain), final_weights(stingy)
@@ -139,7 +139,7 @@ def test_the_whole_rollout_is_evaluated_in_pieces_too(monkeypatch: pytest.Monkey
 
 def test_a_single_row_that_does_not_fit_is_the_end() -> None:
     told: list[str] = []
-    pieces = Pieces("Work", lambda what, error, to: told.append(what))
+    pieces = MicroBatches("Work", lambda what, error, to: told.append(what))
     tried: list[int] = []
 
     def work(count: int) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unidle.algos.micro_batches import FallBack, Pieces
+from unidle.algos.micro_batches import MicroBatches
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
+from unidle.kernels.dispatch import Report
 from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.distributions import Parameters
 
@@ -22,32 +23,32 @@ def sequences(field: Tensor, length: int) -> Tensor:
 
 
 class Evaluation:
-    """How a policy sees a rollout that it, or another one, has acted in."""
+    """Log-probabilities and values by a policy, of rollouts that it or an older one acted in."""
 
-    def __init__(self, policy: ActorCritic, recipe: PPORecipe, length: int, fall_back: FallBack) -> None:
-        """`length` is that of the sequences that are learned from; `fall_back` hears if memory runs out."""
+    def __init__(self, policy: ActorCritic, recipe: PPORecipe, length: int, report: Report) -> None:
+        """`length` is that of the sequences to learn from; `report` is called if memory runs out."""
         assert isinstance(recipe.batch_size, int)
-        self._policy, self._length, self._pieces = policy, length, Pieces("Evaluation", fall_back)
-        # A CPU likes what its caches hold; on a GPU each piece costs its launches, so as many rows as are sure to fit.
-        # What pictures or a user's own network take is not known.
+        self._policy, self._length, self._micro_batches = policy, length, MicroBatches("Evaluation", report)
+        # On a CPU, what its caches hold; on a GPU each chunk costs its launches, so as many rows as certainly fit. The
+        # memory of a CNN or of a user's network is not known.
         widths = sum(recipe.net_arch) + policy.encoder.n_features
         is_known = policy.log_std.is_cuda and policy.encoder.is_plain
         self._rows_at_once = max(recipe.batch_size, _BYTES_AT_ONCE // (4 * widths) if is_known else 4096)
 
     def score(self, policy: ActorCritic, rollout: Rollout) -> Tensor:
-        """Log-probabilities [T, N] of what was done, by `policy`."""
+        """Log-probabilities [T, N] of the actions, by `policy`."""
         return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
 
     @torch.no_grad()
     def rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [T, N] of what was done, and values [T + 1, N]."""
+        """Log-probabilities [T, N] of the actions, and values [T + 1, N]."""
         policy, score, length = self._policy, self._policy.distribution.score, self._length
         if policy.core is None:
             params, values = self._forward(policy, rollout)
             return score(params, rollout.actions)[0], values
 
-        # Recurrent states on record are of the weights that acted. Learning has its own from the second step of a
-        # sequence on, and so has this.
+        # The stored recurrent states are of the weights that acted. Learning uses its own from the second step of a
+        # sequence on, and so does this.
         def unrolled(obs: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
             params, values = policy(obs, starts, states)
             return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)
@@ -62,17 +63,17 @@ class Evaluation:
         return log_probs.contiguous(), torch.cat((values, last))
 
     def values(self, obs: Tensor, states: Tensor) -> Tensor:
-        """Of rows [n, obs_bytes] seen in recurrent states [n, S]."""
+        """Values of observations [n, obs_bytes] in recurrent states [n, S]."""
         return self._in_chunks(self._policy.value, obs, states)
 
     def _forward(self, policy: ActorCritic, rollout: Rollout) -> tuple[Parameters, Tensor]:
-        """Params [T, N, ..] of all that was acted on, and values [T + 1, N]."""
+        """Distribution parameters [T, N, ..] and values [T + 1, N]."""
         lead = rollout.obs.shape[:2]
         obs, starts = rollout.obs.flatten(0, 1), rollout.starts.flatten(0, 1)
         states = rollout.states.flatten(0, 1)
 
         def one_step(obs: Tensor, starts: Tensor, states: Tensor) -> Tensor:
-            # Every step has its recurrent state on record, so the whole rollout is one batch of sequences of length 1.
+            # The recurrent state of every step is stored, so the whole rollout is one batch of sequences of length 1.
             params, value = policy(obs.unsqueeze(1), starts.unsqueeze(1), states)
             return torch.cat([policy.distribution.pack(params), value.unsqueeze(-1)], -1).squeeze(1)
 
@@ -81,12 +82,12 @@ class Evaluation:
         return policy.distribution.unpack(packed[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
     def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
-        """`function` over pieces of the columns, of so many rows an entry, so that memory stays bounded."""
+        """`function` over chunks of the columns, of `rows_each` rows per entry, so that memory stays bounded."""
         size = max(1, self._rows_at_once // rows_each)
 
-        def work(pieces: int) -> Tensor:
+        def work(count: int) -> Tensor:
             return torch.cat(
-                [function(*piece) for piece in zip(*(column.split(-(-size // pieces)) for column in columns))]
+                [function(*chunk) for chunk in zip(*(column.split(-(-size // count)) for column in columns))]
             )
 
-        return self._pieces(size, work)
+        return self._micro_batches(size, work)

@@ -1,7 +1,7 @@
-"""Out of memory while learning: the same minibatch in pieces, whose gradients are added up.
+"""Gradient accumulation: a minibatch that does not fit in memory is computed in micro-batches.
 
-The recipe stays as it is. A loss is a mean over rows, so the gradients of the pieces, each weighted by its share of the
-rows, add up to the gradient of the whole, up to rounding.
+The recipe stays the same. A loss is a mean over rows, so the gradients of the micro-batches, each weighted by its share
+of the rows, add up to the gradient of the minibatch, up to rounding.
 """
 
 from __future__ import annotations
@@ -13,49 +13,51 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from unidle.kernels.dispatch import Report
 from unidle.nn.optim.flat_parameters import FlatParameters
 
-FallBack = Callable[[str, Exception, str], None]  # is told what takes a slower way, why, and which
 _Result = TypeVar("_Result")
-_NOTHING = torch.empty(0)
+_NONE = torch.empty(0)
 
 
 class Loss(NamedTuple):
-    """Of some rows: what is minimised, a mean over them; other means, to be logged; and what each row gave."""
+    """The loss of some rows, a mean over them; other means, which are logged; and one value per row."""
 
     loss: Tensor  # []
     means: Tensor  # [M]
-    each: Tensor = _NOTHING  # [rows]
+    each: Tensor = _NONE  # [rows]
 
 
-class Pieces:
-    """In how many pieces some work is done: one, and from the moment that memory runs out twice as many, and so on."""
+class MicroBatches:
+    """Splits work on rows into `count` parts: one at first, twice as many each time memory runs out."""
 
-    def __init__(self, what: str, fall_back: FallBack) -> None:
-        """`what` is done, for those who are told."""
+    def __init__(self, what: str, report: Report) -> None:
+        """`what` names the work in reports."""
         self.count = 1
-        self._what, self._fall_back = what, fall_back
+        self._what, self._report = what, report
 
     def __call__(self, rows: int, work: Callable[[int], _Result]) -> _Result:
-        """`work(count)` on so many `rows`, again in more pieces as often as there is not memory enough."""
+        """`work(count)` on so many `rows`; tried again with more parts while memory runs out."""
         while True:
             try:
                 return work(self.count)
             except torch.OutOfMemoryError as error:
-                # A capture that ran out of memory is over: it is for the capturer to say what comes next.
+                # After a capture that ran out of memory, the capturer decides what to do.
                 is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
                 if self.count >= rows or is_capturing:
                     raise
                 self.count = min(rows, 2 * self.count)
-                self._fall_back(self._what, error, "does not fit in memory and is done in pieces, to the same effect")
-            # Not above: the error holds on to all that had been computed.
+                self._report(
+                    self._what, error, "does not fit in memory and is split into micro-batches, with the same result"
+                )
+            # Not in the handler: the error keeps everything alive that was computed.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
     def gradient(
         self, parameters: FlatParameters, rows: int, loss_of: Callable[[slice], Loss]
     ) -> tuple[Tensor, Tensor]:
-        """Put the gradient of the loss of all `rows` in place; returns the means over them, and what each gave.
+        """Compute the gradient of the loss of all `rows` in place; returns the means and the values per row.
 
         `loss_of` computes the loss of a part of the rows.
         """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer, as_it_is
 from unidle.algos.experience_replay import ExperienceReplay, Updates
-from unidle.algos.micro_batches import Loss, Pieces
+from unidle.algos.micro_batches import Loss, MicroBatches
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import OffPolicyRecipe
@@ -84,8 +84,8 @@ class OffPolicy:
         """`policy` is already on its device: its parameters become views of one flat tensor there."""
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._batch_size = policy, recipe, recipe.batch_size
-        self.pieces = Pieces("A minibatch", report)
-        self.rule = rule = kind(policy, recipe, accumulated(self.pieces))
+        self.micro_batches = MicroBatches("A minibatch", report)
+        self.rule = rule = kind(policy, recipe, accumulated(self.micro_batches))
         self.parameters = rule.parameters
         self._device = self.parameters.flat.device
         self._dispatch = Dispatch(report)
@@ -126,7 +126,7 @@ class OffPolicy:
         rule.explore(self._progress, warm_up=self.experience.is_warm_up)
         metrics = dict(zip(rule.metrics, rule.sums / max(1, due))) | rule.current()
         metrics["learning_rate"] = rule.learning_rate.clone()
-        metrics["pieces"] = torch.full_like(rule.learning_rate, self.pieces.count)
+        metrics["micro_batches"] = torch.full_like(rule.learning_rate, self.micro_batches.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         metrics["updates"] = torch.full((), float(due), device=self._device)
         metrics["updates_in_all"] = torch.full((), float(self.experience.updates), device=self._device)
@@ -161,17 +161,17 @@ class OffPolicy:
         self.experience.load_state_dict(state["experience"])
 
 
-def accumulated(pieces: Pieces) -> Gradient:
+def accumulated(micro_batches: MicroBatches) -> Gradient:
     """Gradients that are accumulated over micro-batches, as many as `pieces` says."""
 
     def gradient(
         parameters: FlatParameters, loss: Callable[..., Loss], *batch: Transitions | Tensor
     ) -> tuple[Tensor, Tensor]:
-        return pieces.gradient(parameters, len(batch[0]), lambda rows: loss(*(part[rows] for part in batch)))
+        return micro_batches.gradient(parameters, len(batch[0]), lambda rows: loss(*(part[rows] for part in batch)))
 
     return gradient
 
 
 def whole_batch() -> Gradient:
     """Gradients of whole batches, unless memory runs out."""
-    return accumulated(Pieces("A minibatch", no_report))
+    return accumulated(MicroBatches("A minibatch", no_report))

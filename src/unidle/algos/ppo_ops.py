@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation
-from unidle.algos.micro_batches import Loss, Pieces
+from unidle.algos.micro_batches import Loss, MicroBatches
 from unidle.algos.ppo import PPO, AfterGradient, Batch
 from unidle.buffers.rollout import Rollout, gae
 from unidle.config import PPORecipe
@@ -60,7 +60,7 @@ class PPOOps:
         assert isinstance(recipe.batch_size, int)
         self.ppo, self._capture = ppo, capture
         self.dispatch = Dispatch(report)
-        self.micro_batches = Pieces("A minibatch", report)
+        self.micro_batches = MicroBatches("A minibatch", report)
         evaluation = Evaluation(ppo.policy, recipe, ppo.sequence_length, report)
         # The references; `_choose` replaces them.
         self.shuffle: Callable[[int, torch.Generator], Tensor] = permutation
@@ -123,7 +123,7 @@ class PPOOps:
 
     def metrics(self) -> dict[str, Tensor]:
         """The number of micro-batches that a minibatch is split into."""
-        return {"pieces": torch.full_like(self.ppo.counters.minibatches, self.micro_batches.count)}
+        return {"micro_batches": torch.full_like(self.ppo.counters.minibatches, self.micro_batches.count)}
 
     # -- the references ------------------------------------------------------------------------------------------------
 

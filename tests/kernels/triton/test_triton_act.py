@@ -1,155 +1,141 @@
-"""One kernel for all of an inference does what the plain kernels do."""
+"""The actor kernel against the policy's own inference, in Triton's interpreter or on a GPU.
+
+In the interpreter programs run one after another, so there is one block: several would wait for one another forever.
+"""
 
 from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from unidle.buffers.rollout import Rollout
-from unidle.config import PPORecipe, Recipe, SACRecipe
-from unidle.engine.collect.inference import PageLock, Service
-from unidle.engine.collect.rollout_slot import RolloutSlot
-from unidle.engine.cuda_graphs import Capture
-from unidle.envs.make import env_maker
-from unidle.envs.shared_block import SharedBlock
-from unidle.envs.spec import probe
+from unidle.config.settings import PPORecipe, SACRecipe
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.sac_policy import SACPolicy
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import ObservationLayout
 
-pytestmark = pytest.mark.gpu
-STEPS = 5
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+if not INTERPRETED:
+    pytestmark = pytest.mark.gpu
+
+STEPS = 3
 
 
-def outcome(
-    recipe: Recipe, env: str, fused: bool, monkeypatch: pytest.MonkeyPatch, *, at_random: bool = False
-) -> tuple[dict[str, torch.Tensor], bool]:
-    """What a service leaves behind: actions for the environments and in the rollout, rows; and whether it was fused."""
-    device = torch.device("cuda")
+@pytest.fixture(autouse=True)
+def libdevice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter has no libdevice: its functions stand in, made of what Triton's language has."""
+    pytest.importorskip("triton")
+    if INTERPRETED:
+        import triton.language as tl
+
+        from unidle.kernels.triton import act
+
+        stand_in = SimpleNamespace(tanh=lambda z: 1.0 - 2.0 / (tl.exp(2.0 * z) + 1.0), erf=lambda z: tl.erf(z))
+        monkeypatch.setattr(act, "libdevice", stand_in)
+
+
+def assert_acts_as_the_policy(policy: Any, n_envs: int, actions: ActionLayout) -> None:
+    """Every other environment is ready, each at its own step."""
+    from unidle.kernels.triton.act import ActorMlp, ActTensors, FusedActor, max_blocks
+    from unidle.nn.describe import actor_tensors, describe_actor
+
     torch.set_float32_matmul_precision("highest")
-    env_spec = probe(env_maker(env), None, 0)
-    torch.manual_seed(1)
-    kind = SACPolicy if recipe.algo == "sac" else ActorCritic
-    policy = kind(env_spec.obs_layout, env_spec.action_layout, recipe).to(device)
-    if at_random:
-        policy.distribution.at_random.fill_(1.0)
     with torch.no_grad():
-        policy.actor_head.weight.mul_(5 if recipe.algo == "sac" else 50)  # what is said depends on what is seen
+        for parameter in policy.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
         if policy.encoder.norm is not None:
             policy.encoder.norm.shift.normal_()
-            policy.encoder.norm.scale.uniform_(0.5, 20)
+            policy.encoder.norm.scale.uniform_(0.5, 20)  # some observations are clipped
+    policy = policy.to(DEVICE)
     FlatParameters(policy)
-    rollout = Rollout(STEPS, recipe.n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, device)
-    block = SharedBlock(env_spec, recipe.n_envs)
-    obs = block.obs.view(np.float32)
-    obs[:] = np.random.default_rng(2).standard_normal(obs.shape)
-    lock = PageLock(block)
-    with monkeypatch.context() as patch:
-        if not fused:
-            patch.setattr(Service, "_fused", lambda self: "not wanted here")
-        state = torch.zeros(recipe.n_envs, 0, device=device)
-        slot = RolloutSlot(policy, rollout, block, state, Capture(device, print), own_weights=True)
-        slot.open(1, 7, 3)
-        ready = np.arange(0, recipe.n_envs, 2)
-        for step in range(2):  # the second is a replay
-            slot.inference.serve((np.full(len(ready), step), ready), None)
-    torch.cuda.synchronize()
-    is_fused = "Inference" not in slot.inference.dispatch.fallbacks
-    seen = {
-        "env actions": torch.from_numpy(block.actions[ready].copy()),
-        "env actions of others": torch.from_numpy(block.actions[1::2].copy()),
-        "actions": rollout.actions[:2, ready].cpu(),
-        "others": rollout.actions[:, 1::2].cpu(),
-        "obs": rollout.obs[:2, ready].cpu(),
-        "later": rollout.actions[2:].cpu(),
-    }
-    lock.close()
-    return seen, is_fused
+    rollout = Rollout(STEPS, n_envs, policy.obs_layout.obs_bytes, actions.width, 0, DEVICE)
+    pin = (lambda tensor: tensor) if INTERPRETED else torch.Tensor.pin_memory
+    obs = torch.zeros(n_envs, policy.obs_layout.obs_bytes, dtype=torch.uint8)
+    obs.view(torch.float32)[:, : policy.encoder.n_numbers].normal_()
+    obs = pin(obs)
+    positions = pin(torch.where(torch.arange(n_envs) % 2 == 0, torch.arange(n_envs) % STEPS, STEPS))
+    env_actions = pin(torch.full((n_envs, actions.width), 7.0))
+    noise = torch.randn(STEPS + 1, n_envs, actions.width).to(DEVICE)
+    mlp = describe_actor(policy)
+    assert isinstance(mlp, ActorMlp)
+    assert mlp.unsupported(n_envs) is None
+    tensors = ActTensors(
+        obs=obs,
+        positions=positions,
+        env_actions=env_actions,
+        rollout_obs=rollout.obs,
+        rollout_actions=rollout.actions_and_trash,
+        noise=noise,
+        **actor_tensors(policy),
+    )
+    actor = FusedActor(mlp, tensors, 1 if INTERPRETED else max_blocks(DEVICE))
+    at = positions.to(DEVICE), torch.arange(n_envs, device=DEVICE)
+    for _ in range(2):  # the second finds the counter as the first found it
+        actor()
+        with torch.inference_mode():
+            params, _ = policy.act(obs.to(DEVICE), None)
+            expected = policy.distribution.sample(params, noise[at])
+            scaled = policy.distribution.to_env(expected).cpu()
+        if not INTERPRETED:
+            torch.cuda.synchronize()
+        ready = positions < STEPS
+        torch.testing.assert_close(rollout.actions_and_trash[at], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(env_actions[ready], scaled[ready], rtol=1e-4, atol=1e-4)
+        assert (env_actions[~ready] == 7.0).all()
+        assert torch.equal(rollout.obs[at].cpu(), obs)
+    written = torch.zeros(STEPS + 1, n_envs, dtype=torch.bool)
+    written[positions, torch.arange(n_envs)] = True
+    assert not rollout.actions_and_trash.cpu()[~written].any()
+
+
+def layouts(n_numbers: int, n_actions: int) -> tuple[ObservationLayout, ActionLayout]:
+    obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (n_numbers,)), 0)
+    return obs, ActionLayout.of(spaces.Box(-2, 3, (n_actions,)))
 
 
 @pytest.mark.parametrize(
-    ("activation", "arch", "n_envs", "normalize_obs"),
-    [
-        ("tanh", (64, 64), 1, False),
-        ("relu", (48,), 16, True),
-        ("tanh", (200, 96, 33), 50, True),
-        ("relu", (64, 64), 100, False),
-        ("tanh", (1024, 512), 300, True),
-    ],
+    ("activation", "arch", "n_envs", "normalize_obs", "n_actions"),
+    [("tanh", (16, 16), 1, False, 1), ("relu", (24,), 7, True, 3), ("tanh", (20, 9, 33), 17, True, 5)],
 )
-def test_it_gives_the_actions_of_the_plain_kernels_and_writes_nowhere_else(
-    activation: str, arch: tuple[int, ...], n_envs: int, normalize_obs: bool, monkeypatch: pytest.MonkeyPatch
+def test_gaussian_actions_are_the_policys(
+    activation: Any, arch: tuple[int, ...], n_envs: int, normalize_obs: bool, n_actions: int
 ) -> None:
-    recipe = PPORecipe(n_envs=n_envs, net_arch=arch, activation=activation, normalize_obs=normalize_obs)  # type: ignore[arg-type]
-    fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
-    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
-    assert is_fused
-    for name in ("env actions", "actions"):
-        torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
-    assert torch.equal(fused["obs"], plain["obs"])
-    assert fused["obs"].any()
-    for name in ("others", "env actions of others", "later"):
-        assert not fused[name].any()
+    torch.manual_seed(1)
+    obs, actions = layouts(5, n_actions)
+    recipe = PPORecipe(n_envs=n_envs, net_arch=arch, activation=activation, normalize_obs=normalize_obs)
+    assert_acts_as_the_policy(ActorCritic(obs, actions, recipe), n_envs, actions)
 
 
 @pytest.mark.parametrize("at_random", [False, True], ids=["by the policy", "at random"])
-@pytest.mark.parametrize(("n_tasks", "arch", "n_envs"), [(1, (64, 64), 10), (2, (400, 400, 400), 48), (2, (33,), 300)])
-def test_squashed_actions_are_those_of_the_plain_kernels_by_each_tasks_head(
-    n_tasks: int, arch: tuple[int, ...], n_envs: int, at_random: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = SACRecipe(n_envs=n_envs, net_arch=arch, activation="relu", n_tasks=n_tasks)
-    fused, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch, at_random=at_random)
-    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch, at_random=at_random)
-    assert is_fused
-    for name in ("env actions", "actions"):
-        torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-4)
-    assert float(plain["actions"].std()) > 0.1
-    assert torch.equal(fused["obs"], plain["obs"])
-    for name in ("others", "env actions of others", "later"):
-        assert not fused[name].any()
+@pytest.mark.parametrize(("n_tasks", "n_envs"), [(1, 3), (3, 11)])
+def test_squashed_actions_are_the_policys_with_a_head_for_each_task(n_tasks: int, n_envs: int, at_random: bool) -> None:
+    torch.manual_seed(1)
+    obs, actions = layouts(7, 2)
+    recipe = SACRecipe(n_envs=n_envs, net_arch=(20, 12), activation="relu", n_tasks=n_tasks)
+    policy = SACPolicy(obs, actions, recipe)
+    policy.distribution.at_random.fill_(float(at_random))
+    assert_acts_as_the_policy(policy, n_envs, actions)
 
 
-def test_what_it_does_not_cover_is_left_to_the_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for env, recipe in (("CartPole-v1", PPORecipe(n_envs=4)), ("Pendulum-v1", PPORecipe(n_envs=4, activation="gelu"))):
-        _, is_fused = outcome(recipe, env, True, monkeypatch)
-        assert not is_fused
+def test_the_reason_is_given_where_no_kernel_takes_the_actor() -> None:
+    from unidle.kernels.triton.act import ActorMlp
+    from unidle.nn.describe import describe_actor
 
-
-def test_should_it_not_run_the_plain_kernels_put_the_same_actions_into_the_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from unidle.kernels.triton.act import FusedActor
-
-    def broken(self: FusedActor) -> None:
-        raise RuntimeError("no such GPU")
-
-    recipe = PPORecipe(n_envs=10)
-    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
-    monkeypatch.setattr(FusedActor, "__call__", broken)
-    instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
-    assert not is_fused
-    for name, seen in plain.items():
-        assert torch.equal(instead[name], seen), name
-    assert plain["env actions"].any()
-    assert not plain["env actions of others"].any()
-
-
-def test_should_it_be_wrong_the_plain_kernels_put_the_right_actions_into_the_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from unidle.kernels.triton.act import FusedActor
-
-    honest = FusedActor.__call__
-
-    def wrong(self: FusedActor) -> None:
-        honest(self)
-        self._arguments[2].mul_(1.5)  # the environments' actions
-
-    recipe = PPORecipe(n_envs=10)
-    plain, _ = outcome(recipe, "Pendulum-v1", False, monkeypatch)
-    monkeypatch.setattr(FusedActor, "__call__", wrong)
-    instead, is_fused = outcome(recipe, "Pendulum-v1", True, monkeypatch)
-    assert not is_fused
-    for name, seen in plain.items():
-        assert torch.equal(instead[name], seen), name
+    obs, actions = layouts(5, 2)
+    recurrent = ActorCritic(obs, actions, PPORecipe(n_envs=4, recurrent="gru", recurrent_size=4))
+    assert describe_actor(recurrent) == "the policy is recurrent or in bfloat16"
+    policy = ActorCritic(obs, actions, PPORecipe(n_envs=4, activation="gelu"))
+    FlatParameters(policy)
+    description = describe_actor(policy)
+    assert isinstance(description, ActorMlp)
+    assert description.unsupported(4) == "activation gelu: the kernel takes tanh and relu"
+    assert "2000 environments" in str(description.unsupported(2000))
