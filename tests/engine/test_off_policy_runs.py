@@ -265,9 +265,9 @@ def test_masks_are_kept_to_from_the_first_random_step_to_the_last(tmp_path: Path
 @pytest.mark.parametrize(
     ("algo", "env", "sentence"),
     [
-        ("sac", "levers", "SAC takes actions that are a Box or one Discrete choice; for others use --algo ppo."),
+        ("sac", "levers", "SAC needs a Box or Discrete action space; for others use --algo ppo."),
         ("td3", "levers", "TD3 takes Box actions only; use --algo dqn for discrete actions, or --algo ppo."),
-        ("dqn", "arm", r"DQN takes choices \(Discrete, MultiDiscrete\), not a Box; use --algo sac or --discretize."),
+        ("dqn", "arm", r"DQN needs discrete actions, not a Box; use --algo sac or --discretize."),
     ],
 )
 def test_a_space_that_does_not_fit_is_told_before_a_folder_is_made(

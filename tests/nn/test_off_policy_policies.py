@@ -285,14 +285,14 @@ def test_members_of_an_ensemble_begin_apart_and_as_torchs_layers_do() -> None:
             spaces.Box(np.array([-1, 0.0]), np.array([1, np.inf]), dtype=np.float64),
             "SAC needs an action space with finite bounds",
         ),
-        ("sac", spaces.MultiDiscrete([3, 2]), "SAC takes actions that are a Box or one Discrete choice"),
-        ("sac", spaces.MultiBinary(2), "SAC takes actions that are a Box or one Discrete choice"),
+        ("sac", spaces.MultiDiscrete([3, 2]), "SAC needs a Box or Discrete action space"),
+        ("sac", spaces.MultiBinary(2), "SAC needs a Box or Discrete action space"),
         (
             "sac",
             spaces.Dict(turn=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,))),
             "for others use --algo ppo",
         ),
-        ("dqn", spaces.Box(-1, 1, (2,)), "DQN takes choices .*, not a Box; use --algo sac or --discretize"),
+        ("dqn", spaces.Box(-1, 1, (2,)), "DQN needs discrete actions, not a Box; use --algo sac or --discretize"),
         ("dqn", spaces.Dict(turn=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,))), "not a Box"),
     ],
 )

@@ -247,7 +247,7 @@ def test_a_mask_of_the_wrong_size_is_refused_with_both_sizes(
     space: spaces.Space, mask: Any, sizes: tuple[int, int]
 ) -> None:
     has, wants = sizes
-    with pytest.raises(UsageError, match=rf"^action_mask has {has} entries\D+{wants}\b.*mend it"):
+    with pytest.raises(UsageError, match=rf"^action_mask has {has} entries\D+{wants}\b.*fix the mask"):
         ActionLayout.of(space).flatten_mask(mask)
 
 

@@ -1,4 +1,4 @@
-"""The policy as ONNX: observations in, the action for the environment out, normalisers and scaling included."""
+"""ONNX export of a policy: observations in, actions for the environment out, normalisation and scaling included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unidle.spaces.tree import Path as LeafPath
 
 
 class _Exported(nn.Module):
-    """Leaves of the observation (and mask, recurrent state) → flat action (and next state), by the mode."""
+    """Leaves of the observation (and mask, recurrent state) → deterministic flat action (and next state)."""
 
     def __init__(self, policy: AnyPolicy, paths: list[LeafPath]) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ def export_onnx(agent: Agent, path: Path) -> Path:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UsageError("ONNX export needs two packages; run: pip install 'unidle[onnx]'.") from None
+        raise UsageError("ONNX export needs more packages; run: pip install 'unidle[onnx]'.") from None
     policy, obs_layout = agent.policy, agent.policy.encoder.layout  # the part of the observation that the actor sees
-    n = 2  # any batch above 1: the exporter takes 1 for a constant
+    n = 2  # above 1: the exporter would treat 1 as a constant
     leaves = [torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)) for leaf in obs_layout.leaves]
     names = [".".join(["observation", *map(str, leaf.path)]) for leaf in obs_layout.leaves]
     mask = torch.ones(n, obs_layout.mask_width, dtype=torch.uint8) if obs_layout.mask_width else None
@@ -72,7 +72,7 @@ def export_onnx(agent: Agent, path: Path) -> Path:
 
 
 def _quietly(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call the exporter without its many remarks on itself, none of which a user could act on."""
+    """Call the exporter without its log messages and warnings, none of which a user can act on."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""Networks: from rows of observations to action parameters and values."""
+"""Networks: from packed observations to action parameters and values."""

@@ -9,7 +9,7 @@ from unidle.nn.mlp import orthogonal
 
 
 class ImageEncoder(nn.Module):
-    """uint8 images [.., *shape] → features [.., 512]; the Nature DQN's layers, or 3×3 ones where they do not fit."""
+    """uint8 images [.., *shape] → features [.., 512]; the Nature DQN, or 3×3 convolutions if they are small."""
 
     n_features = 512
 

@@ -1,4 +1,4 @@
-"""From rows of bytes to features: real numbers normalised, categories one-hot, images through a CNN."""
+"""From packed observations to features: numbers normalised, categories one-hot, images through a CNN."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from unidle.spaces.tree import Path, rebuild
 
 Observation = dict[Path, Tensor]  # a tensor [.., *shape] for each leaf, by its path
 
-CLIP = 10.0  # a normalised observation is cut off at so many deviations
+CLIP = 10.0  # normalised observations are clipped to ± this many standard deviations
 _TORCH_DTYPE = {np.dtype(name): getattr(torch, name) for name in ("float32", "uint8", "int8", "int32", "int64")}
 
 
 def leaf_tensor(obs: Tensor, leaf: Leaf) -> Tensor:
-    """One field of rows [.., obs_bytes] as a tensor [.., *shape] of its dtype; a view, nothing is copied."""
+    """One field of packed observations [.., obs_bytes] as a tensor [.., *shape] of its dtype; a view, not a copy."""
     if not obs.numel():
-        obs = obs.new_empty(obs.shape)  # NumPy gives no rows at all strides of 0, which cannot be viewed as floats
+        obs = obs.new_empty(obs.shape)  # empty NumPy arrays have strides of 0, which cannot be viewed as floats
     field = obs if leaf.nbytes == obs.shape[-1] else obs[..., leaf.offset : leaf.offset + leaf.nbytes]
     field = field.view(_TORCH_DTYPE[leaf.dtype])
     return field if len(leaf.shape) == 1 else field.reshape(*obs.shape[:-1], *leaf.shape)
@@ -54,7 +54,7 @@ def _flat(value: Tensor, leaf: Leaf) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """Rows [.., obs_bytes] → features [.., n_features]."""
+    """Packed observations [.., obs_bytes] → features [.., n_features]."""
 
     def __init__(self, layout: ObservationLayout, normalize: bool) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
         self.n_numbers = sum(math.prod(leaf.shape) for leaf in self._numbers)
         self.norm = RunningNorm(self.n_numbers) if normalize and self.n_numbers else None
         self.cnns = nn.ModuleList(ImageEncoder(leaf.shape, *_axes(leaf)) for leaf in self._images)
-        # Feature j of the one-hot part says whether component[j] of the classes has value[j].
+        # One-hot feature j is 1 where component[j] of the classes equals value[j].
         component, value = _one_hot_table(self._classes)
         self.register_buffer("_component", component, persistent=False)
         self.register_buffer("_value", value, persistent=False)
@@ -82,17 +82,17 @@ class Encoder(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a row is one vector of float32 numbers, and the features are those, normalised or not."""
+        """Whether the observation is one float32 vector, and the features are its numbers, normalised or not."""
         if self.layout.whole is not None or len(self._leaves) > 1 or not self._numbers:
             return False
         return self._numbers[0].dtype == np.float32
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Encode rows with any leading dimensions."""
+        """Encode packed observations with any leading dimensions."""
         return self.encode({leaf.path: leaf_tensor(obs, leaf) for leaf in self._leaves})
 
     def encode(self, observation: Observation) -> Tensor:
-        """Encode an observation that is already apart."""
+        """Encode an observation given as one tensor per leaf."""
         parts: list[Tensor] = []
         if self._numbers:
             numbers = self._concatenated(observation, self._numbers).float()
@@ -115,7 +115,7 @@ class Encoder(nn.Module):
         return self._concatenated({leaf.path: leaf_tensor(obs, leaf) for leaf in leaves}, leaves)
 
     def update_norm(self, obs: Tensor) -> None:
-        """Take the observations of one iteration into the running statistics."""
+        """Update the running statistics with the observations of one iteration."""
         if self.norm is not None:
             self.norm.update(self._raw_numbers(obs, self._numbers).reshape(-1, self.n_numbers))
 
@@ -127,13 +127,13 @@ class Encoder(nn.Module):
 
 
 class CustomEncoder(Encoder):
-    """A user's module in the encoder's place: it gets observations in the structure of the space, as tensors."""
+    """Encodes with the user's module, which gets tensors in the structure of the observation space."""
 
     def __init__(self, layout: ObservationLayout, normalize: bool, module: nn.Module) -> None:
         super().__init__(layout, normalize=False)
         if normalize:
             raise UsageError(
-                "normalize_obs does not apply to a network of your own; normalise inside it, or leave it off."
+                "normalize_obs does not apply to your own network; normalise inside it, or leave out normalize_obs."
             )
         self._space = layout.space
         self.cnns = nn.ModuleList()
@@ -147,11 +147,11 @@ class CustomEncoder(Encoder):
 
     @property
     def is_plain(self) -> bool:
-        """Never: the features are the user's."""
+        """Always False: the features come from the user's module."""
         return False
 
     def encode(self, observation: Observation) -> Tensor:
-        """Give the user's module one batch, and its features the leading dimensions back."""
+        """Call the user's module on one flat batch, then restore the leading dimensions."""
         first = self._leaves[0]
         lead = observation[first.path].shape[: observation[first.path].dim() - len(first.shape)]
         batch = {leaf.path: observation[leaf.path].reshape(-1, *leaf.shape) for leaf in self._leaves}
@@ -170,7 +170,7 @@ def _axes(leaf: Leaf) -> tuple[int, int, int]:
 
 
 def _one_hot_table(classes: list[Leaf]) -> tuple[Tensor, Tensor]:
-    """For each one-hot feature, which class component it looks at and the value that turns it on."""
+    """For each one-hot feature, the class component it depends on and the value that sets it."""
     component: list[int] = []
     value: list[int] = []
     seen = 0

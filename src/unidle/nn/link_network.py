@@ -1,7 +1,7 @@
-"""Features for an environment that offers a list of things to choose from: each is looked at by the same few layers.
+"""Features for environments that offer a list of links: the same layers encode each of them.
 
-A plain network would have to learn for every place in the list anew what makes a good link. Here what is learned from
-one place holds in all of them, and the head that follows has a few numbers for each place to choose by.
+A plain MLP would learn what makes a good link separately for every place in the list. Shared layers learn it once, and
+the policy head has a few features of each place to choose by.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from unidle.errors import UsageError
 
-_CONTEXT, _WIDTH, _TOLD = 32, 64, 4  # numbers: of all that is not in the list; within; told of each thing
+_CONTEXT, _WIDTH, _PER_LINK = 32, 64, 4  # features of everything but the links; hidden units; features of each link
 
 
 class LinkNetwork(nn.Module):
-    """Of `{"links": [places, facts], …}`: what each link is worth, and what the rest says."""
+    """Encodes `{"links": [places, facts], …}`: features of each link, then of the rest of the observation."""
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class LinkNetwork(nn.Module):
         rest = sum(spaces.flatdim(observation_space[name]) for name in self._others)
         self.context = nn.Sequential(nn.Linear(rest, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _CONTEXT), nn.Tanh())
         self.of_link, self.of_context = nn.Linear(facts, _WIDTH), nn.Linear(_CONTEXT, _WIDTH, bias=False)
-        self.worth = nn.Sequential(nn.Tanh(), nn.Linear(_WIDTH, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _TOLD))
+        self.worth = nn.Sequential(nn.Tanh(), nn.Linear(_WIDTH, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _PER_LINK))
 
     def forward(self, seen: dict[str, Tensor]) -> Tensor:
-        """[batch, places × _TOLD + _CONTEXT]"""
+        """[batch, places × _PER_LINK + _CONTEXT]"""
         context = self.context(torch.cat([seen[name].flatten(1) for name in self._others], 1))
         links = seen["links"]
-        told = self.worth(self.of_link(links) + self.of_context(context)[:, None])
-        return torch.cat([(told * links[..., :1]).flatten(1), context], 1)  # nothing is told of a place that is empty
+        features = self.worth(self.of_link(links) + self.of_context(context)[:, None])
+        return torch.cat([(features * links[..., :1]).flatten(1), context], 1)  # 0 for an empty place

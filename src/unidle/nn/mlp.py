@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
-    """`layer` with orthogonal weights of that gain and no bias."""
+    """Initialise `layer` with orthogonal weights of this gain and zero bias."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -34,7 +34,7 @@ def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
 
 @functools.cache
 def _fused_layers() -> dict[type[nn.Module], FusedLayer]:
-    """Activation → a layer that ends in it with fewer kernels, on a GPU."""
+    """Activation → a linear layer fused with it, on a GPU."""
     # Fails without Triton, which torch does not bring on every platform, or without a C compiler.
     return Dispatch().choose("Linear layers", {}, _triton_layers, _verify_layers)
 
@@ -66,9 +66,9 @@ class Mlp(nn.Sequential):
 
     def forward(self, values: Tensor) -> Tensor:
         """[.., inputs] → [.., outputs]"""
-        learns = values.is_cuda and torch.is_grad_enabled()  # what is fused is the way back
+        learns = values.is_cuda and torch.is_grad_enabled()  # only the backward pass is fused
         layer = _fused_layers().get(type(self[1])) if len(self) and learns else None
-        flat = values.reshape(-1, values.shape[-1])  # a linear layer takes a detour with more dimensions
+        flat = values.reshape(-1, values.shape[-1])  # torch takes a slower path with more dimensions
         if layer is None:
             flat = super().forward(flat)
         else:
@@ -79,7 +79,7 @@ class Mlp(nn.Sequential):
 
 
 def mlp(n_inputs: int, widths: tuple[int, ...], activation: str, *, orthogonally: bool = True) -> Mlp:
-    """Linear layers of these widths, an activation after each; their weights begin orthogonal, or as torch's do."""
+    """Linear layers of these widths, an activation after each; initialised orthogonally or as torch does."""
     layers: list[nn.Module] = []
     for width in widths:
         linear = nn.Linear(n_inputs, width)

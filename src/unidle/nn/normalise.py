@@ -1,4 +1,4 @@
-"""Running statistics, frozen while an iteration lasts and updated once from its batch."""
+"""Running mean and variance, frozen within an iteration and updated once from its batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunningNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(n_features, dtype=torch.float64))
         self.register_buffer("var", torch.ones(n_features, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        # What the hot path reads, in its own dtype.
+        # In the dtype of the hot path.
         self.register_buffer("shift", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
 
@@ -31,7 +31,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Take [n, n_features] into the statistics, in place."""
+        """Update the statistics with a batch [n, n_features], in place."""
         batch = batch.double()
         mean, var, n = batch.mean(0), batch.var(0, unbiased=False), len(batch)
         total = self.count + n
@@ -44,5 +44,5 @@ class RunningNorm(nn.Module):
         self.scale.copy_((self.var + _EPSILON).rsqrt())
 
     def forward(self, values: Tensor) -> Tensor:
-        """To mean 0 and deviation 1."""
+        """Normalise to mean 0 and standard deviation 1."""
         return (values - self.shift) * self.scale

@@ -1,4 +1,4 @@
-"""What acts in DQN: the action with the highest value, or now and then any."""
+"""The policy of DQN: ε-greedy over Q values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from unidle.spaces.observations import ObservationLayout
 
 
 class QPolicy(nn.Module):
-    """Rows of observations → the value of every category of every head, in `Params.logits`.
+    """Packed observations → the Q value of every category of every head, in `Params.logits`.
 
-    Duelling (Wang et al. 2016): Q = V + A − mean A, in each head.
+    Dueling networks (Wang et al. 2016): Q = V + A − mean A, in each head.
     """
 
-    state_size = 0  # of a recurrent state: there is none
+    state_size = 0  # not recurrent
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class QPolicy(nn.Module):
     ) -> None:
         super().__init__()
         if action_layout.reals:
-            raise UsageError("DQN takes choices (Discrete, MultiDiscrete), not a Box; use --algo sac or --discretize.")
+            raise UsageError("DQN needs discrete actions, not a Box; use --algo sac or --discretize.")
         self.obs_layout = obs_layout
         self.distribution = EpsilonGreedy(action_layout)
         self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
@@ -41,7 +41,7 @@ class QPolicy(nn.Module):
         self.head = nn.Linear(latent, self.distribution.n_logits)
         self.value_head = nn.Linear(latent, action_layout.heads) if recipe.dueling else None
         member = torch.repeat_interleave(torch.arange(action_layout.heads), torch.tensor(action_layout.nvec))
-        self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head that each category is of
+        self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head of each category
         is_category = torch.arange(self.distribution.most) < torch.tensor(action_layout.nvec).unsqueeze(-1)
         self.register_buffer("_is_category", is_category, persistent=False)  # [heads, most]
 
@@ -50,19 +50,19 @@ class QPolicy(nn.Module):
 
     @property
     def masked(self) -> bool:
-        """Whether observations come with a mask of the actions."""
+        """Whether observations come with an action mask."""
         return self.obs_layout.mask_width > 0
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
-        """Rows [n, obs_bytes] → values; `state` is handed back as it is."""
+        """Observations [n, obs_bytes] → Q values; `state` is returned unchanged."""
         return self.act_on(self.encoder(obs), mask_of(obs, self.obs_layout), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
-        """The same, on features that are already encoded."""
+        """The same, on encoded observations."""
         latent = self.trunk(features)
         values = self.head(latent)
         if self.value_head is not None:
-            # Not index_add, whose order, and so its rounding, is another each time on a GPU.
+            # Not index_add, whose order, and so its rounding, varies on a GPU.
             table = self.distribution.padded_logits(values).masked_fill(~self._is_category, 0.0)
             mean = table.sum(-1) / self._is_category.sum(-1)
             values = values + (self.value_head(latent) - mean)[..., self._member]
@@ -71,5 +71,5 @@ class QPolicy(nn.Module):
         return Params(values, values[..., :0], values.new_zeros(0)), state
 
     def values(self, obs: Tensor) -> Tensor:
-        """Q of every category [n, heads, most]; log 0 stands where a head has no such category, or it is forbidden."""
+        """Q of every category [n, heads, most]; log 0 where a head has no such category or a mask excludes it."""
         return self.distribution.padded_logits(self.act(obs)[0].logits)

@@ -1,4 +1,4 @@
-"""What acts in soft actor-critic: a Gaussian squashed into the action range, or a choice among categories."""
+"""The policy of SAC: a tanh-squashed Gaussian, or a categorical choice."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import Params, SquashedActions
 from unidle.spaces.observations import ObservationLayout
 
-_HE_HEAD = 1e-3  # how close to 0 the head begins with weight_init: he
+_HE_HEAD = 1e-3  # bound of the head's initial weights with weight_init: he
 
 
 def task_of(features: Tensor, n_tasks: int) -> Tensor:
-    """[..] the task that the last of the features [.., n] tell."""
+    """[..] the task, one-hot in the last of the features [.., n]."""
     return features[..., -n_tasks:].argmax(-1)
 
 
 def outputs_of_task(values: Tensor, features: Tensor, n_tasks: int) -> Tensor:
-    """Of all tasks' outputs [.., n_tasks × outputs], those of the task that the features tell: [.., outputs]."""
+    """From the outputs for all tasks [.., n_tasks × outputs], those for the observation's task: [.., outputs]."""
     if n_tasks == 1:
         return values
     values = values.unflatten(-1, (n_tasks, -1))
@@ -31,9 +31,9 @@ def outputs_of_task(values: Tensor, features: Tensor, n_tasks: int) -> Tensor:
 
 
 class SACPolicy(nn.Module):
-    """Rows of observations → `Params` of the next action. With several tasks, each has a head of its own."""
+    """Packed observations → `Params` of the action. With several tasks, each has its own head."""
 
-    state_size = 0  # of a recurrent state: there is none
+    state_size = 0  # not recurrent
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SACPolicy(nn.Module):
     ) -> None:
         super().__init__()
         if action_layout.heads > 1 or (action_layout.heads and action_layout.reals):
-            raise UsageError("SAC takes actions that are a Box or one Discrete choice; for others use --algo ppo.")
+            raise UsageError("SAC needs a Box or Discrete action space; for others use --algo ppo.")
         if not action_layout.bounded.all():
             raise UsageError("SAC needs an action space with finite bounds; give the Box a low and a high.")
         self.obs_layout = obs_layout
@@ -70,19 +70,19 @@ class SACPolicy(nn.Module):
 
     @property
     def masked(self) -> bool:
-        """Whether observations come with a mask of the actions."""
+        """Whether observations come with an action mask."""
         return self.obs_layout.mask_width > 0
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
-        """Rows [n, obs_bytes] → params; `state` is handed back as it is."""
+        """Observations [n, obs_bytes] → params; `state` is returned unchanged."""
         return self.act_on(self.encoder(obs), mask_of(obs, self.obs_layout), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
-        """The same, on features that are already encoded."""
+        """The same, on encoded observations."""
         out = outputs_of_task(self.actor_head(self.actor_trunk(features)), features, self.n_tasks)
         params: Params = self.distribution.params(out, out[:0], mask)
         return params, state
 
     def tasks(self, obs: Tensor) -> Tensor:
-        """[n] the task that each row is of."""
+        """[n] the task of each observation."""
         return task_of(self.encoder(obs), self.n_tasks)

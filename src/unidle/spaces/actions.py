@@ -8,7 +8,7 @@ Every supported action space is a product of two kinds of choice:
     Box                    one real dimension per entry (or, with `--discretize K`, one head of K bins)
     Dict, Tuple            their parts, one after the other
 
-so a flat action is one row of float32, the heads' categories first, then the reals. Only NumPy here.
+so a flat action is one float32 vector: the heads' categories first, then the reals. Only NumPy here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unidle.spaces.tree import Path, describe_path, find, follow, rebuild, walk
 
 @dataclass(frozen=True)
 class Part:
-    """One leaf of the action space and the columns of the flat row that are its own."""
+    """One leaf of the action space and its columns of the flat action."""
 
     path: Path
     space: spaces.Space
@@ -37,18 +37,18 @@ class Part:
 
 @dataclass(frozen=True)
 class ActionLayout:
-    """How a flat action row [heads + reals] becomes an action of the space and back."""
+    """Converts between flat actions [heads + reals] and actions of the space."""
 
     space: spaces.Space
     parts: tuple[Part, ...]
     nvec: tuple[int, ...]  # categories of each head
     low: np.ndarray  # [reals] float32, rounded inwards so that a clipped action is inside the space
     high: np.ndarray
-    bounded: np.ndarray  # [reals] whether the space names both ends; an integer Box without them still has its dtype's
+    bounded: np.ndarray  # [reals] whether both bounds are finite; an unbounded integer Box has those of its dtype
 
     @staticmethod
     def of(space: spaces.Space, discretize: int | None = None) -> ActionLayout:
-        """Lay out `space`; UsageError names the part that is not supported."""
+        """The layout of `space`; UsageError names an unsupported part."""
         leaves = _leaves(space)
         heads = [(path, leaf) for path, leaf in leaves if discretize or not isinstance(leaf, spaces.Box)]
         reals = [(path, leaf) for path, leaf in leaves if not discretize and isinstance(leaf, spaces.Box)]
@@ -69,7 +69,7 @@ class ActionLayout:
             bounded.append((leaf.bounded_below & leaf.bounded_above).ravel())
             start += size
         if start == 0:
-            raise UsageError("The action space is empty: there is nothing to learn; give it at least one action.")
+            raise UsageError("The action space is empty; give it at least one action.")
         low, high = np.concatenate(lows), np.concatenate(highs)
         return ActionLayout(
             space, tuple(parts), tuple(nvec), _round_up(low), -_round_up(-high), np.concatenate(bounded)
@@ -96,31 +96,31 @@ class ActionLayout:
         return sum(self.nvec)
 
     def decode(self, row: np.ndarray) -> Any:
-        """The action of the space that a flat row (categories, and reals inside the bounds) stands for."""
+        """The action of the space for a flat action (categories, and reals within the bounds)."""
         if not self.parts[0].path:
             return _decode_part(self.parts[0], row)
         return rebuild(self.space, {part.path: _decode_part(part, row) for part in self.parts})
 
     def decoder(self) -> Callable[[np.ndarray], Any]:
-        """`decode`, quicker where there is nothing to decide: to ask for the kind of space costs more than a copy."""
+        """`decode`, or a plain copy where that is enough: looking up the kind of space costs more than the copy."""
         part = self.parts[0]
         if part.path or part.bins is not None or not isinstance(part.space, spaces.Box):
             return self.decode
         if part.space.dtype != np.float32 or len(part.space.shape) != 1:
             return self.decode
-        return np.ndarray.copy  # the environment may keep it, and the row is written again
+        return np.ndarray.copy  # the environment may keep it, and the buffer is overwritten
 
     def encode(self, action: Any) -> np.ndarray:
-        """The flat row of an action of the space."""
+        """The flat action for an action of the space."""
         row = np.zeros(self.width, np.float32)
         for part in self.parts:
             row[part.columns] = _encode_part(part, follow(action, part.path))
         return row
 
     def flatten_mask(self, mask: Any) -> np.ndarray:
-        """A user's action mask as [mask_width] uint8, heads one after the other.
+        """A user's action mask as [mask_width] uint8, head after head.
 
-        Taken as: one array of all entries in order; an array or tuple per head; for MultiBinary, one entry per bit that
+        Accepts: one array of all entries in order; an array or tuple per head; for MultiBinary, one entry per bit that
         says whether it may be set; for Dict and Tuple spaces, the same structure with masks as leaves.
         """
         if isinstance(mask, (dict, tuple, list)) and self.parts[0].path:
@@ -134,7 +134,7 @@ class ActionLayout:
         return self.nvec[part.columns]
 
     def empty_head(self, mask: np.ndarray) -> int | None:
-        """The first head for which a flat mask allows nothing, or None."""
+        """The first head without an allowed category in a flat mask, or None."""
         allowed = np.add.reduceat(mask, self._head_starts()) if self.nvec else np.ones(1)
         empty = np.flatnonzero(allowed == 0)
         return int(empty[0]) if empty.size else None
@@ -148,7 +148,7 @@ def _leaves(space: spaces.Space) -> list[tuple[Path, Any]]:
     for path, leaf in leaves:
         if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):
             raise UsageError(
-                f"{describe_path('action', path)} is a {type(leaf).__name__} space, for which there is no policy; "
+                f"{describe_path('action', path)} is a {type(leaf).__name__} space, which is not supported; "
                 "wrap the environment so that it becomes Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple."
             )
     return leaves
@@ -164,7 +164,7 @@ def _categories(space: Any, path: Path, discretize: int | None) -> tuple[list[in
     assert discretize is not None
     if not space.is_bounded():
         raise UsageError(
-            f"{describe_path('action', path)} has no finite bounds, so it cannot be cut into {discretize} bins; "
+            f"{describe_path('action', path)} has no finite bounds, so it cannot be divided into {discretize} bins; "
             "leave out --discretize or bound the action space."
         )
     share = np.linspace(0, 1, discretize).reshape(-1, *[1] * len(space.shape))
@@ -210,12 +210,12 @@ def _encode_part(part: Part, value: Any) -> np.ndarray:
 
 
 def _mask_at(mask: Any, path: Path) -> Any:
-    """The part of a structured mask that is for the leaf at `path`; None, which allows everything, if there is none."""
+    """The part of a structured mask for the leaf at `path`; None, which allows everything, if it has none."""
     try:
         return find(mask, path)
     except (IndexError, TypeError):
         raise UsageError(
-            f"{MASK} has nothing for {describe_path('action', path)}; give it the action's structure."
+            f"{MASK} has nothing for {describe_path('action', path)}; give it the structure of the action space."
         ) from None
 
 
@@ -232,7 +232,7 @@ def _mask_of_part(part: Part, nvec: tuple[int, ...], mask: Any) -> np.ndarray:
     if len(entries) == len(nvec) > 1:
         for head, (entry, n) in enumerate(zip(entries, nvec)):
             if entry.size != n:
-                raise UsageError(f"{MASK} has {entry.size} entries for head {head}, which has {n}; mend it.")
+                raise UsageError(f"{MASK} has {entry.size} entries for head {head}, which has {n}; fix the mask.")
     return _mask_entries(flat, width)
 
 
@@ -247,6 +247,6 @@ def _mask_entries(mask: Any, width: int) -> np.ndarray:
     flat = (np.ravel(mask) != 0).astype(np.uint8)
     if flat.size != width:
         raise UsageError(
-            f"{MASK} has {flat.size} entries, but the action space has {width}, all heads one after the other; mend it."
+            f"{MASK} has {flat.size} entries, but the action space has {width} categories in all; fix the mask."
         )
     return flat

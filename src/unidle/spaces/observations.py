@@ -1,11 +1,11 @@
-"""Any observation space as one row of bytes.
+"""Any observation space as packed bytes of fixed length.
 
-An observation, whatever its structure, is packed into a row of fixed length: each leaf of the space (Box, Discrete,
+An observation, whatever its structure, is packed into bytes of fixed length: each leaf of the space (Box, Discrete,
 MultiDiscrete, MultiBinary) has its own field, and an action mask is one more field. So a batch of observations of any
 space is one tensor, [.., obs_bytes] uint8, that is copied to the device once and indexed once per minibatch.
 
     {"camera": Box(uint8, 84×84×3), "speed": Box(float32, 2), "gear": Discrete(5)}
-    row: | camera 21168 B | gear 4 B + pad | speed 8 B |        every field starts at a multiple of 8
+    packed: | camera 21168 B | gear 4 B + pad | speed 8 B |        every field starts at a multiple of 8
 
 Only NumPy here: worker processes use it without loading torch.
 """
@@ -28,13 +28,13 @@ MASK = "action_mask"
 
 @dataclass(frozen=True)
 class Leaf:
-    """One field of the row."""
+    """One field of a packed observation."""
 
-    path: Path  # where it stands in the observation: ("sensors", 0)
+    path: Path  # its place in the observation: ("sensors", 0)
     space: spaces.Space
     dtype: np.dtype  # as stored: float64 is kept as float32, Discrete as int32
     shape: tuple[int, ...]
-    offset: int  # bytes from the start of the row
+    offset: int  # bytes from the start
 
     @property
     def nbytes(self) -> int:
@@ -43,13 +43,13 @@ class Leaf:
 
     @property
     def is_image(self) -> bool:
-        """Whether a CNN should look at it."""
+        """Whether a CNN encodes it."""
         space = self.space
         return isinstance(space, spaces.Box) and space.dtype == np.uint8 and image_axes(space.shape) is not None
 
 
 def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """(channels, height, width) of a picture with channels first, last or none; None if the shape is no picture's."""
+    """(channels, height, width) of an image with channels first, last or none; None if it is not an image's shape."""
     if len(shape) == 2 and min(shape) >= 8:
         return 1, *shape
     if len(shape) != 3:
@@ -61,7 +61,7 @@ def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """Where each leaf of an observation space lies in a row, and how to get it in and out."""
+    """Where each leaf of an observation space lies in a packed observation, and how to pack and unpack it."""
 
     space: spaces.Space
     leaves: tuple[Leaf, ...]
@@ -83,7 +83,7 @@ class ObservationLayout:
             leaves.append(Leaf(path, leaf, dtype, shape, offset))
             offset = _aligned(offset + leaves[-1].nbytes)
         if offset == 0:
-            raise UsageError("The observation space is empty: there is nothing to see; give it at least one number.")
+            raise UsageError("The observation space is empty; give it at least one number.")
         return ObservationLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
 
     def part(self, keys: Sequence[str], setting: str) -> ObservationLayout:
@@ -106,7 +106,7 @@ class ObservationLayout:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """The row as a NumPy record with one named field per leaf."""
+        """A packed observation as a NumPy record with one named field per leaf."""
         fields: dict[str, list[Any]] = {"names": [], "formats": [], "offsets": []}
         for index, leaf in enumerate(self.leaves):
             fields["names"].append(str(index))
@@ -119,7 +119,7 @@ class ObservationLayout:
         return np.dtype({**fields, "itemsize": self.obs_bytes})  # type: ignore[call-overload]
 
     def writer(self, obs: np.ndarray) -> Callable[[int, Any], None]:
-        """A function that packs an observation into row i of `obs` ([n, obs_bytes] uint8), casting as it copies."""
+        """A function that packs an observation into `obs[i]` ([n, obs_bytes] uint8), casting as it copies."""
         records = obs.view(self.dtype).reshape(len(obs))
         fields = [records[str(index)] for index in range(len(self.leaves))]
         if len(fields) == 1 and not self.leaves[0].path:
@@ -141,19 +141,19 @@ class ObservationLayout:
         return obs[:, self.mask_offset : self.mask_offset + self.mask_width]
 
     def float_views(self, obs: np.ndarray) -> list[np.ndarray]:
-        """The real-valued leaves of `obs` ([n, obs_bytes] uint8), each as [n, *shape]: what can be NaN or infinite."""
+        """The real-valued leaves of `obs` ([n, obs_bytes] uint8), each as [n, *shape]: they may be NaN or infinite."""
         records = obs.view(self.dtype).reshape(len(obs))
         return [records[str(index)] for index, leaf in enumerate(self.leaves) if leaf.dtype.kind == "f"]
 
     def pack(self, observation: Any) -> np.ndarray:
-        """One observation as a new row [obs_bytes]."""
+        """Pack one observation into a new array [obs_bytes]."""
         obs = np.zeros((1, self.obs_bytes), np.uint8)
         self.writer(obs)(0, observation)
         return obs[0]
 
-    def unpack(self, row: np.ndarray) -> Any:
-        """The observation in a row, in the structure and dtypes of the space."""
-        record = row.view(self.dtype)[0]
+    def unpack(self, obs: np.ndarray) -> Any:
+        """Unpack an observation [obs_bytes] to the structure and dtypes of the space."""
+        record = obs.view(self.dtype)[0]
         values = {leaf.path: _as_in_space(leaf.space, record[str(i)]) for i, leaf in enumerate(self.leaves)}
         return rebuild(self.space, values)
 
@@ -163,7 +163,7 @@ def _aligned(offset: int) -> int:
 
 
 def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]]:
-    """How a leaf is stored: the smallest dtype the learner wants that holds every value."""
+    """Dtype and shape in which a leaf is stored."""
     if isinstance(space, spaces.Box):
         if space.dtype.kind == "f":
             return np.dtype(np.float32), space.shape

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 
 def space_to_plain(space: spaces.Space) -> dict[str, Any]:
-    """A supported space as nested dicts, lists, numbers and text."""
+    """A supported space as nested dicts, lists, numbers and strings."""
     if isinstance(space, spaces.Dict):
         return {"kind": "Dict", "parts": [[key, space_to_plain(part)] for key, part in space.spaces.items()]}
     if isinstance(space, spaces.Tuple):
@@ -43,7 +43,7 @@ def space_from_plain(plain: dict[str, Any]) -> spaces.Space:
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for part in plain["parts"]])
     if kind == "Discrete":
-        # Older Gymnasium takes no dtype here, and needs none: it is always int64.
+        # Older Gymnasium has no dtype argument; there it is always int64.
         dtype_too = {} if plain["dtype"] == "int64" else {"dtype": np.dtype(plain["dtype"]).type}
         return spaces.Discrete(plain["n"], start=plain["start"], **dtype_too)
     if kind == "MultiDiscrete":
@@ -58,7 +58,7 @@ def space_from_plain(plain: dict[str, Any]) -> spaces.Space:
 
 
 def _bound(bound: np.ndarray, given: np.ndarray, infinity: float) -> Any:
-    """One number where all are equal (a picture's bounds), else all; infinity where an integer Box has no bound."""
+    """One number where all are equal (bounds of an image), else all; infinity where an integer Box has no bound."""
     if not given.all():
         bound = np.where(given, bound.astype(np.float64), infinity)
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.tolist()

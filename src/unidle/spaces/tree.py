@@ -1,4 +1,4 @@
-"""Trees of spaces: Dict and Tuple are the branches, every other space is a leaf, and a path says where a leaf stands.
+"""Trees of spaces: Dict and Tuple are the branches, every other space is a leaf, and a path is the place of a leaf.
 
     {"sensors": (Box, Discrete), "goal": Box}        ("sensors", 0), ("sensors", 1), ("goal",)
 
@@ -39,14 +39,14 @@ def _is_branch(space: spaces.Space) -> bool:
 
 
 def follow(value: Any, path: Path) -> Any:
-    """What stands at `path` of a value."""
+    """The part of a value at `path`."""
     for key in path:
         value = value[key]
     return value
 
 
 def find(value: Any, path: Path) -> Any:
-    """What stands at `path` of a value, or None if a dict on the way has no such key or a branch is None."""
+    """The part of a value at `path`; None if a dict on the way has no such key or a branch is None."""
     for key in path:
         value = None if value is None else value.get(key) if isinstance(value, dict) else value[key]
     return value

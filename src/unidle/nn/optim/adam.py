@@ -1,4 +1,4 @@
-"""Adam (Kingma & Ba 2015) on one flat tensor, one kernel a step.
+"""Adam (Kingma & Ba 2015) on one flat tensor, one kernel per step.
 
 torch.optim's Adam does the same arithmetic through the same kernel, but on a small network its bookkeeping costs more
 than the kernel does, and its first step loads torch's compiler, which takes a second.
@@ -46,10 +46,10 @@ class FlatAdam:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
+        """The state that a checkpoint stores."""
         return {"mean": self.mean, "square": self.square, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put a checkpoint's values into the tensors that are here."""
+        """Copy a checkpoint's values into the existing tensors."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])

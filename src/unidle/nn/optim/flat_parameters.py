@@ -9,10 +9,10 @@ _ALIGN = 64  # floats: every parameter starts at a multiple of 256 bytes, as cuB
 
 
 class FlatParameters:
-    """Rebinds a module's parameters to views of one flat tensor, and collects their gradients in one more."""
+    """Rebinds a module's parameters to views of one flat tensor, and collects their gradients in another."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Take over `module`'s parameters; move it to its device before, not after."""
+        """Rebind the parameters of `module`, which must already be on its device."""
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         starts, end = [], 0
         for parameter in self._parameters:
@@ -29,22 +29,22 @@ class FlatParameters:
             self._grads.append(self.grad_of(parameter))
 
     def grad_of(self, parameter: Tensor) -> Tensor:
-        """The part of `grad` that belongs to one of the parameters."""
+        """The view of `grad` for one of the parameters."""
         start = parameter.storage_offset()
         return self.grad[start : start + parameter.numel()].view_as(parameter)
 
     def backward(self, loss: Tensor) -> None:
-        """Put the gradient of `loss` in `grad`; a parameter the loss does not reach gets 0."""
+        """Write the gradient of `loss` to `grad`; 0 for parameters that the loss does not depend on."""
         grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch._foreach_copy_(self._grads, grads)
 
     def add(self, loss: Tensor, share: float) -> None:
-        """Add `share` of the gradient of `loss` to what is in `grad`."""
+        """Add `share` × the gradient of `loss` to `grad`."""
         grads = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch._foreach_add_(self._grads, grads, alpha=share)
 
     def clip_(self, max_norm: float) -> Tensor:
-        """Scale `grad` down to `max_norm` if it is longer; returns its length before."""
+        """Clip the norm of `grad` to `max_norm`; returns the norm before clipping."""
         norm = torch.linalg.vector_norm(self.grad)
         self.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
