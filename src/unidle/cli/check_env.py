@@ -13,14 +13,14 @@ from unidle.cli.flags import Result, parse
 
 @dataclass(frozen=True)
 class _CheckFlags:
-    """Check an environment for the mistakes that make training fail or learn nothing."""
+    """Check an environment for mistakes that make training crash or learn nothing."""
 
     env: Annotated[str, tyro.conf.Positional]
     """Gymnasium id, or module:callable that returns an environment."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the environment, as YAML: '{continuous: true}'."""
+    """Keyword arguments of the environment, as YAML: '{continuous: true}'."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 def check_env_command(argv: list[str]) -> Result:

@@ -26,13 +26,13 @@ class _DashboardFlags:
     """
 
     runs: Annotated[Path, tyro.conf.Positional] = Path("runs")
-    """Folder of runs, or of one run."""
+    """Folder of runs, or one run folder."""
     host: str = "127.0.0.1"
-    """Address to be reached at. Any but this machine's own (127.0.0.1, ::1) needs a token."""
+    """Address to listen on; any but localhost (127.0.0.1, ::1) needs a token."""
     port: int = 8765
-    """Port; 0 takes any that is free."""
+    """Port; 0: any free port."""
     token: str | None = None
-    """Ask for this word; letters, digits and - _ . ~. Where one is needed and none is given, it is made and printed."""
+    """Access token: letters, digits and - _ . ~; if one is needed and not given, it is generated and printed."""
 
 
 def dashboard_command(argv: list[str]) -> None:

@@ -12,19 +12,19 @@ from unidle.errors import TrainingError, UsageError, explain_out_of_memory
 
 @dataclass(frozen=True)
 class _DiagnoseFlags(JobFlags):
-    """Say why a training job is as slow as it is, and what would make it faster: takes all settings of `unidle train`.
+    """Explain what limits the speed of a training job and what would make it faster.
 
-    Environments, inference, learning and copies are each measured by themselves; then the job is trained for some
-    seconds, and nothing of it is kept. You get one sentence, a table of where the time goes that sums to 100 %, the
-    ceilings, and what to change, by predicted speed-up: first what leaves learning as it is, then, apart, what changes
-    the recipe. "Nothing to gain" and "use the CPU" are answers too. Leave the machine alone meanwhile. Needs the extra
-    `meter`.
+    Takes all settings of `unidle train`. Measures environments, inference, learning and copies separately, then trains
+    the job for some seconds without saving anything. Prints a verdict, a table of where the time goes that sums to
+    100 %, the ceilings, and changes by predicted speed-up: first those that leave learning unchanged, then those that
+    change the recipe. "Nothing to gain" and "use the CPU" are possible answers. Do not use the machine for other work
+    meanwhile. Needs the extra `meter`.
     """
 
     seconds: float = 20.0
-    """Seconds to train for; the probes before it take about half as long, and what the environments need to start."""
+    """Seconds of training; the measurements before it take about half as long, plus the start of the environments."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 @explain_out_of_memory()

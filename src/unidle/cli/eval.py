@@ -14,20 +14,20 @@ from unidle.cli.flags import Result, parse
 
 @dataclass(frozen=True)
 class _EvalFlags:
-    """Play episodes with the best policy of a run, in new environments."""
+    """Evaluate the best policy of a run in new environments."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, as runs/my-run."""
+    """Run folder, such as runs/my-run."""
     episodes: int = 20
-    """Episodes to play."""
+    """Number of episodes."""
     seed: int | None = None
-    """Seed of the episodes; none: one that training never used."""
+    """Seed of the episodes; none: one that training did not use."""
     stochastic: bool = False
-    """Sample actions instead of taking the most likely ones."""
+    """Sample actions instead of taking the mode of the distribution."""
     video: bool = False
-    """Film the first episode, by its most likely actions, as video.mp4 in the run folder (extra `video`)."""
+    """Record the first episode, with deterministic actions, as video.mp4 in the run folder (extra `video`)."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 def eval_command(argv: list[str]) -> Result:

@@ -14,14 +14,14 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _ExportFlags:
-    """Write the best policy of a run, its normalisers included, in a form that needs no unidle."""
+    """Export the best policy of a run, with its observation normalisation, to run without unidle."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, as runs/my-run."""
+    """Run folder, such as runs/my-run."""
     onnx: bool = False
     """Write policy.onnx into the run folder (extra `onnx`)."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 def export_command(argv: list[str]) -> Result:

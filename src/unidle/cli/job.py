@@ -27,9 +27,9 @@ class JobFlags:
     engine: Engine = field(default_factory=Engine)
     run: Run = field(default_factory=Run)
     config: Path | None = None
-    """YAML file: unidle's own, or one of Stable-Baselines3, rl-zoo, Isaac Lab or ElegantRL."""
+    """YAML config file of unidle, Stable-Baselines3, rl-zoo, Isaac Lab or ElegantRL."""
     engine_file: Annotated[Path | None, tyro.conf.arg(name="engine")] = None
-    """YAML file of engine settings, as `unidle tune` writes it for this machine."""
+    """YAML file of engine settings, as written by `unidle tune` for this machine."""
     site: str | None = None
     """Website to explore with unidle/SiteExplore-v0; short for --env-kwargs '{site: …}'."""
 
@@ -39,16 +39,16 @@ _Flags = TypeVar("_Flags", bound=JobFlags)
 
 @dataclass(frozen=True)
 class Job(Generic[_Flags]):
-    """What is to be trained."""
+    """A training job from the command line."""
 
     flags: _Flags
     config: Config  # validated
     maker: EnvMaker
-    notes: list[str]  # what the user should be told about it
+    notes: list[str]  # messages about the settings
 
 
 def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
-    """The job that the flags, preset and files of `command` describe; UsageError at a mistake."""
+    """The job that the flags, preset and files of `command` describe, or a UsageError."""
     argv, notes = current_flags(argv)
     argv = settle(argv)
     file = peek(argv, "--config")
@@ -60,18 +60,18 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     if flags.site:
         config = config.with_values({"env_kwargs": {**config.run.env_kwargs, "site": flags.site}}, "--site")
     if not config.run.env:
-        validated(config, layers.preset_batch_size)  # says so
+        validated(config, layers.preset_batch_size)  # raises the error for a missing environment
 
     from unidle.api import fitted
     from unidle.envs.make import env_maker
 
     maker = env_maker(config.run.env, config.run.env_kwargs)
-    config, fitting = fitted(config, maker)  # before the check: a vector environment decides n_envs
+    config, fitting = fitted(config, maker)  # before validation: a vector environment decides n_envs
     return Job(flags, validated(config, layers.preset_batch_size), maker, [*notes, *layers.notes, *fitting])
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:
-    """Preset and files, which give the flags their defaults."""
+    """Resolve preset and files, which give the flags their defaults."""
     n_envs = peek(argv, "--n-envs")
     known = int(n_envs) if n_envs and n_envs.isdigit() else None
     has_gpu = not wants_help(argv) and gpu_name() is not None

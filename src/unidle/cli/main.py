@@ -1,6 +1,6 @@
-"""Picks the command, and turns errors into a sentence and an exit code: 0 done, 2 the user's mistake, 1 the rest.
+"""Runs a command, and turns errors into one sentence and an exit code: 0 success, 2 usage error, 1 anything else.
 
-Nothing heavy is imported until a command needs it: `unidle --help` must answer at once.
+Heavy imports wait until a command needs them, so that `unidle --help` is instant.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from importlib import import_module
 from typing import Any
 
 from unidle.config.machine import limit_threads
+from unidle.config.settings import RECIPES
 from unidle.errors import TrainingError, UsageError
 
 _COMMANDS = {
-    "train": "train a policy, or go on with a run (--resume)",
-    "eval": "play episodes with a trained policy",
-    "presets": "list the presets, and which of them suit this machine",
+    "train": "train a policy, or resume a run (--resume)",
+    "eval": "evaluate a trained policy",
+    "presets": "list the presets, and which of them fit this machine",
     "check-env": "check an environment for mistakes before training on it",
-    "export": "write the policy as ONNX",
-    "scaling": "train critics of several widths on Meta-World, and plot them",
-    "report": "write a run's report.html again",
+    "export": "export the policy as ONNX",
+    "scaling": "compare critics of several widths on Meta-World",
+    "report": "write the report of a run (report.html)",
     "dashboard": "show runs in a browser, live",
-    "diagnose": "say why a training job is slow, and what to change",
-    "monitor": "show what GPU and CPU do right now, with bursts",
-    "watch": "run any command, and say what its GPU waited for",
-    "tune": "find faster engine settings for a job, by measuring",
+    "diagnose": "explain what limits a training job, and what to change",
+    "monitor": "show live GPU and CPU readings",
+    "watch": "run any command, and report what its GPU waited for",
+    "tune": "find faster engine settings for a job by measuring",
 }
 
 _HELP = f"""usage: unidle COMMAND [OPTIONS]
@@ -45,19 +46,20 @@ examples:
   unidle train --resume runs/my-run
   unidle eval runs/my-run --episodes 20
 
-`unidle COMMAND --help` says what a command takes. Commands that print a result take --json."""
+`unidle COMMAND --help` shows the options of a command, `unidle train --algo sac --help` the settings of an algorithm
+({", ".join(RECIPES)}). Commands that print a result take --json."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
     code = run(sys.argv[1:] if argv is None else argv)
-    gc.freeze()  # or the interpreter looks through all of torch for garbage at its end, which takes a second
+    gc.freeze()  # else garbage collection at exit traverses all of torch, which takes a second
     sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
-    if argv[:1] != ["watch"]:  # which must not change what it runs
+    if argv[:1] != ["watch"]:  # which must not change the environment of its command
         limit_threads()
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
@@ -68,7 +70,7 @@ def run(argv: list[str]) -> int:
         print(__version__)
         return 0
     name, rest = argv[0], argv[1:]
-    own = rest[: rest.index("--")] if "--" in rest else rest  # what follows is for the command that is watched
+    own = rest[: rest.index("--")] if "--" in rest else rest  # the rest belongs to the watched command
     if name not in _COMMANDS:
         near = difflib.get_close_matches(name, _COMMANDS, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
@@ -78,15 +80,15 @@ def run(argv: list[str]) -> int:
         command: Callable[[list[str]], dict[str, Any] | None] = getattr(
             import_module(f"unidle.cli.{module}"), f"{module}_command"
         )
-        # Environments may print; with --json, standard output is the result's alone.
+        # Environments may print; with --json, standard output is only for the result.
         with redirect_stdout(sys.stderr) if "--json" in own else nullcontext():
             result = command(rest)
     except UsageError as error:
         return _complain(str(error), own, 2)
     except TrainingError as error:
         return _complain(str(error), own, 1)
-    except BrokenPipeError:  # whoever read the output has seen enough, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not complain either
+    except BrokenPipeError:  # the reader is gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not raise again
         return 1
     except KeyboardInterrupt:
         kept = "at once; the last checkpoint is kept" if name == "train" else "before it was done"

@@ -11,23 +11,23 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _MonitorFlags:
-    """Show what GPUs and CPU do right now, until Ctrl-C.
+    """Show live GPU and CPU readings until Ctrl-C.
 
-    Each reading comes with its least, mean and largest value over the last ten seconds, a sparkline that loses no
-    burst, and how often it is really renewed; a value that was only asked for again does not count. A reading that a
-    GPU does not have is a –. Without an NVIDIA GPU you see the CPU side. Needs the extra `meter`.
+    Each reading has its minimum, mean and maximum over the last ten seconds, a sparkline that keeps short bursts, and
+    its real update rate: repeated samples of an old value do not count. – marks a reading that a GPU does not provide.
+    Without an NVIDIA GPU, only the CPU is shown. Needs the extra `meter`.
     """
 
     interval: float = 0.1
-    """Seconds between two looks. NVIDIA's readings are renewed ten times a second at most."""
+    """Seconds between samples; NVIDIA drivers update their readings at most ten times per second."""
     csv: Path | None = None
-    """Write each new value to this file too: time, source, reading, value, unit."""
+    """Also append each new value to this file: time, source, reading, value, unit."""
     pid: int | None = None
-    """Show also what this process and all that it started use together."""
+    """Also show what this process and its descendants use in total."""
     once: bool = False
-    """Look for one second, print one table and exit."""
+    """Sample for one second, print one table and exit."""
     json: bool = False
-    """Look for one second and print the result as one JSON object."""
+    """Sample for one second and print the result as a JSON object."""
 
 
 def monitor_command(argv: list[str]) -> Result:

@@ -11,10 +11,10 @@ from unidle.config.presets import load_preset, preset_names
 
 @dataclass(frozen=True)
 class _PresetsFlags:
-    """List the presets, what each needs, and which of them suit this machine."""
+    """List the presets, what each needs, and which of them fit this machine."""
 
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 def presets_command(argv: list[str]) -> Result:
@@ -48,7 +48,7 @@ def presets_command(argv: list[str]) -> Result:
 
     from unidle.report.terminal.presets import print_presets
 
-    # In a pipe, rich takes 80 columns for granted and would cut off the one that tells what fits.
+    # In a pipe, rich assumes 80 columns and would cut off the last one.
     console = Console()
     print_presets(Console(width=max(console.width, TABLE_WIDTH)), rows, cores, memory)
     return None

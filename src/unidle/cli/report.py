@@ -14,15 +14,15 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _ReportFlags:
-    """Write report.html of a run from its metrics, also while it is still training."""
+    """Write report.html of a run from its metrics, also during training."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, as runs/my-run."""
+    """Run folder, such as runs/my-run."""
     html: Path | None = None
-    """Write the run's page of the dashboard instead, as one file (extra `dashboard`): to this path, which ends in
-    .html, or without one to dashboard.html in the run folder."""
+    """Write the run's dashboard page instead, as one file (extra `dashboard`): to this .html path, or without a
+    path to dashboard.html in the run folder."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 _IN_THE_RUN = "--html=."  # what a bare --html means

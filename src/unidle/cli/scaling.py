@@ -21,30 +21,30 @@ _LAYERS = 3
 
 @dataclass(frozen=True)
 class _ScalingFlags:
-    """Train with critics of several widths, one after the other, and plot success and dormant neurons against width.
+    """Train critics of several widths on Meta-World, and plot success rate and dormant neurons against width.
 
-    What was trained before is not trained again, and what was stopped goes on.
+    Finished runs are reused, and interrupted runs are resumed.
     """
 
     actor: int = 400
     """Width of the actor's three layers."""
     critic: tuple[int, ...] = (200, 400, 1024, 4096)
-    """Widths of the critics' three layers, as in 200,400."""
+    """Widths of the critics' three layers, such as 200,400."""
     tasks: Literal["mt10", "mt50"] = "mt10"
-    """Tasks of Meta-World; all else is as in the preset mt10-paper-400 or mt50-paper-1024."""
+    """Meta-World tasks; other settings come from the preset mt10-paper-400 or mt50-paper-1024."""
     timesteps: int | None = None
-    """Steps of each run; none: the preset's."""
+    """Environment steps of each run; none: the preset's."""
     eval_episodes: int | None = None
     """Episodes per evaluation; none: the preset's."""
     seed: int = 0
     """Seed of each run."""
     save_replay_buffer: bool = True
-    """Keep what is remembered in checkpoints; without it a run that was stopped first collects anew."""
+    """Store the replay buffer in checkpoints; without it, a resumed run first refills it."""
     runs_dir: str = "runs"
-    """Folder that holds the run folders, and gets the plot."""
+    """Parent folder of the run folders and of the plot."""
     engine: Engine = field(default_factory=Engine)
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 def scaling_command(argv: list[str]) -> dict[str, Any] | None:

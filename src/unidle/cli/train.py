@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _TrainFlags(JobFlags):
-    """Train a policy. Flags override --engine, which overrides --config, which overrides --preset."""
+    """Train a policy, or resume a run (--resume).
+
+    Each algorithm has its own settings: `unidle train --algo sac --help` shows those of SAC. Flags override --engine,
+    which overrides --config, which overrides --preset.
+    """
 
     resume: Path | None = None
-    """Run folder to go on with, exactly where its latest checkpoint stands."""
+    """Run folder to resume from its latest checkpoint."""
     quiet: bool = False
-    """Show no progress, only what you should know."""
+    """Show no progress, only warnings."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 @explain_out_of_memory()
@@ -66,7 +70,7 @@ def _resume(argv: list[str]) -> Result:
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
     changes = {name: value for name, value in new.items() if value != old[name]}
     for name in ("env", "network"):
-        if name in changes:  # `resume` takes these for Python objects that the config cannot name
+        if name in changes:  # `resume` takes them only as Python objects
             raise UsageError(f"A resumed run keeps its {name}; leave out --{name}, or start a new run.")
 
     from unidle.api import resume
@@ -75,7 +79,7 @@ def _resume(argv: list[str]) -> Result:
 
 
 def _close(trained: TrainedRun, flags: _TrainFlags) -> Result:
-    """The short report at the end of training."""
+    """Print the summary at the end of training, or return it for --json."""
     if flags.json:
         return trained.summary()
     if not flags.quiet:

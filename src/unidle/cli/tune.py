@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _LEAST_BUDGET = 30
-# Flags that `unidle train` does not have, gets anew, or takes in another sense.
+# Flags that `unidle train` does not have, that are added again, or that mean something else there.
 _OWN = ("budget", "out", "json", "engine", "allow_recipe_change")
 _SWITCHES = {
     f"--{no}{f.name.replace('_', '-')}"
@@ -46,11 +46,11 @@ class _TuneFlags(JobFlags):
     """
 
     budget: str = "120s"
-    """How long it may take in all, as 90s, 5m or 1h; at least 30s, for the job is started twice to measure anything."""
+    """Total time, such as 90s, 5m or 1h; at least 30s, because each comparison starts the job twice."""
     out: Path = Path("engine.yaml")
-    """File for the engine settings; one that is there is replaced, once a change was measured."""
+    """Output file for the engine settings; an existing file is replaced once a change was measured."""
     json: bool = False
-    """Print the result as one JSON object."""
+    """Print the result as a JSON object."""
 
 
 def tune_command(argv: list[str]) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ def _seconds(text: str) -> float:
 
 
 def _check_place(out: Path) -> None:
-    """Now, and not when minutes of measuring are over."""
+    """Fail before minutes of measuring, not after."""
     was_there = out.exists()
     try:
         with out.open("a", encoding="utf-8"):
@@ -124,7 +124,7 @@ def _recipe_changes(before: Recipe, after: Recipe) -> dict[str, Any]:
 
 
 def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
-    """How to train with what was found: the user's own words, but for those that the engine file stands for."""
+    """The command that trains with the result: the user's flags, without those in the engine file."""
     changed = _recipe_changes(job.config.recipe, tuned.config.recipe)
     gone = {*(f.name for f in dataclasses.fields(Engine)), *_OWN, *changed}
     words = settle(current_flags(argv)[0])

@@ -14,17 +14,16 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _WatchFlags:
-    """Run a command as it is, and say at its end what its GPU waited for: unidle watch -- python train.py
+    """Run any command unchanged and report at its end what its GPU waited for: unidle watch -- python train.py
 
-    Works for any Python training program, whatever its library; nothing in it needs to change. Its output, its input,
-    signals and its exit status pass through; the report goes to standard error. Without a GPU it says what the main
-    process spent its time on. Needs the extra `meter`.
+    Works with any Python training program and library. Input, output, signals and exit status pass through; the report
+    goes to standard error. Without a GPU, it reports where the main process spent its time. Needs the extra `meter`.
     """
 
     out: Path | None = None
-    """Write the report to this folder too: watch.json and watch.txt."""
+    """Also write the report to this folder: watch.json and watch.txt."""
     windows: bool = False
-    """Switch on torch's profiler now and then, to know when kernels ran; not if the program captures CUDA graphs."""
+    """Run torch's profiler now and then to see when kernels run; not for programs that capture CUDA graphs."""
 
 
 def watch_command(argv: list[str]) -> Result:
