@@ -253,7 +253,7 @@ MORE_MISTAKES = {
     "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
     "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
     "report nowhere": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
-    "eval": "Missing from unidle eval: PATH Run folder, as runs/my-run",
+    "eval": "Missing from unidle eval: PATH Run folder, such as runs/my-run",
     "eval runs/a --seed 1e30": "--seed: '1e30' is no whole number",
     "eval runs/a --episodes many": "--episodes: 'many' is no whole number",
     "eval runs/a --speed 3": "`--speed 3` is not understood here; `unidle eval --help` says what it takes.",
