@@ -1,6 +1,6 @@
-"""Gymnasium's classic control on tensors, batched: the same physics, rewards, ends and time limits.
+"""Gymnasium's classic control on tensors, batched: the same physics, rewards, termination and time limits.
 
-Each task is a handful of functions on `physics` [N, ..]; `Classic` makes an environment of them that resets itself.
+Each task is a few functions of `physics` [N, ..]; `Classic` turns them into an environment with automatic resets.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from unidle.envs.device.device_env import State, Step, uniform
 
 @dataclass(frozen=True)
 class Task:
-    """The rules of one kind of environment."""
+    """The functions and constants of one task."""
 
     name: str
     observation_space: spaces.Box
     action_space: spaces.Space
     limit: int  # steps of an episode
-    draws: int  # random numbers that a reset takes
+    draws: int  # random numbers per reset
     begin: Callable[[Tensor], Tensor]  # uniform numbers [N, draws] → physics
     advance: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # physics, action [N] → physics, reward, ended
     observe: Callable[[Tensor], Tensor]  # physics → observation
@@ -43,16 +43,16 @@ class Classic:
         self.indices = torch.arange(first_index, first_index + n_envs, device=device)
 
     def begin(self) -> tuple[State, Tensor]:
-        """The state in which every environment begins its episode 0, and what it then sees."""
-        none = torch.zeros_like(self.indices)
-        physics = self._fresh(none)
-        return {"physics": physics, "episode": none, "length": none.clone()}, self.task.observe(physics)
+        """Return the state and observation at the start of episode 0 of every environment."""
+        zeros = torch.zeros_like(self.indices)
+        physics = self._fresh(zeros)
+        return {"physics": physics, "episode": zeros, "length": zeros.clone()}, self.task.observe(physics)
 
     def _fresh(self, episode: Tensor) -> Tensor:
         return self.task.begin(uniform(self.seed, self.indices, episode, self.task.draws))
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
-        """One step on flat actions [N, 1]."""
+        """Step with flat actions [N, 1]."""
         task = self.task
         physics, reward, terminated = task.advance(state["physics"], action[:, 0])
         length = state["length"] + 1
@@ -188,7 +188,7 @@ ACROBOT = Task(
 
 
 def _drive(physics: Tensor, push: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """The car one step on, and whether it is at the goal."""
+    """Advance the car one step; return its physics and whether it is at the goal."""
     position, speed = physics.unbind(-1)
     speed = (speed + push - 0.0025 * torch.cos(3 * position)).clamp(-0.07, 0.07)
     position = (position + speed).clamp(-1.2, 0.6)

@@ -152,7 +152,11 @@ def test_a_few_large_iterations_are_told_to_be_few(tmp_path: Path, capsys: pytes
         ("unidle/CartPole-v1", {"overlap": "strict"}, "nothing to overlap"),
         ("unidle/Pendulum-v1", {"discretize": 5}, "--discretize does not apply"),
         ("unidle/CartPole-v1", {"env_kwargs": {"gravity": 1}}, "gravity"),
-        ("unidle/CartPole-v1", {"env_kwargs": {"n_envs": 1}}, "`n_envs` of unidle/CartPole-v1 is a setting of its own"),
+        (
+            "unidle/CartPole-v1",
+            {"env_kwargs": {"n_envs": 1}},
+            "`n_envs` is set by --n-envs; leave it out of the env_kwargs",
+        ),
         ("unidle/Trading-v0", {"env_kwargs": {"seed": 1}}, "--seed; leave it out"),
     ],
 )

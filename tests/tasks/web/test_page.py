@@ -79,7 +79,7 @@ def test_a_link_has_one_spelling_or_none(href: str, target: str | None) -> None:
 )
 def test_the_quick_way_and_the_long_way_lead_to_the_same_place(href: str, at: str) -> None:
     base = LinkBase(HERE)
-    assert base.absolute(at + href) == base.spelled_out(at + href)
+    assert base.absolute(at + href) == base.resolve(at + href)
 
 
 def test_a_site_cannot_fill_what_is_remembered_of_addresses() -> None:
@@ -217,7 +217,7 @@ def test_a_page_that_is_nested_without_end_is_read_in_time(tag: str) -> None:
 
 
 def test_a_page_made_to_be_slow_keeps_nobody_waiting_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(pages, "_TIMEOUT_SECONDS", 0.3)
     html = ("<a " + " ".join(f"a{n}=1" for n in range(40_000)) + ">x</a>").encode()  # seconds in the parser
 
     async def check() -> None:

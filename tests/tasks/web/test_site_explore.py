@@ -540,7 +540,7 @@ def test_strange_pages_are_seen_and_passed_by(page: Any) -> None:
         ({"site": []}, "at least one site"),
         ({"budget": 0}, "a budget"),
         ({"topic": ""}, "at least one word"),
-        ({"rate": 0.0}, "rate must be more than 0"),
+        ({"rate": 0.0}, "rate must be positive"),
         ({"hosts": ["http://x"]}, "is not a host"),
     ],
 )

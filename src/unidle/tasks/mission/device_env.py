@@ -1,4 +1,4 @@
-"""Search and rescue on tensors, batched: the rules are in `mission_rules`."""
+"""Search and rescue on tensors, batched: the rules are in `rules`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Mission:
     # -- an episode begins ---------------------------------------------------------------------------------------------
 
     def begin(self) -> tuple[State, Tensor]:
-        """The state in which every environment begins its episode 0, and what it then sees."""
+        """Return the state and observation at the start of episode 0 of every environment."""
         state = self._fresh(torch.zeros_like(self._env))
         return state, self._observe(state)
 
@@ -101,7 +101,7 @@ class Mission:
     # -- and goes on ---------------------------------------------------------------------------------------------------
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
-        """One step on flat actions [N, U]."""
+        """Step with flat actions [N, U]."""
         state, reward = self._advance(state, action.long())
         terminated = state["home"].all(-1)
         truncated = (state["length"] >= self._level.limit) & ~terminated

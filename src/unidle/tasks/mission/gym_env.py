@@ -1,6 +1,6 @@
-"""Search and rescue one mission at a time, in plain Python: the rules are in `mission_rules`.
+"""Search and rescue one mission at a time, in plain Python: the rules are in `rules`.
 
-Written to be obviously right and to be filmed; `mission` is compared with it step by step.
+Written for clarity and for rendering; the tests compare `device_env` with it step by step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The rules of unidle/Mission-v0 and every number in them; `mission` plays them on tensors, `mission_twin` one by one.
+"""The rules of unidle/Mission-v0 and all its constants; `device_env` implements them on tensors, `gym_env` for one.
 
 Units set out from a base in the middle of a square map to find survivors and bring them home.
 
-Map. Each cell is open ground, rough ground or rock, drawn anew for each episode. Base's own row and column are roads,
+Map. Each cell is open ground, rough ground or rock, drawn for each episode. Base's own row and column are roads,
 on which there is no rock. Survivors lie more than `NEAR` steps from base, each on a cell to which one can walk straight
 from a road: so each can be reached, by a walk no longer than its distance. All distances are rows plus columns.
 

@@ -1,4 +1,4 @@
-"""Trading on tensors: many portfolios in one market, each at its own place in time. `trading_rules` has the rules."""
+"""Trading on tensors: many portfolios in one market, each on its own day. The rules are in `rules`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Trading:
         self._rounds = math.ceil(math.log(0.5e-16) / math.log(cost)) - 1 if cost else 0
 
     def begin(self) -> tuple[State, Tensor]:
-        """The state in which every environment begins its episode 0, and what it then sees."""
+        """Return the state and observation at the start of episode 0 of every environment."""
         none = torch.zeros_like(self._env)
         state = self._fresh(none)
         return state, self._observe(state)
@@ -52,7 +52,7 @@ class Trading:
         }
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
-        """One step on flat actions [N, K]."""
+        """Step with flat actions [N, K]."""
         rules, worth = self._rules, self._worth(state)
         cash, holdings = self._trade(state, action)
         length = state["length"] + 1

@@ -1,4 +1,4 @@
-"""One portfolio for Gymnasium, slow and plain, by the rules of `trading_rules`: the tensors are checked against it."""
+"""One portfolio as a gymnasium.Env, written for clarity; the tests compare the tensor version with it."""
 
 from __future__ import annotations
 

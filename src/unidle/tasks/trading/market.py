@@ -114,7 +114,7 @@ def _read(path: Path, changed: int, size: int) -> Market:
             raise UsageError(f"{where} has {len(row)} cells, the header has {len(names) + 1}; {_FORM}.")
         day = _as_date(row[0])
         if day is None:
-            raise UsageError(f"{where}: `{row[0]}` is no date; write it as 2020-01-31.")
+            raise UsageError(f"{where}: `{row[0]}` is not a date; write it as 2020-01-31.")
         if index and day <= dates[index - 1]:
             raise UsageError(f"{where}: {row[0]} does not come after the day above it; sort the days, each once.")
         dates[index] = day
@@ -122,7 +122,7 @@ def _read(path: Path, changed: int, size: int) -> Market:
         for column in np.flatnonzero(np.isnan(prices[index]))[:1]:
             cell = f"`{row[1 + column]}`" if row[1 + column] not in ("", None) else "empty"
             raise UsageError(
-                f"{where} ({row[0]}), column `{names[column]}` is {cell}, not a price above 0; mend it or leave it out."
+                f"{where} ({row[0]}), column `{names[column]}` is {cell}, not a positive price; fix or remove the row."
             )
     return _frozen(names, dates, prices)
 
@@ -177,7 +177,7 @@ def _read_parquet(path: Path) -> list[list[Any]]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"{path} cannot be read as Parquet ({reason}); save it anew, or as CSV.") from None
+        raise UsageError(f"{path} cannot be read as Parquet ({reason}); save it again, or as CSV.") from None
     columns = [column.to_pylist() for column in table.columns]
     return [list(table.column_names), *(list(row) for row in zip(*columns))]
 

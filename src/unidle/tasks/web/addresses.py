@@ -1,14 +1,13 @@
-"""Which hosts and addresses may be talked to. Whatever is not listed is refused, before any packet is sent.
+"""The allow-list of hosts and addresses. Everything else is refused before any packet is sent.
 
-A name that is not listed is not even looked up. A listed name may be looked up, and then leads only to public
-addresses: one that answers with 127.0.0.1 or 10.0.0.5 (DNS rebinding) is refused, unless that address is listed too. So
-the list says all that can ever be reached:
+A name that is not listed is not even resolved. A listed name may resolve to public addresses only: 127.0.0.1 or
+10.0.0.5 (DNS rebinding) is refused, unless that address is listed too. So the list covers everything that can be reached:
 
-    nothing                          loopback: 127.0.0.0/8, ::1, localhost
+    (empty)                          loopback: 127.0.0.0/8, ::1, localhost
     example.org                      that name, on any port, at public addresses
-    *.example.org                    names that end so
+    *.example.org                    all names below it
     127.0.0.1:8000, [::1]:8000       that address, on that port only
-    intranet.local, 10.0.0.0/8       that name, also at those addresses; and those addresses by themselves
+    intranet.local, 10.0.0.0/8       that name, also at those addresses, and the addresses themselves
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from unidle.errors import UsageError
 
 Address = IPv4Address | IPv6Address
 
-# Within 2000::/3, all that is public; of it, what is not: protocol assignments and Teredo, documentation, 6to4.
+# Public addresses are in 2000::/3, except protocol assignments and Teredo, documentation, 6to4.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NOT_PUBLIC = [IPv6Network(net) for net in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
 _NAT64 = IPv6Network("64:ff9b::/96")  # an IPv4 address in its last four bytes
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-# What inet_aton reads as an address though it is not written as one: 2130706433, 127.1, 0x7f.0.0.1. Never listed.
+# Numeric forms that inet_aton accepts as addresses (2130706433, 127.1, 0x7f.0.0.1); they cannot be listed.
 _NUMERIC = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)")
 
 
 class RefusedError(OSError):
-    """Nobody listed this; nothing was sent. An OSError, so that it passes through aiohttp's connector as itself."""
+    """Not on the allow-list; nothing was sent. An OSError, so that aiohttp's connector passes it on unchanged."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list."""
+    """One entry of the allow-list."""
 
-    host: str  # a name, `*.` and the end of one, or "" beside `network`
+    host: str  # a name, `*.` and a domain, or "" if `network` is set
     network: IPv4Network | IPv6Network | None
     port: int | None  # None: any
 
     @staticmethod
     def of(text: str) -> Entry:
-        """Read one; UsageError if it is not a host."""
+        """Parse an entry; UsageError if it is not a host."""
         plain = text.strip().lower()
         host, port = plain, None
         split = re.fullmatch(r"(\[[^]]*\]|[^:]*):([0-9]{1,5})", plain)
@@ -61,53 +60,53 @@ class Entry:
             host = host.encode("idna").decode()
         if not _NAME.fullmatch(host.removeprefix("*.")) or _NUMERIC.fullmatch(host) or (port or 0) > 65535:
             raise UsageError(
-                f"`{text}` in hosts is not a host; write a name, *.name, an address or a network, with :port if need "
-                "be, and without http://."
+                f"`{text}` in hosts is not a host; write a name, *.name, an address or a network, optionally with "
+                ":port, and without http://."
             )
         return Entry(host, None, port)
 
     def is_name(self, name: str, port: int) -> bool:
-        """Whether it lists this name."""
+        """Whether the entry allows this name."""
         listed = name.endswith(self.host[1:]) if self.host.startswith("*.") else name == self.host
         return self.network is None and listed and self.port in (None, port)
 
     def is_address(self, address: Address, port: int) -> bool:
-        """Whether it lists this address."""
+        """Whether the entry allows this address."""
         return self.network is not None and address in self.network and self.port in (None, port)
 
 
 @dataclass(frozen=True)
 class AllowList:
-    """All that may be reached."""
+    """Everything that may be reached."""
 
     entries: tuple[Entry, ...]
 
     @staticmethod
     def of(hosts: Sequence[str]) -> AllowList:
-        """Read the lines of a list; UsageError if one is not a host."""
+        """Parse a list; UsageError if an entry is not a host."""
         return AllowList(tuple(Entry.of(host) for host in hosts))
 
     def check_host(self, host: str, port: int) -> None:
-        """Refuse what a URL names, if it is not listed; a name may then be looked up."""
+        """Refuse the host of a URL unless it is listed; a listed name may be resolved."""
         host = host.lower().rstrip(".")
         address = literal(host)
         if address is not None:
             if not self._lists(address, port):
-                raise RefusedError(f"{host}:{port} is not a host that was allowed")
+                raise RefusedError(f"{host}:{port} is not in the list of allowed hosts")
             return
         named = [entry for entry in self.entries if entry.is_name(host, port)]
         listed = named or (not self.entries and host == "localhost")
         if not listed:
-            raise RefusedError(f"{host}:{port} is not a host that was allowed")
+            raise RefusedError(f"{host}:{port} is not in the list of allowed hosts")
 
     def check_answer(self, host: str, port: int, answer: str) -> None:
-        """Refuse an address that a listed name was said to have, if it is neither public nor listed itself."""
+        """Refuse a resolved address of a listed name unless it is public or listed itself."""
         address = literal(answer)
         if address is None:
-            raise RefusedError(f"{host} has an address that is none: {answer}")
+            raise RefusedError(f"{host} resolves to {answer}, which is not an address")
         own = host.lower().rstrip(".") == "localhost" and unmapped(address).is_loopback
         if not (own or self._lists(address, port) or (self.entries and is_public(address))):
-            raise RefusedError(f"{host} leads to {answer}, which is not public and was not allowed")
+            raise RefusedError(f"{host} resolves to {answer}, which is neither public nor allowed")
 
     def _lists(self, address: Address, port: int) -> bool:
         address = unmapped(address)
@@ -120,7 +119,7 @@ class AllowList:
 
 @lru_cache(1024)
 def literal(host: str) -> Address | None:
-    """The address that a host is written as; None if it is a name."""
+    """Parse a host as an address; None if it is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -128,13 +127,13 @@ def literal(host: str) -> Address | None:
 
 
 def unmapped(address: Address) -> Address:
-    """The IPv4 address that is connected to when an IPv4-mapped IPv6 address is; others are themselves."""
+    """The IPv4 address of an IPv4-mapped IPv6 address; others unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
 
 
 def is_public(address: Address) -> bool:
-    """Whether it belongs to somebody on the internet: not private, loopback, link-local, multicast, reserved, …"""
+    """Whether it is a public internet address: not private, loopback, link-local, multicast, reserved, …"""
     address = unmapped(address)
     if isinstance(address, IPv6Address) and address in _NAT64:
         address = IPv4Address(int(address) & 0xFFFFFFFF)
@@ -145,5 +144,5 @@ def is_public(address: Address) -> bool:
 
 
 def _is_scoped(address: Address) -> bool:
-    """Of one network interface only, as in fe80::1%eth0."""
+    """Whether it is bound to one network interface, as fe80::1%eth0."""
     return isinstance(address, IPv6Address) and address.scope_id is not None

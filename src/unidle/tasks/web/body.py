@@ -1,4 +1,4 @@
-"""The body of a response, unpacked as it comes, and never more of it held than a limit allows."""
+"""Reads and decompresses a response body incrementally, within a size limit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int, cut: bool) -> bytes:
-    """A body, unpacked; never more than `limit` bytes of it are held, whatever was packed into them."""
+    """Read and decompress a body, never holding more than `limit` bytes; with `cut`, truncate it instead of failing."""
     too_large = FetchError("too_large", f"more than {limit:,} bytes", response.status)
     if (response.content_length or 0) > limit and not cut:
         raise too_large
-    unpack = _unpacker(response.headers.get("Content-Encoding", ""))
+    decompress = _decompressor(response.headers.get("Content-Encoding", ""))
     parts: list[bytes] = []
     size = sent = 0
     async for chunk in response.content.iter_any():
         sent += len(chunk)
-        part = chunk if unpack is None else unpack(chunk, limit - size + 1)
+        part = chunk if decompress is None else decompress(chunk, limit - size + 1)
         parts.append(part)
         size += len(part)
         if max(size, sent) > limit:
@@ -32,23 +32,23 @@ async def read_body(response: aiohttp.ClientResponse, limit: int, cut: bool) -> 
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _unpacker(encoding: str) -> Callable[[bytes, int], bytes] | None:
-    """(chunk, most) → at most so many bytes unpacked."""
+def _decompressor(encoding: str) -> Callable[[bytes, int], bytes] | None:
+    """Return a function (chunk, limit) → at limit that many decompressed bytes; None if there is no compression."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return None
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise ValueError(f"packed as {encoding[:40]!r}, which was not asked for")
+        raise ValueError(f"Content-Encoding {encoding[:40]!r} was not requested")
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its first bytes
 
-    def unpack(chunk: bytes, most: int) -> bytes:
+    def decompress(chunk: bytes, limit: int) -> bytes:
         nonlocal inflate
         try:
-            return inflate.decompress(chunk, most)
+            return inflate.decompress(chunk, limit)
         except zlib.error:
             if encoding != "deflate":
                 raise
-            inflate = zlib.decompressobj(-zlib.MAX_WBITS)  # some send it bare
-            return inflate.decompress(chunk, most)
+            inflate = zlib.decompressobj(-zlib.MAX_WBITS)  # some servers send raw deflate
+            return inflate.decompress(chunk, limit)
 
-    return unpack
+    return decompress

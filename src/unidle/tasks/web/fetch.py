@@ -1,9 +1,8 @@
-"""Pages from the web, with good policy and within limits; what goes wrong is a `Page` too, and not an exception.
+"""Fetches pages politely and within limits; a failure is returned as a `Page`, not raised.
 
-The address that was checked is the one that is connected to: aiohttp asks `_resolve` where a name is at the moment it
-connects, and connects to one of its answers. There is no second look-up in between that could answer otherwise, and
-`_gate` lets no socket be made for an address that was not checked. Redirects are followed here, each as if it were a
-new request.
+Connections go only to addresses that were checked: aiohttp calls `_resolve` when it connects, and uses one of the
+returned addresses. There is no second DNS lookup that could return something else, and `_gate` creates no socket for an
+unchecked address. Redirects are followed here, and each is checked like a new request.
 """
 
 from __future__ import annotations
@@ -38,56 +37,56 @@ Lookup = Callable[[str, int], Awaitable[list[str]]]  # (name, port) → addresse
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TRANSIENT = (429, 502, 503, 504)
-_LONGEST_PAUSE = 10.0  # seconds that Crawl-delay or Retry-After may ask for; what asks for more is not asked again
-_ROBOTS_SECONDS = 3600.0  # that a robots.txt is believed
-_NO_ROBOTS_SECONDS = 30.0  # until one that could not be had is asked for again
-_STRANGERS_RATE, _STRANGERS_CONNECTIONS = 2.0, 4
+_LONGEST_PAUSE = 10.0  # seconds; a longer Crawl-delay is capped, after a longer Retry-After there is no retry
+_ROBOTS_SECONDS = 3600.0  # lifetime of a cached robots.txt
+_NO_ROBOTS_SECONDS = 30.0  # until a robots.txt that could not be fetched is requested again
+_PUBLIC_RATE, _PUBLIC_CONNECTIONS = 2.0, 4
 _LOOPBACK_CONNECTIONS = 512
-_ADMITTED = 1024  # origins that are remembered; of a list with *.example.org there may be any number
+_ADMITTED = 1024  # cached origins; *.example.org may match any number
 
 
 @dataclass
 class _Request:
-    """One attempt on its way."""
+    """One attempt at a request, with its redirects."""
 
     method: str
     url: URL
     left: float  # seconds
     limit: int  # bytes
     attempt: int  # from 1
-    began: float  # by time.monotonic, the first attempt
-    for_robots: bool  # it fetches robots.txt: asks nobody first, and takes what fits of one that is too large
+    began: float  # time.monotonic() of the first attempt
+    for_robots: bool  # for robots.txt itself: no robots check, and a body that is too large is truncated
     seen: set[URL] = field(default_factory=set)
 
-    def page(self, **told: Any) -> Page:
-        """What came of it."""
+    def page(self, **fields: Any) -> Page:
+        """The result of the attempt."""
         redirects, seconds = max(0, len(self.seen) - 1), time.monotonic() - self.began
-        return Page(str(self.url), redirects=redirects, attempts=self.attempt, seconds=seconds, **told)
+        return Page(str(self.url), redirects=redirects, attempts=self.attempt, seconds=seconds, **fields)
 
 
 class Fetcher:
-    """Fetches pages for all episodes of one event loop, so that they share limits and connections."""
+    """Fetches pages for all episodes of one event loop, which share limits and connections."""
 
     def __init__(self, policy: FetchPolicy | None = None, lookup: Lookup | None = None) -> None:
-        """`lookup` answers in place of DNS."""
-        _aiohttp()  # if it is missing, this is the time to say so
+        """`lookup` replaces DNS."""
+        _aiohttp()  # report a missing package early
         self.policy = policy or FetchPolicy()
         self.allowed = AllowList.of(self.policy.hosts)
         self.outcomes: Counter[str] = Counter()  # failures by kind, and "ok", "retry", "bytes"
-        self.rules: object = object()  # another one as soon as `may_follow` may answer differently
+        self.rules: object = object()  # replaced whenever the results of `may_follow` may change
         self._lookup = lookup or _by_dns
-        self._admitted: set[str] = set()  # origins that the list allows: a name is looked up and checked all the same
-        self._cleared: set[str] = set()  # addresses that a socket may be made for
+        self._admitted: set[str] = set()  # origins on the allow-list; their addresses are checked separately
+        self._cleared: set[str] = set()  # addresses that may be connected to
         self._session: aiohttp.ClientSession | None = None
         self._limiters: dict[str, RateLimiter] = {}
-        self._robots: dict[str, tuple[float, asyncio.Task[Robots | Page]]] = {}  # by origin: believed until, answer
+        self._robots: dict[str, tuple[float, asyncio.Task[Robots | Page]]] = {}  # by origin: (expiry, result)
         self._agent = self.policy.user_agent.split("/")[0].split()[0]
         self._users = 0
         self._is_closed = False
 
     @staticmethod
     def shared(policy: FetchPolicy) -> Fetcher:
-        """The one Fetcher with these policy of the running event loop; `leave` it when done."""
+        """The Fetcher of the running event loop with this policy; call `leave` when done."""
         fetchers = _shared.setdefault(asyncio.get_running_loop(), {})
         if policy not in fetchers:
             fetchers[policy] = Fetcher(policy)
@@ -95,14 +94,14 @@ class Fetcher:
         return fetchers[policy]
 
     async def leave(self) -> None:
-        """No longer use it; the last one closes it."""
+        """Release a shared Fetcher; the last user closes it."""
         self._users -= 1
         if self._users == 0:
             _shared.get(asyncio.get_running_loop(), {}).pop(self.policy, None)
             await self.close()
 
     async def close(self) -> None:
-        """Close all connections; a second time does nothing."""
+        """Close all connections; a second call does nothing."""
         self._is_closed = True
         asking = [task for _, task in self._robots.values() if not task.done()]
         for task in asking:
@@ -113,18 +112,18 @@ class Fetcher:
             await self._session.close()
 
     async def fetch(self, url: str, method: str = "GET") -> Page:
-        """Ask for a page, and again where that may help."""
+        """Fetch a page, with retries after transient failures."""
         if method not in ("GET", "HEAD"):
-            raise UsageError(f"Only GET and HEAD are ever sent, not {method}.")
+            raise UsageError(f"Only GET and HEAD are supported, not {method}.")
         if self._is_closed:
-            raise RuntimeError("This Fetcher was closed.")
-        page = await self._persist(method, url, self.policy.max_bytes)
+            raise RuntimeError("This Fetcher is closed.")
+        page = await self._fetch_with_retries(method, url, self.policy.max_bytes)
         self.outcomes[page.failure or "ok"] += 1
         self.outcomes["bytes"] += len(page.body)
         return page
 
     def may_follow(self, urls: Iterable[str]) -> list[bool]:
-        """Which canonical URLs would not be refused, as far as is known without asking; quick, for all of a page."""
+        """Which canonical URLs may be fetched according to the allow-list and the robots.txt files known so far."""
         rules: dict[str, Robots | None] = {}  # by origin; None: not listed
         may = []
         for url in urls:
@@ -149,8 +148,8 @@ class Fetcher:
 
     # -- a request, and what it leads to -------------------------------------------------------------------------------
 
-    async def _persist(self, method: str, url: str, limit: int, for_robots: bool = False) -> Page:
-        """Up to `retries` further attempts, as long as what went wrong may pass."""
+    async def _fetch_with_retries(self, method: str, url: str, limit: int, for_robots: bool = False) -> Page:
+        """Fetch with up to `retries` retries after transient failures."""
         policy, began, attempt = self.policy, time.monotonic(), 0
         while True:
             attempt += 1
@@ -168,7 +167,7 @@ class Fetcher:
                 await asyncio.sleep(max(backoff, failed.pause))
 
     async def _follow(self, trip: _Request) -> Page:
-        """Ask, and go where redirects lead."""
+        """Send the request and follow redirects."""
         while True:
             self._check(trip.url)
             if self.policy.obey_robots and not trip.for_robots:
@@ -194,14 +193,14 @@ class Fetcher:
         try:
             trip.url = trip.url.join(URL(location)).with_fragment(None)
         except ValueError:
-            raise FetchError("redirects", f"redirected to {location[:100]!r}, which is no URL") from None
+            raise FetchError("redirects", f"redirected to {location[:100]!r}, which is not a URL") from None
         if trip.url in trip.seen:
             raise FetchError("redirects", "redirected in a circle")
         if len(trip.seen) > self.policy.max_redirects:
             raise FetchError("redirects", f"more than {self.policy.max_redirects} redirects")
 
     async def _exchange(self, trip: _Request) -> tuple[aiohttp.ClientResponse, bytes]:
-        """One request, and the body of its answer."""
+        """Send one request and read the body of the response."""
         aiohttp = _aiohttp()
         async with self._limiter_for(trip.url):
             began = time.monotonic()
@@ -230,10 +229,10 @@ class Fetcher:
             finally:
                 trip.left -= time.monotonic() - began
 
-    # -- what may be asked ---------------------------------------------------------------------------------------------
+    # -- what may be fetched -------------------------------------------------------------------------------------------
 
     def _check(self, target: URL) -> None:
-        """Refuse what is not http or not listed."""
+        """Refuse URLs that are not http(s) or not on the allow-list."""
         host = target.raw_host
         if target.scheme not in ("http", "https") or not host or target.user or target.password:
             raise FetchError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// address")
@@ -249,7 +248,7 @@ class Fetcher:
             self._admitted.add(_origin(target))
 
     async def _resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
-        """Where a name is. One address that is refused refuses them all: such a name is not honest."""
+        """Resolve a name for aiohttp; if one address is refused, refuse the name altogether."""
         self.allowed.check_host(host, port)
         found = await self._lookup(host, port)
         if not found:
@@ -265,7 +264,7 @@ class Fetcher:
         ]
 
     def _gate(self, info: tuple[Any, ...]) -> socket.socket:
-        """Make a socket for an address that was checked, and for no other."""
+        """Create a socket, but only for a checked address."""
         family, kind, protocol, _, address = info
         if address[0] not in self._cleared:
             raise RefusedError(f"{address[0]} was not checked")
@@ -275,20 +274,20 @@ class Fetcher:
         origin, now = _origin(target), time.monotonic()
         until, task = self._robots.get(origin, (0.0, None))
         if task is None or now >= until:
-            # One asks for all, and is nobody's own: whoever is cancelled does not take the answer from the others.
-            task = asyncio.create_task(self._ask_robots(target, origin))
+            # A task of its own, shared by all requests: cancelling one request does not cancel it.
+            task = asyncio.create_task(self._fetch_robots(target, origin))
             self._robots[origin] = now + _ROBOTS_SECONDS, task
         found = task.result() if task.done() else await asyncio.shield(task)
         if isinstance(found, Page):
             assert found.failure is not None
-            raise FetchError(found.failure, f"robots.txt could not be had: {found.why}", found.status)
+            raise FetchError(found.failure, f"robots.txt could not be fetched: {found.why}", found.status)
         if not found.allows(target.raw_path_qs):
-            raise FetchError("robots", f"robots.txt asks not to fetch {target.raw_path_qs[:100]}")
+            raise FetchError("robots", f"robots.txt disallows {target.raw_path_qs[:100]}")
 
-    async def _ask_robots(self, target: URL, origin: str) -> Robots | Page:
-        """What robots.txt says, or why that is not known: then nothing may be fetched, as RFC 9309 has it."""
+    async def _fetch_robots(self, target: URL, origin: str) -> Robots | Page:
+        """Fetch robots.txt; if it is unreachable, nothing may be fetched (RFC 9309): return the failed Page."""
         limit = min(robots.MAX_BYTES, self.policy.max_bytes)
-        page = await self._persist("GET", f"{origin}/robots.txt", limit, for_robots=True)
+        page = await self._fetch_with_retries("GET", f"{origin}/robots.txt", limit, for_robots=True)
         self.rules = object()
         if page.failure is None:
             found = Robots.parse(page.body.decode("utf-8", "replace"), self._agent)
@@ -304,9 +303,9 @@ class Fetcher:
         host = target.raw_host or ""
         if host not in self._limiters:
             address = literal(host)
-            at_home = host == "localhost" or (address is not None and unmapped(address).is_loopback)
-            rate = self.policy.rate or (None if at_home else _STRANGERS_RATE)
-            connections = self.policy.connections or (_LOOPBACK_CONNECTIONS if at_home else _STRANGERS_CONNECTIONS)
+            is_local = host == "localhost" or (address is not None and unmapped(address).is_loopback)
+            rate = self.policy.rate or (None if is_local else _PUBLIC_RATE)
+            connections = self.policy.connections or (_LOOPBACK_CONNECTIONS if is_local else _PUBLIC_CONNECTIONS)
             self._limiters[host] = RateLimiter(host, rate, connections)
         return self._limiters[host]
 
@@ -316,20 +315,20 @@ class Fetcher:
             connector = aiohttp.TCPConnector(
                 resolver=SimpleNamespace(resolve=self._resolve, close=_nothing),
                 socket_factory=self._gate,
-                use_dns_cache=False,  # every connection is to an address that was just checked
-                limit=0,  # `RateLimiter` see to it
+                use_dns_cache=False,  # resolve and check again for every connection
+                limit=0,  # `RateLimiter` limits them
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `_exchange` sees to it
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `_exchange` has its own timeout
                 headers={
                     "User-Agent": self.policy.user_agent,
                     "Accept": "text/html,application/xhtml+xml,text/plain;q=0.5,*/*;q=0.1",
                     "Accept-Encoding": "gzip, deflate",
                 },
                 cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,  # `read_body` unpacks, and stops in time
-                trust_env=False,  # a proxy would look names up by itself
+                auto_decompress=False,  # `read_body` decompresses within the limit
+                trust_env=False,  # a proxy would resolve names itself
             )
         assert self._session is not None
         return self._session
@@ -370,7 +369,7 @@ def _charset(parameters: str) -> str:
 
 
 def _retry_after(text: str) -> float:
-    """Seconds that a Retry-After asks for; 0 if it says nothing that can be read."""
+    """Seconds of a Retry-After header; 0 if it cannot be parsed."""
     if text.strip().isdecimal():
         return float(text)
     try:
@@ -383,5 +382,5 @@ def _aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError:
-        raise UsageError("Environments on the web need two packages; run: pip install 'unidle[web]'.") from None
+        raise UsageError("Web environments need extra packages; run: pip install 'unidle[web]'.") from None
     return aiohttp

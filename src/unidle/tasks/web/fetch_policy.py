@@ -1,4 +1,4 @@
-"""How gently the web is asked, and what may come of it."""
+"""The politeness settings of the crawler, and the result of a request."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from unidle.tasks.web.addresses import AllowList
 
 @dataclass(frozen=True)
 class FetchPolicy:
-    """What a Fetcher may do, and how gently."""
+    """Limits and politeness of a Fetcher."""
 
     hosts: tuple[str, ...] = ()
-    """Hosts it may talk to (see `unidle.tasks.web.addresses`); none: this machine only."""
+    """Allowed hosts (see `unidle.tasks.web.addresses`); empty: this machine only."""
     rate: float | None = None
-    """Requests a second to each host, from all episodes of a run; by default 2, and on loopback any number."""
+    """Requests per second to each host, over all episodes of a run; by default 2, on loopback unlimited."""
     connections: int | None = None
-    """Connections at a time to each host, from all episodes of a run; by default 4, and on loopback 512."""
+    """Concurrent connections to each host, over all episodes of a run; by default 4, on loopback 512."""
     obey_robots: bool = True
-    """Do as robots.txt asks."""
+    """Respect robots.txt."""
     max_bytes: int = 2_000_000
-    """Largest response, as sent and unpacked."""
+    """Largest response, as sent and decompressed."""
     seconds: float = 10.0
-    """Longest time for a response with its redirects; waiting for a turn does not count."""
+    """Timeout of a response with its redirects; waiting for the rate limit does not count."""
     retries: int = 2
-    """Further attempts after a failure that may pass."""
+    """Retries after a transient failure."""
     backoff: float = 0.25
-    """Seconds before the first of them, twice that before the second, and so on; half to one and a half times that."""
+    """Seconds before the first retry, doubled for each further one, with ±50 % jitter."""
     max_redirects: int = 5
     user_agent: str = "unidle/0.1 (reinforcement-learning crawler; obeys robots.txt)"
-    """Say who you are and how to reach you."""
+    """Identify yourself and how to reach you."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", (self.hosts,) if isinstance(self.hosts, str) else tuple(self.hosts))
@@ -39,31 +39,31 @@ class FetchPolicy:
         for name in ("rate", "connections", "max_bytes", "seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise UsageError(f"{name} must be more than 0, not {value}.")
+                raise UsageError(f"{name} must be positive, not {value}.")
         if min(self.retries, self.max_redirects, self.backoff) < 0:
             raise UsageError("retries, max_redirects and backoff must not be negative.")
         if not self.user_agent.strip() or not self.user_agent.isprintable():
-            raise UsageError("user_agent must be one line that says who is asking.")
+            raise UsageError("user_agent must be one non-empty line that identifies you.")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What came of a request."""
+    """The result of a request."""
 
-    url: str  # that answered: after redirects
-    status: int = 0  # 0: there was no answer
+    url: str  # after redirects
+    status: int = 0  # 0: no response
     failure: Failure | None = None
     why: str = ""  # the failure in words
-    body: bytes = b""  # unpacked; empty where there was a failure
+    body: bytes = b""  # decompressed; empty after a failure
     content_type: str = ""  # text/html
-    charset: str = ""  # as the header has it
+    charset: str = ""  # from the header
     redirects: int = 0
     attempts: int = 1
-    seconds: float = 0.0  # with waiting
+    seconds: float = 0.0  # including waiting
 
 
 class FetchError(Exception):
-    """What becomes a Page with a failure; `transient` if it may pass, after `pause` seconds at least."""
+    """A failed request; if `transient`, it may be retried after `pause` seconds."""
 
     def __init__(self, kind: Failure, why: str, status: int = 0, transient: bool = False, pause: float = 0.0) -> None:
         super().__init__(why)

@@ -1,4 +1,4 @@
-"""`unidle/SiteExplore-v0` for Gymnasium: one episode at a time, in an event loop of its own."""
+"""`unidle/SiteExplore-v0` for Gymnasium: one episode at a time, on its own event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from unidle.tasks.web.site_explore import SiteExplore
 
 
 class SiteExploreEnv(GymnasiumAsyncEnv):
-    """One `SiteExplore`, waited for."""
+    """`SiteExplore` as a gymnasium.Env."""
 
     def __init__(self, render_mode: str | None = None, **task: Any) -> None:
-        """`task` is what SiteExplore takes: site, topic, …"""
+        """`task` has the arguments of SiteExplore: site, topic, …"""
         super().__init__(SiteExplore, render_mode, **task)

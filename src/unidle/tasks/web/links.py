@@ -1,13 +1,13 @@
-"""From what stands in `href` to one spelling of one address, quickly: there are fifty on every page."""
+"""Fast conversion of `href` to a canonical absolute URL."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-MAX_LENGTH = 2048  # characters; longer ones are traps more often than pages
+MAX_LENGTH = 2048  # characters; longer URLs are usually crawler traps
 
-# What yarl leaves as it is: nothing to quote, no dots to follow, no scheme, no empty query. A fragment may follow.
+# Fast path: what yarl would leave unchanged (no quoting, dots, scheme or empty query), with an optional fragment.
 _PLAIN = re.compile(r"(/?(?:[A-Za-z0-9_~\-][A-Za-z0-9_~.\-]*+/?)++(?:\?[A-Za-z0-9/_~.=&+,;\-]++)?)(?:#.*)?")
 _UNFETCHABLE = ("mailto:", "javascript:", "tel:", "data:")
 _STRIPPED = "".join(map(chr, range(0x21)))  # controls and spaces, as browsers do
@@ -15,7 +15,7 @@ _INNER = str.maketrans("", "", "\t\r\n")
 
 
 class LinkBase:
-    """The page that links are relative to."""
+    """The base URL of a page's links."""
 
     def __init__(self, url: str) -> None:
         """`url` is absolute."""
@@ -29,7 +29,7 @@ class LinkBase:
         self._own: str | None = None
 
     def absolute(self, href: str) -> str | None:
-        """The address without its fragment; None if it is not one that could be fetched (mailto:, javascript:, …)."""
+        """The absolute URL without its fragment; None if it cannot be fetched (mailto:, javascript:, …)."""
         plain = _PLAIN.fullmatch(href)
         if plain is None:
             href = href.strip(_STRIPPED)
@@ -42,20 +42,20 @@ class LinkBase:
         return found if len(found) <= MAX_LENGTH else None
 
     def _rare(self, href: str) -> str | None:
-        """The rest, of which some are on every page."""
+        """Links outside the fast path."""
         if href.startswith(_UNFETCHABLE):
             return None
         if href.startswith(("http://", "https://")):
             href = href.partition("#")[0]
-            return _elsewhere(href) if len(href) <= MAX_LENGTH else None  # what is kept must be bounded
+            return _elsewhere(href) if len(href) <= MAX_LENGTH else None  # bounds the cache
         if not href.startswith("#"):
-            return self.spelled_out(href)
+            return self.resolve(href)
         if self._own is None:
-            self._own = self.spelled_out("")
+            self._own = self.resolve("")
         return self._own
 
-    def spelled_out(self, href: str) -> str | None:
-        """The same for any `href` at all."""
+    def resolve(self, href: str) -> str | None:
+        """`absolute` for any `href`, with yarl."""
         from yarl import URL
 
         try:
@@ -70,5 +70,5 @@ class LinkBase:
 
 @lru_cache(4096)
 def _elsewhere(href: str) -> str | None:
-    """Whole addresses are the same from any page, and often the same ones on every page."""
-    return LinkBase("http://invalid/").spelled_out(href)
+    """Absolute URLs do not depend on the page, and often repeat on every page: cached."""
+    return LinkBase("http://invalid/").resolve(href)

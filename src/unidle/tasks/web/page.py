@@ -1,8 +1,8 @@
-"""What a page says and where it leads. Nothing of it is ever executed; what is broken is read as far as it goes.
+"""Parses the text and links of a page. Nothing is executed, and broken HTML is parsed as far as possible.
 
-Parsing is in C and quick, but there are pages made to be slow: time goes with the square of how deep elements are
-nested, and of how many attributes one has. So only the first tags of a page count, and a page that is large enough to
-take long all the same is parsed in a thread (the parser lets go of the GIL), and given up after a while.
+The parser is written in C and fast, but malicious pages can slow it down: its time is quadratic in the nesting depth
+and in the number of attributes. So only the first tags of a page are parsed, and a large page is parsed in a thread (the
+parser releases the GIL) with a timeout.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 from unidle.errors import UsageError
 from unidle.tasks.web.links import LinkBase
 
-MAX_WORDS = 1000  # that are counted, from the top of the page: enough to tell what it is about
+MAX_WORDS = 1000  # from the top of the page: enough for its topic
 MAX_LINKS = 1000
 _MAX_TEXT = 40 * MAX_WORDS
-MAX_TAGS = 10_000  # parsed in 0.15 s, however they are nested
+MAX_TAGS = 10_000  # parsed in 0.15 s for any nesting
 MAX_BYTES = 512_000
-_TEXT = 200  # characters kept of a link's text
-_AT_ONCE_BYTES = 65_536  # up to here, half a second is the worst that any page was seen to take
-_PATIENCE_SECONDS = 5.0
-_AT_A_TIME = 2  # large pages: one that never ends must not take all cores
+_TEXT = 200  # characters of a link's text
+_INLINE_BYTES = 65_536  # parsed without a thread: at worst half a second
+_TIMEOUT_SECONDS = 5.0
+_AT_A_TIME = 2  # large pages: slow ones must not occupy all cores
 
 _HTML = ("text/html", "application/xhtml+xml")
 _UNSEEN = ["script", "style", "noscript", "template"]
 _DECLARED = re.compile(rb"<meta[^>]{1,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.\-]{2,40})", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-# Python knows encodings that are none of text (zip, rot13) or cost dearly (idna, punycode): these are the web's.
+# Encodings used on the web; Python also knows some that are not text (zip, rot13) or slow (idna, punycode).
 _CHARSETS = re.compile(
     r"utf-8|utf-16(-[lb]e)?|cp(125\d|866|874|932|949)|iso8859-\d+|koi8-[ru]|mac-(roman|cyrillic)|tis-620"
     r"|gb2312|gbk|gb18030|big5(hkscs)?|euc_(jp|kr)|shift_jis|iso2022_jp"
@@ -40,49 +40,49 @@ _CHARSETS = re.compile(
 
 
 class Link(NamedTuple):
-    """Where a page leads."""
+    """A link of a page."""
 
     url: str
     text: str
-    nofollow: bool  # the page does not vouch for it
+    nofollow: bool  # rel=nofollow, or the page's robots meta tag
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What was found on a page."""
+    """The parsed content of a page."""
 
-    text: str = ""  # as much as may be needed for MAX_WORDS words
-    links: list[Link] = field(default_factory=list)  # no address twice
+    text: str = ""  # enough for MAX_WORDS words
+    links: list[Link] = field(default_factory=list)  # no duplicate URLs
     is_html: bool = False
-    is_cut: bool = False  # there was more than is read of one page
+    is_cut: bool = False  # the page exceeds the limits and was truncated
 
 
 async def read(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Content | None:
-    """`parse`, without keeping others waiting; None for a page that takes too long."""
-    if len(body) <= _AT_ONCE_BYTES or content_type not in _HTML:
+    """`parse` without blocking the event loop; None if it takes too long."""
+    if len(body) <= _INLINE_BYTES or content_type not in _HTML:
         return parse(body, url, content_type, charset)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Content | None] = loop.create_future()
 
-    def tell(content: Content | None) -> None:
+    def set_result(content: Content | None) -> None:
         if not answer.done():
             answer.set_result(content)
 
     def work() -> None:
         with _slow:
-            if answer.done():  # given up while others had their turn
+            if answer.done():  # timed out while waiting for the semaphore
                 return
             content = None
             try:
                 content = parse(body, url, content_type, charset)
             finally:
                 with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-                    loop.call_soon_threadsafe(tell, content)
+                    loop.call_soon_threadsafe(set_result, content)
 
-    # A daemon, unlike an executor's thread: nobody waits for it when the program ends.
+    # A daemon, unlike an executor's thread: the program can exit while it runs.
     threading.Thread(target=work, name="large page", daemon=True).start()
     try:
-        return await asyncio.wait_for(answer, _PATIENCE_SECONDS)
+        return await asyncio.wait_for(answer, _TIMEOUT_SECONDS)
     except TimeoutError:
         return None
 
@@ -91,20 +91,20 @@ _slow = threading.BoundedSemaphore(_AT_A_TIME)
 
 
 def parse(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Content:
-    """What is on a page that came from `url`; of anything but HTML and plain text, nothing."""
+    """Parse a page from `url`; empty for anything but HTML and plain text."""
     if content_type and content_type not in _HTML and content_type != "text/plain":
         return Content()
     is_cut = len(body) > MAX_BYTES
     body = body[:MAX_BYTES]
     if content_type == "text/plain":
         return Content(text=decoded(body, charset)[:_MAX_TEXT], is_cut=is_cut)
-    # The parser takes UTF-8. ASCII is that already, whatever it was said to be, but for UTF-16 and escapes (ISO 2022).
+    # The parser needs UTF-8. ASCII bytes are valid UTF-8, except in UTF-16 and with ISO 2022 escapes.
     is_plain = body.isascii() and b"\x1b" not in body and not (_known(charset) or "").startswith("utf-16")
     return _parse_html(body if is_plain else decoded(body, charset).encode("utf-8", "replace"), url, is_cut)
 
 
 def decoded(body: bytes, charset: str = "") -> str:
-    """The text in these bytes: by their mark, else as the header, else as the page itself says, else as it looks."""
+    """Decode by byte order mark, else by the header's charset, else by the page's meta tag, else by guessing."""
     for mark, name in _MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(name, "replace")
@@ -113,18 +113,18 @@ def decoded(body: bytes, charset: str = "") -> str:
         declared = _DECLARED.search(body, 0, 4096)
         known = _known(declared[1].decode("ascii")) if declared else None
         if known is not None and known.startswith("utf-16"):
-            known = "utf-8"  # it could not have been read, were it true
+            known = "utf-8"  # the tag could not have been found in UTF-16
     if known is not None:
         return body.decode(known, "replace")
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
-        # A body that was cut may end within a character; one with strange bytes before that was never UTF-8.
+        # A truncated body may end within a character; invalid bytes earlier mean that it is not UTF-8.
         return body.decode("utf-8" if error.reason == "unexpected end of data" else "cp1252", "replace")
 
 
 def _known(charset: str) -> str | None:
-    """Python's name of an encoding of the web."""
+    """Python's name for an encoding of the web; None for others."""
     try:
         name = codecs.lookup(charset).name if charset.isascii() and charset else ""
     except (LookupError, ValueError):
@@ -151,14 +151,14 @@ def _parse_html(html: bytes, url: str, is_cut: bool) -> Content:
 def _links(tree: Any, url: str) -> list[Link]:
     base = LinkBase(url)
     selected = "a"
-    if tree.css_first("base, area, frame") is not None:  # rare, and to look for them by themselves takes longer
+    if tree.css_first("base, area, frame") is not None:  # rare, and a selector for all of them is slower
         selected = "a[href], area[href], frame[src]"
     declared = tree.css_first("base[href]") if selected != "a" else None
     if declared is not None:
         moved = base.absolute(declared.attributes["href"] or "")
         base = LinkBase(moved) if moved is not None else base
     robots = tree.css_first("meta[name=robots i]")
-    none_vouched = robots is not None and _says_nofollow(robots.attributes.get("content"))
+    all_nofollow = robots is not None and _says_nofollow(robots.attributes.get("content"))
     found: dict[str, Link] = {}
     for node in tree.css(selected):
         attributes = node.attributes
@@ -168,7 +168,7 @@ def _links(tree: Any, url: str) -> list[Link]:
         if target is None or target in found:
             continue
         text = node.text(separator=" ") or attributes.get("title") or attributes.get("alt") or ""
-        nofollow = none_vouched or ("rel" in attributes and _says_nofollow(attributes["rel"]))
+        nofollow = all_nofollow or ("rel" in attributes and _says_nofollow(attributes["rel"]))
         found[target] = Link(target, _tidy(text), nofollow)
         if len(found) == MAX_LINKS:
             break
@@ -194,5 +194,5 @@ def _parser() -> Any:
     try:
         from selectolax.lexbor import LexborHTMLParser
     except ImportError:
-        raise UsageError("Environments on the web need two packages; run: pip install 'unidle[web]'.") from None
+        raise UsageError("Web environments need extra packages; run: pip install 'unidle[web]'.") from None
     return LexborHTMLParser

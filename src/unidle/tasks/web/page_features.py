@@ -1,7 +1,7 @@
-"""A page as an explorer sees it: numbers, for one topic; and a store of them, so that no bytes are read twice.
+"""Features of a page for one topic, and a cache of them.
 
-Episodes on one site meet the same pages again and again. What a page says depends on nothing but its bytes, its address
-and the topic, so that is what a reading is kept under: a page that has changed is read anew. What is kept is bounded.
+Episodes on one site visit the same pages again and again. The features depend only on the page's bytes, its URL and the
+topic, which are the cache key, so a page that has changed is parsed again. The size of the cache is bounded.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from unidle.tasks.web.page_graph import LINK_WORDS, LinkFeatures
 from unidle.tasks.web.text_features import BUCKETS, HashedWords, Topic, WordSet, bag, hash_words
 
 PAGE_WORDS, LINK_BUCKETS = 64, 64  # widths of the hashed bags of a page and of a link
-_KEPT_BYTES = 32_000_000  # about: some 2,700 pages of 60 links
-_PAGE_BYTES, _LINK_BYTES = 2200, 100  # what each takes beside its words and the letters of its address
-_SAY_NOTHING = WordSet(b"html htm php asp aspx jsp index www the and for".split())
+_KEPT_BYTES = 32_000_000  # about 2,700 pages with 60 links
+_PAGE_BYTES, _LINK_BYTES = 2200, 100  # of each, without its words and URL
+_STOP_WORDS = WordSet(b"html htm php asp aspx jsp index www the and for".split())
 _Key = tuple[str, int, int, str, str]
 
 
 @dataclass(slots=True)
 class PageFeatures:
-    """What there is on a page."""
+    """The features of a page."""
 
     relevance: float  # to the topic, 0 to 1
     n_words: int
-    buckets: np.ndarray  # [different words] uint16, their hashes
+    buckets: np.ndarray  # [distinct words] uint16, hashed
     bag: np.ndarray  # [PAGE_WORDS] float32
     links: LinkFeatures
     is_html: bool
     _followed: tuple[object, LinkFeatures] | None = field(default=None, repr=False)
 
     def followable(self, rules: object, may_follow: Callable[[Iterable[str]], list[bool]]) -> LinkFeatures:
-        """The links that may be followed; asked once, as long as the `rules` are the same object."""
-        followed = self._followed  # the event loop of another thread may put its own there at any time
+        """The links that may be followed, cached as long as `rules` is the same object."""
+        followed = self._followed  # the event loop of another thread may set it at any time
         if followed is None or followed[0] is not rules:
             self._followed = followed = rules, self.links.only(may_follow(self.links.urls))
         return followed[1]
 
 
 class PageFeatureCache:
-    """Reads pages for all episodes of a process that look for one topic."""
+    """Caches page features for all episodes of a process with the same topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
-        self._kept: dict[_Key, PageFeatures] = {}  # the oldest first
+        self._kept: dict[_Key, PageFeatures] = {}  # oldest first
         self._bytes = 0
         self._lock = threading.Lock()  # event loops are threads
 
     @staticmethod
     def shared(topic: Topic) -> PageFeatureCache:
-        """The one of this process."""
+        """The cache of this process for this topic."""
         return _shared(topic.words)
 
     async def of(self, page: Page) -> PageFeatures | None:
-        """What is on a page, read only if it never was; None if that takes too long."""
-        # Two bodies of one hash are as good as impossible: 64 bits, keyed by chance, and the address goes with them.
+        """The features of a page, from the cache if possible; None if parsing takes too long."""
+        # Collisions are negligible: a 64-bit hash with a random key, plus the URL.
         key = page.url, hash(page.body), len(page.body), page.content_type, page.charset
         found = self._kept.get(key)
         if found is None:
@@ -86,7 +86,7 @@ def _shared(words: frozenset[bytes]) -> PageFeatureCache:
 
 
 async def read(page: Page, topic: Topic) -> PageFeatures | None:
-    """What is on a page; None if it takes too long."""
+    """Compute the features of a page; None if parsing takes too long."""
     content = await pages.read(page.body, page.url, page.content_type, page.charset)
     if content is None:
         return None
@@ -104,7 +104,7 @@ async def read(page: Page, topic: Topic) -> PageFeatures | None:
 
 
 def first_words(text: str) -> HashedWords:
-    """The first MAX_WORDS words; of most texts, the first quarter has them."""
+    """The first MAX_WORDS words; for most texts the start of the text is enough."""
     words = hash_words([text[: 10 * pages.MAX_WORDS]])
     if len(words) <= pages.MAX_WORDS and len(text) > 10 * pages.MAX_WORDS:
         words = hash_words([text])
@@ -112,13 +112,13 @@ def first_words(text: str) -> HashedWords:
 
 
 def link_features(links: Sequence[pages.Link], topic: Topic) -> LinkFeatures:
-    """What links say, by their address and their text: all of a page at once."""
+    """Features of all links of a page, from their URLs and texts."""
     count = len(links)
     said = hash_words([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
-    said = said.only(~((said.last - said.before < 3) | said.is_number | _SAY_NOTHING.has(said)))
-    link = said.texts  # [words] whose it is
+    said = said.only(~((said.last - said.before < 3) | said.is_number | _STOP_WORDS.has(said)))
+    link = said.texts  # [words] index of the link
     starts = np.searchsorted(link, np.arange(count))
-    place = np.arange(len(link)) - starts[link]  # [words] its place among those of its link
+    place = np.arange(len(link)) - starts[link]  # [words] position within the link
     words = np.zeros((count, LINK_WORDS), np.uint8)
     first = place < LINK_WORDS
     words[link[first], place[first]] = said.buckets[first] % LINK_BUCKETS + 1
@@ -136,6 +136,6 @@ def link_features(links: Sequence[pages.Link], topic: Topic) -> LinkFeatures:
 
 
 def _size(reading: PageFeatures) -> int:
-    """Bytes, about, with its key, and with the links that may be followed as a copy."""
+    """Approximate bytes, including the key and a copy of the followable links."""
     urls = reading.links.urls
     return _PAGE_BYTES + reading.buckets.nbytes + _LINK_BYTES * len(urls) + sum(map(len, urls))

@@ -1,4 +1,4 @@
-"""What is known of a site within an episode: pages, and the links between them, in a few bytes each."""
+"""The pages of a site known within an episode, and the links between them, in a few bytes each."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ import numpy as np
 
 from unidle.errors import UsageError
 
-MAX_PAGES = 20_000  # known in one episode; a site that invents addresses must not fill the memory
-LINK_WORDS = 8  # kept of what a link says
+MAX_PAGES = 20_000  # per episode; a site with endless URLs must not fill the memory
+LINK_WORDS = 8  # of a link's text
 FRONTIER, FETCHED, FAILED, DUPLICATE = range(4)
 STATES = ("frontier", "fetched", "failed", "duplicate")
-_TOLD_PAGES, _TOLD_LETTERS = 120, 200  # of a story: visited pages, and letters of an address
+_RECORD_PAGES, _RECORD_URL = 120, 200  # of an episode record: visited pages, and characters of a URL
 
-# An array each: to gather and scatter some of them is ten times as quick as with records.
-_FIELDS: dict[str, tuple[type, int]] = {  # dtype, and numbers of each page
+# One array each: gather and scatter are ten times as fast as with structured arrays.
+_FIELDS: dict[str, tuple[type, int]] = {  # dtype, values per page
     "state": (np.uint8, 1),
     "nofollow": (np.bool_, 1),
     "relevant": (np.bool_, 1),
-    "depth": (np.uint16, 1),  # links from the start
-    "seen_at": (np.uint16, 1),  # how many requests were made before it was heard of
+    "depth": (np.uint16, 1),  # clicks from the start page
+    "seen_at": (np.uint16, 1),  # requests made before it was discovered
     "linked": (np.uint16, 1),  # pages that link to it
-    "tried": (np.uint16, 1),  # of its links, how many were followed first from here
-    "hits": (np.uint16, 1),  # and how many of those were relevant
-    "parent": (np.int32, 1),  # the page it was first heard of on; -1: none
-    "match": (np.float32, 1),  # how much its link is about the topic, 0 to 1; the best of all
+    "tried": (np.uint16, 1),  # links discovered here that were followed
+    "hits": (np.uint16, 1),  # relevant pages among those
+    "parent": (np.int32, 1),  # the page it was discovered on; -1: none
+    "match": (np.float32, 1),  # best topic match of its links, 0 to 1
     "best": (np.float32, 1),  # relevance of the most relevant page that links to it
-    "total": (np.float32, 1),  # and of all of them together
+    "total": (np.float32, 1),  # sum over all pages that link to it
     "relevance": (np.float32, 1),  # its own, once fetched
-    "score": (np.float32, 1),  # how good it looks; -inf if it is not to be followed any more
+    "score": (np.float32, 1),  # priority in the frontier; -inf once followed
     "words": (np.uint8, LINK_WORDS),  # of its first link, hashed, from 1; 0 where there are fewer
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFeatures:
-    """The links of a page as the graph keeps them."""
+    """The links of a page as stored in the graph."""
 
-    urls: list[str]  # no address twice
-    match: np.ndarray  # [links] float32, how much each is about the topic
+    urls: list[str]  # no duplicates
+    match: np.ndarray  # [links] float32, topic match
     nofollow: np.ndarray  # [links] bool
     words: np.ndarray  # [links, LINK_WORDS] uint8, hashed, from 1; 0 where there are fewer
 
     def only(self, may: Sequence[bool]) -> LinkFeatures:
-        """Those of which this is true."""
+        """The links selected by a mask."""
         if all(may):
             return self
         kept = np.flatnonzero(may)
@@ -56,7 +56,7 @@ class LinkFeatures:
 
 
 class PageGraph:
-    """Pages by number, 0 is the start."""
+    """Pages by index; 0 is the start page."""
 
     def __init__(self, start: str) -> None:
         self.urls = [start]
@@ -64,7 +64,7 @@ class PageGraph:
         self.columns = _columns(128)  # by the names above; longer than there are pages
         self.columns["parent"][0] = -1
         self._edges: list[tuple[int, np.ndarray]] = []  # (from, to [links])
-        self.visits: list[int] = []  # pages, in the order in which they were asked for
+        self.visits: list[int] = []  # pages in the order of the requests
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -75,14 +75,14 @@ class PageGraph:
         return {name: column[: len(self.urls)] for name, column in self.columns.items()}
 
     def frontier(self, most: int) -> np.ndarray:
-        """The links that look best and were not followed, best first; of two alike, the one that is known longer."""
+        """The best links not yet followed, best first; ties go to the older one."""
         score = self.columns["score"][: len(self.urls)]
         best = np.argpartition(score, -most)[-most:] if len(score) > most else np.arange(len(score))
         best = best[np.argsort(-score[best], kind="stable")]
         return best[np.isfinite(score[best])]
 
     def add_links(self, page: int, mentions: LinkFeatures, relevance: float, requests: int) -> int:
-        """What was found on a page; returns how many of them are new."""
+        """Add the links of a page; return how many are new."""
         first = len(self.urls)
         targets = np.fromiter(map(self._numbers.get, mentions.urls, repeat(-1)), np.int32, len(mentions.urls))
         new = np.flatnonzero(targets < 0)[: MAX_PAGES - first]
@@ -93,10 +93,10 @@ class PageGraph:
             self.urls += urls
             self._grow()
             targets[new] = numbers
-            nodes, told = self.columns, slice(first, len(self.urls))
-            nodes["nofollow"][told], nodes["words"][told] = mentions.nofollow[new], mentions.words[new]
-            nodes["depth"][told] = min(int(nodes["depth"][page]) + 1, 65535)
-            nodes["seen_at"][told], nodes["parent"][told] = min(requests, 65535), page
+            nodes, added = self.columns, slice(first, len(self.urls))
+            nodes["nofollow"][added], nodes["words"][added] = mentions.nofollow[new], mentions.words[new]
+            nodes["depth"][added] = min(int(nodes["depth"][page]) + 1, 65535)
+            nodes["seen_at"][added], nodes["parent"][added] = min(requests, 65535), page
         match = mentions.match
         others = (targets >= 0) & (targets != page)
         if np.count_nonzero(others) < len(others):
@@ -115,7 +115,7 @@ class PageGraph:
         return len(new)
 
     def mark(self, page: int, state: int, relevance: float = 0.0, relevant: bool = False) -> None:
-        """A link was followed."""
+        """Record that a page was requested."""
         nodes = self.columns
         self.visits.append(page)
         nodes["state"][page], nodes["score"][page] = state, -np.inf
@@ -126,7 +126,7 @@ class PageGraph:
             nodes["hits"][parent] += relevant
 
     def is_elsewhere(self, page: int, url: str) -> bool:
-        """Note that `page` is really at `url`; True if that was fetched before."""
+        """Record that `page` redirects to `url`; True if that page was fetched before."""
         other = self._numbers.setdefault(url, page)
         if other == page:
             return False
@@ -136,7 +136,7 @@ class PageGraph:
         return was_fetched
 
     def to_networkx(self) -> Any:
-        """The same as a `networkx.DiGraph`, pages named by their addresses; `visit` is the how-manyth, from 0."""
+        """The same as a `networkx.DiGraph`, with URLs as nodes; `visit` is the index of the visit."""
         graph = import_networkx().DiGraph()
         nodes, visits = self.nodes, {page: visit for visit, page in enumerate(self.visits)}
         for number, url in enumerate(self.urls):
@@ -153,8 +153,8 @@ class PageGraph:
         return graph
 
     def to_record(self) -> dict[str, Any]:
-        """What became of the pages that were visited, in that order, and how many others each was first to name."""
-        nodes, visits = self.nodes, self.visits[:_TOLD_PAGES]
+        """The visited pages in order, as JSON, with the number of unvisited pages discovered on each."""
+        nodes, visits = self.nodes, self.visits[:_RECORD_PAGES]
         place = {page: visit for visit, page in enumerate(visits)}
         parents = nodes["parent"][nodes["state"] == FRONTIER]
         others = np.bincount(parents[parents >= 0], minlength=len(self))
@@ -168,7 +168,7 @@ class PageGraph:
         return {
             "pages": [
                 {
-                    "url": self.urls[page][:_TOLD_LETTERS],
+                    "url": self.urls[page][:_RECORD_URL],
                     "state": STATES[nodes["state"][page]],
                     "relevance": round(float(nodes["relevance"][page]), 3),
                     "relevant": bool(nodes["relevant"][page]),
@@ -198,9 +198,9 @@ def _columns(size: int) -> dict[str, np.ndarray]:
 
 
 def import_networkx() -> Any:
-    """The package, or one sentence."""
+    """Import networkx; UsageError if it is missing."""
     try:
         import networkx  # type: ignore[import-untyped]
     except ImportError:
-        raise UsageError("Page graphs in `info` need a package more; run: pip install 'unidle[web]'.") from None
+        raise UsageError("export_graph needs the package networkx; run: pip install 'unidle[web]'.") from None
     return networkx

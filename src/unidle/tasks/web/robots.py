@@ -1,4 +1,4 @@
-"""robots.txt as RFC 9309 has it: the longest rule that fits decides, `*` and `$` in rules, groups by user agent."""
+"""robots.txt (RFC 9309): the longest matching rule decides, with `*` and `$`, in groups by user agent."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
-MAX_BYTES = 512_000  # the RFC's least; what lies beyond is not read
+MAX_BYTES = 512_000  # the RFC's minimum; the rest is ignored
 
 
 class Rule(NamedTuple):
-    """A pattern, taken apart: all links of all pages are compared with it."""
+    """A parsed pattern; every link of every page is matched against it."""
 
-    first: str  # what a path begins with
-    rest: tuple[str, ...]  # what follows, in this order, each after a `*`
+    first: str  # prefix of the path
+    rest: tuple[str, ...]  # parts that follow in this order, each after a `*`
     to_the_end: bool  # `$`
     allowed: bool
 
     @staticmethod
     def of(pattern: str, allowed: bool) -> Rule:
-        """Take it apart."""
+        """Parse a pattern."""
         first, *rest = pattern.removesuffix("$").split("*")
         return Rule(first, tuple(rest), pattern.endswith("$"), allowed)
 
-    def fits(self, path: str) -> bool:
-        """Whether it is about this path. As a regular expression, `/*a*a*a*b` could take for ever."""
+    def matches(self, path: str) -> bool:
+        """Whether it matches this path. A regular expression could backtrack for ever on `/*a*a*a*b`."""
         if not path.startswith(self.first):
             return False
         at, last = len(self.first), len(self.rest) - 1
@@ -41,14 +41,14 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Robots:
-    """What one site asks of one crawler."""
+    """The rules of one site for one crawler."""
 
-    rules: tuple[Rule, ...] = ()  # the one that decides first
-    delay: float = 0.0  # seconds between two requests (not in the RFC, but often asked for)
+    rules: tuple[Rule, ...] = ()  # in order of precedence
+    delay: float = 0.0  # Crawl-delay in seconds (not in the RFC, but common)
 
     @staticmethod
     def parse(text: str, agent: str) -> Robots:
-        """The groups for `agent`, or those for everybody if it has none of its own."""
+        """Parse the groups for `agent`, or those for `*` if there are none."""
         groups: dict[str, list[tuple[str, str]]] = {}
         named: list[str] = []  # the agents whose group this is
         in_rules = False
@@ -71,12 +71,12 @@ class Robots:
         return Robots(tuple(Rule.of(*rule) for rule in rules), max(delays, default=0.0))
 
     def allows(self, path: str) -> bool:
-        """Whether a path, with its query, may be asked for."""
+        """Whether a path, with its query, may be fetched."""
         if not self.rules or path == "/robots.txt":
             return True
         plain = unquote(path) if "%" in path else path
         for rule in self.rules:
-            if rule.fits(plain):
+            if rule.matches(plain):
                 return rule.allowed
         return True
 

@@ -1,10 +1,10 @@
 """Focused crawling: within a budget of requests, find the pages of a website that are about a topic.
 
-An action follows one of the links that look best, or stops. What is seen, all of it from 0 to 1:
+An action follows one of the best-looking links, or stops. The observation, all values from 0 to 1:
 
-    page   the page just fetched: a hashed bag of its words, and how the request went
-    links  [links, ..] the links on offer: the hashed words of each, and what is known of where it leads
-    graph  how the episode stands
+    page   the page just fetched: a hashed bag of words, and the outcome of the request
+    links  [links, ..] the candidate links: hashed words of each, and what is known about its target
+    graph  the progress of the episode
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from unidle.tasks.web.text_features import BUCKETS, Topic
 PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
 _RECENT = 8  # requests
 _NUMBER = {kind: number for number, kind in enumerate(OUTCOMES)}
-_reached: set[str] = set()  # first pages that this process has fetched: if one fails later, its address is right
+_reached: set[str] = set()  # start pages fetched by this process: if one fails later, its URL is not the problem
 
 Observation = dict[str, np.ndarray]
 
 
 class SiteExplore:
-    """An `AsyncEnv`; all of one event loop share limits and connections."""
+    """An `AsyncEnv`; all environments of an event loop share limits and connections."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class SiteExplore:
         self.cost, self.novelty = cost, novelty
         self._readings = PageFeatureCache.shared(self.topic) if keep_pages else None
         if export_graph:
-            import_networkx()  # if it is missing, this is the time to say so
+            import_networkx()  # report a missing package early
         self._exports_graph = export_graph
-        self.records_next_episode = False  # keep the story of the next episode that ends
+        self.records_next_episode = False  # store the record of the next episode that ends
         self.episode_record: dict[str, Any] | None = None
         self.action_space = spaces.Discrete(links + 1)  # the last one stops
         shapes = {
@@ -87,21 +87,21 @@ class SiteExplore:
         self.observation_space = spaces.Dict({key: spaces.Box(0.0, 1.0, shape) for key, shape in shapes.items()})
         self._fetcher, self._owns_fetcher = fetcher, fetcher is None
         self._has_fetched = False
-        self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by what came of them; whoever counts them empties it
+        self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by outcome; reset by the reader
         self._begin(self.sites[0])
 
     def _begin(self, start: str) -> None:
         self.graph = PageGraph(start)
         self.requests = self.found = self.failed = 0
-        self.offered = np.zeros(0, np.int64)  # the links on offer, as pages of the graph
+        self.offered = np.zeros(0, np.int64)  # candidate links, as pages of the graph
         self._seen = np.zeros(BUCKETS, np.bool_)  # words
         self._bodies: set[int] = set()
-        self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a page that counts was found
+        self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a new relevant page was found
         self._page = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
         self._relevance, self._freshness, self._has_failed = 0.0, 0.0, False
 
     async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
-        """Fetch the first page, which costs nothing."""
+        """Fetch the start page, which does not count against the budget."""
         if self._fetcher is None:
             self._fetcher = Fetcher.shared(self.policy)
         start = self.sites[seed % len(self.sites)]
@@ -112,13 +112,13 @@ class SiteExplore:
             _reached.add(start)
         elif not self._has_fetched and start not in _reached:
             raise UsageError(
-                f"{start} could not be fetched ({page.failure}: {page.why}); check the address, or serve a generated "
+                f"{start} could not be fetched ({page.failure}: {page.why}); check the URL, or serve a generated "
                 "site with: python -m unidle.tasks.web.site"
             )
         return self._observe(), self._info()
 
     async def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Follow a link; one that is not on offer is a request wasted."""
+        """Follow a link; an invalid choice wastes a request."""
         choice = int(action)
         if choice == self.links:
             return self._observe(), 0.0, True, False, self._info(has_ended=True)
@@ -130,12 +130,12 @@ class SiteExplore:
             reward += (self.found - found) + self.novelty * self._freshness
         self._recent.append(self.found > found)
         observation = self._observe()
-        # The budget is seen, so running out of it is an end like any other, and nothing comes after it.
+        # The budget is part of the observation, so exhausting it is a termination, not a truncation.
         terminated = self.requests >= self.budget or not len(self.offered)
         return observation, reward, terminated, False, self._info(has_ended=terminated)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Release the connections."""
         fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None and self._owns_fetcher:
             await fetcher.leave()
@@ -143,7 +143,7 @@ class SiteExplore:
     # -- a page --------------------------------------------------------------------------------------------------------
 
     async def _visit(self, number: int) -> Page:
-        """Fetch a page and add it to what is known."""
+        """Fetch a page and add it to the graph."""
         assert self._fetcher is not None
         page = await self._fetcher.fetch(self.graph.urls[number])
         seen = None
@@ -172,7 +172,7 @@ class SiteExplore:
     # -- what is seen --------------------------------------------------------------------------------------------------
 
     def _look(self, read: PageFeatures | None, page: Page, is_duplicate: bool, new_links: int) -> None:
-        """Turn the page just fetched into numbers."""
+        """Compute the features of the page just fetched."""
         self._page = seen = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
         if read is None:
             seen[PAGE_WORDS:] = (0, 0, 0, 0, 0, 1, 0, page.status >= 400)
@@ -259,7 +259,7 @@ def _squeezed(count: float, full: float) -> float:
 
 
 def _start(url: str) -> str:
-    bare = LinkBase("http://invalid/").spelled_out(url) if "://" in url else None
+    bare = LinkBase("http://invalid/").resolve(url) if "://" in url else None
     if bare is None:
         raise UsageError(f"`{url}` is not the address of a site; write it like http://127.0.0.1:8000/.")
     return bare

@@ -184,7 +184,7 @@ def test_it_listens_on_loopback_only_and_says_when_a_port_is_taken() -> None:
         async with serving(Serving(**QUICK)) as server:
             assert [host for host, _ in server._runner.addresses] == ["127.0.0.1"]
             port = int(re.findall(r"\d+", server.url)[-1])
-            with pytest.raises(UsageError, match=f"Port {port} cannot be served"):
+            with pytest.raises(UsageError, match=f"Cannot listen on port {port}"):
                 await SiteServer(Serving(port=port)).start()
 
     run(check())
@@ -211,7 +211,7 @@ def test_it_runs_from_the_command_line_until_ctrl_c() -> None:
         assert process.stderr.read() == ""
     mistaken = subprocess.run([*command[:3], "--error-rate", "2"], capture_output=True, text=True)
     assert mistaken.returncode == 1
-    assert mistaken.stderr == "error: error_rate is a share, from 0 to 1, not 2.0.\n"
+    assert mistaken.stderr == "error: error_rate must be between 0 and 1, not 2.0.\n"
 
 
 @pytest.mark.parametrize("wrong", [{"latency": -1.0}, {"error_rate": 1.5}, {"sites": 0}, {"port": 70000}])

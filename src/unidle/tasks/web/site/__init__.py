@@ -1,1 +1,1 @@
-"""Generated websites, served on this machine: to train on, to test and to measure."""
+"""Generated websites, served on this machine, for training, tests and benchmarks."""

@@ -1,10 +1,10 @@
-"""A website from a seed: what its pages are about, how they link, and their HTML.
+"""Generates a website from a seed: the topics of its pages, their links and their HTML.
 
-Pages on one topic link to each other more than to others. Some links say truly what they lead to; as many promise the
-topic of the page they stand on and lead elsewhere, and these advertise; the rest is vague. To follow whatever names the
-topic finds a few pages, to learn which words keep their promise finds many. Every page also has the links that real
-ones have: to the top, to a fragment of itself, to the same page in other words, to mail, to another host, to nowhere,
-to what robots.txt asks not to fetch, and into an archive that never ends.
+Pages on one topic link to each other more than to others. Some link texts name the topic of their target; as many
+misleadingly name the topic of the page they are on, with advertising words; the others are vague. Following every link
+that names the topic finds a few pages, learning which words are honest finds many. Every page also has the usual other
+links: to the top, to a fragment of itself, to the same page by another URL, to mail, to another host, to missing pages,
+to pages that robots.txt disallows, and into an endless archive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ARCHIVE = re.compile(r"archive/(\d+)\.html")
 
 @dataclass(frozen=True)
 class Layout:
-    """How large a site is."""
+    """The size of a site."""
 
     pages: int = 1000
     links: int = 50  # of each page to others, about
@@ -38,12 +38,12 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.pages < 10 or self.links < 1 or self.page_bytes < 1:
-            raise UsageError("A site needs at least 10 pages, of at least one link and one byte each.")
+            raise UsageError("A site needs at least 10 pages, with at least one link and one byte each.")
 
 
 @dataclass(frozen=True)
 class Site:
-    """One website; page 0 is its top."""
+    """One website; page 0 is the start page."""
 
     seed: int
     layout: Layout
@@ -54,12 +54,12 @@ class Site:
 
     @staticmethod
     def of(seed: int, layout: Layout | None = None) -> Site:
-        """The same site for the same seed, always."""
+        """Generate the site of a seed, deterministically."""
         layout = layout or Layout()
         rng = np.random.default_rng([seed, layout.pages, layout.links])
         pages = layout.pages
         topic = rng.integers(len(NAMES), size=pages)
-        topic[: len(NAMES) + 1] = [0, *range(len(NAMES))]  # the top, and one page of each topic that it leads to
+        topic[: len(NAMES) + 1] = [0, *range(len(NAMES))]  # the start page, and one page of each topic that it links to
         density = rng.uniform(*_TOPIC_WORDS, pages)
         density[0] = 0.0
         of_topic = [np.flatnonzero(topic == index) for index in range(len(NAMES))]
@@ -78,19 +78,19 @@ class Site:
             for page, row in enumerate(links)
         ]
         words = rng.choice(PLAIN_WORDS, (pages, 2))
-        # Every third page stands in a folder that is named for its topic.
+        # Every third page is in a folder named after its topic.
         folders = [f"{NAMES[index]}/" if told else "" for index, told in zip(topic, rng.random(pages) < 1 / 3)]
         paths = ["", *(f"{folders[n]}{words[n, 0]}{words[n, 1]}-{n}.html" for n in range(1, pages))]
         return Site(seed, layout, topic, density, targets, paths)
 
     def number(self, path: str) -> int | None:
-        """Which page a path leads to; None if there is none, or it is written differently."""
+        """The page at a path; None if there is none."""
         found = _PATH.fullmatch(path)
         page = int(found[1]) if found and len(found[1]) < 10 else 0
         return page if page < self.layout.pages and self.paths[page] == path else None
 
     def html(self, path: str, prefix: str = "/") -> bytes | None:
-        """What is at a path below `prefix`; None if there is nothing."""
+        """The HTML at a path below `prefix`; None if there is no page."""
         archive = _ARCHIVE.fullmatch(path)
         if archive and len(archive[1]) < 10:
             return self._archive(int(archive[1]), prefix)
@@ -104,7 +104,7 @@ class Site:
         room = max(_PARAGRAPH, (self.layout.page_bytes - sum(map(len, anchors)) - 600) // 6)  # words of 6 letters
         text = self._words(room, own, float(self.density[page]), rng)
         paragraphs = [text[at : at + _PARAGRAPH] for at in range(0, len(text), _PARAGRAPH)]
-        # Links stand among the text, as evenly as they may.
+        # Links are spread evenly over the text.
         slots = np.linspace(0, len(paragraphs), len(anchors), endpoint=False).astype(int)
         parts: list[list[str]] = [[" ".join(paragraph)] for paragraph in paragraphs]
         for slot, anchor in zip(slots, anchors):

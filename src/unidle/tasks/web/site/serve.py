@@ -1,4 +1,4 @@
-"""Generated sites over HTTP, on loopback and nowhere else, as slow and as unreliable as is asked for.
+"""Serves generated sites over HTTP, on loopback only, with configurable latency and errors.
 
 Site n of a server is at `/n/`; its seed is that of the server plus n.
 """
@@ -29,30 +29,30 @@ _ROBOTS = "User-agent: *\nDisallow: /*/private/\n"
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served, and how well."""
+    """What is served, and with which latency and errors."""
 
     port: int = 0
-    """0: any that is free."""
+    """0: any free port."""
     seed: int = 0
-    """Site n is made from seed + n."""
+    """Site n is generated from seed + n."""
     sites: int = 1
-    """How many sites there are, at /0/, /1/, …"""
+    """Number of sites, at /0/, /1/, …"""
     pages: int = 1000
-    """Of each site."""
+    """Pages per site."""
     links: int = 50
-    """Of each page to others, about."""
+    """Links per page, approximately."""
     page_bytes: int = 30_000
-    """Of each page, about."""
+    """Size of a page, approximately."""
     latency: float = 0.0
-    """Seconds before each answer."""
+    """Seconds before each response."""
     jitter: float = 0.0
-    """Up to so many seconds more, drawn anew for each answer."""
+    """Up to that many more seconds, at random for each response."""
     error_rate: float = 0.0
-    """Share of requests that are answered with 503."""
+    """Fraction of requests answered with 503."""
     slow_rate: float = 0.0
-    """Share of pages, always the same ones, that are slow."""
+    """Fraction of pages that are slow, always the same ones."""
     slow_seconds: float = 2.0
-    """Before the answer of a slow page."""
+    """Extra seconds for a slow page."""
 
     def __post_init__(self) -> None:
         for name in ("latency", "jitter", "slow_seconds"):
@@ -60,19 +60,19 @@ class Serving:
                 raise UsageError(f"{name} must be a number of seconds, not {getattr(self, name)}.")
         for name in ("error_rate", "slow_rate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}.")
+                raise UsageError(f"{name} must be between 0 and 1, not {getattr(self, name)}.")
         if self.sites < 1 or not 0 <= self.port <= 65535:
             raise UsageError("Serve at least one site, on a port from 0 (any) to 65535.")
         Layout(self.pages, self.links, self.page_bytes)
 
 
 class SiteServer:
-    """Answers for some sites."""
+    """A server of generated sites."""
 
     def __init__(self, serving: Serving) -> None:
         _aiohttp_web()  # if it is missing, this is the time to say so
         self.serving = serving
-        self.url = ""  # once it is started
+        self.url = ""  # set by `start`
         self.answers: Counter[int] = Counter()  # by status
         self.site = lru_cache(_KEPT_SITES)(self._site)
         self._html = lru_cache(_KEPT_PAGES)(self._render)
@@ -80,11 +80,11 @@ class SiteServer:
 
     @property
     def urls(self) -> list[str]:
-        """Where each site begins."""
+        """The start page of each site."""
         return [f"{self.url}{number}/" for number in range(self.serving.sites)]
 
     async def start(self) -> None:
-        """Serve, in this event loop, until `stop`."""
+        """Serve in this event loop until `stop`."""
         web = _aiohttp_web()
         self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0.1)
         await self._runner.setup()
@@ -92,7 +92,7 @@ class SiteServer:
             await web.TCPSite(self._runner, HOST, self.serving.port, backlog=4096).start()
         except OSError as error:
             await self.stop()
-            raise UsageError(f"Port {self.serving.port} cannot be served ({error.strerror}); give another.") from None
+            raise UsageError(f"Cannot listen on port {self.serving.port} ({error.strerror}); choose another.") from None
         self.url = f"http://{HOST}:{self._runner.addresses[0][1]}/"
 
     async def stop(self) -> None:
@@ -102,7 +102,7 @@ class SiteServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         serving, path = self.serving, request.path
         seconds = serving.latency + serving.jitter * random.random()
-        # By its path, not by chance, so that a slow page is slow each time.
+        # By path, so that a slow page is always slow.
         if serving.slow_rate and zlib.crc32(path.encode()) / 2**32 < serving.slow_rate:
             seconds += serving.slow_seconds
         if seconds:
@@ -147,7 +147,7 @@ class SiteServer:
 
 @contextlib.asynccontextmanager
 async def serving(what: Serving) -> AsyncIterator[SiteServer]:
-    """A server in this event loop, for as long as the block lasts."""
+    """Run a server in this event loop within the block."""
     server = SiteServer(what)
     await server.start()
     try:
@@ -158,7 +158,7 @@ async def serving(what: Serving) -> AsyncIterator[SiteServer]:
 
 @contextlib.contextmanager
 def in_background(what: Serving) -> Iterator[SiteServer]:
-    """A server in a thread of its own, for as long as the block lasts."""
+    """Run a server in its own thread within the block."""
     server, loop = SiteServer(what), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="sites", daemon=True)
     thread.start()
@@ -175,7 +175,7 @@ def in_background(what: Serving) -> Iterator[SiteServer]:
 
 
 async def _wind_up(server: SiteServer) -> None:
-    """Stop, and wait for no answer that is still to come."""
+    """Stop and cancel pending responses."""
     await server.stop()
     unanswered = asyncio.all_tasks() - {asyncio.current_task()}
     for task in unanswered:
@@ -184,7 +184,7 @@ async def _wind_up(server: SiteServer) -> None:
 
 
 async def serve_forever(what: Serving) -> None:
-    """Say where, and serve until cancelled."""
+    """Print the URL and serve until cancelled."""
     async with serving(what) as server:
         print(
             f"Serving {what.sites} generated {'site' if what.sites == 1 else 'sites'} at {server.urls[0]}", flush=True
@@ -196,5 +196,5 @@ def _aiohttp_web() -> Any:
     try:
         from aiohttp import web
     except ImportError:
-        raise UsageError("To serve a site takes a package more; run: pip install 'unidle[web]'.") from None
+        raise UsageError("Serving a site needs extra packages; run: pip install 'unidle[web]'.") from None
     return web

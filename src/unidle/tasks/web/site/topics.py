@@ -1,4 +1,4 @@
-"""What generated pages are about: a few words for each topic, and many that say nothing."""
+"""Vocabulary of the generated pages: a few words for each topic, and many neutral ones."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TOPICS: dict[str, tuple[str, ...]] = {
     }.items()
 }
 
-# Six hundred words of no meaning: `balo`, `beri`, …; none of them is in a topic.
+# Six hundred neutral words: `balo`, `beri`, …; none of them is in a topic.
 _HEADS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "st", "tr", "sh", "ch", "gl")
 _TAILS = ("alo", "eri", "ina", "omu", "ura", "ate", "ile", "ond", "uge", "ask")
 _ENDS = ("", "n", "st")
 PLAIN_WORDS = tuple(head + tail + end for head, tail, end in product(_HEADS, _TAILS, _ENDS))
 VAGUE_LINKS = ("read more", "click here", "next", "details", "see also", "this page", "more")
-# What stands beside the topic in links that keep their word, and in those that do not.
+# Words next to the topic in honest links, and in misleading ones.
 HONEST_WORDS = ("guide", "history", "study", "notes", "manual")
 ADVERTISING_WORDS = ("offer", "winner", "sponsored", "deal", "bargain")
