@@ -1,7 +1,7 @@
 """The allow-list of hosts and addresses. Everything else is refused before any packet is sent.
 
 A name that is not listed is not even resolved. A listed name may resolve to public addresses only: 127.0.0.1 or
-10.0.0.5 (DNS rebinding) is refused, unless that address is listed too. So the list covers everything that can be reached:
+10.0.0.5 (DNS rebinding) is refused, unless that address is listed too. So the list covers all that can be reached:
 
     (empty)                          loopback: 127.0.0.0/8, ::1, localhost
     example.org                      that name, on any port, at public addresses

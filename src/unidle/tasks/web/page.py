@@ -1,8 +1,8 @@
 """Parses the text and links of a page. Nothing is executed, and broken HTML is parsed as far as possible.
 
 The parser is written in C and fast, but malicious pages can slow it down: its time is quadratic in the nesting depth
-and in the number of attributes. So only the first tags of a page are parsed, and a large page is parsed in a thread (the
-parser releases the GIL) with a timeout.
+and in the number of attributes. So only the first tags of a page are parsed, and a large page is parsed in a thread
+(the parser releases the GIL) with a timeout.
 """
 
 from __future__ import annotations
