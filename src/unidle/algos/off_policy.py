@@ -162,7 +162,7 @@ class OffPolicy:
 
 
 def accumulated(micro_batches: MicroBatches) -> Gradient:
-    """Gradients that are accumulated over micro-batches, as many as `pieces` says."""
+    """Gradients that are accumulated over micro-batches, as many as `micro_batches` says."""
 
     def gradient(
         parameters: FlatParameters, loss: Callable[..., Loss], *batch: Transitions | Tensor
