@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from unidle.config.fields import coerce, section_of, unknown_key
 from unidle.config.files import flatten_sections, read_yaml
-from unidle.config.foreign import sb3
+from unidle.config.foreign import elegantrl, rl_zoo, sb3
 from unidle.config.renamed import with_current_names, without_other_algorithms
 from unidle.errors import UsageError
 
 Style = Literal["unidle", "sb3", "elegantrl"]
 
 _SECTIONS = ("recipe", "engine", "run")
-_ENV_ID = re.compile(r"-v\d+$")
 
-_ELEGANTRL_RENAMED = {
-    "num_envs": "n_envs",
-    "horizon_len": "n_steps",
-    "repeat_times": "n_epochs",
-    "worker_num": "workers",
-    "net_dims": "net_arch",
-    "ratio_clip": "clip_range",
-    "lambda_gae_adv": "gae_lambda",
-    "lambda_entropy": "ent_coef",
-    "clip_grad_norm": "max_grad_norm",
-    "break_step": "timesteps",
-    "random_seed": "seed",
-}
-_RENAMED = {**sb3.RENAMED, **_ELEGANTRL_RENAMED}
-
-# Words that only such a file holds. `num_envs` is too common to tell anything.
-_ELEGANTRL_MARKS = {*_ELEGANTRL_RENAMED, "target_step"} - {"num_envs"}
-_SB3_MARKS = {
-    *sb3.RENAMED,
-    *(word for word in sb3.READERS if not section_of(word)),
-    "n_minibatches",
-    "use_sde",
-}
+_RENAMED = {**sb3.RENAMED, **elegantrl.RENAMED}
 
 
 @dataclass(frozen=True)
@@ -59,8 +32,8 @@ class Translated:
 def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -> Translated:
     """The file's settings; `env` picks an rl-zoo entry, `n_envs` is the command line's and wins."""
     source = str(path)
-    tree = read_yaml(path, _PlainLoader)
-    entry = _choose_entry(tree, env, source) if _is_zoo(tree) else None
+    tree = read_yaml(path, rl_zoo.PlainLoader)
+    entry = rl_zoo.choose_entry(tree, env, source) if rl_zoo.is_zoo(tree) else None
     if entry is not None:
         tree = tree[entry]
     style = "sb3" if entry is not None else _style(tree)
@@ -71,7 +44,7 @@ def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -
         draft.notes += renamings
     for word, value in values.items():
         draft.take(str(word), value)
-    if entry is not None and _ENV_ID.search(entry):  # not a group such as `atari`
+    if entry is not None and rl_zoo.ENV_ID.search(entry):  # not a group such as `atari`
         draft.values.setdefault("env", entry)
     return draft.finish(n_envs)
 
@@ -79,39 +52,12 @@ def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -
 # --- Which kind of file it is
 
 
-def _is_zoo(tree: dict[str, Any]) -> bool:
-    """Whether it is rl-zoo's `environment id: {settings}`."""
-    if not all(isinstance(name, str) and isinstance(tree[name], dict) for name in tree):
-        return False
-    if any(name in _SECTIONS or name in _SB3_MARKS or section_of(name) for name in tree):
-        return False
-    return any(_ENV_ID.search(name) or _SB3_MARKS & tree[name].keys() for name in tree)
-
-
-def _choose_entry(tree: dict[str, Any], env: str | None, source: str) -> str:
-    """The rl-zoo entry for `env`, or the only one there is."""
-    names = list(tree)
-    if env is None and len(names) == 1:
-        return names[0]
-    if env in names:
-        return env
-    # rl-zoo keeps one entry for all Atari games.
-    if env and "atari" in names and (env.startswith("ALE/") or "NoFrameskip" in env):
-        return "atari"
-    near = difflib.get_close_matches(env or "", names, n=8) or names[:8]
-    more = f" and {len(names) - len(near)} more" if len(near) < len(names) else ""
-    held = ", ".join(near) + more
-    if env is None:
-        raise UsageError(f"{source} holds {held}; choose one with --env.")
-    raise UsageError(f"{source} has no entry for {env}, it holds {held}; add or rename one.")
-
-
 def _style(tree: dict[str, Any]) -> Style:
     if any(name in _SECTIONS for name in tree):
         return "unidle"
-    if _SB3_MARKS & tree.keys() or any(map(sb3.is_linear, tree.values())):
+    if sb3.MARKS & tree.keys() or any(map(sb3.is_linear, tree.values())):
         return "sb3"
-    return "elegantrl" if _ELEGANTRL_MARKS & tree.keys() else "unidle"
+    return "elegantrl" if elegantrl.MARKS & tree.keys() else "unidle"
 
 
 # --- Word by word
@@ -136,7 +82,7 @@ class _Draft:
                 self._set(name, word, plain)
         elif section_of(word):
             self._set(word, word, value)
-        elif word in _ELEGANTRL_RENAMED or (word in _RENAMED and self.style != "unidle"):
+        elif word in elegantrl.RENAMED or (word in _RENAMED and self.style != "unidle"):
             self._set(_RENAMED[word], word, value)
         elif self.style == "unidle":
             raise UsageError(unknown_key(word, self.source))
@@ -200,32 +146,3 @@ class _Draft:
         total = n_envs * self.values.get("n_steps", 2048)  # SB3's default
         # As in Isaac Lab, this wins over a batch_size in the file.
         self.values["batch_size"] = max(1, total // n_minibatches)
-
-
-# --- YAML with Python tags, none of which runs anything here
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML that takes rl-zoo's tuples as lists and Python names as text."""
-
-
-def _sequence(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
-    if not isinstance(node, yaml.SequenceNode):
-        return _refuse(loader, node)
-    return loader.construct_sequence(node, deep=True)
-
-
-def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
-    return name
-
-
-def _refuse(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    line = node.start_mark.line + 1
-    raise UsageError(
-        f"{loader.name}: line {line} has the tag {node.tag}, which unidle does not read; write a plain value."
-    )
-
-
-_PlainLoader.add_constructor("tag:yaml.org,2002:python/tuple", _sequence)
-_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/name:", _name)
-_PlainLoader.add_constructor(None, _refuse)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from unidle.config.fields import coerce
+from unidle.config.fields import coerce, section_of
 from unidle.config.settings import Activation
 from unidle.errors import UsageError
 
@@ -171,6 +171,15 @@ READERS: dict[str, Reader] = {
     "normalize": _normalize,
     "env_kwargs": _env_kwargs,
     "policy_kwargs": _policy_kwargs,
+}
+
+
+# Names that only such a file has.
+MARKS = {
+    *RENAMED,
+    *(word for word in READERS if not section_of(word)),
+    "n_minibatches",
+    "use_sde",
 }
 
 

@@ -1,0 +1,20 @@
+"""ElegantRL's names of settings."""
+
+from __future__ import annotations
+
+RENAMED = {
+    "num_envs": "n_envs",
+    "horizon_len": "n_steps",
+    "repeat_times": "n_epochs",
+    "worker_num": "workers",
+    "net_dims": "net_arch",
+    "ratio_clip": "clip_range",
+    "lambda_gae_adv": "gae_lambda",
+    "lambda_entropy": "ent_coef",
+    "clip_grad_norm": "max_grad_norm",
+    "break_step": "timesteps",
+    "random_seed": "seed",
+}
+
+# Names that only such a file has; `num_envs` is too common to tell.
+MARKS = {*RENAMED, "target_step"} - {"num_envs"}
