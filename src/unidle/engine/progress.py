@@ -20,7 +20,11 @@ class Progress:
     last_evaluated: int = -1  # step at which the latest evaluation was requested
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the counters out of a checkpoint, which holds more than these."""
+        """Take the counters out of a checkpoint, which holds more than these.
+
+        One written when return alone decided on the best has no success rate.
+        """
+        state = {"best_success": -math.inf, "highest_return": state["best_return"], **state}
         for name in asdict(self):
             setattr(self, name, state[name])
 

@@ -17,7 +17,7 @@ from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.saver import Saver
 from unidle.engine.evaluate.episode_trace import write_trace
 from unidle.engine.evaluate.evaluations import Evaluations, FinishedEvaluation
-from unidle.engine.progress import Progress
+from unidle.engine.progress import Progress, evaluation_rank
 from unidle.envs.protocol import Fault
 from unidle.metrics.jsonl import read_records
 from unidle.metrics.log import MetricLog
@@ -136,7 +136,9 @@ def pending_evaluations(state: dict[str, Any], folder: Path, progress: Progress)
     """
     records = read_records(folder / "metrics.jsonl")
     done = {r["step"]: r for r in records if r["kind"] == "evaluation" and r["step"] <= progress.step}
-    pending: list[dict[str, Any]] = state["evaluations"]
+    if "best_success" not in state and progress.best_step in done:
+        progress.best_success, _ = evaluation_rank(done[progress.best_step])
+    pending: list[dict[str, Any]] = state.get("evaluations", [])
     for each in pending:
         if each["step"] in done:
             progress.update_best(done[each["step"]])
