@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import unidle
-from unidle.engine.collect.inference import Service
+from unidle.engine.collect.inference import Inference
 from unidle.engine.collect.rollout_slot import RolloutSlot
 
 pytestmark = pytest.mark.gpu
@@ -37,7 +37,7 @@ def test_iterations_wait_for_nothing_but_the_actions(
     counted(torch.cuda.Event, "synchronize", "event")
     counted(torch.cuda.Stream, "synchronize", "stream")
     counted(torch.cuda, "synchronize", "device")
-    counted(Service, "launch", "services")
+    counted(Inference, "launch", "inferences")
     slots: list[RolloutSlot] = []
     original_init = RolloutSlot.__init__
 
@@ -89,7 +89,7 @@ def test_iterations_wait_for_nothing_but_the_actions(
     assert iterations == 10
     assert len(slots) == (2 if overlap == "strict" else 1)
     assert waits["stream"] == waits["device"] == 0
-    # One for each service; and two an iteration: for the metrics of what was learned, and at once afterwards, where
+    # One for each inference; and two per iteration: for the metrics of what was learned, and at once afterwards, where
     # there is nothing to wait for, for the device's clock to be read.
-    assert waits["event"] == waits["services"] + 2 * 5
-    assert waits["services"] > 5
+    assert waits["event"] == waits["inferences"] + 2 * 5
+    assert waits["inferences"] > 5

@@ -47,13 +47,13 @@ def outcome(
     lock = PageLock(block)
     with monkeypatch.context() as patch:
         if not fused:
-            patch.setattr(Service, "_fused", lambda self: "not wanted here")
+            patch.setattr(Inference, "_fused", lambda self: "not wanted here")
         state = torch.zeros(recipe.n_envs, 0, device=device)
         slot = RolloutSlot(policy, rollout, block, state, Capture(device, print), own_weights=True)
         slot.open(1, 7, 3)
         ready = np.arange(0, recipe.n_envs, 2)
         for step in range(2):  # the second is a replay
-            slot.inference.serve((np.full(len(ready), step), ready), None)
+            slot.inference.act((np.full(len(ready), step), ready), None)
     torch.cuda.synchronize()
     is_fused = "Inference" not in slot.inference.dispatch.fallbacks
     seen = {

@@ -54,9 +54,9 @@ def a_slot(name: str, changes: dict[str, Any], *, masked: bool, own_weights: boo
 def left_behind(slot: RolloutSlot, block: SharedBlock) -> list[np.ndarray]:
     """What services leave behind: of some environments, then of all in step."""
     ready = np.arange(0, N_ENVS, 3)
-    slot.inference.serve((ready % (STEPS - 1), ready), None)
+    slot.inference.act((ready % (STEPS - 1), ready), None)
     first = block.actions.copy()
-    slot.inference.serve((STEPS - 1, slice(0, N_ENVS)), None)
+    slot.inference.act((STEPS - 1, slice(0, N_ENVS)), None)
     return [first, block.actions.copy(), slot.rollout.actions.numpy(), slot.rollout.obs.numpy()[:STEPS]]
 
 
@@ -96,7 +96,7 @@ def test_other_networks_and_large_ones_are_left_to_torch(changes: dict[str, Any]
 def test_what_is_not_a_number_stays_so() -> None:
     slot, block = a_slot("reals", {}, masked=False, own_weights=False)
     block.obs.view(np.float32)[4] = np.nan
-    slot.inference.serve((0, slice(0, N_ENVS)), None)
+    slot.inference.act((0, slice(0, N_ENVS)), None)
     assert np.isnan(block.actions[4]).all()
     assert not np.isnan(np.delete(block.actions, 4, 0)).any()
     assert isinstance(slot.inference._numpy_actor, NumpyActor)

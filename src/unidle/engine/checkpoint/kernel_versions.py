@@ -1,4 +1,4 @@
-"""Whose kernels compute a run: what its last bits hang on beside its settings."""
+"""Which kernels compute a run: the last bits of its weights depend on them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from unidle.nn.mlp import has_own_kernels
 
 
 def kernels_on(device: torch.device) -> str:
-    """In words, the same for the same kernels: torch 2.11.0, Triton 3.6.0, NVIDIA H200.
+    """A description that is equal for equal kernels, such as "torch 2.11.0, Triton 3.6.0, NVIDIA H200".
 
-    On a CPU, torch chooses them by its widest vectors, and sums in other orders with AVX512 than with AVX2.
+    On a CPU, torch chooses kernels by instruction set; with AVX512 it sums in a different order than with AVX2.
     """
     torch_words = f"torch {torch.__version__}"
     if device.type != "cuda":

@@ -1,7 +1,7 @@
-"""Inference for all environments at once, whichever of them are ready.
+"""Inference: one batch for all environments, of which those that are ready get their actions.
 
-The shape is always the whole block: what is said for environments that are not ready goes to a trash row. So one graph
-serves every case, and an environment's actions do not depend on which others happened to be ready with it.
+The batch always has the shape of the whole block; results for environments that are not ready go to a trash row. So one
+CUDA graph is enough, and an environment's actions do not depend on which others are ready at the same time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.numpy_views import numpy_actor, numpy_unsupported
 
 _ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
-_TIMED = 16  # one service in so many is timed on the GPU
+_TIMED = 16  # one inference in this many is timed on the GPU
 Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
 
 
 class PageLock:
-    """Keeps the pages of a block in memory, so that copies from it to a GPU run beside everything else.
+    """Page-locks a block of memory, so that copies between it and a GPU are asynchronous.
 
-    Where somebody keeps them there already, it is theirs to give them back.
+    Does nothing if the memory is locked already; whoever locked it also unlocks it.
     """
 
     def __init__(self, block: SharedBlock) -> None:
@@ -40,7 +40,7 @@ class PageLock:
         if error:
             self._address = None
             with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device="cuda")  # CUDA remembers the error until somebody asks; here it is done with
+                torch.zeros(1, device="cuda")  # clears the error, which CUDA would report on the next call
             if error != _ALREADY_LOCKED:
                 warnings.warn(
                     f"The environments' memory could not be page-locked (CUDA error {error}): copies to the GPU are "
@@ -49,30 +49,30 @@ class PageLock:
                 )
 
     def close(self) -> None:
-        """Give the memory back to the pager, while it is still mapped."""
+        """Unlock the pages; call it while the memory is still mapped."""
         if self._address is not None:
             torch.cuda.cudart().cudaHostUnregister(self._address)
             self._address = None
 
 
-class Service:
-    """Acts with one policy into one rollout."""
+class Inference:
+    """Acts with one policy and stores observations and actions in one rollout."""
 
     def __init__(
         self, policy: AnyPolicy, rollout: Rollout, block: SharedBlock, state: Tensor, capture: Capturer
     ) -> None:
-        """`state` [N, S] is the recurrent state of the environments as they stand, shared by all services."""
+        """`state` [N, S] is the current recurrent state of all environments, shared by all rollout slots."""
         self.policy, self.rollout = policy, rollout
         device, (steps, n_envs) = rollout.obs.device, rollout.shape
         self._block, self._state, self._steps = block, state, steps
         self._on_gpu = device.type == "cuda"
-        self._served = 0
-        self.device_ns = 0  # what a service takes on the GPU, by the latest that was timed
+        self._count = 0
+        self.device_ns = 0  # GPU time of the latest inference that was timed
         self.noise = torch.zeros_like(rollout.actions_and_trash)
         self._block_obs, self._block_actions = torch.from_numpy(block.obs), torch.from_numpy(block.actions)
         self._starts = torch.zeros(n_envs, dtype=torch.bool)
-        # What all environments would get, on the host. Only those that are ready may have theirs in the block: others
-        # may just be reading what they got before.
+        # Actions of the whole batch, on the host. Only those of ready environments are copied to the block: the others
+        # may still be reading their previous actions there.
         self._staged = torch.zeros(block.actions.shape)
         self._is_staged = False
         self._capture, self.dispatch = capture, Dispatch(capture.fall_back)
@@ -92,11 +92,11 @@ class Service:
         self._positions_in = torch.full((n_envs,), steps, device=device)
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
-        self._lines = torch.arange(n_envs, device=device)
-        # Not a blocking one: being woken takes half as long as the inference itself. Nor one that knows the time: that
-        # takes 7 µs more, so few services have it.
-        self._arrived = self._under_way = torch.cuda.Event()
-        self._departed, self._arrived_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._env_ids = torch.arange(n_envs, device=device)
+        # Not blocking events: waking up takes half as long as the inference itself. Timing takes 7 µs more, so only one
+        # inference in `_TIMED` uses the timed events.
+        self._done = self._pending = torch.cuda.Event()
+        self._timed_start, self._timed_done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._replay: Callable[[], None] | None = None  # chosen on the first real batch
 
     # -- which implementation ----------------------------------------------------------------------------------------
@@ -129,13 +129,13 @@ class Service:
         )
 
     def _fused(self) -> Callable[[], None] | str:
-        """All of an inference as one kernel; or the reason why there is none."""
+        """The whole inference as one kernel, or the reason why there is none."""
         if not self._block_obs.is_pinned():
             return "the environments' memory is not page-locked"
         try:
             from unidle.kernels.triton.act import ActTensors, FusedActor, max_blocks
             from unidle.nn.describe import actor_tensors, describe_actor
-        except ImportError:  # torch comes without Triton on some platforms
+        except ImportError:  # some builds of torch come without Triton
             return "Triton is not installed"
         mlp = describe_actor(self.policy)
         if isinstance(mlp, str):
@@ -152,8 +152,8 @@ class Service:
         return mlp.unsupported(len(self._block_obs)) or FusedActor(mlp, tensors, max_blocks(self.rollout.obs.device))
 
     def _choose_replay(self) -> Callable[[], None]:
-        """The fused kernel if it agrees with the plain ones on this batch, else those; either as a CUDA graph."""
-        plain, fused = self._infer_there_and_back, self._fused()
+        """The fused kernel if it agrees with plain inference on this batch, else plain inference; as a CUDA graph."""
+        plain, fused = self._infer_on_gpu, self._fused()
 
         def build() -> Callable[[], None]:
             assert not isinstance(fused, str)
@@ -162,22 +162,22 @@ class Service:
         unsupported = fused if isinstance(fused, str) else None
         chosen = self.dispatch.choose("Inference", None, build, self._verify_fused, unsupported)
         if chosen is None:
-            return self._capture("inference", plain, [self._state])  # a warm-up would move the recurrent state on
+            return self._capture("inference", plain, [self._state])  # the warm-up advances the recurrent state
         self._is_staged = False
-        # The warm-up writes what the first real call writes again.
+        # The warm-up writes what the first real call writes as well.
         return self._capture("fused inference", chosen, [], plain)
 
     def _verify_fused(self, fused: Callable[[], None] | None) -> None:
-        """RuntimeError unless `fused` gives the actions of the plain kernels for the batch at hand."""
+        """RuntimeError unless `fused` gives the same actions as plain inference for the current batch."""
         assert fused is not None
         ready = self._positions < self._steps
 
         def actions() -> list[Tensor]:
             torch.cuda.current_stream().synchronize()
-            kept = self.rollout.actions_and_trash[self._positions.to(self._lines.device), self._lines].cpu()
+            kept = self.rollout.actions_and_trash[self._positions.to(self._env_ids.device), self._env_ids].cpu()
             return [kept[ready], (self._staged if self._is_staged else self._block_actions)[ready].clone()]
 
-        self._infer_there_and_back()
+        self._infer_on_gpu()
         expected = actions()
         self._is_staged = False
         fused()
@@ -186,50 +186,52 @@ class Service:
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
-    def serve(self, where: Where, starts: np.ndarray | None) -> None:
-        """Put into the block what the environments at `where` are to do; the actions of all others stay as they are.
+    def act(self, where: Where, starts: np.ndarray | None) -> None:
+        """Write the actions of the environments at `where` to the block; those of the others stay as they are.
 
-        `starts` [N] says whose observation begins an episode; needed only by a recurrent policy.
+        `starts` [N] marks observations that begin an episode; only a recurrent policy needs it.
         """
         self.launch(where, starts)
         self.wait(where)
 
     def launch(self, where: Where, starts: np.ndarray | None) -> None:
-        """Begin to `serve`; until `wait` returns, neither observations nor actions there are to be touched."""
+        """Start `act`; until `wait` returns, leave observations and actions at `where` alone."""
         if starts is not None:
             self._starts.numpy()[:] = starts
         if self._on_gpu:
             self._launch_on_gpu(where)
         else:
-            self._infer_here(where)
+            self._infer_on_cpu(where)
 
     def wait(self, where: Where) -> None:
-        """Until what was launched is in the block."""
+        """Wait until the actions are in the block."""
         if self._on_gpu:
-            self._under_way.synchronize()  # the one wait of the host
-            if self._under_way is self._arrived_at:
-                self.device_ns = round(1e6 * self._departed.elapsed_time(self._arrived_at))
+            self._pending.synchronize()  # the only wait of the host
+            if self._pending is self._timed_done:
+                self.device_ns = round(1e6 * self._timed_start.elapsed_time(self._timed_done))
         if self._is_staged:
             self._block.actions[where[1]] = self._staged.numpy()[where[1]]
 
-    def _infer_here(self, where: Where) -> None:
+    def _infer_on_cpu(self, where: Where) -> None:
         n_envs = len(self._block.obs)
         if not self._is_verified:
             positions = np.full(n_envs, self._steps)
             positions[where[1]] = where[0]
             self._choose_numpy(positions)
-        if isinstance(where[0], int) and where[1] == slice(0, n_envs):  # all, in step: plain views, no indexing
+        if isinstance(where[0], int) and where[1] == slice(
+            0, n_envs
+        ):  # all at the same step: views instead of indexing
             if self._numpy_actor is None:
                 self._infer((where[0],), None)
             else:
                 self._numpy_actor((where[0],))
             return
-        positions, lines = np.full(n_envs, self._steps), np.arange(n_envs)
+        positions, env_ids = np.full(n_envs, self._steps), np.arange(n_envs)
         positions[where[1]] = where[0]
         if self._numpy_actor is None:
-            self._infer((torch.from_numpy(positions), torch.from_numpy(lines)), torch.from_numpy(positions))
+            self._infer((torch.from_numpy(positions), torch.from_numpy(env_ids)), torch.from_numpy(positions))
         else:
-            self._numpy_actor((positions, lines))
+            self._numpy_actor((positions, env_ids))
 
     def _launch_on_gpu(self, where: Where) -> None:
         positions = self._positions.numpy()
@@ -237,26 +239,26 @@ class Service:
         positions[where[1]] = where[0]
         if self._replay is None:
             self._replay = self._choose_replay()
-        self._served += 1
-        is_timed = self._served % _TIMED == 0
-        self._under_way = self._arrived_at if is_timed else self._arrived
+        self._count += 1
+        is_timed = self._count % _TIMED == 0
+        self._pending = self._timed_done if is_timed else self._done
         if is_timed:
-            self._departed.record()
+            self._timed_start.record()
         self._replay()
-        self._under_way.record()
+        self._pending.record()
 
-    def _infer_there_and_back(self) -> None:
-        """From the block to the actions on the host: the copies are part of the graph, so all of it is one launch."""
+    def _infer_on_gpu(self) -> None:
+        """From the block to the staged actions; the copies are part of the graph, so all of it is one launch."""
         self._obs_in.copy_(self._block_obs, non_blocking=True)
         self._positions_in.copy_(self._positions, non_blocking=True)
         if self._state.shape[1]:
             self._starts_in.copy_(self._starts, non_blocking=True)
-        self._infer((self._positions_in, self._lines), self._positions_in)
+        self._infer((self._positions_in, self._env_ids), self._positions_in)
         self._staged.copy_(self._out, non_blocking=True)
 
     @torch.inference_mode()
     def _infer(self, at: tuple[int] | tuple[Tensor, Tensor], positions: Tensor | None) -> None:
-        """Store the block's observations `at` [step, environment], and the actions chosen on them."""
+        """Store the block's observations at [step, env] `at`, and the actions of the policy."""
         policy, rollout, state = self.policy, self.rollout, None
         self._is_staged = True
         rollout.obs[at] = self._obs_in
@@ -267,7 +269,7 @@ class Service:
         action = policy.distribution.sample(params, self.noise[at])
         rollout.actions_and_trash[at] = action
         if after is not None:
-            if positions is not None:  # those that are not ready keep the state they have
+            if positions is not None:  # environments that are not ready keep their state
                 after = torch.where((positions < self._steps).unsqueeze(-1), after, self._state)
             self._state.copy_(after)
         self._out.copy_(policy.distribution.to_env(action))

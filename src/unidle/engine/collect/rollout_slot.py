@@ -16,7 +16,7 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect.inference import Service
+from unidle.engine.collect.inference import Inference
 from unidle.engine.collect.staging import Staging
 from unidle.envs.shared_block import SharedBlock
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -52,7 +52,7 @@ class RolloutSlot:
             self.policy = copy.deepcopy(learner)
             FlatParameters(self.policy)  # one contiguous tensor, like the learner's
             self.policy.requires_grad_(False)
-        self.inference = Service(self.policy, rollout, block, state, capture)
+        self.inference = Inference(self.policy, rollout, block, state, capture)
         # The recurrent state after the last step. Its place in the rollout is also the trash row until then.
         self.last_states = torch.zeros_like(state)
         self.unfinished = 0  # slices that still have steps to take in this rollout

@@ -138,7 +138,7 @@ class _Probes:
         """Seconds of one inference call."""
         everywhere = 0, slice(0, envs.n_envs)
         starts = np.zeros(envs.n_envs, np.bool_)
-        return seconds_of(lambda: slot.inference.serve(everywhere, starts), self._share)
+        return seconds_of(lambda: slot.inference.act(everywhere, starts), self._share)
 
     def _collecting(self, config: Config, parts: RunParts, envs: HostEnvs) -> tuple[float, float]:
         """Seconds of a rollout by the real collector, and of handing it over and opening the next."""
@@ -275,7 +275,7 @@ def _rollout(parts: RunParts, n_steps: int, n_envs: int) -> Rollout:
 def _spread(slot: RolloutSlot, envs: HostEnvs) -> None:
     """Fill a rollout with the observations in the block, at every step, and actions that suit them."""
     rollout = slot.rollout
-    slot.inference.serve((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
+    slot.inference.act((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
     rollout.obs.copy_(torch.from_numpy(envs.block.obs).to(rollout.obs.device).expand_as(rollout.obs))
     rollout.actions_and_trash.copy_(rollout.actions[:1].expand_as(rollout.actions_and_trash))
     torch.nn.init.normal_(rollout.rewards)
