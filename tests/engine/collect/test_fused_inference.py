@@ -8,7 +8,7 @@ import torch
 
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe, Recipe, SACRecipe
-from unidle.engine.collect.inference import PageLock, Service
+from unidle.engine.collect.inference import Inference, PageLock
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.cuda_graphs import Capture
 from unidle.envs.make import env_maker

@@ -218,9 +218,7 @@ class Inference:
             positions = np.full(n_envs, self._steps)
             positions[where[1]] = where[0]
             self._choose_numpy(positions)
-        if isinstance(where[0], int) and where[1] == slice(
-            0, n_envs
-        ):  # all at the same step: views instead of indexing
+        if isinstance(where[0], int) and where[1] == slice(0, n_envs):  # all at the same step: no indexing
             if self._numpy_actor is None:
                 self._infer((where[0],), None)
             else:
