@@ -87,7 +87,7 @@ def filled_td3(env: Any, **recipe: Any) -> SmallRun:
     for _ in range(2):
         run.collect()
         learned(run.algo, run.rollout, run.shuffle())
-        run.collector.open()
+        run.collector.open_rollout()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for network in (run.algo.rule.target_policy, run.algo.rule.target_critics):

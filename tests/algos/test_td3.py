@@ -137,7 +137,7 @@ def test_actor_and_targets_move_only_every_policy_delay_th_update(delay: int) ->
     learned(run.algo, run.rollout, run.shuffle())  # warm-up
     rule, moved = run.algo.rule, []
     for _ in range(7):  # one update per rollout
-        run.collector.open()
+        run.collector.open_rollout()
         run.collect()
         before = [flat.clone() for flat in rule.changes[:4]]  # actor, critics, target actor, target critics
         learned(run.algo, run.rollout, run.shuffle())
@@ -184,7 +184,7 @@ def test_logged_losses_are_means_over_the_updates_that_computed_them() -> None:
     run = off_policy_run(Drift, "td3", utd_ratio=3 / 32, learning_starts=32)
     run.collect()
     learned(run.algo, run.rollout, run.shuffle())
-    run.collector.open()
+    run.collector.open_rollout()
     run.collect()
     rule, actor_losses, critic_losses = run.algo.rule, [], []
     actor_loss, critic_loss = rule._actor_loss, rule._critic_loss
@@ -206,7 +206,7 @@ def test_a_checkpoint_between_two_actor_updates_changes_no_later_update() -> Non
     rollout = straight.collect()
     for number in range(4):
         if number:
-            straight.collector.open()
+            straight.collector.open_rollout()
             straight.collect()
         if number == 2:
             assert straight.algo.experience.updates % 2 == 1
