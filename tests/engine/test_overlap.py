@@ -18,7 +18,7 @@ from small_runs import SmallRun, small_run
 
 import unidle
 from unidle.algos.ppo import clipped_policy_loss
-from unidle.buffers.rollout import gae
+from unidle.buffers.advantages import gae
 from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
 from unidle.envs.pool.slot import episode_seed
 

@@ -26,7 +26,8 @@ from unidle.algos.evaluation import sequences
 from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.micro_batches import Loss
 from unidle.algos.run_to_end import run_to_end
-from unidle.buffers.rollout import Rollout, discounted_returns
+from unidle.buffers.advantages import discounted_returns
+from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.config.validate import sequence_length
 from unidle.kernels.ppo_types import Coefficients, Counters
@@ -72,7 +73,7 @@ class Ops(Protocol):
     evaluate: Callable[[Rollout], tuple[Tensor, Tensor]]  # log-probabilities [T, N] and values [T + 1, N]
     log_probs: Callable[[ActorCritic, Rollout], Tensor]  # [T, N] by another policy
     values: Callable[[Tensor, Tensor], Tensor]  # of observations [n, obs_bytes] in recurrent states [n, S]
-    gae: Callable[..., tuple[Tensor, Tensor]]  # `buffers.rollout.gae`
+    gae: Callable[..., tuple[Tensor, Tensor]]  # `buffers.advantages.gae`
 
     def prepare(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
         """`PPO.preparing`."""

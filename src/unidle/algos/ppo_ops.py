@@ -16,7 +16,8 @@ from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
 from unidle.algos.evaluation import Evaluation
 from unidle.algos.micro_batches import Loss, MicroBatches
 from unidle.algos.ppo import PPO, AfterGradient, Batch
-from unidle.buffers.rollout import Rollout, gae
+from unidle.buffers.advantages import gae
+from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
 from unidle.config.validate import largest_divisor
 from unidle.kernels.dispatch import Dispatch, Report, compare, no_report, restored

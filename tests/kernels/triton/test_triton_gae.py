@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from unidle.buffers.rollout import gae
+from unidle.buffers.advantages import gae
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from unidle.buffers.rollout import discounted_returns, gae, reverse_scan
+from unidle.buffers.advantages import discounted_returns, gae, reverse_scan
 
 FLOATS = st.floats(-10, 10, width=32)
 GAINS = st.one_of(st.just(0.0), st.floats(0, 1))
