@@ -45,7 +45,7 @@ def gae(
     lam: float,
     importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`buffers.rollout.gae`."""
+    """`buffers.advantages.gae`."""
     steps, n_envs = rewards.shape
     advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
     flags = (terminated.view(torch.uint8), truncated.view(torch.uint8))
