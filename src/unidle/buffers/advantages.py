@@ -33,8 +33,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantages (GAE, Schulman et al. 2016, eq. 16) and the value targets A + V.
 
-    values [T + 1, N] are V(obs); bootstrap [T, N] is V(final observation) where an episode was truncated. After termination
-    nothing follows; a truncated episode bootstraps from its true final observation.
+    values [T + 1, N] are V(obs); bootstrap [T, N] is V(final observation) where an episode was truncated. Nothing
+    follows termination; a truncated episode bootstraps from its true final observation.
 
     importance [T, N] is π(a)/μ(a): how much more likely the current policy makes each action than the one that took it.
     Where it is below 1, the steps that follow count less for the actions before (V-trace, Espeholt et al. 2018, section
