@@ -163,7 +163,7 @@ def test_evaluation_is_repeatable_and_its_seed_counts() -> None:
     with pytest.raises(unidle.UsageError, match="0 episodes are too few"):
         run.evaluate(0)
     for seed in (-1, 2**63):
-        with pytest.raises(unidle.UsageError, match=f"`seed` is {seed}; it must lie between"):
+        with pytest.raises(unidle.UsageError, match=f"`seed` is {seed}; it must be between"):
             run.evaluate(1, seed=seed)
     assert run.evaluate(1, seed=2**63 - 1).episodes == 1
 
@@ -458,8 +458,8 @@ def test_settings_override_the_file_and_the_file_the_preset(tmp_path: Path) -> N
     ("settings", "sentence"),
     [
         ({"n_env": 2}, "there is no setting `n_env`; did you mean `n_envs`?"),
-        ({"n_envs": "many"}, "`n_envs` must be a whole number, not 'many'"),
-        ({"batch_size": 33}, "Batch size 33 does not divide n_envs × n_steps = 2 × 16 = 32; take 32"),
+        ({"n_envs": "many"}, "`n_envs` must be an integer, not 'many'"),
+        ({"batch_size": 33}, "Batch size 33 does not divide n_envs × n_steps = 2 × 16 = 32; use 32"),
         ({"preset": "nope"}, "There is no preset `nope`"),
         ({"config": "nope.yaml"}, "There is no file nope.yaml"),
         ({"network": "nowhere:net"}, "Module `nowhere` cannot be found"),
@@ -522,7 +522,7 @@ def test_on_a_gpu_a_run_of_many_environments_overlaps_and_says_so(capsys: pytest
 def test_resume_refuses_to_change_the_recipe(settings: dict[str, Any]) -> None:
     run = train()
     before = (run.path / "config.yaml").read_text()
-    with pytest.raises(unidle.UsageError, match=f"keeps its recipe, and {next(iter(settings))} would change it"):
+    with pytest.raises(unidle.UsageError, match=f"keeps its recipe, but {next(iter(settings))} would change it"):
         unidle.resume(run.path, quiet=True, **settings)
     assert (run.path / "config.yaml").read_text() == before
 
@@ -530,7 +530,7 @@ def test_resume_refuses_to_change_the_recipe(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("settings", [{"run_name": "other"}, {"runs_dir": "elsewhere"}])
 def test_a_resumed_run_stays_where_it_is(settings: dict[str, Any]) -> None:
     run = train()
-    with pytest.raises(unidle.UsageError, match=r"A resumed run stays in runs/.*; leave out run_name and runs_dir"):
+    with pytest.raises(unidle.UsageError, match=r"A resumed run stays in runs/.*; remove run_name and runs_dir"):
         unidle.resume(run.path, quiet=True, **settings)
     assert unidle.load(run.path).config == run.config
 

@@ -65,7 +65,7 @@ def test_each_task_has_a_temperature_that_follows_its_own_entropy() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"per": True}, "samples uniformly from each task, one step ahead; leave out `per`"),
+        ({"per": True}, "supports neither prioritised replay nor n-step returns; remove `per`"),
     ],
 )
 def test_what_several_tasks_do_not_go_with_is_refused(changes: dict[str, Any], sentence: str) -> None:

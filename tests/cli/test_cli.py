@@ -199,7 +199,7 @@ def test_json_is_alone_on_stdout_even_if_the_environment_prints(here: Here) -> N
 
 def test_json_does_not_silence_progress_and_notes(here: Here) -> None:
     said = sound(here("train", "--env", "cli_envs:Choice", *SMALL, "--timesteps", "64", "--json")).stderr
-    assert "No preset was named" in said
+    assert "No --preset given" in said
     assert re.search(r"^100 %  step 64 of 64  ", said, re.MULTILINE)
 
 
@@ -217,31 +217,31 @@ MISTAKES = {
     "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
     "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is no number; `unidle diagnose --help` says",
     "train --env CartPole-v1 --bogus 3": "--bogus: there is no setting `bogus`; `unidle train --help` lists them all.",
-    "train --env CartPole-v1 --n-envs five": "--n-envs: `n_envs` must be a whole number, not 'five'.",
+    "train --env CartPole-v1 --n-envs five": "--n-envs: `n_envs` must be an integer, not 'five'.",
     "train --env CartPole-v1 --preset classic --batch-size 33": "Batch size 33 does not divide n_envs × n_steps =",
     "train --env Nope-v1 --preset classic": "There is no environment `Nope-v1`: ",
     "train --env CartPole-v1 --preset nope": "There is no preset `nope`; choose one of classic, fast, ",
     "train --env CartPole-v1 --config nope.yaml": "There is no file nope.yaml; check the path.",
-    "train --resume nowhere": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
-    "eval nowhere": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
+    "train --resume nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
+    "eval nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
 }
 MORE_MISTAKES = {
-    "train": "No environment was given; add --env, for example --env CartPole-v1.",
+    "train": "No environment given; add --env, for example --env CartPole-v1.",
     "train CartPole-v1": "`CartPole-v1` is not understood here; `unidle train --help` says what it takes.",
     "train --env CartPole-v1 --learning_rat 1": "there is no setting `learning_rat`; did you mean `learning_rate`?",
-    "train --env CartPole-v1 --num-envs=2.5": "--n-envs: `n_envs` must be a whole number, not '2.5'.",
+    "train --env CartPole-v1 --num-envs=2.5": "--n-envs: `n_envs` must be an integer, not '2.5'.",
     "train --env CartPole-v1 --activation step": "`activation` must be 'tanh' or 'relu' or ",
-    "train --env CartPole-v1 --net-arch 8,x": "`net_arch` must be a list of whole numbers such as 64,64",
+    "train --env CartPole-v1 --net-arch 8,x": "`net_arch` must be a list of integers such as 64,64",
     "train --env CartPole-v1 --net-arch 8 8": "`8` is not understood here",
     "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is no mapping such as '{continuous: true}'",
     "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not accept these env_kwargs: ",
     "train --env CartPole-v1 --subproc=maybe": "--subproc: 'maybe' is none of on, off, auto",
     "train --env CartPole-v1 --n-envs": "Missing value for argument '--n-envs'",
     "train --env CartPole-v1 --n-envs 0": "`n_envs` is 0; it must be at least 1.",
-    "train --env CartPole-v1 --timesteps 1e6 --target-kl none --seed -1": "`seed` is -1; it must lie between 0 and",
-    "train --env CartPole-v1 --seed 1e30": "it must lie between 0 and 2**63 - 1.",
+    "train --env CartPole-v1 --timesteps 1e6 --target-kl none --seed -1": "`seed` is -1; it must be between 0 and",
+    "train --env CartPole-v1 --seed 1e30": "it must be between 0 and 2**63 - 1.",
     "train --env CartPole-v1 --learning-rate inf": "`learning_rate` is inf; it must be a finite number.",
-    "train --env CartPole-v1 --no-subproc --workers 8": "--no-subproc steps environments in this process, and",
+    "train --env CartPole-v1 --no-subproc --workers 8": "--no-subproc steps environments in this process, but",
     "train --env CartPole-v1 --normalize-obs=true": "say --normalize-obs or --no-normalize-obs.",
     "train --env CartPole-v1 --no_normalize_obs yes": "say --normalize-obs or --no-normalize-obs.",
     "train --env CartPole-v1 --pin-cores true": "--pin-cores takes no value such as `true`; say --pin-cores or",
@@ -251,8 +251,8 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from its folder, or check the name.",
     "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
-    "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
-    "report nowhere": "nowhere is not a run folder (it has no config.yaml); give the folder of a run",
+    "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
+    "report nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "eval": "Missing from unidle eval: PATH Run folder, such as runs/my-run",
     "eval runs/a --seed 1e30": "--seed: '1e30' is no whole number",
     "eval runs/a --episodes many": "--episodes: 'many' is no whole number",
@@ -563,7 +563,7 @@ def test_quiet_still_tells_what_is_ignored(tmp_path: Path, here: Here) -> None:
 def test_a_second_run_of_the_same_name_is_refused(trained: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (trained / "runs/a").rglob("*")}
     sentence = complaint(unidle(trained, *CHOICE, "--run-name", "a", "--quiet"))
-    assert sentence == "There is already a run in runs/a; go on with --resume runs/a, or choose another --run-name."
+    assert sentence == "There is already a run in runs/a; resume it with --resume runs/a, or choose another --run-name."
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -577,13 +577,13 @@ def test_runs_without_a_name_get_one_each(tmp_path: Path, here: Here) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--learning-rate 1e-3", "A resumed run keeps its recipe, and learning_rate would change it; leave it out,"),
-        ("--n-envs 4 --gamma 0.5", "A resumed run keeps its recipe, and n_envs, gamma would change it"),
-        ("--n-steps 4", "A resumed run keeps its recipe, and n_steps would change it"),
-        ("--batch-size auto", "A resumed run keeps its recipe, and batch_size would change it"),
-        ("--run-name b", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start a new run."),
-        ("--runs-dir elsewhere", "A resumed run stays in runs/a; leave out run_name and runs_dir, or start a new run."),
-        ("--seed 3", "A resumed run keeps its recipe, and seed would change it"),
+        ("--learning-rate 1e-3", "A resumed run keeps its recipe, but learning_rate would change it; remove it,"),
+        ("--n-envs 4 --gamma 0.5", "A resumed run keeps its recipe, but n_envs, gamma would change it"),
+        ("--n-steps 4", "A resumed run keeps its recipe, but n_steps would change it"),
+        ("--batch-size auto", "A resumed run keeps its recipe, but batch_size would change it"),
+        ("--run-name b", "A resumed run stays in runs/a; remove run_name and runs_dir, or start a new run."),
+        ("--runs-dir elsewhere", "A resumed run stays in runs/a; remove run_name and runs_dir, or start a new run."),
+        ("--seed 3", "A resumed run keeps its recipe, but seed would change it"),
         ("--env CartPole-v1", "A resumed run keeps its env; leave out --env, or start a new run."),
         ("--network mine:network", "A resumed run keeps its network; leave out --network, or start a new run."),
         ("--preset fast", "--resume goes on with the run's own settings; leave out --config and --preset."),

@@ -49,16 +49,16 @@ def test_settings_stand_in_a_section_or_by_themselves(text: str, tmp_path: Path)
     [
         (
             "n_envs: 8\n",
-            "`n_envs` changes what is learned, and an engine file holds engine settings only; give it as a flag or by "
+            "`n_envs` is not an engine setting, and an engine file may contain nothing else; give it as a flag or in "
             "--config.",
         ),
-        ("engine: {overlap: strict}\n", "`overlap` changes what is learned"),
-        ("recipe: {n_envs: 8}\n", "`recipe` changes what is learned"),
-        ("timesteps: 100\n", "`timesteps` is about the run, and an engine file holds engine settings only"),
+        ("engine: {overlap: strict}\n", "`overlap` is not an engine setting"),
+        ("recipe: {n_envs: 8}\n", "`recipe` is not an engine setting"),
+        ("timesteps: 100\n", "`timesteps` is not an engine setting, and an engine file may contain nothing else"),
         ("engine: {wokers: 2}\n", "there is no setting `wokers`; did you mean `workers`?"),
-        ("workers: many\n", "`workers` must be a whole number or auto, not 'many'."),
-        ("engine: 3\n", "`engine` must hold `name: value` lines."),
-        ("machine: {cores: many}\n", "`machine` must hold `cores`, a number, and `gpu`, a name or nothing."),
+        ("workers: many\n", "`workers` must be an integer or auto, not 'many'."),
+        ("engine: 3\n", "`engine` must contain `name: value` lines."),
+        ("machine: {cores: many}\n", "`machine` must contain `cores`, a number, and `gpu`, a name or null."),
     ],
 )
 def test_what_is_no_engine_setting_is_refused_in_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_file_made_for_another_machine_says_so_and_is_used_all_the_same(tmp_pa
     there = layers.with_engine(read_engine_file(path), lambda: None)
     assert there.config.engine.workers == 3
     (note,) = there.notes
-    assert note.startswith(f"{path} was made for 999 cores and an NVIDIA H200, and here are {here.cores} core")
-    assert "and no GPU; `unidle tune`" in note
+    assert note.startswith(f"{path} was tuned for 999 cores and an NVIDIA H200, but this machine has {here.cores} core")
+    assert "and no GPU; run `unidle tune`" in note
 
 
 def test_it_overrides_preset_and_config_file_and_flags_override_it(
@@ -118,7 +118,7 @@ def test_a_resumed_run_is_told_if_it_was_made_for_another_machine(
     assert command_line(argv) == 0
     capsys.readouterr()
     assert command_line(["train", "--resume", "runs/a", "--engine", "engine.yaml", "--timesteps", "64", "--quiet"]) == 0
-    assert capsys.readouterr().err.startswith("engine.yaml was made for 999 cores and no GPU, and here are ")
+    assert capsys.readouterr().err.startswith("engine.yaml was tuned for 999 cores and no GPU, but this machine has ")
 
 
 def test_python_takes_one_too(tmp_path: Path) -> None:

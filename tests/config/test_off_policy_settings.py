@@ -118,14 +118,14 @@ def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, a
     owners = OWNERS[name]
     names = {1: "{}", 2: "{} and {}", 3: "{}, {} and {}"}[len(owners)].format(*map(str.upper, owners))
     assert str(refusal.value) == (
-        f"`{name}` is a setting of {names}, not of {algo.upper()}; leave it out, or choose --algo {owners[0]}."
+        f"`{name}` is a setting of {names}, not of {algo.upper()}; remove it, or use --algo {owners[0]}."
     )
 
 
 def test_another_algorithm_takes_over_what_was_changed_and_its_own_defaults() -> None:
     config = Config().with_values({"n_envs": 3, "gamma": 0.9}, "test").with_values({"algo": "sac"}, "test")
     assert config.recipe == SACRecipe(n_envs=3, gamma=0.9)
-    with pytest.raises(UsageError, match=r"`n_epochs` is a setting of PPO, not of SAC; leave it out"):
+    with pytest.raises(UsageError, match=r"`n_epochs` is a setting of PPO, not of SAC; remove it"):
         Config(PPORecipe(n_epochs=3)).with_values({"algo": "sac"}, "test")
     with pytest.raises(UsageError, match=r"test: `algo` must be 'ppo' or 'sac' or 'td3' or 'dqn', not 'trpo'"):
         Config().with_values({"algo": "trpo"}, "test")
@@ -137,15 +137,15 @@ def test_another_algorithm_takes_over_what_was_changed_and_its_own_defaults() ->
     [
         (
             {"buffer_size": 127, "n_envs": 8, "n_steps": 8},
-            "`buffer_size` is 127, and one iteration collects 64 transitions; make the buffer at least twice that.",
+            "`buffer_size` is 127, but one iteration collects 64 transitions; set it to at least twice that.",
         ),
         ({"precision": "bf16"}, "test: `precision` must be 'tf32' or 'fp32', not 'bf16'."),
-        ({"batch_size": "auto"}, "test: `batch_size` must be a whole number, not 'auto'."),
+        ({"batch_size": "auto"}, "test: `batch_size` must be an integer, not 'auto'."),
         ({"batch_size": 0}, "`batch_size` is 0; it must be at least 1."),
         ({"tau": 0}, "`tau` is 0.0; it must be above 0."),
-        ({"tau": 1.1}, "`tau` is 1.1; it must lie between 0 and 1."),
-        ({"per_alpha": 1.1}, "`per_alpha` is 1.1; it must lie between 0 and 1."),
-        ({"per_beta": -0.1}, "`per_beta` is -0.1; it must lie between 0 and 1."),
+        ({"tau": 1.1}, "`tau` is 1.1; it must be between 0 and 1."),
+        ({"per_alpha": 1.1}, "`per_alpha` is 1.1; it must be between 0 and 1."),
+        ({"per_beta": -0.1}, "`per_beta` is -0.1; it must be between 0 and 1."),
         ({"utd_ratio": -1}, "`utd_ratio` is -1.0; it must not be negative."),
         ({"utd_ratio": "inf"}, "`utd_ratio` is inf; it must be a finite number."),
         ({"learning_starts": -1}, "`learning_starts` is -1; it must not be negative."),
@@ -166,8 +166,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, An
         ("sac", {"n_critics": 0}, "`n_critics` is 0; it must be at least 1."),
         ("sac", {"target_entropy": "inf"}, "`target_entropy` is inf; it must be a finite number."),
         ("dqn", {"target_update_interval": 0}, "`target_update_interval` is 0; it must be at least 1."),
-        ("dqn", {"exploration_final_eps": 1.5}, "`exploration_final_eps` is 1.5; it must lie between 0 and 1."),
-        ("dqn", {"exploration_fraction": -0.1}, "`exploration_fraction` is -0.1; it must lie between 0 and 1."),
+        ("dqn", {"exploration_final_eps": 1.5}, "`exploration_final_eps` is 1.5; it must be between 0 and 1."),
+        ("dqn", {"exploration_fraction": -0.1}, "`exploration_fraction` is -0.1; it must be between 0 and 1."),
     ],
 )
 def test_what_one_algorithm_cannot_take_is_refused_in_a_sentence(
@@ -219,7 +219,7 @@ def test_an_algorithm_without_a_preset_takes_its_own_and_says_so(algo: str, has_
     assert layers.config.recipe.algo == algo
     assert layers.config.run.preset == algo
     assert layers.notes == [
-        f"No preset was named; taking `{algo}` because the algorithm is {algo}. `unidle presets` lists them all."
+        f"No --preset given; using `{algo}` because the algorithm is {algo}. `unidle presets` lists them all."
     ]
 
 
@@ -246,7 +246,7 @@ def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
     few = ["--learning-starts", "16", "--no-subproc", "--eval-every", "0", "--no-tensorboard", "--run-name", "r"]
     assert run_here(["train", "--env", "Pendulum-v1", "--algo", "sac", *TINY, *few]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "taking `sac` because the algorithm is sac" in said
+    assert "using `sac` because the algorithm is sac" in said
     recipe = unidle.load(tmp_path / "runs/r").config.recipe
     assert (recipe.algo, recipe.activation, recipe.learning_starts) == ("sac", "relu", 16)
     assert math.isinf(recipe.max_grad_norm)
@@ -255,14 +255,14 @@ def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--algo", "sac", "--n-epochs", "3"], "`n_epochs` is a setting of PPO, not of SAC; leave it out"),
+        (["--algo", "sac", "--n-epochs", "3"], "`n_epochs` is a setting of PPO, not of SAC; remove it"),
         (["--algo", "dqn", "--normalize-obs"], "`normalize_obs` is a setting of PPO, not of DQN"),
         (["--preset", "classic", "--tau", "0.1"], "`tau` is a setting of SAC, TD3 and DQN, not of PPO"),
         (["--algo", "dqn", "--n-critics", "3"], "`n_critics` is a setting of SAC and TD3, not of DQN"),
-        (["--algo", "sac", "--buffer-size", "20"], "`buffer_size` is 20, and one iteration collects 64 transitions"),
+        (["--algo", "sac", "--buffer-size", "20"], "`buffer_size` is 20, but one iteration collects 64 transitions"),
         (
             ["--algo", "sac", "--preset", "max-gpu"],
-            "Preset max-gpu is for PPO, and the algorithm is SAC; leave out",
+            "Preset max-gpu is for PPO, but the algorithm is SAC; remove",
         ),
     ],
 )
@@ -283,7 +283,7 @@ def test_the_command_line_says_which_setting_is_anothers(
             ["--n-parallel-envs", "16", "--overlap", "off", "--gamma", "0.9"],
             "results with `gamma` 0.99, not 0.9",
         ),
-        (["--n_parallel_envs=many"], "`n_envs` must be a whole number, not 'many'"),
+        (["--n_parallel_envs=many"], "`n_envs` must be an integer, not 'many'"),
     ],
 )
 def test_the_command_line_leaves_only_how_steps_are_collected_open_in_a_fixed_preset(
@@ -309,7 +309,7 @@ def test_a_resumed_run_keeps_the_recipe_of_its_algorithm(tmp_path: Path) -> None
         quiet=True,
     )
     for setting in ({"buffer_size": 5000}, {"tau": 0.5}, {"algo": "sac"}):
-        with pytest.raises(UsageError, match=f"keeps its recipe, and {next(iter(setting))} would change it"):
+        with pytest.raises(UsageError, match=f"keeps its recipe, but {next(iter(setting))} would change it"):
             unidle.resume(run.path, quiet=True, **setting)
 
 

@@ -163,7 +163,7 @@ def test_a_preset_of_fixed_numbers_keeps_them_unless_told_otherwise() -> None:
     with pytest.raises(UsageError) as error:
         validated(fixed_config(batch_size=640))
     assert str(error.value) == (
-        "Preset mt10-paper-1024 reproduces published results with `batch_size` 1280, not 640; leave it out, or add "
+        "Preset mt10-paper-1024 reproduces published results with `batch_size` 1280, not 640; remove it, or add "
         "--allow-recipe-change."
     )
     assert validated(fixed_config(batch_size=640, allow_recipe_change=True)).recipe.batch_size == 640
@@ -188,7 +188,7 @@ def test_a_variable_gives_the_environments_of_a_fixed_preset_if_nobody_else_does
     monkeypatch.setenv("NUM_PARALLEL_ENVS", "16")
     layers = lay("mt10-20m", None, has_gpu=False)
     assert layers.config.recipe.n_envs == 16
-    assert layers.notes == ["n_envs is 16: NUM_PARALLEL_ENVS says so."]
+    assert layers.notes == ["n_envs is 16, from the environment variable NUM_PARALLEL_ENVS."]
     by_flag = lay("mt10-20m", None, has_gpu=False, n_envs=3)
     assert by_flag.settled_with({"n_envs": 3}).recipe.n_envs == 3
     assert by_flag.notes == []
@@ -204,8 +204,8 @@ def test_a_variable_gives_the_environments_of_a_fixed_preset_if_nobody_else_does
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("many", "NUM_PARALLEL_ENVS: `n_envs` must be a whole number, not 'many'."),
-        ("1.5", "NUM_PARALLEL_ENVS: `n_envs` must be a whole number, not '1.5'."),
+        ("many", "NUM_PARALLEL_ENVS: `n_envs` must be an integer, not 'many'."),
+        ("1.5", "NUM_PARALLEL_ENVS: `n_envs` must be an integer, not '1.5'."),
         ("0", "`n_envs` is 0; it must be at least 1."),
     ],
 )
@@ -228,11 +228,11 @@ def test_the_environment_of_a_file_chooses_the_preset_as_that_of_a_flag_does(tmp
         assert by_file.notes == by_flag.notes
 
 
-def test_a_file_in_the_words_of_sb3_is_not_laid_over_the_defaults_of_another_algorithm(tmp_path: Path) -> None:
+def test_an_sb3_file_is_not_combined_with_the_defaults_of_another_algorithm(tmp_path: Path) -> None:
     file = tmp_path / "zoo.yml"
     file.write_text("Pendulum-v1:\n  n_timesteps: 20000\n  policy: MlpPolicy\n  learning_rate: 1e-3\n")
     assert lay(None, file, has_gpu=False, algo="ppo").config.run.preset == "classic"
-    with pytest.raises(UsageError, match=r"would be that of its PPO; name the preset too: --preset sac\."):
+    with pytest.raises(UsageError, match=r"default to those of its PPO, not of SAC; add --preset sac\."):
         lay(None, file, has_gpu=False, algo="sac")
     chosen = lay("sac", file, has_gpu=False, algo="sac").config.recipe
     assert (chosen.algo, chosen.learning_rate, chosen.batch_size) == ("sac", 1e-3, 256)

@@ -145,17 +145,17 @@ def test_values_are_taken_as_the_declared_type(key: str, value: Any, expected: A
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        ("n_envs", 1.5, "a whole number"),
-        ("n_envs", True, "a whole number"),
-        ("n_envs", "many", "a whole number"),
-        ("n_envs", None, "a whole number"),
-        ("n_envs", float("inf"), "a whole number"),
+        ("n_envs", 1.5, "an integer"),
+        ("n_envs", True, "an integer"),
+        ("n_envs", "many", "an integer"),
+        ("n_envs", None, "an integer"),
+        ("n_envs", float("inf"), "an integer"),
         ("gamma", "high", "a number"),
         ("gamma", float("nan"), "a number"),
         ("gamma", 10**400, "a number"),
-        ("batch_size", "big", "a whole number or 'auto'"),
-        ("net_arch", 64, "a list of whole numbers such as 64,64"),
-        ("net_arch", [64, "wide"], "a list of whole numbers such as 64,64"),
+        ("batch_size", "big", "an integer or 'auto'"),
+        ("net_arch", 64, "a list of integers such as 64,64"),
+        ("net_arch", [64, "wide"], "a list of integers such as 64,64"),
         ("activation", "swish", "'tanh' or 'relu' or 'elu' or 'silu' or 'gelu'"),
         ("share_trunk", "yes", "true or false"),
         ("share_trunk", 1, "true or false"),
@@ -163,7 +163,7 @@ def test_values_are_taken_as_the_declared_type(key: str, value: Any, expected: A
         ("env_kwargs", [1], "a mapping"),
         ("target_kl", "low", "a number or none"),
         ("subproc", "maybe", "true or false or auto"),
-        ("workers", "all", "a whole number or auto"),
+        ("workers", "all", "an integer or auto"),
     ],
 )
 def test_a_wrong_type_is_refused_in_one_sentence(key: str, value: Any, wanted: str) -> None:
@@ -184,7 +184,7 @@ def test_a_setting_in_the_wrong_section_is_sent_to_the_right_one() -> None:
 
 
 def test_a_section_must_be_a_mapping() -> None:
-    with pytest.raises(UsageError, match=r"my\.yaml: `recipe` must hold `name: value` lines"):
+    with pytest.raises(UsageError, match=r"my\.yaml: `recipe` must contain `name: value` lines"):
         flatten_sections({"recipe": 3}, "my.yaml")
 
 
@@ -196,8 +196,8 @@ def test_a_section_must_be_a_mapping() -> None:
         (b"a: !!float x\n", "is not valid YAML"),
         (b"a: !!python/object/apply:os.getcwd []\n", "is not valid YAML at line 1"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"- 1\n", "must hold `name: value` lines"),
-        (b"", "must hold `name: value` lines"),
+        (b"- 1\n", "must contain `name: value` lines"),
+        (b"", "must contain `name: value` lines"),
     ],
 )
 def test_a_file_that_is_no_settings_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:

@@ -24,7 +24,8 @@ unhurried = settings(deadline=None)  # the machine is shared
 
 
 NO_WORKERS = (
-    "--no-subproc steps environments in this process, and --workers 8 in others; leave out one, or say --workers auto."
+    "--no-subproc steps environments in this process, but --workers 8 asks for worker "
+    "processes; remove one, or use --workers auto."
 )
 
 
@@ -53,8 +54,8 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ({"ent_coef": -0.1}, "`ent_coef` is -0.1; it must not be negative."),
         ({"vf_coef": -1}, "`vf_coef` is -1.0; it must not be negative."),
         ({"max_env_restarts": -1}, "`max_env_restarts` is -1; it must not be negative."),
-        ({"seed": -1}, "`seed` is -1; it must lie between 0 and 2**63 - 1."),
-        ({"seed": 2**63}, "`seed` is 9223372036854775808; it must lie between 0 and 2**63 - 1."),
+        ({"seed": -1}, "`seed` is -1; it must be between 0 and 2**63 - 1."),
+        ({"seed": 2**63}, "`seed` is 9223372036854775808; it must be between 0 and 2**63 - 1."),
         ({"subproc": False, "workers": 8}, NO_WORKERS),
         *(
             ({name: "inf"}, f"`{name}` is inf; it must be a finite number.")
@@ -68,43 +69,42 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ({"target_kl": -1}, "`target_kl` is -1.0; it must be above 0, or none."),
         ({"workers": 0}, "`workers` is 0; it must be above 0, or auto."),
         ({"checkpoint_every": 0}, "`checkpoint_every` is 0; it must be above 0, or auto."),
-        ({"gamma": 1.01}, "`gamma` is 1.01; it must lie between 0 and 1."),
-        ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must lie between 0 and 1."),
+        ({"gamma": 1.01}, "`gamma` is 1.01; it must be between 0 and 1."),
+        ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must be between 0 and 1."),
         ({"discretize": 1}, "`discretize` is 1; each action needs at least 2 bins."),
         (
             {"net_arch": [64, 0]},
             "`net_arch` is (64, 0); every layer needs at least 1 unit.",
         ),
-        ({"eval_every": -1}, "`eval_every` must not be negative; 0 turns evaluation off."),
+        ({"eval_every": -1}, "`eval_every` must not be negative; 0 disables evaluation."),
         (
             {"target_return": 100, "eval_every": 0},
-            "`target_return` is judged by evaluations, and `eval_every` is 0; give it a number of steps.",
+            "`target_return` needs evaluations, but `eval_every` is 0; set it to a number of steps.",
         ),
         (
             {"env": ""},
-            "No environment was given; add --env, for example --env CartPole-v1.",
+            "No environment given; add --env, for example --env CartPole-v1.",
         ),
         (
             {"n_envs": 3, "n_steps": 100, "batch_size": 64},
-            "Batch size 64 does not divide n_envs × n_steps = 3 × 100 = 300; take 60 or 75, or --batch-size auto.",
+            "Batch size 64 does not divide n_envs × n_steps = 3 × 100 = 300; use 60 or 75, or --batch-size auto.",
         ),
         (
             {"n_steps": 100, "batch_size": 128},
-            "Batch size 128 does not divide n_envs × n_steps = 1 × 100 = 100; take 100, or --batch-size auto.",
+            "Batch size 128 does not divide n_envs × n_steps = 1 × 100 = 100; use 100, or --batch-size auto.",
         ),
         (
             {"n_steps": 100, "batch_size": 0},
-            "Batch size 0 does not divide n_envs × n_steps = 1 × 100 = 100; take 1, or --batch-size auto.",
+            "Batch size 0 does not divide n_envs × n_steps = 1 × 100 = 100; use 1, or --batch-size auto.",
         ),
         (
             {"batch_size": 1},
-            "A batch of 1 has no deviation to normalise by; use a larger batch or --no-normalize-advantage.",
+            "Advantages cannot be normalised over a batch of 1; use a larger --batch-size or --no-normalize-advantage.",
         ),
         (
             {"recurrent": "gru", "n_envs": 9, "n_steps": 16, "batch_size": 9},
-            "A recurrent policy learns from whole sequences, and no length divides both "
-            "n_steps 16 and batch size 9; take a batch size that has a divisor in common "
-            "with n_steps.",
+            "A recurrent policy trains on sequences whose length divides both n_steps and the batch size, but 16 and 9 "
+            "have no common divisor above 1; choose a batch size that shares one with n_steps.",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_auto_without_a_preset_stays_within_the_default_batch_size() -> None:
 
 
 def test_auto_that_finds_only_a_batch_of_one_is_refused() -> None:
-    with pytest.raises(UsageError, match="A batch of 1"):
+    with pytest.raises(UsageError, match="over a batch of 1"):
         validated(config_with(n_steps=2053, batch_size="auto"))  # a prime
 
 
@@ -215,5 +215,5 @@ def test_env_kwargs_that_no_file_can_hold_are_refused() -> None:
     assert validated(plain).run.env_kwargs == {"size": [1, 2.5], "on": True}
     for value in (np.float32(2), print):
         run = dataclasses.replace(config.run, env_kwargs={"limit": value})
-        with pytest.raises(UsageError, match=r"`env_kwargs` are kept in .*, so they must be plain"):
+        with pytest.raises(UsageError, match=r"`env_kwargs` are saved to .*, so they must be plain"):
             validated(dataclasses.replace(config, run=run))

@@ -1,4 +1,4 @@
-"""The settings of a run as one tree, addressed by their flat names: `n_envs`, `device`, `seed`."""
+"""The settings of a run in one tree, addressed by flat names: `n_envs`, `device`, `seed`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class Config:
-    """The whole tree. `config.yaml` in a run folder holds it, and reproduces the run."""
+    """All settings of a run. `config.yaml` in a run folder stores them and reproduces the run."""
 
     recipe: Recipe = field(default_factory=PPORecipe)
     engine: Engine = field(default_factory=Engine)
@@ -24,7 +24,7 @@ class Config:
     def with_values(self, values: dict[str, Any], source: str) -> Config:
         """A copy with flat `values` (n_envs, device, …) changed; errors name `source`.
 
-        With another `algo`, settings that differ from their default are carried over.
+        When `algo` changes, settings that differ from their default are carried over.
         """
         recipe = _with_algo(self.recipe, values.get("algo", self.recipe.algo), source)
         parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
@@ -57,7 +57,7 @@ class Config:
 
 
 def recipe_for(algo: str = "ppo", **values: Any) -> Recipe:
-    """The recipe of algorithm `algo`: its defaults, and `values`."""
+    """The recipe of algorithm `algo`: its defaults, overridden by `values`."""
     return recipe_type(algo, "algo")(**values)
 
 

@@ -1,4 +1,4 @@
-"""Converts plain values, as YAML, flags and keyword arguments give them, to a declared type."""
+"""Converts plain values from YAML, flags and keyword arguments to a declared type."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _number(value: Any, expected: type) -> Any:
 
 
 def describe(expected: Any, none: str) -> str:
-    """Type `expected` in words; `none` is the word for None."""
+    """Description of type `expected` for an error message; None is called `none`."""
     origin = typing.get_origin(expected)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(option, none) for option in typing.get_args(expected))
@@ -60,8 +60,8 @@ def describe(expected: Any, none: str) -> str:
         return " or ".join(repr(option) for option in typing.get_args(expected))
     if origin is tuple:
         is_text = typing.get_args(expected)[0] is str
-        return "a list of names such as policy,privileged" if is_text else "a list of whole numbers such as 64,64"
+        return "a list of names such as policy,privileged" if is_text else "a list of integers such as 64,64"
     if origin is dict:
         return "a mapping"
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     return names.get(expected, none)

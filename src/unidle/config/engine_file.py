@@ -1,9 +1,9 @@
-"""An engine file: engine settings that suit one machine, and which machine that was.
+"""Reads and writes engine files: engine settings, and the machine they were tuned on.
 
     engine: {workers: 15, slices: 2}
     machine: {cores: 16, gpu: NVIDIA H200}
 
-It may hold every setting of the engine, in the section `engine` or by itself, and none that changes what is learned.
+Engine settings may be at the top level or in the section `engine`; settings that affect learning are an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class Machine:
-    """What engine settings depend on."""
+    """The hardware that engine settings depend on."""
 
     cores: int
-    gpu: str | None  # its name; None: there is none
+    gpu: str | None  # name; None: no GPU
 
     def __str__(self) -> str:
         cores = f"{self.cores} core{'s' if self.cores > 1 else ''}"
@@ -35,54 +35,54 @@ class Machine:
 
 @dataclass(frozen=True)
 class EngineFile:
-    """What such a file says."""
+    """The content of an engine file."""
 
     source: str
     values: dict[str, Any]  # engine setting → value
-    machine: Machine | None  # for which it was made, if it says so
+    machine: Machine | None  # the machine it was tuned on, if the file names one
 
     def note(self, gpu_name: Callable[[], str | None]) -> str | None:
-        """What to say if it was made for another machine than this; `gpu_name` tells which GPU is here."""
+        """A warning if it was tuned on a different machine; `gpu_name` returns this machine's GPU."""
         here = self.machine and Machine(available_cores(), gpu_name())
         if self.machine == here:
             return None
         return (
-            f"{self.source} was made for {self.machine}, and here are {here}; `unidle tune` makes one for this machine."
+            f"{self.source} was tuned for {self.machine}, but this machine has {here}; run `unidle tune` to create one "
+            "for this machine."
         )
 
 
 def read_engine_file(path: Path) -> EngineFile:
-    """The settings in it; a UsageError where one is no engine setting."""
+    """The settings in an engine file; UsageError if one is not an engine setting."""
     source, tree = str(path), read_yaml(path)
     machine = _machine(tree.pop("machine", None), source)
     inner = tree.pop("engine", {})
     if not isinstance(inner, dict):
-        raise UsageError(f"{source}: `engine` must hold `name: value` lines.")
+        raise UsageError(f"{source}: `engine` must contain `name: value` lines.")
     values = {str(name): value for name, value in {**tree, **inner}.items()}
     for name in values:
         section = name if name in ("recipe", "run") else section_of(name)
         if section is None:
             raise UsageError(unknown_key(name, source))
         if section != "engine":
-            why = "changes what is learned" if section == "recipe" else "is about the run"
             raise UsageError(
-                f"{source}: `{name}` {why}, and an engine file holds engine settings only; give it as a flag or by "
-                "--config."
+                f"{source}: `{name}` is not an engine setting, and an engine file may contain nothing else; give it as "
+                "a flag or in --config."
             )
     return EngineFile(source, {name: coerce(name, value, source) for name, value in values.items()}, machine)
 
 
 def engine_yaml(values: dict[str, Any], machine: Machine, comment: str) -> str:
-    """The text of an engine file that begins with `comment`."""
+    """The text of an engine file, with `comment` at the top."""
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     tree = {"engine": values, "machine": {"cores": machine.cores, "gpu": machine.gpu}}
     return lines + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-def _machine(told: Any, source: str) -> Machine | None:
-    if told is None:
+def _machine(value: Any, source: str) -> Machine | None:
+    if value is None:
         return None
-    known = isinstance(told, dict) and {"cores", "gpu"} >= told.keys() and isinstance(told.get("cores"), int)
-    if not known or not isinstance(told.get("gpu"), (str, type(None))):
-        raise UsageError(f"{source}: `machine` must hold `cores`, a number, and `gpu`, a name or nothing.")
-    return Machine(told["cores"], told.get("gpu"))
+    known = isinstance(value, dict) and {"cores", "gpu"} >= value.keys() and isinstance(value.get("cores"), int)
+    if not known or not isinstance(value.get("gpu"), (str, type(None))):
+        raise UsageError(f"{source}: `machine` must contain `cores`, a number, and `gpu`, a name or null.")
+    return Machine(value["cores"], value.get("gpu"))

@@ -43,14 +43,14 @@ def section_of(key: str) -> str | None:
 
 
 def _types_of(key: str, algo: str | None = None) -> list[Any]:
-    """The declared types of setting `key`: of `algo`'s recipe, or of all that have it."""
+    """The declared types of setting `key`: in `algo`'s recipe, or in every recipe that has it."""
     if key in _OWNERS:
         return [_RECIPE_TYPES[owner][key] for owner in ([algo] if algo else _OWNERS[key])]
     return [names[key] for names in _SECTION_TYPES.values() if key in names]
 
 
 def is_auto_type(kind: Any) -> bool:
-    """Whether a type, with its annotations, is an `OrAuto`."""
+    """Whether an annotated type is an `OrAuto`."""
     return any("auto" in getattr(option, "__metadata__", ()) for option in typing.get_args(kind))
 
 
@@ -63,12 +63,12 @@ AUTO_SETTINGS = {
 
 
 def word_for_none(key: str) -> str:
-    """The word for a setting's None: `auto` where unidle then chooses, else `none`."""
+    """How a setting's None is written: `auto` if unidle then chooses, else `none`."""
     return "auto" if key in AUTO_SETTINGS else "none"
 
 
 def unknown_key(key: str, source: str, more: Iterable[str] = (), command: str = "train") -> str:
-    """The error for a setting that does not exist; `more` are further names that are valid there."""
+    """The error message for a setting that does not exist; `more` are further valid names."""
     near = difflib.get_close_matches(str(key), [*SETTINGS, *SECTIONS, *more], n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"`unidle {command} --help` lists them all."
     return f"{source}: there is no setting `{key}`; {hint}"
@@ -80,7 +80,7 @@ def refuse_other_algo(key: str, algo: str) -> None:
     if owners and algo not in owners:
         names = " and ".join(", ".join(owners).upper().rsplit(", ", 1))
         raise UsageError(
-            f"`{key}` is a setting of {names}, not of {algo.upper()}; leave it out, or choose --algo {owners[0]}."
+            f"`{key}` is a setting of {names}, not of {algo.upper()}; remove it, or use --algo {owners[0]}."
         )
 
 

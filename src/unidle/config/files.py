@@ -25,21 +25,21 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> di
     except (yaml.YAMLError, ValueError) as error:  # ValueError: `!!float abc`
         at = getattr(error, "problem_mark", None)
         where = f" at line {at.line + 1}" if at else ""
-        raise UsageError(f"{path} is not valid YAML{where}; mend the file.") from None
+        raise UsageError(f"{path} is not valid YAML{where}; fix the file.") from None
     if not isinstance(tree, dict):
-        raise UsageError(f"{path} must hold `name: value` lines.")
+        raise UsageError(f"{path} must contain `name: value` lines.")
     return tree
 
 
 def flatten_sections(tree: dict[str, Any], source: str) -> dict[str, Any]:
-    """{'recipe': {'n_envs': 8}} → {'n_envs': 8}, refusing a setting in the wrong section."""
+    """{'recipe': {'n_envs': 8}} → {'n_envs': 8}; UsageError for a setting in the wrong section."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in ("recipe", "engine", "run"):
             flat[key] = value
             continue
         if not isinstance(value, dict):
-            raise UsageError(f"{source}: `{key}` must hold `name: value` lines.")
+            raise UsageError(f"{source}: `{key}` must contain `name: value` lines.")
         for name, inner in value.items():
             section = section_of(name)
             if section is not None and section != key:
@@ -49,11 +49,11 @@ def flatten_sections(tree: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def run_config_file(folder: Path) -> Path:
-    """The config.yaml of a run folder; UsageError if it is none."""
+    """The config.yaml of a run folder; UsageError if there is none."""
     path = folder / "config.yaml"
     if not path.exists():
         raise UsageError(
-            f"{folder} is not a run folder (it has no config.yaml); give the folder of a run, as runs/my-run."
+            f"{folder} is not a run folder (it has no config.yaml); give a run folder, such as runs/my-run."
         )
     return path
 
@@ -62,7 +62,7 @@ def refuse_second_run(folder: Path) -> None:
     """UsageError if there is already a run in `folder`."""
     if (folder / "config.yaml").exists():
         raise UsageError(
-            f"There is already a run in {folder}; go on with --resume {folder}, or choose another --run-name."
+            f"There is already a run in {folder}; resume it with --resume {folder}, or choose another --run-name."
         )
 
 

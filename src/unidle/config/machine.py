@@ -1,4 +1,4 @@
-"""What this machine has to offer: the cores and memory that this process may really use."""
+"""The cores, memory and GPU that this process may use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def available_cores() -> int:
-    """Cores this process may use: the least of affinity mask, cgroup quotas and SLURM's grant."""
+    """Cores this process may use: the minimum of affinity mask, cgroup quotas and SLURM allocation."""
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     for folder in _cgroups("cpu"):
         quota = _numbers(folder / "cpu.max")
         quota = quota or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
-        if len(quota) == 2:  # microseconds of work, on all cores together, per period of so many microseconds
+        if len(quota) == 2:  # microseconds of CPU time per period, length of the period in microseconds
             limits.append(quota[0] // quota[1])
     slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if slurm.isdigit() and int(slurm) > 0:
@@ -25,7 +25,7 @@ def available_cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of memory this process may use: the least of the machine's and the cgroup limits."""
+    """Bytes of memory this process may use: the minimum of physical memory and cgroup limits."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in _cgroups("memory"):
         limits += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
@@ -33,30 +33,30 @@ def available_memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that are still to be had: of the machine, and of each cgroup; files that are kept count as such.
+    """Bytes of memory still free, on the machine and in each cgroup; the page cache counts as free.
 
-    A system that does not tell has all that `available_memory` says.
+    Falls back to `available_memory` on systems that do not report it.
     """
     free = [available_memory()]
     free += [1024 * kibibytes for kibibytes in _entry(_MEMORY, "MemAvailable:")]
     for folder in _cgroups("memory"):
         limit = _numbers(folder / "memory.max") or _numbers(folder / "memory.limit_in_bytes")
         used = _numbers(folder / "memory.current") or _numbers(folder / "memory.usage_in_bytes")
-        kept = _entry(folder / "memory.stat", "inactive_file") or [0]
+        cached = _entry(folder / "memory.stat", "inactive_file") or [0]
         if limit and used:
-            free.append(max(0, limit[0] - used[0] + kept[0]))
+            free.append(max(0, limit[0] - used[0] + cached[0]))
     return min(free)
 
 
 def gpu_name() -> str | None:
-    """What torch's first GPU is called; None if it sees none."""
-    import torch  # not before it is asked for: it takes seconds
+    """The name of torch's first GPU; None without a GPU."""
+    import torch  # takes seconds, so only when needed
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _cgroups(controller: str) -> list[Path]:
-    """Folders whose limits bind this process: its cgroup and all above it, in the trees of cgroup v2 and v1."""
+    """Folders whose limits apply to this process: its cgroup and all parents, in cgroup v2 and v1."""
     folders = [_CGROUP, _CGROUP / controller]
     try:
         lines = _MEMBERSHIP.read_text().splitlines()  # v2: `0::/path`; v1: `4:cpu,cpuacct:/path`
@@ -72,7 +72,7 @@ def _cgroups(controller: str) -> list[Path]:
 
 
 def _numbers(path: Path) -> list[int]:
-    """The positive numbers in a file; none if it cannot be read, and none for `max` and -1, which mean no limit."""
+    """The positive numbers in a file; empty if it cannot be read, or for `max` and -1, which mean no limit."""
     try:
         words = path.read_text().split()
     except OSError:
@@ -81,7 +81,7 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _entry(path: Path, name: str) -> list[int]:
-    """The number behind a name in a file of `name number` lines; none if it is not there."""
+    """The number after `name` in a file of `name number` lines; empty if it is not there."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -90,7 +90,7 @@ def _entry(path: Path, name: str) -> list[int]:
 
 
 def limit_threads() -> None:
-    """One thread for OMP, MKL and OpenBLAS, here and in processes started from here."""
-    # Call before NumPy and torch load: they read these variables once. What the user set is kept.
+    """Limit OpenMP, MKL and OpenBLAS to one thread, in this process and its children."""
+    # Call before NumPy and torch load: they read these variables once. The user's values take precedence.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")

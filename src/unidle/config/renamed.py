@@ -1,4 +1,4 @@
-"""Settings under their former names, and config files from before each algorithm had its own settings."""
+"""Former names of settings, and config files from before each algorithm had its own settings."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ RENAMED = {
 
 
 def with_current_names(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """`values` with former names replaced, and a sentence for each; a value under the current name wins."""
+    """`values` with former names replaced, and a message for each; a value under the current name wins."""
     current = {RENAMED[name]: value for name, value in values.items() if name in RENAMED}
     current |= {name: value for name, value in values.items() if name not in RENAMED}
     return current, [renaming(name) for name in values if name in RENAMED]
 
 
 def renaming(name: str) -> str:
-    """The sentence about a former name."""
+    """The message about a former name."""
     return f"`{name}` is now `{RENAMED[name]}`; using it."
 
 
 def without_other_algorithms(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a config file, without those of other algorithms if it lists the settings of all of them.
+    """The values of a config file, without the settings of other algorithms if the file lists those of all.
 
-    Files were written that way by versions in which all algorithms shared one class of settings.
+    Versions in which all algorithms shared one settings class wrote such files.
     """
     if not {"n_epochs", "buffer_size"} <= values.keys():
         return values
     algo = values.get("algo", "ppo")
     values = dict(values)
     if "temperature" in values:
-        # SAC's, which is now its `ent_coef`; the file's `ent_coef` was PPO's.
+        # `temperature` was SAC's, now `ent_coef`; the file's `ent_coef` was PPO's.
         values.pop("ent_coef" if algo == "sac" else "temperature", None)
     if algo == "ppo":
-        values.pop("adam_eps", None)  # it was not PPO's, which used 1e-5
+        values.pop("adam_eps", None)  # PPO ignored it and used 1e-5
     owners = {name: owners_of(RENAMED.get(name, name)) for name in values}
     return {name: value for name, value in values.items() if algo in owners[name] or not owners[name]}

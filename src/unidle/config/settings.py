@@ -1,6 +1,6 @@
-"""The settings: what changes learning (one recipe per algorithm), what changes only speed (engine), and the run.
+"""The settings: those that affect learning (one recipe per algorithm), those that affect only speed (engine), the run.
 
-The line below a field is its `--help` text and its row in docs/recipe-and-engine.md.
+The docstring of a field is its `--help` text and its row in docs/recipe-and-engine.md.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
 
 _Value = TypeVar("_Value")
-# A setting whose None means that unidle chooses; the None of any other means off, or not given.
+# A setting for which None means that unidle chooses; elsewhere None means off, or not given.
 OrAuto = Annotated[_Value, "auto"] | None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What changes learning: the settings that every algorithm has."""
+    """Settings that affect learning and that every algorithm has."""
 
     on_policy: ClassVar[bool] = True  # an iteration learns only from its own rollout
 
@@ -28,7 +28,7 @@ class Recipe:
     n_envs: int = 1
     """Number of parallel environments."""
     n_steps: int = 2048
-    """Steps per environment and iteration; an iteration collects n_envs × n_steps transitions."""
+    """Steps per environment per iteration; an iteration collects n_envs × n_steps transitions."""
     batch_size: int | Literal["auto"] = 64
     """Minibatch size."""
     net_arch: tuple[int, ...] = (64, 64)
@@ -59,7 +59,7 @@ class Recipe:
         """Transitions per iteration."""
         return self.n_envs * self.n_steps
 
-    # What only some algorithms have, for code that serves all of them.
+    # Defaults of what only some algorithms have, for code shared by all of them.
 
     @property
     def n_tasks(self) -> int:
@@ -73,7 +73,7 @@ class Recipe:
 
     @property
     def obs_groups(self) -> tuple[str, ...] | None:
-        """Keys of the observation that actor or critic name, () if one of them sees all; None if neither names any."""
+        """Observation keys that the actor or critic uses; () if one of them uses all, None if both do."""
         return None
 
     @property
@@ -88,7 +88,7 @@ class Recipe:
 
     @property
     def update_schedule(self) -> str:
-        """How often it learns from how much, in words."""
+        """Description of the update schedule, such as `10 epochs`."""
         raise NotImplementedError
 
 
@@ -137,7 +137,7 @@ class PPORecipe(Recipe):
     log_std_init: float = 0.0
     """Initial log standard deviation of Gaussian actions, in units of half the action range."""
     action_distribution: Literal["gaussian", "squashed", "beta"] = "gaussian"
-    """Distribution of continuous actions; squashed (by tanh) and beta need bounds, and clip nothing."""
+    """Distribution of continuous actions; squashed (tanh) and beta need bounded actions, and never clip them."""
     overlap: Literal["auto", "off", "strict"] = "auto"
     """strict: collect while learning, one update behind; auto: strict with a GPU and 48 or more environments."""
 
@@ -149,12 +149,12 @@ class PPORecipe(Recipe):
 
     @property
     def update_schedule(self) -> str:
-        """How often it learns from how much, in words."""
+        """Description of the update schedule, such as `10 epochs`."""
         return f"{self.n_epochs} epochs"
 
     @property
     def obs_groups(self) -> tuple[str, ...] | None:
-        """Keys of the observation that actor or critic name, () if one of them sees all; None if neither names any."""
+        """Observation keys that the actor or critic uses; () if one of them uses all, None if both do."""
         if self.actor_obs is None and self.critic_obs is None:
             return None
         return () if self.actor_obs is None or self.critic_obs is None else (*self.actor_obs, *self.critic_obs)
@@ -162,14 +162,14 @@ class PPORecipe(Recipe):
 
 @dataclass(frozen=True)
 class OffPolicyRecipe(Recipe):
-    """What the algorithms with a replay buffer share."""
+    """Settings of all algorithms with a replay buffer."""
 
     on_policy: ClassVar[bool] = False
 
     n_envs: int = 8
     """Number of parallel environments."""
     n_steps: int = 8
-    """Steps per environment and iteration; updates run after each n_envs × n_steps transitions."""
+    """Steps per environment per iteration; updates run after each n_envs × n_steps transitions."""
     batch_size: int = 256
     """Transitions sampled per gradient update."""
     activation: Activation = "relu"
@@ -181,7 +181,7 @@ class OffPolicyRecipe(Recipe):
     utd_ratio: float = 1.0
     """Update-to-data ratio: gradient updates per environment step."""
     tau: float = 0.005
-    """Polyak coefficient of the target networks; 1: copy."""
+    """Polyak coefficient of the target networks; 1: hard update."""
     n_step: int = 1
     """n of the n-step return."""
     per: bool = False
@@ -202,18 +202,18 @@ class OffPolicyRecipe(Recipe):
 
     @property
     def update_schedule(self) -> str:
-        """How often it learns from how much, in words."""
+        """Description of the update schedule."""
         return f"{self.utd_ratio:g} updates per step, replay buffer of {self.buffer_size:,}"
 
 
 @dataclass(frozen=True)
 class OffPolicyActorCriticRecipe(OffPolicyRecipe):
-    """What off-policy algorithms with an actor and critics share."""
+    """Settings of off-policy algorithms with an actor and critics."""
 
     net_arch: tuple[int, ...] = (256, 256)
     """Hidden layer widths of the actor."""
     critic_arch: OrAuto[tuple[int, ...]] = None
-    """Hidden layer widths of the critics; auto: the actor's."""
+    """Hidden layer widths of the critics; auto: same as the actor."""
     n_critics: int = 2
     """Number of critics; the target uses their minimum."""
     max_grad_norm: float = float("inf")
@@ -275,7 +275,7 @@ class DQNRecipe(OffPolicyRecipe):
     buffer_size: int = 100_000
     """Capacity of the replay buffer, in transitions."""
     tau: float = 1.0
-    """Polyak coefficient of the target network; 1: copy."""
+    """Polyak coefficient of the target network; 1: hard update."""
     target_update_interval: int = 128
     """Gradient updates between target network updates."""
     double_dqn: bool = True
@@ -293,18 +293,18 @@ RECIPES: dict[AlgorithmName, type[Recipe]] = {"ppo": PPORecipe, "sac": SACRecipe
 
 @dataclass(frozen=True)
 class Engine:
-    """What changes only speed."""
+    """Settings that affect only speed."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the networks."""
     subproc: OrAuto[bool] = None
     """Step environments in worker processes; auto: decided by timing a few steps."""
     workers: OrAuto[int] = None
-    """Worker processes; auto: one per core, less one with a GPU or overlap, or fewer if that is as fast."""
+    """Worker processes; auto: one per core, minus one with a GPU or overlap, or fewer if that is as fast."""
     slices: OrAuto[int] = None
     """Groups of environments per worker; one steps while another waits for actions. auto: 2, or 1 if that is enough."""
     pin_cores: OrAuto[bool] = None
-    """Pin each worker process to a core, in rotation; auto: if the workers take all cores or all but one."""
+    """Pin worker processes to cores, round-robin; auto: if the workers take all cores or all but one."""
     compile: bool = False
     """Compile the step of device environments: up to a minute at the start, then fewer kernels per step."""
     graphs: bool = True
@@ -314,19 +314,19 @@ class Engine:
     env_timeout: float | None = 300.0
     """Seconds after which a worker that is stuck in a step is restarted; none: never."""
     eval_workers: OrAuto[int] = None
-    """Processes that evaluate during training; 0: training pauses. auto: half of the cores if n_tasks > 1, else 0."""
+    """Processes for evaluation during training; 0: pause training. auto: half of the cores if n_tasks > 1, else 0."""
     max_env_restarts: int = 10
     """Consecutive faults of one environment, with no episode completed in between, before the run stops."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, for how long, and where the results go."""
+    """What to train, for how long, and where to save the results."""
 
     env: str = ""
-    """Gymnasium id, or module:callable that returns an environment; required."""
+    """Gymnasium ID, or module:callable that returns an environment; required."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment, as YAML: '{continuous: true}'."""
+    """Keyword arguments for the environment, as YAML: '{continuous: true}'."""
     timesteps: int = 1_000_000
     """Total environment steps, over all environments."""
     seed: int = 0
@@ -338,7 +338,7 @@ class Run:
     preset: str | None = None
     """Preset that gives the defaults; see `unidle presets`."""
     allow_recipe_change: bool = False
-    """Allow changes to a preset that reproduces published results; `unidle tune`: try recipe changes too."""
+    """Allow changes to a preset that reproduces published results; with `unidle tune`: try recipe changes too."""
     eval_every: OrAuto[int] = None
     """Steps between evaluations in separate environments; auto: a tenth of the run. 0: never."""
     eval_episodes: int = 10
@@ -360,5 +360,5 @@ class Run:
 
 
 def whole_steps(timesteps: int, total_batch: int) -> int:
-    """Steps after which a run of `timesteps` ends: the last iteration is never cut short."""
+    """`timesteps` rounded up to whole iterations: the steps after which a run ends."""
     return -(-timesteps // total_batch) * total_batch

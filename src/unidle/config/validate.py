@@ -1,4 +1,4 @@
-"""Impossible combinations, refused before anything starts by a sentence that says what to do."""
+"""Validates a config before the run starts; errors say what to do."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _FRACTIONS = {
     *("gamma", "gae_lambda", "tau", "per_alpha", "per_beta", "exploration_final_eps", "exploration_fraction"),
 }
 _MAY_BE_INFINITE = {"max_grad_norm"}  # no gradient clipping
-# A preset of published results leaves open how many environments collect, and whether collection overlaps learning:
-# the updates per step stay the same.
+# What may be changed in a preset that reproduces published results: the updates per step stay the same.
 _OPEN_IN_FIXED = {"n_envs", "overlap"}
 
 
@@ -48,25 +47,25 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
         yaml.safe_dump(config.run.env_kwargs)
     except yaml.YAMLError:
         raise UsageError(
-            "`env_kwargs` are kept in config.yaml, so they must be plain numbers, texts, lists and dicts; for anything "
-            "else give a factory of the environment."
+            "`env_kwargs` are saved to config.yaml, so they must be plain numbers, strings, lists and dicts; for "
+            "anything else, pass a factory function as the environment."
         ) from None
     recipe, engine = config.recipe, config.engine
     if engine.subproc is False and engine.workers is not None:
         raise UsageError(
-            f"--no-subproc steps environments in this process, and --workers {engine.workers} in others; "
-            "leave out one, or say --workers auto."
+            f"--no-subproc steps environments in this process, but --workers {engine.workers} asks for worker "
+            "processes; remove one, or use --workers auto."
         )
     if config.run.eval_every is not None and config.run.eval_every < 0:
-        raise UsageError("`eval_every` must not be negative; 0 turns evaluation off.")
+        raise UsageError("`eval_every` must not be negative; 0 disables evaluation.")
     if engine.eval_workers is not None and engine.eval_workers < 0:
-        raise UsageError("`eval_workers` must not be negative; with 0 the trainer evaluates by itself.")
+        raise UsageError("`eval_workers` must not be negative; 0 evaluates in the training process.")
     if config.run.target_return is not None and config.run.eval_every == 0:
-        raise UsageError("`target_return` is judged by evaluations, and `eval_every` is 0; give it a number of steps.")
+        raise UsageError("`target_return` needs evaluations, but `eval_every` is 0; set it to a number of steps.")
     if config.run.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.")
     if not config.run.env:
-        raise UsageError("No environment was given; add --env, for example --env CartPole-v1.")
+        raise UsageError("No environment given; add --env, for example --env CartPole-v1.")
     if not resumed:
         _keep_fixed(config)
     match recipe:
@@ -90,7 +89,7 @@ def _check_range(name: str, value: Any) -> None:
     elif name in _POSITIVE_OR_NONE and value is not None and not value > 0:
         wrong = f"it must be above 0, or {word_for_none(name)}"
     elif name in _FRACTIONS and not 0 <= value <= 1:
-        wrong = "it must lie between 0 and 1"
+        wrong = "it must be between 0 and 1"
     elif name in ("net_arch", "critic_arch") and any(width < 1 for width in value or ()):
         wrong = "every layer needs at least 1 unit"
     elif name == "discretize" and value is not None and value < 2:
@@ -100,7 +99,7 @@ def _check_range(name: str, value: Any) -> None:
 
 
 def _keep_fixed(config: Config) -> None:
-    """Refuse changes to the recipe of a preset that reproduces published results."""
+    """UsageError if the recipe changes a preset that reproduces published results."""
     run, recipe = config.run, config.recipe
     preset = load_preset(run.preset) if run.preset else None
     if preset is None or not preset.fixed or run.allow_recipe_change:
@@ -110,7 +109,7 @@ def _keep_fixed(config: Config) -> None:
         if name not in _OPEN_IN_FIXED and given.get(name) != value:
             raise UsageError(
                 f"Preset {preset.name} reproduces published results with `{name}` {value}, not {given.get(name)}; "
-                "leave it out, or add --allow-recipe-change."
+                "remove it, or add --allow-recipe-change."
             )
 
 
@@ -118,24 +117,24 @@ def _check_off_policy(recipe: OffPolicyRecipe) -> None:
     if recipe.batch_size < 1:
         raise UsageError(f"`batch_size` is {recipe.batch_size}; it must be at least 1.")
     ent_coef: Any = vars(recipe).get("ent_coef", "auto")
-    if ent_coef != "auto" and not ent_coef > 0:  # its logarithm is what is learned
+    if ent_coef != "auto" and not ent_coef > 0:  # SAC stores its logarithm
         raise UsageError(f"`ent_coef` is {ent_coef}; it must be above 0, or auto.")
     if recipe.n_tasks > 1 and (recipe.per or recipe.n_step > 1):
         raise UsageError(
-            "The multi-task replay buffer samples uniformly from each task, one step ahead; leave out `per` and "
-            "`n_step`, or set `n_tasks` to 1."
+            "Multi-task replay (`n_tasks` > 1) supports neither prioritised replay nor n-step returns; remove `per` "
+            "and `n_step`, or set `n_tasks` to 1."
         )
     if recipe.buffer_size < 2 * recipe.total_batch:
         raise UsageError(
-            f"`buffer_size` is {recipe.buffer_size:,}, and one iteration collects {recipe.total_batch:,} transitions; "
-            "make the buffer at least twice that."
+            f"`buffer_size` is {recipe.buffer_size:,}, but one iteration collects {recipe.total_batch:,} transitions; "
+            "set it to at least twice that."
         )
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that torch and NumPy do not take."""
+    """UsageError if torch or NumPy does not accept `seed`."""
     if not 0 <= seed < 2**63:
-        raise UsageError(f"`seed` is {seed}; it must lie between 0 and 2**63 - 1.")
+        raise UsageError(f"`seed` is {seed}; it must be between 0 and 2**63 - 1.")
 
 
 def _with_batch_size(recipe: PPORecipe, preset_batch_size: int | None) -> PPORecipe:
@@ -149,17 +148,17 @@ def _with_batch_size(recipe: PPORecipe, preset_batch_size: int | None) -> PPORec
             near = f"{below} or {above}" if below != above else str(below)
             raise UsageError(
                 f"Batch size {size} does not divide n_envs × n_steps = "
-                f"{recipe.n_envs} × {recipe.n_steps} = {total}; take {near}, or --batch-size auto."
+                f"{recipe.n_envs} × {recipe.n_steps} = {total}; use {near}, or --batch-size auto."
             )
     if size == 1 and recipe.normalize_advantage:
         raise UsageError(
-            "A batch of 1 has no deviation to normalise by; use a larger batch or --no-normalize-advantage."
+            "Advantages cannot be normalised over a batch of 1; use a larger --batch-size or --no-normalize-advantage."
         )
     if recipe.recurrent != "none" and math.gcd(recipe.n_steps, size) == 1 and recipe.n_steps > 1:
         raise UsageError(
-            f"A recurrent policy learns from whole sequences, and no length divides both "
-            f"n_steps {recipe.n_steps} and batch size {size}; take a batch size that has a "
-            "divisor in common with n_steps."
+            f"A recurrent policy trains on sequences whose length divides both n_steps and the batch size, but "
+            f"{recipe.n_steps} and {size} have no common divisor above 1; choose a batch size that shares one with "
+            "n_steps."
         )
     return dataclasses.replace(recipe, batch_size=size)
 
@@ -171,19 +170,19 @@ def divisors(n: int) -> list[int]:
 
 
 def largest_divisor(n: int, limit: int) -> int:
-    """The largest divisor of n that is not above `limit`."""
+    """The largest divisor of n up to `limit`."""
     return max(d for d in divisors(n) if d <= max(1, limit))
 
 
 def nearest_divisors(n: int, size: int) -> tuple[int, int]:
-    """The divisors of n next below and next above `size` (the same one twice at the ends)."""
+    """The nearest divisors of n below and above `size` (the same one twice at the ends)."""
     below = largest_divisor(n, size)
     above = next((d for d in divisors(n) if d >= size), below)
     return below, above
 
 
 def sequence_length(recipe: PPORecipe, longest: int = 64) -> int:
-    """Steps per training sequence, the longest n_steps and batch size allow; 1 if not recurrent."""
+    """Steps per training sequence: the longest that n_steps and batch size allow; 1 if not recurrent."""
     if recipe.recurrent == "none":
         return 1
     assert isinstance(recipe.batch_size, int)

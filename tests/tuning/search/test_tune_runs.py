@@ -209,7 +209,7 @@ def test_a_trial_goes_on_and_waits_in_turns() -> None:
         (["--wurkers", "2"], "unidle: --wurkers: there is no setting `wurkers`; did you mean `workers`?"),
         (["--budgett", "40s"], "unidle: --budgett: there is no setting `budgett`; did you mean `budget`?"),
         (["--xyzzy", "2"], "unidle: --xyzzy: there is no setting `xyzzy`; `unidle tune --help` lists them all."),
-        (["--workers", "many"], "unidle: --workers: `workers` must be a whole number or auto, not 'many'."),
+        (["--workers", "many"], "unidle: --workers: `workers` must be an integer or auto, not 'many'."),
     ],
 )
 def test_a_mistake_gets_one_sentence(

@@ -1,4 +1,4 @@
-"""ElegantRL's names of settings."""
+"""ElegantRL's names for settings."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ RENAMED = {
     "random_seed": "seed",
 }
 
-# Names that only such a file has; `num_envs` is too common to tell.
+# Names that identify such a file; `num_envs` is too common.
 MARKS = {*RENAMED, "target_step"} - {"num_envs"}

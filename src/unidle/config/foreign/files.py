@@ -1,4 +1,4 @@
-"""A user's config file, in unidle's words or those of SB3, rl-zoo, Isaac Lab or ElegantRL."""
+"""Reads a user's config file in the format of unidle, SB3, rl-zoo, Isaac Lab or ElegantRL."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _RENAMED = {**sb3.RENAMED, **elegantrl.RENAMED}
 
 @dataclass(frozen=True)
 class Translated:
-    """What a config file says, in unidle's words."""
+    """A config file converted to unidle's settings."""
 
     values: dict[str, Any]  # flat setting → value
-    notes: list[str]  # a sentence for each thing that is ignored or changed in meaning
-    base_preset: str | None  # whose values hold where the file is silent; None: the user's choice
-    is_of_sb3s_ppo: bool = False  # and these are the defaults of that
+    notes: list[str]  # a message for each setting that is ignored or changes its meaning
+    base_preset: str | None  # preset for settings that the file does not give; None: the user's choice
+    is_of_sb3s_ppo: bool = False  # base_preset holds the defaults of SB3's PPO
 
 
 def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -> Translated:
-    """The file's settings; `env` picks an rl-zoo entry, `n_envs` is the command line's and wins."""
+    """The settings of a config file; `env` selects an rl-zoo entry, `n_envs` from the command line takes precedence."""
     source = str(path)
     tree = read_yaml(path, rl_zoo.PlainLoader)
     entry = rl_zoo.choose_entry(tree, env, source) if rl_zoo.is_zoo(tree) else None
@@ -60,21 +60,21 @@ def _style(tree: dict[str, Any]) -> Style:
     return "elegantrl" if elegantrl.MARKS & tree.keys() else "unidle"
 
 
-# --- Word by word
+# --- Setting by setting
 
 
 @dataclass
 class _Draft:
-    """A file on its way into unidle's words."""
+    """A config file during conversion to unidle's settings."""
 
     source: str
     style: Style
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    per_iteration: dict[str, int] = field(default_factory=dict)  # waits for n_envs to be known
+    per_iteration: dict[str, int] = field(default_factory=dict)  # needs n_envs, so converted last
 
     def take(self, word: str, value: Any) -> None:
-        """Translate one word of the file."""
+        """Convert one setting of the file."""
         if word == "target_step" or (word == "n_minibatches" and self.style == "sb3"):
             self.per_iteration[word] = self._count(word, value)
         elif self.style == "sb3" and word in sb3.READERS:
@@ -90,20 +90,20 @@ class _Draft:
             sb3.leave_out(word, value, self.notes)
 
     def finish(self, n_envs: int | None) -> Translated:
-        """The translation, once every word was taken."""
+        """The result, once every setting is converted."""
         if self.style == "sb3":
             if self.values.get("recurrent") == "lstm":
-                # Where sb3-contrib's RecurrentPPO has other defaults than PPO.
+                # Defaults of sb3-contrib's RecurrentPPO that differ from PPO's.
                 contrib = {"n_steps": 128, "batch_size": 128, "recurrent_size": 256}
                 self.values = {**contrib, **self.values}
             if n_envs is None and "n_envs" not in self.values:
-                self.notes.append("`n_envs` is not in the file; it is 1, or the --preset's, unless you give --n-envs.")
+                self.notes.append("`n_envs` is not in the file; using 1, or the --preset's, unless you give --n-envs.")
         known_envs = n_envs or self.values.get("n_envs")
         if "target_step" in self.per_iteration:
             self._settle_target_step(self.per_iteration["target_step"], known_envs)
         if "n_minibatches" in self.per_iteration:
             self._settle_minibatches(self.per_iteration["n_minibatches"], known_envs)
-        # SB3's defaults are what the author of such a file left out.
+        # Settings missing from such a file have SB3's defaults.
         of_ppo = self.style == "sb3" and "preset" not in self.values
         return Translated(self.values, self.notes, "classic" if of_ppo else self.values.get("preset"), of_ppo)
 
@@ -111,24 +111,25 @@ class _Draft:
         value = coerce(name, value, self.source)
         if self.values.setdefault(name, value) != value:
             raise UsageError(
-                f"{self.source}: `{word}` makes `{name}` {value}, another line makes it {self.values[name]}; keep one."
+                f"{self.source}: `{word}` sets `{name}` to {value}, but another line sets it to {self.values[name]}; "
+                "keep one."
             )
 
     def _count(self, word: str, value: Any) -> int:
         try:
-            count = int(coerce("n_steps", value, self.source))  # any whole-number setting serves
+            count = int(coerce("n_steps", value, self.source))  # any integer setting would do
         except UsageError:
             count = 0
         if count < 1:
-            raise UsageError(f"{self.source}: `{word}` must be a whole number above 0, not {value!r}.")
+            raise UsageError(f"{self.source}: `{word}` must be a positive integer, not {value!r}.")
         return count
 
     def _settle_target_step(self, target_step: int, n_envs: int | None) -> None:
         if "n_steps" in self.values:
-            self.notes.append("`target_step` is ignored, because `n_steps` is in the file too.")
+            self.notes.append("`target_step` is ignored because the file also gives `n_steps`.")
         elif not n_envs:
             self.notes.append(
-                "`target_step` is ignored: it is n_envs × n_steps, and `n_envs` is not known; give --n-envs."
+                "`target_step` is ignored: it is n_envs × n_steps, but `n_envs` is unknown; give --n-envs."
             )
         else:
             self.values["n_steps"] = max(1, target_step // n_envs)
@@ -139,10 +140,10 @@ class _Draft:
     def _settle_minibatches(self, n_minibatches: int, n_envs: int | None) -> None:
         if n_envs is None:
             self.notes.append(
-                "`n_minibatches` is ignored: the batch size follows from it and `n_envs`, "
-                "which is not known; give --n-envs."
+                "`n_minibatches` is ignored: the batch size depends on it and on `n_envs`, "
+                "which is unknown; give --n-envs."
             )
             return
         total = n_envs * self.values.get("n_steps", 2048)  # SB3's default
-        # As in Isaac Lab, this wins over a batch_size in the file.
+        # As in Isaac Lab, this overrides a batch_size in the file.
         self.values["batch_size"] = max(1, total // n_minibatches)

@@ -1,4 +1,4 @@
-"""rl-zoo's files: one entry per environment, and YAML with Python tags, none of which runs anything here."""
+"""rl-zoo's files: one entry per environment, and YAML with Python tags, which are read without executing code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENV_ID = re.compile(r"-v\d+$")
 
 
 def is_zoo(tree: dict[str, Any]) -> bool:
-    """Whether it is rl-zoo's `environment id: {settings}`."""
+    """Whether it is a file of rl-zoo: `environment id: {settings}`."""
     if not all(isinstance(name, str) and isinstance(tree[name], dict) for name in tree):
         return False
     if any(name in SECTIONS or name in sb3.MARKS or section_of(name) for name in tree):
@@ -25,7 +25,7 @@ def is_zoo(tree: dict[str, Any]) -> bool:
 
 
 def choose_entry(tree: dict[str, Any], env: str | None, source: str) -> str:
-    """The rl-zoo entry for `env`, or the only one there is."""
+    """The rl-zoo entry for `env`, or the only entry."""
     names = list(tree)
     if env is None and len(names) == 1:
         return names[0]
@@ -36,14 +36,14 @@ def choose_entry(tree: dict[str, Any], env: str | None, source: str) -> str:
         return "atari"
     near = difflib.get_close_matches(env or "", names, n=8) or names[:8]
     more = f" and {len(names) - len(near)} more" if len(near) < len(names) else ""
-    held = ", ".join(near) + more
+    entries = ", ".join(near) + more
     if env is None:
-        raise UsageError(f"{source} holds {held}; choose one with --env.")
-    raise UsageError(f"{source} has no entry for {env}, it holds {held}; add or rename one.")
+        raise UsageError(f"{source} has entries for {entries}; choose one with --env.")
+    raise UsageError(f"{source} has no entry for {env}, only for {entries}; add or rename one.")
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Safe YAML that takes rl-zoo's tuples as lists and Python names as text."""
+    """Safe YAML loader that reads rl-zoo's tuples as lists and Python names as strings."""
 
 
 def _sequence(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
@@ -59,7 +59,7 @@ def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
 def _refuse(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     line = node.start_mark.line + 1
     raise UsageError(
-        f"{loader.name}: line {line} has the tag {node.tag}, which unidle does not read; write a plain value."
+        f"{loader.name}: line {line} has the tag {node.tag}, which unidle does not support; write a plain value."
     )
 
 

@@ -1,4 +1,4 @@
-"""What Stable-Baselines3, rl-zoo and Isaac Lab call a setting, and what unidle makes of it."""
+"""Converts settings of Stable-Baselines3, rl-zoo and Isaac Lab to unidle's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Reader = Callable[[Any, str, list[str]], dict[str, Any]]
 RENAMED = {
     "n_timesteps": "timesteps",
     "normalize_input": "normalize_obs",
-    "normalize_value": "normalize_reward",  # Isaac Lab hands it on as VecNormalize's norm_reward
+    "normalize_value": "normalize_reward",  # Isaac Lab passes it as VecNormalize's norm_reward
 }
 
-# What unidle lacks, at the value where lacking it changes nothing: not worth a note.
+# Settings that unidle does not have, with the value that has no effect and needs no message.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "use_sde": False,
     "sde_sample_freq": -1,
@@ -34,13 +34,13 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 
 
 def leave_out(word: str, value: Any, notes: list[str], inside: str = "") -> None:
-    """Note a setting that unidle lacks, unless that changes nothing."""
+    """Add a message about a setting that unidle does not have, unless its value has no effect."""
     if word not in _WITHOUT_EFFECT or _WITHOUT_EFFECT[word] != value:
-        notes.append(f"`{inside}{word}` has no counterpart in unidle and is ignored.")
+        notes.append(f"`{inside}{word}` has no equivalent in unidle and is ignored.")
 
 
 def is_linear(value: Any) -> bool:
-    """Whether it is rl-zoo's `lin_3e-4`: falling from 3e-4 to 0 over the run."""
+    """Whether it is rl-zoo's linear schedule: `lin_3e-4` anneals from 3e-4 to 0 over the run."""
     return isinstance(value, str) and value.startswith("lin_")
 
 
@@ -50,7 +50,7 @@ def _policy(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
     if str(value).endswith("LstmPolicy"):
         notes.append(f"`policy: {value}` becomes `recurrent: lstm`.")
         return {"recurrent": "lstm"}
-    notes.append(f"`policy: {value}` is ignored; the observations decide the network.")
+    notes.append(f"`policy: {value}` is ignored; unidle chooses the network from the observation space.")
     return {}
 
 
@@ -69,10 +69,10 @@ def _clip_range(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
 def _clip_range_vf(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
     if is_linear(value):
         value = value.removeprefix("lin_")
-        notes.append(f"`clip_range_vf` stays at {value}; unidle does not schedule it.")
-    distance = coerce("clip_range_vf", value, source)
-    # rl-zoo writes a negative number for no clipping.
-    return {"clip_range_vf": None if distance is not None and distance < 0 else distance}
+        notes.append(f"`clip_range_vf` stays constant at {value}; unidle has no schedule for it.")
+    clip_range = coerce("clip_range_vf", value, source)
+    # In rl-zoo, a negative number means no clipping.
+    return {"clip_range_vf": None if clip_range is not None and clip_range < 0 else clip_range}
 
 
 def _seed(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _seed(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
 def _device(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
     kind, _, index = str(value).partition(":")
     if kind not in ("auto", "cpu", "cuda"):
-        notes.append(f"`device: {value}` is not known and is ignored.")
+        notes.append(f"`device: {value}` is not supported and is ignored.")
         return {}
     if index not in ("", "0"):
         notes.append(f"`device: {value}` becomes {kind}; choose the GPU with CUDA_VISIBLE_DEVICES={index}.")
@@ -90,7 +90,7 @@ def _device(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _normalize(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
-    """VecNormalize: true for both of its halves, or its arguments."""
+    """VecNormalize: true for both observations and rewards, or its arguments."""
     options = _plain("normalize", value, source)
     if isinstance(options, bool):
         options = {"norm_obs": options, "norm_reward": options}
@@ -127,8 +127,8 @@ def _policy_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
         elif name == "log_std_init":
             values["log_std_init"] = option
             notes.append(
-                "`log_std_init` is in action units in SB3, in halves of the action range here; "
-                "they agree where actions lie in [-1, 1]."
+                "`log_std_init` is in action units in SB3, but in units of half the action range in unidle; "
+                "they are equal for actions in [-1, 1]."
             )
         else:
             leave_out(str(name), option, notes, "policy_kwargs.")
@@ -136,19 +136,19 @@ def _policy_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _net_arch(value: Any, notes: list[str]) -> Any:
-    """Of [64, 64], {pi: […], vf: […]} or the old [shared…, {pi: […], vf: […]}], the actor's."""
+    """The actor's layers in [64, 64], {pi: […], vf: […]} or the old [shared…, {pi: […], vf: […]}]."""
     layers = value if isinstance(value, list) else [value]
     if not layers or not isinstance(layers[-1], dict):
         return value
     shared, heads = layers[:-1], layers[-1]
     actor, critic = heads.get("pi", []), heads.get("vf", [])
     if actor != critic:
-        notes.append(f"`net_arch` gives the actor {actor} and the critic {critic}; both get the actor's.")
+        notes.append(f"`net_arch` is {actor} for the actor and {critic} for the critic; unidle uses {actor} for both.")
     for name in heads.keys() - {"pi", "vf"}:
         leave_out(str(name), heads[name], notes, "net_arch.")
     if not shared:
         return actor
-    notes.append(f"`net_arch` shares {shared}; unidle gives actor and critic each their own.")
+    notes.append(f"`net_arch` shares layers {shared}; unidle uses separate ones for actor and critic.")
     return [*shared, *actor] if isinstance(actor, list) else actor
 
 
@@ -174,7 +174,7 @@ READERS: dict[str, Reader] = {
 }
 
 
-# Names that only such a file has.
+# Names that identify such a file.
 MARKS = {
     *RENAMED,
     *(word for word in READERS if not section_of(word)),
@@ -184,20 +184,20 @@ MARKS = {
 
 
 def _plain(word: str, value: Any, source: str) -> Any:
-    """`value`, where it is Python text such as "dict(net_arch=[64, 64])" what that text says."""
+    """`value`, evaluated if it is Python text such as "dict(net_arch=[64, 64])"."""
     if not isinstance(value, str):
         return value
     try:
         return _value_of(ast.parse(value.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise UsageError(
-            f"{source}: `{word}` holds Python that unidle does not run; "
-            "write plain values, as in dict(net_arch=[64, 64])."
+            f"{source}: `{word}` contains Python code, which unidle does not run; "
+            "write plain values, such as dict(net_arch=[64, 64])."
         ) from None
 
 
 def _value_of(node: ast.expr | None) -> Any:
-    """Literals, dict(…) and names as their own text; whatever would have to run is refused."""
+    """The value of a literal or dict(…), names as strings; ValueError for anything that would execute code."""
     match node:
         case ast.Constant(value=value):
             return value

@@ -1,4 +1,4 @@
-"""Presets: YAML files beside this one, each a few recipe values under a name."""
+"""Presets: the YAML files in this folder, each a named set of recipe values."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from unidle.errors import UsageError
 _FOLDER = Path(__file__).parent
 _BY_SIZE = ("classic", "fast", "heavy", "beast")
 EXPLORER = "unidle/SiteExplore-v0"
-_ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # how environments that live on the GPU are named
+_ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # prefixes of environments that run on the GPU
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named starting point for the recipe."""
+    """A named set of recipe values."""
 
     name: str
     description: str
-    cores: int  # below this many, collecting is what the run waits for
+    cores: int  # with fewer, collection is the bottleneck
     values: dict[str, Any]  # flat setting → value
-    measured: str | None  # steps/s and GPU share, with machine and date, where they were measured
-    fixed: bool = False  # it reproduces numbers of others: its recipe is not to be changed by the way
+    measured: str | None  # steps/s and GPU utilisation, with machine and date
+    fixed: bool = False  # reproduces published results: its recipe may change only with --allow-recipe-change
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe it stands for."""
+        """The recipe with this preset's values."""
         return self.apply(Config()).recipe
 
     def apply(self, config: Config) -> Config:
-        """`config` with this preset's values laid over it."""
+        """`config` with this preset's values."""
         return config.with_values({**self.values, "preset": self.name}, f"preset {self.name}")
 
     def memory(self) -> int:
-        """Bytes of main memory it needs, roughly: torch, and a process with libraries per core."""
+        """Estimated bytes of RAM it needs: torch, and a worker process per core."""
         return (1_000 + 200 * self.cores) * 2**20
 
     def fits(self, cores: int, memory: int) -> bool:
-        """Whether so many cores and bytes of memory are enough for it."""
+        """Whether `cores` and `memory` bytes are enough for it."""
         return self.cores <= cores and self.memory() <= memory
 
     def smaller(self, cores: int, memory: int) -> str | None:
-        """The largest preset that fits, if this one does not; None if it does, if none fits, or none can stand in."""
+        """The largest preset that fits if this one does not; None if it fits, is fixed, or no preset fits."""
         if self.fixed or self.fits(cores, memory):
             return None
         fitting = [name for name in _BY_SIZE if load_preset(name).fits(cores, memory)]
@@ -54,7 +54,7 @@ class Preset:
 
 
 def preset_names() -> list[str]:
-    """All presets, the smallest first."""
+    """The names of all presets, smallest first."""
     rest = sorted(path.stem for path in _FOLDER.glob("*.yaml") if path.stem not in _BY_SIZE)
     return [*_BY_SIZE, *rest]
 
@@ -70,7 +70,7 @@ def load_preset(name: str) -> Preset:
 
 
 def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = None) -> str:
-    """What a user who names no preset gets."""
+    """The preset for a run without --preset."""
     if algo is not None and not recipe_type(algo, "--algo").on_policy:
         return algo
     if env == EXPLORER:
