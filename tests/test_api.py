@@ -124,7 +124,7 @@ def test_arguments_of_the_environment_reach_it_in_training_and_afterwards() -> N
 
 def test_an_environment_with_other_spaces_is_refused() -> None:
     run = train()
-    with pytest.raises(unidle.UsageError, match="has other spaces than the environment"):
+    with pytest.raises(unidle.UsageError, match="does not have the spaces that"):
         unidle.load(run.path, env=lambda: gymnasium.make("CartPole-v1")).evaluate(1)
 
 

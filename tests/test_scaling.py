@@ -82,8 +82,8 @@ def test_the_chart_shows_both_against_width() -> None:
     drawn = chart(points, "MT10, actor 400 wide")
     assert drawn.startswith("<svg xmlns=")
     tips = re.findall("<title>(.*?)</title>", drawn, re.DOTALL)
-    assert "width of the critic: 1,024\nsuccess: 75 %" in tips
-    assert "width of the critic: 200\ndormant neurons of the critic: 5.0 %" in tips
+    assert "critic width: 1,024\nsuccess: 75 %" in tips
+    assert "critic width: 200\ndormant critic neurons: 5.0 %" in tips
     assert not any("400\ndormant" in tip for tip in tips)  # before anything was learned there is nothing to measure
 
 

@@ -44,7 +44,7 @@ _OVERLAP_PAYS_FROM = 48  # environments on a GPU, as measured: docs/overlap.md
 
 
 class TrainedRun:
-    """A run folder with something trained in it."""
+    """A run folder of a run that has been trained."""
 
     def __init__(self, path: Path, env: EnvMaker | None = None, network: NetworkFactory | None = None) -> None:
         self.folder = RunFolder.open(path)
@@ -56,7 +56,7 @@ class TrainedRun:
 
     @property
     def agent(self) -> Agent:
-        """The best policy so far (the latest, if none was evaluated)."""
+        """The best policy so far, or the latest if none was evaluated."""
         if self._agent is None:
             self._agent = Agent(self.folder.for_use(), self.config, self._network)
         return self._agent
@@ -68,11 +68,11 @@ class TrainedRun:
 
     @property
     def report(self) -> Path:
-        """The page with plots."""
+        """Path of the HTML report."""
         return self.path / "report.html"
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the run so far, as plain values."""
+        """Return the key figures of the run so far as plain values."""
         history = read_history(self.path)
         final, best = history.final_evaluation, history.best_evaluation
         return {
@@ -92,11 +92,11 @@ class TrainedRun:
         }
 
     def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
-        """The action for one observation."""
+        """Return the action for one observation."""
         return self.agent.predict(observation, deterministic=deterministic, action_mask=action_mask)
 
     def maker(self) -> EnvMaker:
-        """Makes the environments this run was trained on."""
+        """Return the maker of the environments this run was trained on."""
         return _placed(self._maker or env_maker(self.config.run.env, self.config.run.env_kwargs), self.config)
 
     def evaluate(self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True) -> Evaluation:
@@ -114,7 +114,7 @@ class TrainedRun:
             env_spec.obs_layout.space != self.agent.obs_layout.space
             or env_spec.action_layout.space != self.agent.action_layout.space
         ):
-            raise UsageError(f"{maker.name} has other spaces than the environment {self.path} was trained on.")
+            raise UsageError(f"{maker.name} does not have the spaces that {self.path} was trained on.")
         n_envs = min(episodes, 10)
         workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=self.agent.device.type == "cuda")
         envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
@@ -125,10 +125,10 @@ class TrainedRun:
 
 
 def load(path: str | Path, *, env: EnvFactory | None = None, network: NetworkFactory | None = None) -> TrainedRun:
-    """An earlier run; `env` and `network` only where they were Python objects that cannot be imported by name."""
+    """Load an earlier run; pass `env` and `network` again if they were objects that cannot be imported by name."""
     kwargs = RunFolder.open(Path(path)).config().run.env_kwargs
     run = TrainedRun(Path(path), env_maker(env, kwargs) if env else None, network)
-    run.folder.for_use()  # says now, not later, if there is nothing to load
+    run.folder.for_use()  # fail early if there is no checkpoint
     return run
 
 
@@ -147,7 +147,7 @@ def train(
 ) -> TrainedRun:
     """Train a policy and return the run.
 
-    `env` is a Gymnasium id, "envpool:id", "module:callable", or a factory, of single or of vector environments.
+    `env` is a Gymnasium id, "envpool:id", "module:callable", or a factory of single or vector environments.
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
     `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
     """
@@ -176,7 +176,7 @@ def start(
     writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
 ) -> TrainedRun:
-    """Train what a validated config says, in a new run folder."""
+    """Train a validated config in a new run folder."""
     maker = _placed(maker or env_maker(config.run.env, config.run.env_kwargs), config)
     network = network or resolve_network(config.recipe.network)[0]
     path = _new_path(config)
@@ -196,9 +196,9 @@ def resume(
     quiet: bool = False,
     **settings: Any,
 ) -> TrainedRun:
-    """Go on with a run from its latest checkpoint, exactly as if it had never stopped.
+    """Resume a run from its latest checkpoint, exactly as if it had never stopped.
 
-    `settings` may extend it (timesteps) or change how fast it runs, but not its recipe.
+    `settings` may extend it (timesteps) or change engine settings, but not its recipe.
     """
     folder = RunFolder.open(Path(path))
     settings, renamings = with_current_names(settings)
@@ -206,20 +206,20 @@ def resume(
     maker = _placed(env_maker(env or config.run.env, config.run.env_kwargs), config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):
-        raise UsageError(f"{maker.name} makes {size} environments now, and the run has {config.recipe.n_envs}.")
+        raise UsageError(f"{maker.name} creates {size} environments, but the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, factory, after_iteration, after_evaluation, writers, quiet)
     return build.train(config, Path(path), renamings, is_new=False)
 
 
 def _placed(maker: EnvMaker, config: Config) -> EnvMaker:
-    """On the device where an environment can live there, unless worker processes are asked for."""
+    """Return the maker for the device if the environment supports it, unless worker processes are requested."""
     maker = dataclasses.replace(maker, obs_groups=config.recipe.obs_groups)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 
 def fitted(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
-    """`config`, not yet validated, with what the environment decides, and what to say about that."""
+    """Return the unvalidated `config` with settings that depend on the environment, and notes for the user."""
     size = vector_size(maker)
     config, notes = (config, []) if size is None else _sized(config, maker, size)
     recipe, engine = config.recipe, config.engine
@@ -232,32 +232,34 @@ def fitted(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
     pays = are_many and are_single and choose_device(engine.device).type == "cuda"
     if pays:
         notes = [
-            f"overlap is strict: with {_OVERLAP_PAYS_FROM} environments or more, they go on while the GPU learns. "
-            "Textbook PPO is --overlap off."
+            f"overlap is strict: with {_OVERLAP_PAYS_FROM} environments or more, they keep stepping while the GPU "
+            "learns. For textbook PPO, use --overlap off."
         ]
     return dataclasses.replace(config, recipe=dataclasses.replace(recipe, overlap="strict" if pays else "off")), notes
 
 
 def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str]]:
-    """`config` with as many environments as the factory makes at once."""
+    """Return `config` with the number of environments that the factory creates."""
     recipe = config.recipe
     if size == recipe.n_envs:
         return config, []
     preset = load_preset(config.run.preset or "classic").recipe
-    if recipe.n_envs != preset.n_envs:  # so it was asked for
+    if recipe.n_envs != preset.n_envs:  # set by the user
         raise UsageError(
-            f"{maker.name} makes {size} environments at once, not {recipe.n_envs}; leave out --n-envs, or say {size}."
+            f"{maker.name} creates {size} environments, not {recipe.n_envs}; leave out --n-envs, or set it to {size}."
         )
-    # The preset's batch size was meant for the preset's number of environments; the user's own was not.
+    # The preset's batch size is for the preset's number of environments; keep one set by the user.
     is_preset = recipe.on_policy and recipe.batch_size == preset.batch_size
     with_it: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
     recipe = dataclasses.replace(recipe, n_envs=size, **with_it)
-    return dataclasses.replace(config, recipe=recipe), [f"n_envs is {size}: as many as {maker.name} makes at once."]
+    return dataclasses.replace(config, recipe=recipe), [
+        f"n_envs is {size}, the number of environments that {maker.name} creates."
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Build:
-    """What a new and a resumed run have in common: everything but the folder."""
+    """Everything that a new and a resumed run share, except the folder."""
 
     maker: EnvMaker
     network: NetworkFactory | None
@@ -290,20 +292,20 @@ class _Build:
                 try:
                     trainer.train(folder)
                 except Exception:
-                    with suppress(Exception):  # the error at hand is the one to tell
+                    with suppress(Exception):  # raise the original error
                         write_report(path)
                     raise
             finally:
                 trainer.close()
         try:
             write_report(path)
-        except OSError as error:  # all is trained and saved
-            display.on_message(f"No report was written: {path} cannot be written to ({error.strerror}).")
+        except OSError as error:  # the run itself is complete and saved
+            display.on_message(f"The report could not be written to {path} ({error.strerror}).")
         return TrainedRun(path, self.maker, self.network)
 
 
 class _Quiet(SilentDisplay):
-    """Says only what must be said."""
+    """Prints messages only."""
 
     def __init__(self) -> None:
         self._messages = Messages(lambda text, style: print(text, file=sys.stderr))
@@ -316,12 +318,12 @@ class _Quiet(SilentDisplay):
 
 
 def _new_path(config: Config) -> Path:
-    """The folder for a new run: the user's name for it, or one that is still free."""
+    """Return the folder for a new run: with the user's name, or with the next free one."""
     run = config.run
     if run.run_name is not None:
         if not run.run_name or "/" in run.run_name or run.run_name in (".", ".."):
             raise UsageError(
-                f"`run_name` is {run.run_name!r}; give a plain folder name, and its place with --runs-dir."
+                f"`run_name` is {run.run_name!r}; use a plain folder name, and --runs-dir for its parent folder."
             )
         path = Path(run.runs_dir) / run.run_name
         refuse_second_run(path)

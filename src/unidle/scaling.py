@@ -1,4 +1,4 @@
-"""What a wider critic is worth beside one actor: the same run once for each width, and a chart of how they ended."""
+"""Critic scaling: trains the same run once per critic width and plots the final results."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _SIZE = (640, 380)
 
 @dataclass(frozen=True)
 class Point:
-    """How the run with one width ended."""
+    """The final results of the run with one critic width."""
 
     critic: int
     step: int
     success: float | None  # of the last evaluation
-    dormant: float | None  # share of the critic's neurons then
+    dormant: float | None  # share of the critic's neurons at the last evaluation
     mean_return: float | None
     run: str
 
 
 def compare(critics: Sequence[int], train: Callable[[int], TrainedRun]) -> list[Point]:
-    """Train with each width of the critic, one after the other, the narrowest first."""
+    """Train with each critic width in turn, in ascending order."""
     return [_point(width, train(width)) for width in sorted(set(critics))]
 
 
 def is_whole(run: TrainedRun, timesteps: int) -> bool:
-    """Whether it made so many steps, and was evaluated after the last of them."""
+    """Whether the run reached `timesteps` and was evaluated after its last step."""
     history = read_history(run.path)
     final = history.final_evaluation
     return history.steps >= timesteps and final is not None and final["step"] == history.steps
@@ -45,11 +45,11 @@ def _point(critic: int, run: TrainedRun) -> Point:
 
 
 def chart(points: Sequence[Point], title: str) -> str:
-    """An SVG file: success and dormant neurons in the end, against the width of the critic."""
+    """Return an SVG chart of final success and dormant neurons over critic width."""
     widths = [float(point.critic) for point in points]
     lines = [
         Series("success", widths, [point.success for point in points]),
-        Series("dormant neurons of the critic", widths, [point.dormant for point in points]),
+        Series("dormant critic neurons", widths, [point.dormant for point in points]),
     ]
-    drawn = line_chart(title, lines, "width of the critic", "share", size=_SIZE, from_zero=True, as_percent=True)
+    drawn = line_chart(title, lines, "critic width", "share", size=_SIZE, from_zero=True, as_percent=True)
     return standalone(drawn, _SIZE)

@@ -247,7 +247,7 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --pin-cores true": "--pin-cores takes no value such as `true`; say --pin-cores or",
     "train --env CartPole-v1 --subproc true": "--subproc takes no value such as `true`; say --subproc or --no-subproc.",
     "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value such as `auto`; say --subproc or",
-    "train --env CartPole-v1 --run-name a/b": "give a plain folder name",
+    "train --env CartPole-v1 --run-name a/b": "use a plain folder name",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from its folder, or check the name.",
     "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
@@ -284,7 +284,9 @@ def test_a_page_that_cannot_be_written_gets_one_sentence(tmp_path: Path, here: H
     assert "The page cannot be written to runs/a (Is a directory); make the folder writable." in said
     assert "The page cannot be written to / (" in complaint(here("report", "runs/a", "--html=/"))
     assert "policy.onnx cannot be written (Is a directory); make" in complaint(here("export", "runs/a", "--onnx"))
-    assert "No report was written" in here("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
+    assert (
+        "The report could not be written" in here("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)

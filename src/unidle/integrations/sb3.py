@@ -1,9 +1,9 @@
-"""A callback for Stable-Baselines3: where the time of its training goes, rollout and learning apart.
+"""A Stable-Baselines3 callback that measures how training time splits into rollout and learning.
 
     from unidle.integrations.sb3 import IdleMeter
     model.learn(100_000, callback=IdleMeter())
 
-It adds two timestamps to each vector step, and the readings of a GPU where there is one.
+It adds two timestamps per vector step, and GPU readings if there is a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError:
     raise UsageError("IdleMeter needs Stable-Baselines3; run: pip install stable-baselines3.") from None
 
 ENVIRONMENT, ROLLOUT, LEARNING = "rollout: environment", "rollout: the rest", "learning"
-_LOG_EVERY_S = 5.0  # to make the table takes some hundredths of a second
+_LOG_EVERY_S = 5.0  # building the table takes tens of milliseconds
 
 _running: IdleMeter | None = None
 
@@ -30,9 +30,9 @@ _running: IdleMeter | None = None
 class IdleMeter(BaseCallback):
     """Prints a table at the end of `learn`, and logs each phase's share and power as `idle/…` every few seconds.
 
-    *rollout: environment* is the vector environment's step, *rollout: the rest* inference, storage and what callbacks
-    do after a step (an EvalCallback evaluates there), *learning* all from the end of a rollout to the beginning of the
-    next; what is left is *unattributed*: start and end.
+    *rollout: environment* is the vector environment's step, *rollout: the rest* is inference, storage and
+    callbacks after a step (an EvalCallback evaluates there), *learning* is the time from the end of a rollout to the
+    start of the next. Start-up and shutdown are *unattributed*.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -49,7 +49,7 @@ class IdleMeter(BaseCallback):
     def _on_training_start(self) -> None:
         global _running
         if _running is not None:
-            _running._end()  # of a `learn` that an error or Ctrl-C ended
+            _running._end()  # left over from a `learn` that ended with an error or Ctrl-C
         self._logged, self._next_log_s = {}, 0.0
         self._meter = PhaseMeter()
         self._meter.start()
@@ -64,8 +64,8 @@ class IdleMeter(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self._switch(LEARNING)
-        # A rollout may be a single step. So the table is not made anew for each, but each finds it in the logger, which
-        # forgets all whenever it writes.
+        # A rollout may be a single step, so the table is rebuilt only every few seconds. It is recorded after every
+        # rollout, because the logger clears its values whenever it writes.
         if self._meter is not None and time.monotonic() >= self._next_log_s:
             self._logged = dict(_loggable(self._meter.rows()))
             self._next_log_s = time.monotonic() + _LOG_EVERY_S
@@ -81,12 +81,12 @@ class IdleMeter(BaseCallback):
         global _running
         if self._meter is not None:
             self._restore()
-            self._meter.stop()  # which ends the open phase as well
+            self._meter.stop()  # also ends the open phase
             self.rows = self._meter.rows()
             self._meter = self._open = _running = None
 
     def _switch(self, name: str | None) -> None:
-        """End the phase that is open, and begin `name`."""
+        """End the open phase and start `name`."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
         self._open = self._meter.phase(name) if self._meter is not None and name else None
@@ -95,7 +95,7 @@ class IdleMeter(BaseCallback):
 
 
 def _timed(env: Any, stepping: Phase) -> Callable[[], None]:
-    """Let `env.step` count as `stepping`; returns what puts it back, unless somebody has put another in its place."""
+    """Time `env.step` as `stepping`; returns a function that undoes this, unless `step` was replaced again."""
     step, own = env.step, vars(env).get("step")
 
     def timed(actions: Any) -> Any:
@@ -105,7 +105,7 @@ def _timed(env: Any, stepping: Phase) -> Callable[[], None]:
     def restore() -> None:
         if vars(env).get("step") is timed:
             if own is None:
-                del env.step  # the class has its own
+                del env.step  # falls back to the method of its class
             else:
                 env.step = own
 

@@ -412,7 +412,7 @@ def cartpoles(way: str) -> Callable[[], Any]:
 def test_vector_environments_lead_through_the_whole_life_of_a_run(way: str, capsys: pytest.CaptureFixture[str]) -> None:
     env = cartpoles(way)
     run = unidle.train(env, run_name="first", **SMALL)
-    assert "<lambda> makes at once" in capsys.readouterr().err
+    assert "<lambda> creates" in capsys.readouterr().err
     assert (run.config.recipe.n_envs, run.config.recipe.batch_size) == (4, 32)
     returns = [record["eval/return_mean"] for record in run.records if record["kind"] == "evaluation"]
     assert len(returns) == 2
@@ -421,7 +421,7 @@ def test_vector_environments_lead_through_the_whole_life_of_a_run(way: str, caps
     assert learning(run) == learning(again)
     capsys.readouterr()
     more = unidle.resume(run.path, env=env, timesteps=320, quiet=True)
-    assert "this run will differ from one that was never stopped" in capsys.readouterr().err
+    assert "this run will differ from an uninterrupted one" in capsys.readouterr().err
     assert more.summary()["step"] == 320
     assert more.evaluate(5).episodes == 5
     assert more.evaluate(5).returns == more.evaluate(5).returns
@@ -429,12 +429,12 @@ def test_vector_environments_lead_through_the_whole_life_of_a_run(way: str, caps
 
 def test_the_factory_decides_how_many_there_are() -> None:
     env = cartpoles("sync, same step")
-    sentence = r"<lambda> makes 4 environments at once, not 3; leave out --n-envs, or say 4\.$"
+    sentence = r"<lambda> creates 4 environments, not 3; leave out --n-envs, or set it to 4\.$"
     with pytest.raises(UsageError, match=sentence):
         unidle.train(env, **SMALL, n_envs=3)
     run = unidle.train(env, **SMALL, n_envs=4)
     fewer = lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=SAME)  # noqa: E731
-    with pytest.raises(UsageError, match=r"<lambda> makes 2 environments now, and the run has 4"):
+    with pytest.raises(UsageError, match=r"<lambda> creates 2 environments, but the run has 4"):
         unidle.resume(run.path, env=fewer, timesteps=512)
 
 

@@ -340,7 +340,7 @@ def test_a_version_that_was_not_proven_is_stepped_by_the_stock_package(
     assert not accelerate(env, said.append)
     assert type(env) is ALL_V3_ENVIRONMENTS["reach-v3"]
     assert len(said) == 1
-    assert said[0].startswith("Meta-World is stepped by the stock package")
+    assert said[0].startswith("Meta-World uses the stock package")
     assert f"{package} is 3" in said[0]
     assert "proven with 0.9" in said[0]
 
@@ -362,7 +362,7 @@ def test_a_task_of_the_user_s_own_is_left_alone() -> None:
 
     said: list[str] = []
     assert not accelerate(Own(), said.append)
-    assert said[0].startswith("Own is stepped as it is")
+    assert said[0].startswith("Own is not accelerated")
 
 
 def test_a_scipy_with_other_bits_keeps_its_quaternions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,7 @@ def test_a_scipy_with_other_bits_keeps_its_quaternions(monkeypatch: pytest.Monke
     monkeypatch.setattr(metaworld_fast, "_fast_class", metaworld_fast._fast_class.__wrapped__)
     env, said = ALL_V3_ENVIRONMENTS["reach-v3"](), []
     assert accelerate(env, said.append)
-    assert "left to SciPy" in said[0]
+    assert "uses SciPy" in said[0]
     assert env._get_quat_objects.__globals__["Rotation"] is Rotation
 
 
@@ -391,7 +391,7 @@ def test_another_mujoco_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (("MT11", 0), "no multi-task benchmark `MT11`; there are MT10, MT25, MT50"),
+        (("MT11", 0), "no multi-task benchmark `MT11`; choose one of MT10, MT25, MT50"),
         (("MT10", "reach-v2"), "did you mean `reach-v3`"),
         (("MT10", "assembly-v3"), "MT10 has no task `assembly-v3`"),
         (("MT10", 10), "its tasks are 0 to 9"),

@@ -80,8 +80,8 @@ def test_what_environments_share_cannot_be_written_to(tmp_path: Path) -> None:
         ("date,A\n2020-01-01,1\n01/02/2020,1\n", ["row 2", "`01/02/2020` is not a date"]),
         ("date,A\n2020-01-01,1\n,1\n", ["row 2", "is not a date"]),
         ("date,A\n2020-01-01T00:00+01:00,1\n", ["row 1", "is not a date"]),
-        ("date,A\n2020-01-02,1\n2020-01-01,1\n", ["row 2", "2020-01-01", "does not come after"]),
-        ("date,A\n2020-01-02,1\n2020-01-02,1\n", ["row 2", "does not come after"]),
+        ("date,A\n2020-01-02,1\n2020-01-01,1\n", ["row 2", "2020-01-01", "is not later than"]),
+        ("date,A\n2020-01-02,1\n2020-01-02,1\n", ["row 2", "is not later than"]),
         *(
             (f"date,A,B\n2020-01-01,1,2\n2020-01-02,1,{price}\n", ["row 2 (2020-01-02)", "column `B`", shown])
             for price, shown in {

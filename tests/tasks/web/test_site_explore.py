@@ -533,10 +533,10 @@ def test_strange_pages_are_seen_and_passed_by(page: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"site": "example.org"}, "is not the address of a site"),
-        ({"site": "ftp://127.0.0.1/"}, "is not the address of a site"),
+        ({"site": "example.org"}, "is not the URL of a site"),
+        ({"site": "ftp://127.0.0.1/"}, "is not the URL of a site"),
         ({"site": "https://example.org/"}, r"add hosts=\['example.org'\]"),
-        ({"site": "http://10.0.0.1/"}, "is not among the hosts"),
+        ({"site": "http://10.0.0.1/"}, "is not on the list of allowed hosts"),
         ({"site": []}, "at least one site"),
         ({"budget": 0}, "a budget"),
         ({"topic": ""}, "at least one word"),

@@ -1,8 +1,8 @@
 """Meta-World: one task, or a slot that plays all tasks of a benchmark in turn.
 
-Differs from the package in what a seed does: `reset(seed=s)` begins the same episode wherever and whenever it is
-called, so that it can be played again from the seed and the actions. Rewards are the package's V2, an episode is 500
-steps and never terminates, and a number per task at the end of the observation says which it is.
+Unlike the package, `reset(seed=s)` always starts the same episode, so that it can be replayed from its seed and
+actions. Rewards are the package's V2. An episode has 500 steps and never terminates. The observation ends with the
+task, one-hot.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from unidle.errors import UsageError
 
 BENCHMARKS = ("MT10", "MT25", "MT50")
-PROVEN = {"metaworld": "3.1.1", "mujoco": "3.3.0"}  # the versions whose steps `metaworld_fast` was compared with
+PROVEN = {"metaworld": "3.1.1", "mujoco": "3.3.0"}  # versions for which `fast` is verified
 _GOALS = 50  # per task
-_OBSERVED = 39  # by the package; the one-hot number of the task comes after
-# Simulators that nobody is using, by how they were made. One takes 20 MB, and since a reset leaves nothing of what was
-# played before, slots of a process can pass them on to each other instead of having one per task each.
+_OBSERVED = 39  # numbers from the package; the one-hot task follows
+# Unused simulators, by their arguments. One takes 20 MB, and a reset clears all of its state, so the slots of a process
+# share them instead of having one per task each.
 _idle: defaultdict[tuple[str, bool, str | None], list[Any]] = defaultdict(list)
 
 
@@ -45,7 +45,7 @@ class MetaWorldTask(gymnasium.Env):
         render_mode: str | None = None,
         say: Callable[[str], None] = warnings.warn,
     ) -> None:
-        """`seed` draws the benchmark's goals, as `metaworld.MT10(seed)` does; `reset(seed=…)` chooses among them."""
+        """`seed` draws the benchmark's goals, as `metaworld.MT10(seed)` does; `reset(seed=…)` selects one of them."""
         self.task, self.name = _which(benchmark, task)
         self.goals = goals_of(benchmark, seed)[self.name]
         self._made_as = (self.name, accelerated, render_mode)
@@ -55,7 +55,7 @@ class MetaWorldTask(gymnasium.Env):
         self._simulator: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Begin an episode; the seed chooses its goal."""
+        """Start an episode; the seed selects its goal."""
         super().reset(seed=seed)
         if self._simulator is None:
             idle = _idle[self._made_as]
@@ -65,17 +65,17 @@ class MetaWorldTask(gymnasium.Env):
         return np.concatenate((observation, self._one_hot)), {**info, "task": self.task}
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """A step of the package's; it raises if the episode is over."""
+        """Step the simulator; raises if the episode is over."""
         observation, reward, terminated, truncated, info = self._simulator.step(action)
         info["task"] = self.task
         return np.concatenate((observation, self._one_hot)), reward, terminated, truncated, info
 
     def render(self) -> Any:
-        """What a camera of the package sees."""
+        """Render the package's camera image."""
         return self._simulator.render()
 
     def close(self) -> None:
-        """Leave the simulator to whoever plays this task next."""
+        """Return the simulator for reuse by this process."""
         simulator, self._simulator = self._simulator, None
         if simulator is not None and self.render_mode is None:
             _idle[self._made_as].append(simulator)
@@ -86,12 +86,12 @@ class MetaWorldTask(gymnasium.Env):
 class MultiTaskEnv(gymnasium.Env):
     """Slot `slot` of `n_slots`: its episode e is one of task (slot + n_slots · e) modulo the number of tasks.
 
-    So if there are as many slots as tasks, each keeps to its own. Episodes are counted by calls of `reset`;
-    `reset(options={"env": i, "episode": e})` says which episode of which slot this is to be.
+    So with as many slots as tasks, each slot keeps its task. Each `reset` starts the next episode;
+    `reset(options={"env": i, "episode": e})` starts episode e of slot i.
     """
 
     metadata = MetaWorldTask.metadata
-    takes_turns = True  # unidle tells it the numbers of slot and episode
+    takes_turns = True  # unidle passes slot and episode to `reset`
 
     def __init__(self, benchmark: str = "MT10", slot: int = 0, n_slots: int = 1, seed: int = 0, **kwargs: Any) -> None:
         """`seed` and `kwargs` are those of MetaWorldTask."""
@@ -104,7 +104,7 @@ class MultiTaskEnv(gymnasium.Env):
         self.task = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Begin an episode of the task whose turn it is."""
+        """Start an episode of the next task."""
         super().reset(seed=seed)
         chosen = options or {}
         self.slot, self.episode = chosen.get("env", self.slot), chosen.get("episode", self.episode + 1)
@@ -117,23 +117,25 @@ class MultiTaskEnv(gymnasium.Env):
         return self._tasks[task].reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """A step in the open episode."""
+        """Step the open episode."""
         return self._tasks[self.task].step(action)
 
     def render(self) -> Any:
-        """What a camera of the package sees."""
+        """Render the package's camera image."""
         return self._tasks[self.task].render()
 
     def close(self) -> None:
-        """Leave the simulator to other slots."""
+        """Return the simulator for reuse by other slots."""
         if self.task in self._tasks:
             self._tasks[self.task].close()
 
 
 def task_names(benchmark: str) -> list[str]:
-    """The tasks of a benchmark, in the order of their numbers."""
+    """Return the task names of a benchmark, by task index."""
     if benchmark not in BENCHMARKS:
-        raise UsageError(f"Meta-World has no multi-task benchmark `{benchmark}`; there are {', '.join(BENCHMARKS)}.")
+        raise UsageError(
+            f"Meta-World has no multi-task benchmark `{benchmark}`; choose one of {', '.join(BENCHMARKS)}."
+        )
     return list(_classes(benchmark))
 
 
@@ -142,7 +144,7 @@ def _which(benchmark: str, task: int | str) -> tuple[int, str]:
     if isinstance(task, str):
         if task not in names:
             near = difflib.get_close_matches(task, names, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(names)}."
+            hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(names)}."
             raise UsageError(f"{benchmark} has no task `{task}`; {hint}")
         task = names.index(task)
     if not 0 <= task < len(names):
@@ -151,7 +153,7 @@ def _which(benchmark: str, task: int | str) -> tuple[int, str]:
 
 
 def _spaces(n_tasks: int) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
-    """The package's own bounds are of environments that hide the goal, and a first observation keeps to none."""
+    """Unbounded: the package's bounds are for hidden goals, and the first observation of an episode exceeds them."""
     low, high = np.full(_OBSERVED + n_tasks, -np.inf), np.full(_OBSERVED + n_tasks, np.inf)
     low[_OBSERVED:], high[_OBSERVED:] = 0.0, 1.0
     return gymnasium.spaces.Box(low, high, dtype=np.float64), gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -161,7 +163,7 @@ def _spaces(n_tasks: int) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
 
 
 def _package(name: str = "metaworld") -> Any:
-    """A module of the package, with the MuJoCo that it was made for."""
+    """Import a module of the package; UsageError with another MuJoCo than it was made for."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
@@ -169,20 +171,20 @@ def _package(name: str = "metaworld") -> Any:
         raise UsageError(f"Meta-World needs the package {missing}; run: pip install unidle[metaworld].") from None
     if version("mujoco") != PROVEN["mujoco"]:
         raise UsageError(
-            f"Meta-World moves as published only with MuJoCo {PROVEN['mujoco']}, and {version('mujoco')} is installed; "
+            f"Meta-World's dynamics need MuJoCo {PROVEN['mujoco']}, but {version('mujoco')} is installed; "
             "run: pip install unidle[metaworld]."
         )
     return module
 
 
 def unproven() -> str | None:
-    """A sentence about the package whose version was not compared bit by bit, if there is one."""
+    """Return a message about the first package with an unverified version; None if there is none."""
     for package, proven in PROVEN.items():
         found = version(package)
         if found != proven:
             return (
-                f"Meta-World is stepped by the stock package, at less than half the speed: {package} is {found}, and "
-                f"the faster way was proven with {proven}; run: pip install unidle[metaworld]."
+                f"Meta-World uses the stock package, which is less than half as fast: {package} is {found}, but the "
+                f"faster implementation is verified with {proven}; run: pip install unidle[metaworld]."
             )
     return None
 
@@ -194,7 +196,7 @@ def _classes(benchmark: str) -> dict[str, type]:
 def _simulator(name: str, accelerated: bool, render_mode: str | None, say: Callable[[str], None]) -> Any:
     kind: Any = _classes("MT50")[name]
     simulator = kind(reward_function_version="v2", render_mode=render_mode)
-    if accelerated and (why_not := unproven()):  # then its insides may be others too, and are not even imported
+    if accelerated and (why_not := unproven()):  # its internals may differ too, so `fast` is not imported
         say(why_not)
     elif accelerated:
         from unidle.tasks.metaworld.fast import accelerate
@@ -204,7 +206,7 @@ def _simulator(name: str, accelerated: bool, render_mode: str | None, say: Calla
 
 
 class _HandStays:
-    """In front of a task's class: a reset that leaves the hand where it is, and looks at nothing."""
+    """Mixin for a task's class: a reset that neither moves the hand nor computes an observation."""
 
     model: Any
     data: Any
@@ -220,10 +222,10 @@ class _HandStays:
 
 @cache
 def goals_of(benchmark: str, seed: int) -> dict[str, list[Any]]:
-    """50 goals for each task, those of the package; drawn once in a process.
+    """Return the package's 50 goals of each task, drawn once per process.
 
-    The package draws a goal by a reset, in which the hand travels to its place, twice. No draw hangs on where the hand
-    is, so here it stays, and most of what is left of the time is the reading of models.
+    The package draws a goal in a reset, which moves the hand to its start position, twice. The draws do not depend on
+    the hand, so here it is not moved; most of the remaining time is spent on loading models.
     """
     package = _package()
     if unproven():

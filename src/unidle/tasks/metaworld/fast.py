@@ -1,14 +1,14 @@
-"""Meta-World at more than twice the speed, with the same bits.
+"""Meta-World at more than twice the speed, with bit-identical results.
 
-Most of a stock step is Python around MuJoCo: names looked up again and again, a SciPy rotation for one matrix, NumPy
-for single numbers, and a walk over all contacts. `accelerate` turns an environment of the package into one of a
-subclass in which these are written for one environment. Every number that a step of the package computes is computed,
-by the same operations in the same order, and MuJoCo does what it did: observations, rewards and infos are equal bit by
-bit, which the tests see on all 50 tasks. Only a reset is remembered instead of made again.
+Most of a stock step is Python overhead around MuJoCo: repeated name look-ups, a SciPy rotation for one matrix, NumPy
+for scalars, and a loop over all contacts. `accelerate` changes the class of a package environment to a subclass in
+which these are specialised for one environment. It performs the same operations in the same order and makes the same
+MuJoCo calls, so observations, rewards and infos are equal bit for bit; tests check this on all 50 tasks. Only resets
+differ: their result is cached.
 
-Each task's own rewards are not written anew. Its functions are taken as they are and given other globals, in which
-`np.linalg.norm`, `reward_utils.tolerance` and `Rotation` are the ones below, and `self.data` is read as `self._named`.
-The package itself is left alone: an environment that was not accelerated is the stock one.
+The reward functions of the tasks are not rewritten. They are copied with other globals, in which `np.linalg.norm`,
+`reward_utils.tolerance` and `Rotation` are the ones below, and `self.data` is read as `self._named`. The package itself
+is not modified: environments that are not accelerated use the stock code.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import numpy as np
 
 from unidle.tasks.metaworld.env import unproven
 
-# By name: only those who use Meta-World have these packages, and they have no types.
+# Imported by name: these packages are optional and have no type hints.
 mujoco: Any = importlib.import_module("mujoco")
 reward_utils: Any = importlib.import_module("metaworld.utils.reward_utils")
 sawyer: Any = importlib.import_module("metaworld.sawyer_xyz_env")
 tasks: Any = importlib.import_module("metaworld.env_dict")
 SciPyRotation: Any = importlib.import_module("scipy.spatial.transform").Rotation
 
-_clip: Any = (np._core if hasattr(np, "_core") else np.core).umath.clip  # what np.clip calls in the end
+_clip: Any = (np._core if hasattr(np, "_core") else np.core).umath.clip  # the ufunc behind np.clip
 _FLOAT64 = np.dtype(np.float64)
 _HAND_DOWN = np.array([1.0, 0.0, 1.0, 0.0])  # the mocap body's quaternion
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -43,20 +43,18 @@ hamacher_product = reward_utils.hamacher_product
 
 
 def accelerate(env: Any, say: Callable[[str], None] = warnings.warn) -> bool:
-    """Make `env`, an environment of the package, fast, whatever wraps it; False, having said why, if it stays stock."""
+    """Accelerate a package environment, wrapped or not; if that is not possible, say why and return False."""
     env = env.unwrapped
     if isinstance(env, _Fast):
         return True
     why_not = unproven()
     if why_not is None and type(env) not in tasks.ALL_V3_ENVIRONMENTS.values():
-        why_not = (
-            f"{type(env).__name__} is stepped as it is: only Meta-World's own 50 tasks are known to come out equal."
-        )
+        why_not = f"{type(env).__name__} is not accelerated: only Meta-World's own 50 tasks are verified."
     if why_not:
         say(why_not)
         return False
     if not _scipy_agrees():
-        say("Meta-World's quaternions are left to SciPy, which takes its time: they are not by the formula known here.")
+        say("Meta-World uses SciPy for quaternions, which is slower: this version of SciPy rounds differently.")
     env.__class__ = _fast_class(env.__class__)
     env._named = _Named(env.data)
     return True
@@ -83,10 +81,9 @@ def tolerance(
     sigmoid: str = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Any:
-    """`reward_utils.tolerance` for one number and the two shapes that the tasks use.
+    """`reward_utils.tolerance` for a scalar and the two sigmoids that the tasks use.
 
-    Only the square is left to NumPy: whether it multiplies or calls pow is its own business, and the last bit hangs on
-    it.
+    Only the square uses NumPy: the last bit depends on whether NumPy multiplies or calls pow.
     """
     lower, upper = bounds
     long_tail = sigmoid == "long_tail"
@@ -101,7 +98,7 @@ def tolerance(
             return 1.0
         if margin == 0:
             return 0.0
-        # As Python's floats; a float32 margin is widened first, as the package's array of float64 would.
+        # Python floats; a float32 margin is widened first, as in the package's float64 array.
         away = np.float64((lower - float(x) if x < lower else float(x) - upper) / float(margin))
         if long_tail:
             return float(1 / ((away * _LONG_TAIL) ** 2 + 1))
@@ -113,7 +110,7 @@ _LONG_TAIL, _GAUSSIAN = np.sqrt(1 / 0.1 - 1), np.sqrt(-2 * np.log(0.1))
 
 
 class Rotation:
-    """SciPy's `Rotation.from_matrix(m).as_quat()`, of one matrix."""
+    """SciPy's `Rotation.from_matrix(m).as_quat()` for one matrix."""
 
     __slots__ = ("_quat",)
 
@@ -122,7 +119,7 @@ class Rotation:
 
     @staticmethod
     def from_matrix(matrix: Any) -> Any:
-        """SciPy itself does what is no rotation: it makes the matrix orthogonal or refuses it."""
+        """Convert a rotation matrix; any other matrix goes to SciPy, which orthogonalises or rejects it."""
         (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
         if not (
             # SciPy's limits are 1e-12, and 1e-5 on the diagonal; MuJoCo's matrices stay under 1e-15.
@@ -154,7 +151,7 @@ class Rotation:
 
 @cache
 def _scipy_agrees() -> bool:
-    """Whether the SciPy that is installed gives the same bits, on every branch of the formula."""
+    """Whether the installed SciPy gives the same bits on every branch of the formula."""
     quats = np.random.default_rng(0).normal(size=(64, 4))
     matrices = SciPyRotation.from_quat([*quats, *np.eye(4), [1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]]).as_matrix()
     return all(
@@ -167,7 +164,7 @@ def _scipy_agrees() -> bool:
 
 
 class _Views(dict[str, Any]):
-    """What `data.body(name)` and its like show, made once for each name: the arrays are windows on MuJoCo's own."""
+    """Caches `data.body(name)` and the like by name; the arrays are views of MuJoCo's."""
 
     def __init__(self, look_up: Callable[[str], Any]) -> None:
         self._look_up = look_up
@@ -182,7 +179,7 @@ class _Views(dict[str, Any]):
 
 
 class _Named:
-    """`self.data`, to functions that read it."""
+    """Replaces `self.data` in functions that read it."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -203,14 +200,14 @@ class _Named:
 
 @cache
 def _fast_class(kind: Any) -> Any:
-    """`kind` with the base class's slow pieces written anew, and its own functions taken over."""
+    """Return a subclass of `kind` with faster base-class methods and its own functions on replaced globals."""
     fast = type(kind.__name__, (_Fast, kind), {"__module__": kind.__module__, "_starts": {}})
     swaps = [(np, _NUMPY), (reward_utils, _REWARDS), (reward_utils.tolerance, tolerance), (kind, fast)]
     swaps += [(SciPyRotation, Rotation)] if _scipy_agrees() else []
     swapped = {id(old): new for old, new in swaps}
     names = {name: swapped.get(id(old), old) for name, old in vars(sys.modules[kind.__module__]).items()}
     for name, member in vars(kind).items():
-        # What only reads; what moves things (reset_model, _set_obj_xyz) stays as it is.
+        # Only functions that read; those that move objects (reset_model, _set_obj_xyz) stay the same.
         if name in ("compute_reward", "_gripper_caging_reward") or name.startswith("_get_"):
             setattr(fast, name, _taken_over(member, names))
         elif name.startswith("_reward_"):
@@ -222,14 +219,14 @@ def _fast_class(kind: Any) -> Any:
 
 
 def _taken_over(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """The same code with other globals, and `self._named` where it says `self.data`."""
+    """Return the same code with other globals and `self._named` instead of `self.data`."""
     code = function.__code__
     code = code.replace(co_names=tuple("_named" if name == "data" else name for name in code.co_names))
     return FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _module_with(module: ModuleType, **other: Any) -> ModuleType:
-    """A module that differs from `module` in a few names."""
+    """Return a copy of `module` with a few names replaced."""
     new = ModuleType(module.__name__)
     vars(new).update(vars(module), **other)
     return new
@@ -241,20 +238,20 @@ _REWARDS = _module_with(reward_utils, tolerance=tolerance)
 
 @dataclass(frozen=True)
 class _Start:
-    """All that a reset to one goal leaves behind."""
+    """The complete state after a reset to one goal."""
 
     observation: Any
     state: Any
-    body_pos: Any  # of the model: where a reset puts furniture
+    body_pos: Any  # of the model; a reset moves fixed objects
     site_pos: Any
     attributes: dict[str, Any]
-    aliases: dict[str, tuple[str, int]]  # attributes that are windows on mjData: (field, row)
+    aliases: dict[str, tuple[str, int]]  # attributes that are views of mjData: (field, row)
 
 
 class _Fast(sawyer.SawyerXYZEnv):
-    """What the tasks inherit, written for speed; the package's own version is the comment to each."""
+    """Faster versions of the methods that tasks inherit; see the package for documentation."""
 
-    _starts: dict[Any, _Start]  # by goal; one for all environments of a task in this process
+    _starts: dict[Any, _Start]  # by goal, shared by all environments of a task in this process
     _named: _Named
     _prev_obs: Any
 
@@ -349,7 +346,7 @@ class _Fast(sawyer.SawyerXYZEnv):
             sides.append(tolerance(abs(pad_y - obj_y), (obj_radius, pad_success_thresh), margin, "long_tail"))
         caging_y = hamacher_product(*sides)
         tcp = self.tcp_center
-        # Copied, because a product of every second element may be summed in another way than one of neighbours.
+        # Copied, because a dot product over a strided array may be summed in another order.
         away, away_init = (tcp - obj_pos)[::2].copy(), (init_pos - init_tcp)[::2].copy()
         caging_xz = tolerance(norm(away), (0, xz_thresh), norm(away_init) - xz_thresh, "long_tail")
         gripper_closed = min(max(0, action[-1]), desired_gripper_effort) / desired_gripper_effort
@@ -366,10 +363,10 @@ class _Fast(sawyer.SawyerXYZEnv):
     # -- a reset -----------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """A reset moves the hand for 500 steps of MuJoCo, and where all ends hangs on the goal alone.
+        """Reset, from the cache if the goal was reset to before.
 
-        So each goal is reset to once, and what came of it is put back from then on. Between a reset and the first step,
-        `data.xpos` and its like are those of this state; the stock package leaves those of the step before.
+        A reset runs 500 steps of MuJoCo to move the hand, and its result depends only on the goal. Between a reset and
+        the first step, `data.xpos` and the like are of the new state; in the stock package, of the step before it.
         """
         if not self._freeze_rand_vec or self.render_mode == "human" or self._last_rand_vec is None:
             return super().reset(seed, options)
@@ -406,7 +403,7 @@ class _Fast(sawyer.SawyerXYZEnv):
         self.model.body_pos[:], self.model.site_pos[:] = start.body_pos, start.site_pos
         mujoco.mj_setState(self.model, self.data, start.state, _STATE)
         _mj_forward(self.model, self.data)
-        # Again, because that has written what the solver starts from.
+        # Again, because mj_forward overwrites the solver's warm start.
         mujoco.mj_setState(self.model, self.data, start.state, _STATE)
         for name, value in start.attributes.items():
             setattr(self, name, _copied(value))
@@ -415,7 +412,7 @@ class _Fast(sawyer.SawyerXYZEnv):
 
 
 def _window(data: Any, value: Any) -> tuple[str, int] | None:
-    """Which row of mjData this array is, if it is one: some tasks keep a position that goes on moving."""
+    """Return (field, row) if the array is a view of mjData: some tasks keep a reference to a moving position."""
     if isinstance(value, np.ndarray):
         for field in ("xpos", "site_xpos", "geom_xpos"):
             rows = getattr(data, field)

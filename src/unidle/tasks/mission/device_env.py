@@ -27,8 +27,8 @@ from unidle.tasks.mission.rules import (
     level_at,
 )
 
-# What is in the state besides `episode` and `length`, of N environments with C cells, U units and V survivors:
-#   ground [N, C] uint8, known [N, C] bool, place [N, V] the cell on which each survivor was left waiting,
+# The state, besides `episode` and `length`, of N environments with C cells, U units and V survivors:
+#   ground [N, C] uint8, known [N, C] bool, place [N, V] the cell where each survivor waits or waited,
 #   cell [N, U] where each unit is, battery [N, U], holds [N, U, V] bool who carries whom, home [N, V] bool
 
 
@@ -62,7 +62,7 @@ class Mission:
         self._survivor = torch.arange(rules.survivors, device=device)
         self._cell = torch.arange(rules.cells, device=device)
 
-    # -- an episode begins ---------------------------------------------------------------------------------------------
+    # -- start of an episode -------------------------------------------------------------------------------------------
 
     def begin(self) -> tuple[State, Tensor]:
         """Return the state and observation at the start of episode 0 of every environment."""
@@ -94,11 +94,11 @@ class Mission:
         """[N, V] the cells of the survivors."""
         in_the_way = [rock.float() @ leg for leg in self._legs]
         may_lie = ((in_the_way[0] == 0) | (in_the_way[1] == 0)) & self._far
-        # Whole numbers, no two of them equal: which of two equal ones comes first would be up to the device.
+        # Distinct integers: the order of ties would depend on the device.
         rank = (numbers * 2.0**24).long() * self._level.cells + self._cell
         return torch.where(may_lie, rank, -1).topk(self._level.survivors, -1).indices
 
-    # -- and goes on ---------------------------------------------------------------------------------------------------
+    # -- a step --------------------------------------------------------------------------------------------------------
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
         """Step with flat actions [N, U]."""
@@ -118,7 +118,7 @@ class Mission:
         moves = cell != state["cell"]
         battery = state["battery"] - moves * self._weight * (1 + state["ground"].gather(1, cell).long())
 
-        # What is masked was left out above, so whoever acts has something to do here.
+        # Masked orders were removed above, so every unit that acts has something to do.
         acts, holds = order == ACT, state["holds"]
         at_base, carrying = cell == self._base, holds.any(-1)
         battery = torch.where(acts & at_base & ~carrying, self._level.battery, battery)
@@ -150,7 +150,7 @@ class Mission:
         return moved, reward.float()
 
     def mask(self, state: State) -> Tensor:
-        """[N, U · orders] uint8: 1 where a unit may be given an order."""
+        """[N, U · orders] uint8: 1 for each order that a unit may get."""
         cell, battery, carrying = state["cell"], state["battery"], state["holds"].any(-1)
         there, free = self._around(state)
         affordable = self._weight.unsqueeze(-1) * (1 + there) <= battery.unsqueeze(-1)
@@ -166,7 +166,7 @@ class Mission:
         return there, (around != state["cell"].unsqueeze(-1)) & (there != ROCK)
 
     def _within_reach(self, state: State) -> Tensor:
-        """[N, U, V] whether a survivor waits where the unit is."""
+        """[N, U, V] whether a survivor waits at the unit's cell."""
         here = state["cell"].unsqueeze(-1) == state["place"].unsqueeze(1)
         return here & _waiting(state).unsqueeze(1)
 
@@ -174,12 +174,12 @@ class Mission:
         """[N, U] whether a unit gets orders."""
         linked = self._distance[self._base][cell] <= self._level.comms
         hears = self._distance[cell.unsqueeze(2), cell.unsqueeze(1)] <= self._level.comms  # [N, U, by U]
-        for _ in range(self._level.relays):  # no chain is longer than that
+        for _ in range(self._level.relays):  # the longest possible chain
             linked = linked | (hears & (linked & self._relays).unsqueeze(1)).any(-1)
         return linked
 
     def _seen_from(self, cell: Tensor) -> Tensor:
-        """[N, C] what units on these cells [N, U] see together."""
+        """[N, C] the cells that units on these cells [N, U] see together."""
         return self._views[self._unit, cell].any(1)
 
     # -- what is seen --------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Mission:
 
 
 def _waiting(state: State) -> Tensor:
-    """[N, V] whether a survivor is still where it was."""
+    """[N, V] whether a survivor still waits at its cell."""
     return ~(state["home"] | state["holds"].any(1))
 
 
@@ -230,12 +230,12 @@ def _bearing(offset: Tensor) -> Tensor:
 
 
 def _as(flags: Tensor, value: Tensor) -> Tensor:
-    """Flags [N] with as many dimensions as a value [N, ..]."""
+    """Reshape flags [N] to broadcast with a value [N, ..]."""
     return flags.view(-1, *[1] * (value.dim() - 1))
 
 
 class _Geography:
-    """What is the same on every map of a size, as arrays over cells."""
+    """Constants of all maps of one size, as arrays over cells."""
 
     def __init__(self, size: int) -> None:
         rows, columns = np.divmod(np.arange(size**2), size)
@@ -244,7 +244,7 @@ class _Geography:
         self.rows_columns = np.stack((rows, columns), -1)
         self.road = (rows == middle) | (columns == middle)
         self.distance = np.abs(rows[:, None] - rows) + np.abs(columns[:, None] - columns)  # [C, C]
-        # [C, C] whether the first cell is on the straight way from a road to the second, along its row or its column.
+        # [C, C] whether the first cell is on the straight path from a road to the second, along its row or column.
         self.legs = [
             ((fixed[:, None] == fixed) & _between(along[:, None], middle, along)).astype(np.float32)
             for fixed, along in ((rows, columns), (columns, rows))

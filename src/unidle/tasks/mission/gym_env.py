@@ -40,7 +40,7 @@ Cell = tuple[int, int]  # row, column
 
 @dataclass
 class Survivor:
-    """One to be rescued."""
+    """A survivor to be rescued."""
 
     cell: Cell
     carried: bool = False
@@ -48,13 +48,13 @@ class Survivor:
 
     @property
     def waiting(self) -> bool:
-        """Still lies on `cell`."""
+        """Whether it still waits at `cell`."""
         return not (self.carried or self.home)
 
 
 @dataclass
 class Unit:
-    """One that is given orders."""
+    """A unit that gets orders."""
 
     kind: Kind
     cell: Cell
@@ -65,8 +65,8 @@ class Unit:
 class MissionEnv(gymnasium.Env):
     """One mission.
 
-    `reset(seed=s)` begins what environment 0 of `Mission(.., seed=s)` does in its episode 0, and each later `reset()`
-    its next one; `options={"env": i, "episode": e}` choose others.
+    `reset(seed=s)` starts episode 0 of environment 0 of `Mission(.., seed=s)`, and each later `reset()` its next
+    episode; `options={"env": i, "episode": e}` selects others.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
@@ -142,7 +142,7 @@ class MissionEnv(gymnasium.Env):
         return self._observation(), reward, terminated, truncated, self._info()
 
     def _act(self, unit: Unit) -> float:
-        """Do what there is to do here, and the reward for it."""
+        """Perform the unit's action and return its reward."""
         if unit.carries:
             unit.carries.home, unit.carries.carried = True, False
             unit.carries = None
@@ -151,13 +151,13 @@ class MissionEnv(gymnasium.Env):
             unit.battery = self.level.battery
             return 0.0
         survivor = self._waiting_at(unit.cell)
-        if survivor is None:  # another carrier was quicker
+        if survivor is None:  # another carrier was first
             return 0.0
         unit.carries, survivor.carried = survivor, True
         return PICKED_UP
 
     def _allowed(self) -> list[set[int]]:
-        """The orders that each unit may be given."""
+        """Return the orders that each unit may get."""
         linked = self.linked()
         return [self._possible(unit) if gets_orders else {STAY} for unit, gets_orders in zip(self.units, linked)]
 
@@ -175,7 +175,7 @@ class MissionEnv(gymnasium.Env):
         return possible
 
     def linked(self) -> list[bool]:
-        """Which units get orders."""
+        """Return which units get orders."""
         senders, reached = [self.base], [False] * len(self.units)
         while senders:
             sender = senders.pop()
@@ -226,36 +226,36 @@ class MissionEnv(gymnasium.Env):
         return {"action_mask": np.array(mask, np.uint8)}
 
     def render(self) -> np.ndarray | None:
-        """[height, width, 3] uint8: the map, what the fog hides dimmed, and how each unit is."""
+        """[height, width, 3] uint8: the map, with unknown cells dimmed, and the state of each unit."""
         return picture(self) if self.render_mode == "rgb_array" else None
 
 
 def distance(one: Cell, other: Cell) -> int:
-    """Rows plus columns."""
+    """Return the Manhattan distance."""
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
 def beyond(cell: Cell, order: int) -> Cell:
-    """The next cell in a direction."""
+    """Return the next cell in a direction."""
     down, right = MOVES[order]
     return cell[0] + down, cell[1] + right
 
 
 def straight(one: Cell, other: Cell) -> list[Cell]:
-    """All cells between two of one row or column, with both."""
+    """Return all cells between two cells of one row or column, inclusive."""
     (top, bottom), (left, right) = sorted((one[0], other[0])), sorted((one[1], other[1]))
     return [(row, column) for row in range(top, bottom + 1) for column in range(left, right + 1)]
 
 
 def random_numbers(seed: int, env: int, episode: int, draws: int) -> list[float]:
-    """The numbers in [0, 1) that `unidle.envs.device.device_env.uniform` gives this environment in this episode."""
+    """Return the numbers in [0, 1) that `unidle.envs.device.device_env.uniform` draws for this episode."""
     word = _mixed(env + (((seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15) >> 16))
     word = _mixed(word ^ _mixed(episode + 0x1E3779B9))
     return [(_mixed(word + draw * 0x05EBCA6B) >> 8) / 2**24 for draw in range(1, draws + 1)]
 
 
 def _mixed(word: int) -> int:
-    """The same hash; Python's whole numbers never wrap, so each step keeps 32 bits."""
+    """The same hash; Python integers do not wrap, so each operation is masked to 32 bits."""
     word &= 0xFFFFFFFF
     word = ((word ^ (word >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
     word = ((word ^ (word >> 15)) * 0x735A2D97) & 0xFFFFFFFF

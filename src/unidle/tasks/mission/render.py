@@ -1,4 +1,4 @@
-"""A mission drawn with NumPy alone."""
+"""Draws a mission with NumPy only."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _draw_units(env: MissionEnv, frame: np.ndarray) -> None:
     for unit, gets_orders in zip(env.units, env.linked()):
         together.setdefault(unit.cell, []).append((unit, gets_orders))
     for cell, units in together.items():
-        across = math.ceil(math.sqrt(len(units)))  # so many side by side
+        across = math.ceil(math.sqrt(len(units)))  # columns of units in a cell
         side = CELL // across
         for index, (unit, gets_orders) in enumerate(units):
             top, left = (place * side for place in divmod(index, across))
@@ -127,17 +127,17 @@ def _draw_battery(bar: np.ndarray, share: float) -> None:
 
 
 def _shares(tile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How far down and right each pixel is, in [0, 1]."""
+    """Return the vertical and horizontal position of each pixel, in [0, 1]."""
     height, width = tile.shape[:2]
     down, right = np.mgrid[:height, :width]
     return (down + 0.5) / height, (right + 0.5) / width
 
 
-# -- beside the map ----------------------------------------------------------------------------------------------------
+# -- side panel --------------------------------------------------------------------------------------------------------
 
 
 def _draw_panel(env: MissionEnv, frame: np.ndarray) -> None:
-    """For each unit its sign, its battery and a light that is on while it gets orders; below, survivors and time."""
+    """Draw the icon and battery of each unit and a light if it gets orders; below them, survivors and time."""
     for index, (unit, gets_orders) in enumerate(zip(env.units, env.linked())):
         line = frame[8 + index * CELL : 8 + (index + 1) * CELL]
         _draw_kind(line[:, 8 : 8 + CELL], unit.kind, KINDS[unit.kind.name])

@@ -1,27 +1,27 @@
 """The rules of unidle/Mission-v0 and all its constants; `device_env` implements them on tensors, `gym_env` for one.
 
-Units set out from a base in the middle of a square map to find survivors and bring them home.
+Units start from a base in the middle of a square map, find survivors and bring them home.
 
-Map. Each cell is open ground, rough ground or rock, drawn for each episode. Base's own row and column are roads,
-on which there is no rock. Survivors lie more than `NEAR` steps from base, each on a cell to which one can walk straight
-from a road: so each can be reached, by a walk no longer than its distance. All distances are rows plus columns.
+Map. Each cell is open ground, rough ground or rock, drawn for each episode. The row and column of the base are roads,
+without rock. Survivors are more than `NEAR` steps from the base, each on a cell that a straight line connects to a
+road, so each can be reached by a path no longer than its distance. All distances are Manhattan distances.
 
-Fog. A cell is known once it was within a unit's sight, and a survivor is found once its cell is known. At a level
-without fog everything is known from the start.
+Fog. A cell becomes known when it is within a unit's sight, and a survivor is found when its cell becomes known. At a
+level without fog everything is known from the start.
 
-Orders. Each unit is told to stay, to move by one cell, or to act.
-    move   Takes battery: the unit's weight, twice that onto rough ground. Not onto rock or off the map, and not where
-           the battery left is too little. Any number of units may stand on one cell.
-    act    On a survivor, a carrier that carries nobody picks it up; if several do, the first of them has it.
-           At base, a carrier puts its survivor down, which is then home; any other unit fills its battery.
-What cannot be done is masked; ordered all the same, the unit stays.
+Orders. Each unit is ordered to stay, to move by one cell, or to act.
+    move   Uses battery: the unit's weight, or twice that onto rough ground. Not allowed onto rock, off the map, or
+           without enough battery. Any number of units may share a cell.
+    act    On a survivor, an empty carrier picks it up; if several try, the first one gets it.
+           At the base, a carrier puts its survivor down, who is then home; any other unit recharges its battery.
+Invalid orders are masked; a unit that gets one anyway stays.
 
-Comms. A unit gets orders within range of base, or of a relay that gets them itself; elsewhere it can only stay.
+Comms. A unit gets orders within range of the base, or of a relay that gets orders; elsewhere it can only stay.
 
-Reward. For each cell seen for the first time, each survivor found, picked up and brought home, less a cost per step.
+Reward. For each cell seen for the first time, each survivor found, picked up and brought home, minus a cost per step.
 
-End. Terminated when all survivors are home, truncated at the level's limit. By its numbers each level can be solved: a
-battery lasts to the farthest cell and back on rough ground, and comms reach there if relays stand on the way.
+End. Terminated when all survivors are home, truncated at the level's limit. Every level can be solved: a battery lasts
+to the farthest cell and back on rough ground, and comms reach it if relays stand on the way.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gymnasium import spaces
 
 from unidle.errors import UsageError
 
-OPEN, ROUGH, ROCK = 0, 1, 2  # what a cell is; to enter it takes 1 + that times the unit's weight
-ROCK_BELOW, ROUGH_FROM = 0.1875, 0.75  # the cell's random number; exact in float32, so that both versions agree
+OPEN, ROUGH, ROCK = 0, 1, 2  # kinds of ground; entering costs (1 + kind) × the unit's weight
+ROCK_BELOW, ROUGH_FROM = 0.1875, 0.75  # thresholds of a cell's random number; exact in float32, so both versions agree
 NEAR = 2
 
 STAY, NORTH, SOUTH, WEST, EAST, ACT = range(6)
@@ -46,11 +46,11 @@ SEEN, FOUND, PICKED_UP, BROUGHT_HOME, PER_STEP = 0.01, 0.5, 1.0, 5.0, -0.02  # r
 
 @dataclass(frozen=True)
 class Kind:
-    """What sets units apart."""
+    """The properties of a kind of unit."""
 
     name: str
     sight: int  # cells
-    weight: int  # battery that a step on open ground takes
+    weight: int  # battery used by a step on open ground
 
 
 SCOUT, CARRIER, RELAY = Kind("scout", 4, 2), Kind("carrier", 1, 1), Kind("relay", 1, 1)
@@ -58,7 +58,7 @@ SCOUT, CARRIER, RELAY = Kind("scout", 4, 2), Kind("carrier", 1, 1), Kind("relay"
 
 @dataclass(frozen=True)
 class Level:
-    """One row of the curriculum."""
+    """One level of the curriculum."""
 
     size: int  # cells along an edge; even
     scouts: int
@@ -68,7 +68,7 @@ class Level:
     battery: int  # of each unit
     fog: bool
     comms: int  # range in cells
-    limit: int  # steps of an episode
+    limit: int  # steps per episode
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -84,20 +84,20 @@ class Level:
     def draws(self) -> int:
         """Random numbers of an episode: one per cell for the ground, then one per cell for the survivors.
 
-        These lie on the cells with the highest numbers of those on which they may; of equal ones the later cell.
+        Survivors are on the allowed cells with the highest numbers; ties go to the later cell.
         """
         return 2 * self.cells
 
     @property
     def observation_space(self) -> spaces.Box:
-        """What is known, one vector.
+        """Everything that is known, as one vector.
 
-        Of each cell, map by map: unknown; rough; rock; a survivor found and waiting.
-        Of each unit: battery; gets no orders; carries; a survivor is found and waiting; rock or edge to the north,
-        south, west, east; then where base is, and where the nearest such survivor (of equally near ones the first):
-        rows, columns, and whether that is north, south, west, east.
-        Of the mission: survivors found; home; time left.
-        Distances are in map sizes, all else in shares.
+        One map each: unknown; rough; rock; a survivor found and waiting.
+        Per unit: battery; gets no orders; carries a survivor; any survivor found and waiting; rock or edge to the
+        north, south, west, east; then the positions of the base and of the nearest such survivor (ties: the first),
+        each as rows, columns, and whether it is to the north, south, west, east.
+        Per mission: survivors found; survivors home; time left.
+        Distances are relative to the map size, all other values are fractions.
         """
         width = 4 * self.cells + 20 * len(self.kinds) + 3
         return spaces.Box(-1.0, 1.0, (width,), np.float32)
@@ -117,7 +117,9 @@ LEVELS = {
 
 
 def level_at(number: int) -> Level:
-    """The row of the curriculum; UsageError if there is none."""
+    """Return a level of the curriculum; UsageError if there is none."""
     if number not in LEVELS:
-        raise UsageError(f"unidle/Mission-v0 has the levels 1 to {max(LEVELS)}, and `level` is {number!r}; choose one.")
+        raise UsageError(
+            f"`level` is {number!r}, but unidle/Mission-v0 has levels 1 to {max(LEVELS)}; choose one of them."
+        )
     return LEVELS[number]

@@ -28,7 +28,7 @@ class Trading:
         market = self._rules.market
         self._prices = torch.tensor(market.prices, device=device)  # [T, K]
         self._indicators = torch.tensor(market.indicators, device=device).flatten(1)  # [T, K · INDICATORS]
-        # Each round leaves at most `cost` of the error, which begins below 2 · cost of the worth.
+        # Each iteration reduces the error by a factor of `cost`, starting below 2 · cost of the value.
         cost = self._rules.cost
         self._rounds = math.ceil(math.log(0.5e-16) / math.log(cost)) - 1 if cost else 0
 
@@ -90,7 +90,7 @@ class Trading:
             left = worth - cost * (weights * left - held).abs().sum(-1, keepdim=True)
         bought = weights * left - held
         paid = bought.sum(-1) + cost * bought.abs().sum(-1)
-        # Rounding must not leave a debt.
+        # Rounding must not make cash negative.
         return (state["cash"] - paid).clamp(min=0.0), weights * left / prices
 
     def _order(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ class Trading:
         wished = portion * (action > BUY - 0.5)
         price = (1 + cost) * (wished * prices).sum(-1)
         paid = torch.minimum(price, cash)
-        # Where nothing is wished, nothing is paid: whatever it is divided by.
+        # Without purchases `paid` is 0, so any divisor will do.
         bought = wished * (paid / torch.where(price > 0, price, 1.0)).unsqueeze(-1)
         return cash - paid, state["holdings"] - sold + bought
 

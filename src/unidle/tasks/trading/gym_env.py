@@ -31,19 +31,21 @@ class TradingEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin in cash, on a random day or on day `options["day"]` of the market."""
+        """Start in cash, on a random day or on day `options["day"]` of the market."""
         super().reset(seed=seed)
         starts = self.rules.starts
         day = (options or {}).get("day")
         if day is not None and day not in starts:
-            raise UsageError(f"No episode can begin on day {day}; give one from {starts.start} to {starts.stop - 1}.")
+            raise UsageError(
+                f"No episode can start on day {day}; choose a day from {starts.start} to {starts.stop - 1}."
+            )
         self.day = int(self.np_random.integers(starts.start, starts.stop)) if day is None else int(day)
         self.cash, self.holdings = self.rules.cash, [0.0] * len(self.market.names)
         self._first_day, self._worths = self.day, [self.cash]
         return self._observation(), self._info()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Trade at this day's prices, and see what the next day makes of it."""
+        """Trade at today's prices and advance to the next day."""
         worth = self.worth()
         if self.rules.actions == "discrete":
             self._order([int(choice) for choice in action])
@@ -58,7 +60,7 @@ class TradingEnv(gymnasium.Env):
         return self._observation(), reward, terminated, truncated, self._info()
 
     def worth(self) -> float:
-        """Of cash and holdings, today."""
+        """Return the value of cash and holdings at today's prices."""
         return self.cash + sum(units * price for units, price in zip(self.holdings, self._prices()))
 
     def _prices(self) -> list[float]:
@@ -104,7 +106,7 @@ class TradingEnv(gymnasium.Env):
         self.cash = max(self.cash, 0.0)
 
     def render(self) -> np.ndarray | None:
-        """The worth of the portfolio against that of equal parts in every instrument; below, where the money is."""
+        """Draw portfolio value and an equal-weight portfolio over time, and below them the current allocation."""
         if self.render_mode is None:
             return None
         since = self.market.prices[self._first_day : self.day + 1] / self.market.prices[self._first_day]
@@ -120,10 +122,10 @@ def _weights(wishes: list[float]) -> list[float]:
 
 
 def _worth_after_costs(worth: float, weights: list[float], held: list[float], cost: float) -> float:
-    """What u = worth - cost · Σ |weight · u - held| is solved by.
+    """Solve u = worth - cost · Σ |weight · u - held| for u.
 
-    Were it known what is bought and what is sold, u would solve a linear equation. Taking one for the other understates
-    the costs, so the right guess is the one with the least u; and what is bought comes first by held / weight.
+    Given which instruments are bought and which are sold, the equation is linear. A wrong assignment understates the
+    costs, so the right one has the smallest u. Sorted by held / weight, bought instruments come before sold ones.
     """
     by_need = sorted(range(len(held)), key=lambda index: held[index] / weights[index] if weights[index] else math.inf)
     left = math.inf
@@ -142,7 +144,7 @@ _PAPER, _LINE, _MARKET, _WORTH, _CASH = (255, 255, 255), (220, 220, 220), (150, 
 
 
 def _picture(worths: np.ndarray, market: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """[_HEIGHT, _WIDTH, 3] uint8 of two curves that begin at 1, and bars: cash, then the instruments."""
+    """[_HEIGHT, _WIDTH, 3] uint8 with two curves that start at 1, and bars for cash and each instrument."""
     image = np.full((_HEIGHT, _WIDTH, 3), _PAPER, np.uint8)
     reach = max(np.abs(np.concatenate((worths, market)) - 1).max(), 0.01)
     for curve, colour in ((np.ones(2), _LINE), (market, _MARKET), (worths, _WORTH)):

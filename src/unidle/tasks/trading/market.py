@@ -1,4 +1,4 @@
-"""Prices of many instruments, day by day: read from a file or generated, and what is known of them on each day."""
+"""Daily prices of many instruments, read from a file or generated, and indicators computed from them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import numpy as np
 
 from unidle.errors import UsageError
 
-RETURNS = (1, 5, 20, 60)  # days over which returns are told
+RETURNS = (1, 5, 20, 60)  # horizons of the returns, in days
 VOLATILITY_DAYS = 20
 AVERAGE_DAYS = 50
 INDICATORS = len(RETURNS) + 2
 WARM_UP = max(*RETURNS, VOLATILITY_DAYS, AVERAGE_DAYS - 1)  # the first day on which all indicators are known
-BOUND = 10.0  # of an indicator; they are of order 1, and one bad day must not drown the rest
-_USUAL_VOLATILITY, _LEAST_VOLATILITY = 0.01, 1e-6  # a day
+BOUND = 10.0  # clips indicators, which are of order 1, so that an extreme day does not dominate
+_USUAL_VOLATILITY, _LEAST_VOLATILITY = 0.01, 1e-6  # per day
 _TRAIN_SHARE = 0.8
-_FORM = "the first column is the date, then comes one column of prices for each instrument"
+_FORM = "the first column must be the date, followed by one column of prices per instrument"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Market:
 
     @cached_property
     def indicators(self) -> np.ndarray:
-        """[T, K, INDICATORS] float32; a day's are made of prices up to that day, and NaN before WARM_UP."""
+        """[T, K, INDICATORS] float32, computed from prices up to each day; NaN before WARM_UP."""
         return indicators(self.prices)
 
     def part(self, split: str, split_date: Any = None) -> range:
@@ -51,15 +51,15 @@ class Market:
             cut = int(np.searchsorted(self.dates, first))
         parts = {"train": range(cut), "test": range(cut, days), "all": range(days)}
         if split not in parts:
-            raise UsageError(f"split is `{split}`; it can be train, test or all.")
+            raise UsageError(f"split is `{split}`; use train, test or all.")
         return parts[split]
 
 
 def indicators(prices: np.ndarray) -> np.ndarray:
     """Returns, volatility and distance from the moving average [T, K, INDICATORS] of prices [T, K].
 
-    Returns and distance are in units of what the recent volatility makes usual, so that they are of order 1 for any
-    instrument, and for hours as for days.
+    Returns and distance are scaled by recent volatility, so that they are of order 1 for any instrument and any bar
+    length.
     """
     days, instruments = prices.shape
     table = np.full((days, instruments, INDICATORS), np.nan, np.float32)
@@ -79,7 +79,7 @@ def indicators(prices: np.ndarray) -> np.ndarray:
 
 
 def _trailing_mean(values: np.ndarray, days: int) -> np.ndarray:
-    """Of each day and those before it; the first days - 1 are missing."""
+    """Mean over the last `days` days; without the first days - 1."""
     return np.lib.stride_tricks.sliding_window_view(values, days, axis=0).mean(-1)
 
 
@@ -87,10 +87,10 @@ def _trailing_mean(values: np.ndarray, days: int) -> np.ndarray:
 
 
 def read_market(file: str | Path) -> Market:
-    """A CSV or Parquet file; UsageError says what is wrong with it."""
+    """Read a CSV or Parquet file; UsageError if it is invalid."""
     path = Path(file)
     if path.suffix.lower() not in _READERS:
-        raise UsageError(f"{path} is neither .csv nor .parquet; give prices as one of them.")
+        raise UsageError(f"{path} is neither .csv nor .parquet; save the prices as one of them.")
     if not path.is_file():
         raise UsageError(f"There is no file {path}; check the path given as data.")
     status = path.stat()
@@ -116,7 +116,9 @@ def _read(path: Path, changed: int, size: int) -> Market:
         if day is None:
             raise UsageError(f"{where}: `{row[0]}` is not a date; write it as 2020-01-31.")
         if index and day <= dates[index - 1]:
-            raise UsageError(f"{where}: {row[0]} does not come after the day above it; sort the days, each once.")
+            raise UsageError(
+                f"{where}: {row[0]} is not later than the row above it; sort the days and remove duplicates."
+            )
         dates[index] = day
         prices[index] = [_as_price(cell) for cell in row[1:]]
         for column in np.flatnonzero(np.isnan(prices[index]))[:1]:
@@ -132,13 +134,13 @@ def _check_names(path: Path, names: list[str]) -> None:
         raise UsageError(f"{path} has no instruments; {_FORM}.")
     for index, name in enumerate(names):
         if not name:
-            raise UsageError(f"{path}: column {index + 2} has no name; give each instrument one.")
+            raise UsageError(f"{path}: column {index + 2} has no name; name every instrument.")
         if name in names[:index]:
-            raise UsageError(f"{path} has two columns `{name}`; give each instrument a name of its own.")
+            raise UsageError(f"{path} has two columns `{name}`; instrument names must be unique.")
 
 
 def _as_price(cell: Any) -> float:
-    """NaN for what is no price."""
+    """Parse a positive finite price; NaN otherwise."""
     try:
         price = float(cell)
     except (TypeError, ValueError):
@@ -147,8 +149,8 @@ def _as_price(cell: Any) -> float:
 
 
 def _as_date(given: Any) -> np.datetime64 | None:
-    """From a date, or text in ISO form, without a time zone; None if it is none."""
-    if isinstance(given, date):  # as a datetime is, too
+    """Parse a date or ISO text without time zone; None otherwise."""
+    if isinstance(given, date):  # or a datetime, its subclass
         moment = given
     else:
         try:
@@ -190,22 +192,22 @@ _READERS: dict[str, Callable[[Path], list[list[Any]]]] = {".csv": _read_csv, ".p
 
 @dataclass(frozen=True)
 class Regime:
-    """How all instruments behave while it lasts."""
+    """A market regime, which applies to all instruments."""
 
-    drift: float  # a day
-    volatility: float  # a day
+    drift: float  # per day
+    volatility: float  # per day
     correlation: float  # of any two instruments
-    days: float  # that it lasts, on average
+    days: float  # mean duration
 
 
-# Long rises, quiet spells, and short falls in which everything moves together; on the whole the market gains.
+# Long bull markets, quiet periods, and short crashes with high correlation; the market rises overall.
 REGIMES = (
     Regime(0.0010, 0.009, 0.3, 100),
     Regime(0.0000, 0.006, 0.1, 50),
     Regime(-0.0020, 0.020, 0.7, 25),
 )
-_TILT = 0.0005  # deviation of an instrument's drift in a regime from the regime's
-_LIVELINESS = (0.7, 1.3)  # an instrument's volatility, in the regime's
+_TILT = 0.0005  # standard deviation of an instrument's drift around its regime's
+_LIVELINESS = (0.7, 1.3)  # an instrument's volatility relative to its regime's
 
 
 @lru_cache(maxsize=4)  # the environments of one process share it
@@ -213,8 +215,8 @@ def generated_market(instruments: int, days: int, seed: int) -> Market:
     """Geometric Brownian motion whose drift, volatility and correlation follow a hidden Markov chain of regimes."""
     if instruments < 1 or days < 1 or seed < 0:
         raise UsageError(
-            f"A market of {instruments} instruments over {days} days from seed {seed} cannot be; "
-            "give at least one of each, and a seed from 0 on."
+            f"A market of {instruments} instruments over {days} days with seed {seed} is not possible; "
+            "use at least one instrument and one day, and a seed of at least 0."
         )
     rng = np.random.default_rng(seed)
     regime = _regimes(days, rng)
@@ -232,7 +234,7 @@ def generated_market(instruments: int, days: int, seed: int) -> Market:
 
 
 def _regimes(days: int, rng: np.random.Generator) -> np.ndarray:
-    """[T] the regime of each day; one that is left is followed by any other alike."""
+    """[T] the regime of each day; all other regimes are equally likely to follow."""
     regime = np.zeros(days, np.int64)
     leaves, turns = rng.random(days), rng.integers(1, len(REGIMES), days)
     for day in range(1, days):
@@ -242,6 +244,6 @@ def _regimes(days: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _frozen(names: list[str], dates: np.ndarray, prices: np.ndarray) -> Market:
-    """Not to be written to: it is shared."""
+    """Return a market with read-only arrays, because it is shared."""
     dates.flags.writeable = prices.flags.writeable = False
     return Market(tuple(names), dates, prices)

@@ -201,7 +201,7 @@ class SiteExplore:
         match, best = nodes["match"][offered], nodes["best"][offered]
         count = len(offered)
         links = np.zeros((self.links, LINK_FACTS + LINK_BUCKETS), np.float32)
-        # Words count from 1; no word is written to the last of the facts, before those are.
+        # Words count from 1; 0, no word, writes to the last fact, which is overwritten below.
         links[np.arange(count)[:, None], LINK_FACTS - 1 + nodes["words"][offered]] = 1.0
         facts = links[:count, :LINK_FACTS]
         facts[:, 0] = 1.0
@@ -214,7 +214,7 @@ class SiteExplore:
         facts[:, 7] = nodes["nofollow"][offered]
         facts[:, 8] = (nodes["hits"][parents] + 0.5) / (
             nodes["tried"][parents] + 1.0
-        )  # how good that page's links were
+        )  # success rate of that page's links
         done = self.requests or 1
         summary = (
             1.0 - self.requests / self.budget,
@@ -254,14 +254,14 @@ class SiteExplore:
 
 
 def _squeezed(count: float, full: float) -> float:
-    """A number that may be large, from 0 to 1."""
+    """Scale a count logarithmically to [0, 1]."""
     return min(math.log1p(count) / math.log1p(full), 1.0)
 
 
 def _start(url: str) -> str:
     bare = LinkBase("http://invalid/").resolve(url) if "://" in url else None
     if bare is None:
-        raise UsageError(f"`{url}` is not the address of a site; write it like http://127.0.0.1:8000/.")
+        raise UsageError(f"`{url}` is not the URL of a site; write it like http://127.0.0.1:8000/.")
     return bare
 
 
@@ -276,12 +276,12 @@ def _manners(sites: Sequence[str], given: dict[str, Any]) -> FetchPolicy:
             allowed.check_host(url.raw_host or "", url.port or 0)
         except RefusedError:
             raise UsageError(
-                f"{site} is not among the hosts that may be talked to; if you may crawl it, add hosts=['{url.host}'] "
+                f"{site} is not on the list of allowed hosts; if you may crawl it, add hosts=['{url.host}'] "
                 "to env_kwargs."
             ) from None
     if policy.hosts:
         return policy
-    # Other services on this machine are none of its business.
+    # Do not allow access to other services on this machine.
     own = [(url.raw_host or "", url.port) for url in map(URL, sites)]
     listed = tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in dict.fromkeys(own))
     return FetchPolicy(**{**given, "hosts": listed})
