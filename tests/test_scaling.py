@@ -65,7 +65,7 @@ def test_a_run_is_whole_once_its_last_step_is_evaluated_and_only_for_so_many_ste
     monkeypatch.setattr("unidle.api.train", lambda *_, **settings: pytest.fail(f"{settings['run_name']} was begun"))
     again = ["scaling", "--actor", "8", "--critic", "4,5", "--runs-dir", str(tmp_path)]
     assert command_line(again) == 1  # a short trial does not stand for the preset's run, nor is the next width begun
-    assert "Stopped; the same command goes on from there." in capsys.readouterr().err
+    assert "Stopped; run the same command again to continue." in capsys.readouterr().err
     assert [(each["timesteps"], each["eval_episodes"]) for each in asked] == [(20_000_000, 500)]
     assert command_line([*again[:4], "4", *again[5:], "--timesteps", "240"]) == 0
     assert len(asked) == 1
@@ -109,4 +109,4 @@ def test_the_command_trains_and_plots_and_does_not_train_again(
 
 def test_a_width_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["scaling", "--critic", "0"]) == 2
-    assert "Widths must be at least 1" in capsys.readouterr().err
+    assert "need widths of at least 1" in capsys.readouterr().err

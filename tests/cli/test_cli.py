@@ -215,7 +215,7 @@ MISTAKES = {
     "frobnicate": "There is no command `frobnicate`; choose one of train, eval, ",
     "tun": "There is no command `tun`; did you mean `tune`?",
     "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
-    "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is no number; `unidle diagnose --help` says",
+    "diagnose --env CartPole-v1 --seconds abc": "--seconds: 'abc' is not a number; `unidle diagnose --help` lists",
     "train --env CartPole-v1 --bogus 3": "--bogus: there is no setting `bogus`; `unidle train --help` lists them all.",
     "train --env CartPole-v1 --n-envs five": "--n-envs: `n_envs` must be an integer, not 'five'.",
     "train --env CartPole-v1 --preset classic --batch-size 33": "Batch size 33 does not divide n_envs × n_steps =",
@@ -227,26 +227,26 @@ MISTAKES = {
 }
 MORE_MISTAKES = {
     "train": "No environment given; add --env, for example --env CartPole-v1.",
-    "train CartPole-v1": "`CartPole-v1` is not understood here; `unidle train --help` says what it takes.",
+    "train CartPole-v1": "Unrecognised arguments `CartPole-v1`; `unidle train --help` lists the options.",
     "train --env CartPole-v1 --learning_rat 1": "there is no setting `learning_rat`; did you mean `learning_rate`?",
     "train --env CartPole-v1 --num-envs=2.5": "--n-envs: `n_envs` must be an integer, not '2.5'.",
     "train --env CartPole-v1 --activation step": "`activation` must be 'tanh' or 'relu' or ",
     "train --env CartPole-v1 --net-arch 8,x": "`net_arch` must be a list of integers such as 64,64",
-    "train --env CartPole-v1 --net-arch 8 8": "`8` is not understood here",
-    "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is no mapping such as '{continuous: true}'",
+    "train --env CartPole-v1 --net-arch 8 8": "Unrecognised arguments `8`; ",
+    "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is not a mapping such as '{continuous: true}'",
     "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not accept these env_kwargs: ",
-    "train --env CartPole-v1 --subproc=maybe": "--subproc: 'maybe' is none of on, off, auto",
+    "train --env CartPole-v1 --subproc=maybe": "--subproc: 'maybe' is not one of on, off, auto",
     "train --env CartPole-v1 --n-envs": "Missing value for argument '--n-envs'",
     "train --env CartPole-v1 --n-envs 0": "`n_envs` is 0; it must be at least 1.",
     "train --env CartPole-v1 --timesteps 1e6 --target-kl none --seed -1": "`seed` is -1; it must be between 0 and",
     "train --env CartPole-v1 --seed 1e30": "it must be between 0 and 2**63 - 1.",
     "train --env CartPole-v1 --learning-rate inf": "`learning_rate` is inf; it must be a finite number.",
     "train --env CartPole-v1 --no-subproc --workers 8": "--no-subproc steps environments in this process, but",
-    "train --env CartPole-v1 --normalize-obs=true": "say --normalize-obs or --no-normalize-obs.",
-    "train --env CartPole-v1 --no_normalize_obs yes": "say --normalize-obs or --no-normalize-obs.",
-    "train --env CartPole-v1 --pin-cores true": "--pin-cores takes no value such as `true`; say --pin-cores or",
-    "train --env CartPole-v1 --subproc true": "--subproc takes no value such as `true`; say --subproc or --no-subproc.",
-    "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value such as `auto`; say --subproc or",
+    "train --env CartPole-v1 --normalize-obs=true": "use --normalize-obs or --no-normalize-obs.",
+    "train --env CartPole-v1 --no_normalize_obs yes": "use --normalize-obs or --no-normalize-obs.",
+    "train --env CartPole-v1 --pin-cores true": "--pin-cores takes no value, but got `true`; use --pin-cores or",
+    "train --env CartPole-v1 --subproc true": "--subproc takes no value, but got `true`; use --subproc or --no-subproc",
+    "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value, but got `auto`; use --subproc or",
     "train --env CartPole-v1 --run-name a/b": "use a plain folder name",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from its folder, or check the name.",
@@ -254,12 +254,12 @@ MORE_MISTAKES = {
     "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "report nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "eval": "Missing from unidle eval: PATH Run folder, such as runs/my-run",
-    "eval runs/a --seed 1e30": "--seed: '1e30' is no whole number",
-    "eval runs/a --episodes many": "--episodes: 'many' is no whole number",
-    "eval runs/a --speed 3": "`--speed 3` is not understood here; `unidle eval --help` says what it takes.",
+    "eval runs/a --seed 1e30": "--seed: '1e30' is not an integer",
+    "eval runs/a --episodes many": "--episodes: 'many' is not an integer",
+    "eval runs/a --speed 3": "Unrecognised arguments `--speed 3`; `unidle eval --help` lists the options.",
     "check-env Nope-v1": "There is no environment `Nope-v1`: ",
-    "export runs/a": "Say which form to write: --onnx.",
-    "scaling --critic abc": "'abc' is no whole number",
+    "export runs/a": "No export format given; add --onnx.",
+    "scaling --critic abc": "'abc' is not an integer",
 }
 
 
@@ -586,12 +586,12 @@ def test_runs_without_a_name_get_one_each(tmp_path: Path, here: Here) -> None:
         ("--run-name b", "A resumed run stays in runs/a; remove run_name and runs_dir, or start a new run."),
         ("--runs-dir elsewhere", "A resumed run stays in runs/a; remove run_name and runs_dir, or start a new run."),
         ("--seed 3", "A resumed run keeps its recipe, but seed would change it"),
-        ("--env CartPole-v1", "A resumed run keeps its env; leave out --env, or start a new run."),
-        ("--network mine:network", "A resumed run keeps its network; leave out --network, or start a new run."),
-        ("--preset fast", "--resume goes on with the run's own settings; leave out --config and --preset."),
+        ("--env CartPole-v1", "A resumed run keeps its env; remove --env, or start a new run."),
+        ("--network mine:network", "A resumed run keeps its network; remove --network, or start a new run."),
+        ("--preset fast", "--resume uses the settings of the run; remove --config and --preset."),
         (
             "--config runs/a/config.yaml",
-            "--resume goes on with the run's own settings; leave out --config and --preset.",
+            "--resume uses the settings of the run; remove --config and --preset.",
         ),
     ],
 )
@@ -712,7 +712,7 @@ def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert said.splitlines()[-1] == "unidle: Stopped at once; the last checkpoint is kept."
+    assert said.splitlines()[-1] == "unidle: Stopped immediately; the last checkpoint is kept."
     assert "Traceback" not in said
 
 

@@ -77,4 +77,4 @@ def test_a_policy_with_masks_is_filmed_too(capsys: pytest.CaptureFixture[str]) -
     unidle.train("cli_envs:MaskedFilm", **SMALL)
     assert command(["eval", "runs/a", "--episodes", "1", "--video"]) == 0
     assert len(iio.imread("runs/a/video.mp4")) >= 4
-    assert "film        runs/a/video.mp4" in capsys.readouterr().out
+    assert "video       runs/a/video.mp4" in capsys.readouterr().out

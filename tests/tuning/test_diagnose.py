@@ -234,7 +234,7 @@ def test_ctrl_c_in_a_probe_does_not_speak_of_checkpoints(
     monkeypatch.setattr("unidle.tuning.diagnose.probe_job", interrupted)
     assert run(["diagnose", "--env", "CartPole-v1", *SMALL.split()]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "unidle: Stopped before there was anything to tell; nothing is kept."
+    assert last == "unidle: Stopped before the diagnosis was complete; nothing was saved."
 
 
 def test_a_missing_package_is_told_before_anything_is_probed(

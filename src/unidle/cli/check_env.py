@@ -16,9 +16,9 @@ class _CheckFlags:
     """Check an environment for mistakes that make training crash or learn nothing."""
 
     env: Annotated[str, tyro.conf.Positional]
-    """Gymnasium id, or module:callable that returns an environment."""
+    """Gymnasium ID, or module:callable that returns an environment."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment, as YAML: '{continuous: true}'."""
+    """Keyword arguments for the environment, as YAML: '{continuous: true}'."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -33,7 +33,7 @@ def check_env_command(argv: list[str]) -> Result:
     found = check_env(env_maker(flags.env, flags.env_kwargs).on_host())
     if flags.json:
         return dataclasses.asdict(found)
-    print(f"{flags.env} is sound: {found.steps} steps, {found.episodes} episodes checked.")
+    print(f"{flags.env} passed: {found.steps} steps, {found.episodes} episodes checked.")
     for name, value in found.facts.items():
         print(f"  {name:<12} {value}")
     for remark in found.remarks:

@@ -1,4 +1,4 @@
-"""`unidle diagnose`: why a training job is as slow as it is, and what would change it."""
+"""`unidle diagnose`: explain what limits the speed of a training job, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class _DiagnoseFlags(JobFlags):
     """Explain what limits the speed of a training job and what would make it faster.
 
     Takes all settings of `unidle train`. Measures environments, inference, learning and copies separately, then trains
-    the job for some seconds without saving anything. Prints a verdict, a table of where the time goes that sums to
-    100 %, the ceilings, and changes by predicted speed-up: first those that leave learning unchanged, then those that
-    change the recipe. "Nothing to gain" and "use the CPU" are possible answers. Do not use the machine for other work
+    for a few seconds without saving anything. Prints a verdict, a table of where the time goes (it sums to 100 %),
+    upper bounds on the speed, and changes ranked by predicted speed-up: first those that do not affect learning, then
+    recipe changes. "Nothing to gain" and "use the CPU" are possible answers. Do not run anything else on the machine
     meanwhile. Needs the extra `meter`.
     """
 
     seconds: float = 20.0
-    """Seconds of training; the measurements before it take about half as long, plus the start of the environments."""
+    """Seconds of training; the measurements before it take about half as long, plus environment start-up."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -33,11 +33,11 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     job = job_of(_DiagnoseFlags, argv, "diagnose")
     seconds = job.flags.seconds
     if not 1 <= seconds <= 3600:
-        raise UsageError(f"--seconds {seconds:g} is not between 1 and 3600; 20 tells most of what there is to tell.")
+        raise UsageError(f"--seconds {seconds:g} is not between 1 and 3600; 20 is enough for most jobs.")
 
     from unidle.meter.sensors.host import psutil
 
-    psutil()  # says so at once where it is missing
+    psutil()  # fails at once if it is not installed
 
     from unidle.report.terminal.diagnose import lines, result
     from unidle.report.terminal.messages import Messages
@@ -49,7 +49,7 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     try:
         found = diagnose(job.config, seconds, messages.show)
     except KeyboardInterrupt:
-        raise TrainingError("Stopped before there was anything to tell; nothing is kept.") from None
+        raise TrainingError("Stopped before the diagnosis was complete; nothing was saved.") from None
     finally:
         messages.close()
     if job.flags.json:

@@ -66,7 +66,7 @@ def eval_command(argv: list[str]) -> Result:
     if result.success is not None:
         print(f"success     {result.success:.0%} of the episodes")
     if film:
-        print(f"film        {film}")
+        print(f"video       {film}")
     return None
 
 

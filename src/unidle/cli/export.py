@@ -1,4 +1,4 @@
-"""`unidle export`: write the policy of a run as ONNX."""
+"""`unidle export`: export the policy of a run as ONNX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _ExportFlags:
-    """Export the best policy of a run, with its observation normalisation, to run without unidle."""
+    """Export the best policy of a run, including observation normalisation, for use without unidle."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder, such as runs/my-run."""
@@ -28,7 +28,7 @@ def export_command(argv: list[str]) -> Result:
     """`unidle export`"""
     flags = parse(_ExportFlags, argv, "export")
     if not flags.onnx:
-        raise UsageError("Say which form to write: --onnx.")
+        raise UsageError("No export format given; add --onnx.")
 
     from unidle.api import load
     from unidle.engine.export import export_onnx

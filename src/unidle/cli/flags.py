@@ -1,4 +1,4 @@
-"""Flags from dataclasses, by tyro, with the few words that its defaults do not know."""
+"""Builds flags from dataclasses with tyro, and adds aliases, `auto`, `none` and one-sentence errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = dict[str, Any] | None  # the object that --json prints; None: the comma
 TABLE_WIDTH = 120  # columns of a table in a pipe, where rich would assume 80
 
 _ALIASES = {"--num-envs": "--n-envs", "--n-parallel-envs": "--n-envs", "--total-timesteps": "--timesteps"}
-_OPEN_SWITCHES = ("subproc", "pin-cores")  # which may also be left to unidle
+_OPEN_SWITCHES = ("subproc", "pin-cores")  # may also be auto
 _SWITCHES = {
     f"--{no}{name}": f"--{name}={word}" for name in _OPEN_SWITCHES for no, word in (("", "on"), ("no-", "off"))
 }
@@ -40,15 +40,15 @@ _TOGGLES = {
     if isinstance(value, bool)
     for prefix in ("", "no-")
 }
-# Settings whose flag takes one value that a config file writes the same way; a switch takes none.
+# Settings whose flag takes one value, written as in a config file; a switch takes none.
 _VALUED = {name for name, value in _DEFAULTS.items() if not isinstance(value, (bool, dict))}
 _VALUED -= {name.replace("-", "_") for name in _OPEN_SWITCHES}
 
 
 def settle(argv: list[str], algo: str | None = None) -> list[str]:
-    """`argv` with each flag by its own name and each value as a config file has it (1e6, none).
+    """`argv` with aliases replaced and each value written as in a config file (1e6, none).
 
-    A UsageError for a value that the setting cannot have, or for a setting that `algo` does not have.
+    Raises UsageError for an invalid value, or for a setting that `algo` does not have.
     """
     settled: list[str] = []
     for word in argv:
@@ -73,7 +73,7 @@ def settle(argv: list[str], algo: str | None = None) -> list[str]:
 
 
 def current_flags(argv: list[str]) -> tuple[list[str], list[str]]:
-    """`argv` with renamed flags replaced, and a sentence for each."""
+    """`argv` with renamed flags replaced, and a message for each."""
     current, notes = [], []
     for word in argv:
         flag, equals, value = word.partition("=")
@@ -89,7 +89,7 @@ def current_flags(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def _takes_no_value(flag: str, value: str) -> UsageError:
     name = flag.removeprefix("--").removeprefix("no-")
-    return UsageError(f"--{name} takes no value such as `{value}`; say --{name} or --no-{name}.")
+    return UsageError(f"--{name} takes no value, but got `{value}`; use --{name} or --no-{name}.")
 
 
 def _setting(flag: str) -> str:
@@ -111,11 +111,11 @@ def _value_of(flag: str, text: str, algo: str | None) -> str:
 def parse(
     kind: type[_Flags] | Callable[..., _Flags], argv: list[str], command: str, default: _Flags | None = None
 ) -> _Flags:
-    """`argv` as an instance of dataclass `kind`, flags flat whatever its nesting; UsageError at a mistake."""
+    """`argv` parsed into dataclass `kind`, with flat flags for nested fields; UsageError if it is invalid."""
     kwargs: dict[str, Any] = {} if default is None else {"default": default}
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             flags, stray = tyro.cli(
                 kind,
                 args=argv,
@@ -127,32 +127,32 @@ def parse(
             )
     except SystemExit as end:
         if not end.code:
-            raise  # it was --help
-        raise UsageError(f"{_gist(said.getvalue())}; `unidle {command} --help` says what it takes.") from None
+            raise  # --help
+        raise UsageError(f"{_gist(stderr.getvalue())}; `unidle {command} --help` lists the options.") from None
     _refuse_stray(stray, command, kind)
     return flags
 
 
 def _gist(box: str) -> str:
-    """What is wrong, without the frame that tyro draws around it and the help it adds."""
+    """The error message of tyro, without its box and the help below."""
     lines = [line.strip("│ ") for line in box.splitlines()[1:]]
     end = next((i for i, line in enumerate(lines) if line.startswith(("─", "╰"))), len(lines))
     return " ".join(line for line in lines[:end] if line).removesuffix(" (required)").rstrip(".:")
 
 
 def _refuse_stray(stray: list[str], command: str, kind: Any) -> None:
-    """One sentence for words that belong to nothing."""
+    """UsageError for unrecognised arguments."""
     if not stray:
         return
     flag = stray[0].partition("=")[0]
     if command in ("train", "tune", "diagnose") and flag.startswith("--"):
         own = [f.name for f in dataclasses.fields(kind) if f.name != "engine_file"]  # whose flag is --engine
         raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag, own, command))
-    raise UsageError(f"`{' '.join(stray)}` is not understood here; `unidle {command} --help` says what it takes.")
+    raise UsageError(f"Unrecognised arguments `{' '.join(stray)}`; `unidle {command} --help` lists the options.")
 
 
 def peek(argv: list[str], flag: str) -> str | None:
-    """The value of `flag` in `argv`, for what must be known before parsing; None if it is not there."""
+    """The value of `flag` in `argv` before parsing; None if it is not there."""
     for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") == flag:
@@ -161,7 +161,7 @@ def peek(argv: list[str], flag: str) -> str | None:
 
 
 def wants_help(argv: list[str]) -> bool:
-    """Whether the user only wants to read."""
+    """Whether `argv` asks for help."""
     return "-h" in argv or "--help" in argv
 
 
@@ -183,7 +183,7 @@ def _read_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no whole number") from None
+        raise ValueError(f"{text!r} is not an integer") from None
 
 
 @_registry.primitive_rule
@@ -204,18 +204,18 @@ def _read_float(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no number") from None
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """none, or 20; auto where unidle then chooses"""
+    """none, or 20; auto if unidle then chooses"""
     none = "auto" if is_auto_type(info.type) else "none"
     readers: dict[Any, tuple[str, Callable[[str], Any]]] = {
         int: (f"{none}|INT", _read_int),
         float: (f"{none}|FLOAT", _read_float),
         str: (f"{none}|STR", str),
-        Path: ("PATH", Path),  # none is said by leaving it out
+        Path: ("PATH", Path),  # omitted for none
         tuple[int, ...]: (f"{none}|N,N,…", _read_widths),
         tuple[str, ...]: (f"{none}|NAME,…", lambda text: tuple(text.split(","))),
     }
@@ -233,7 +233,7 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _if_given(kind: Any) -> Any:
-    """The `int` of `int | None`; None of what is not one type or None."""
+    """The `int` of `int | None`; None for other types."""
     options = [option for option in get_args(kind) if option is not NoneType]
     if len(options) != 1 or NoneType not in get_args(kind):
         return None
@@ -282,20 +282,20 @@ def _read_mapping(text: str) -> dict[str, Any]:
     except yaml.YAMLError:
         value = None
     if not isinstance(value, dict):
-        raise ValueError(f"{text!r} is no mapping such as '{{continuous: true}}'")
+        raise ValueError(f"{text!r} is not a mapping such as '{{continuous: true}}'")
     return value
 
 
 @_registry.primitive_rule
 def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool | None] | None:
-    """A switch that may also be left to unidle: --subproc, --no-subproc, --subproc auto, or none of these."""
+    """A switch with auto: --subproc, --no-subproc or --subproc auto"""
     if _if_given(info.type) is not bool:
         return None
     words = {"on": True, "off": False, "auto": None, "none": None}
 
     def read(given: list[str]) -> bool | None:
         if given[0] not in words:
-            raise ValueError(f"{given[0]!r} is none of {', '.join(words)}")
+            raise ValueError(f"{given[0]!r} is not one of {', '.join(words)}")
         return words[given[0]]
 
     return PrimitiveConstructorSpec(

@@ -1,4 +1,4 @@
-"""The settings of a training job from the command line, for every command that trains."""
+"""Reads a training job from the command line, for every command that trains."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Job(Generic[_Flags]):
 
 
 def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
-    """The job that the flags, preset and files of `command` describe, or a UsageError."""
+    """The job given by the flags, preset and files of `command`; UsageError if it is invalid."""
     argv, notes = current_flags(argv)
     argv = settle(argv)
     file = peek(argv, "--config")

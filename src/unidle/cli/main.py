@@ -87,12 +87,12 @@ def run(argv: list[str]) -> int:
         return _complain(str(error), own, 2)
     except TrainingError as error:
         return _complain(str(error), own, 1)
-    except BrokenPipeError:  # the reader is gone, as in `| head`
+    except BrokenPipeError:  # the reader exited, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not raise again
         return 1
     except KeyboardInterrupt:
-        kept = "at once; the last checkpoint is kept" if name == "train" else "before it was done"
-        return _complain(f"Stopped {kept}.", own, 1)
+        state = "immediately; the last checkpoint is kept" if name == "train" else "before it finished"
+        return _complain(f"Stopped {state}.", own, 1)
     if result is not None:
         print(json.dumps(result))
     return 0

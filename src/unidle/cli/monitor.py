@@ -1,4 +1,4 @@
-"""`unidle monitor`: live readings of GPUs and CPU."""
+"""`unidle monitor`: show live GPU and CPU readings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _MonitorFlags:
     csv: Path | None = None
     """Also append each new value to this file: time, source, reading, value, unit."""
     pid: int | None = None
-    """Also show what this process and its descendants use in total."""
+    """Also show the total usage of this process and its descendants."""
     once: bool = False
     """Sample for one second, print one table and exit."""
     json: bool = False

@@ -1,4 +1,4 @@
-"""`unidle presets`: the presets, and which of them fit this machine."""
+"""`unidle presets`: list the presets, and which of them fit this machine."""
 
 from __future__ import annotations
 

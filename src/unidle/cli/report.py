@@ -14,13 +14,13 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class _ReportFlags:
-    """Write report.html of a run from its metrics, also during training."""
+    """Write the report of a run (report.html) from its metrics; also works during training."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder, such as runs/my-run."""
     html: Path | None = None
-    """Write the run's dashboard page instead, as one file (extra `dashboard`): to this .html path, or without a
-    path to dashboard.html in the run folder."""
+    """Write the run's dashboard page instead, as one file (extra `dashboard`), to this .html path; without a path,
+    to dashboard.html in the run folder."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -43,8 +43,8 @@ def report_command(argv: list[str]) -> Result:
 
             path = write_page(flags.run, flags.run / "dashboard.html" if flags.html == Path() else flags.html)
     except OSError as error:
-        where, hope = flags.html or flags.run, "name another file" if flags.html else "make the folder writable"
-        raise UsageError(f"The page cannot be written to {where} ({error.strerror}); {hope}.") from None
+        where, fix = flags.html or flags.run, "choose another path" if flags.html else "make the folder writable"
+        raise UsageError(f"The page cannot be written to {where} ({error.strerror}); {fix}.") from None
     if flags.json:
         return {"path": str(path)}
     print(path)

@@ -1,4 +1,4 @@
-"""`unidle scaling`: critics of several widths beside one actor, on Meta-World."""
+"""`unidle scaling`: compare critics of several widths, with the same actor, on Meta-World."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scaling_command(argv: list[str]) -> dict[str, Any] | None:
     """`unidle scaling`"""
     flags = parse(_ScalingFlags, settle(argv), "scaling")
     if not flags.critic or min(flags.actor, *flags.critic) < 1:
-        raise UsageError("Widths must be at least 1, and there must be one for the critic; say --critic 200,400.")
+        raise UsageError("--actor and --critic need widths of at least 1; use, for example, --critic 200,400.")
 
     from unidle.scaling import chart, compare
 
@@ -69,9 +69,9 @@ def scaling_command(argv: list[str]) -> dict[str, Any] | None:
 
 
 def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
-    """The run with that width: as it is if it is whole, else trained to its end.
+    """The run with critics of that width: reused if it is finished, else trained or resumed.
 
-    A TrainingError if the user stops it: then no other is to be trained after it.
+    Raises TrainingError if the user stops it, so that no further width is trained.
     """
     from unidle.api import load, resume, train
     from unidle.scaling import is_whole
@@ -80,7 +80,7 @@ def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
     run_name = f"scaling-{flags.tasks}-actor{flags.actor}-critic{width}-seed{flags.seed}"
     path = Path(flags.runs_dir) / run_name
     given = {"timesteps": flags.timesteps, "eval_episodes": flags.eval_episodes}
-    # The preset's even where a run is there already: what was a short trial is not charted as a whole run.
+    # The preset's values even if the run exists: a shorter earlier run must not be plotted as a finished one.
     settings: dict[str, Any] = {name: preset.values[name] if value is None else value for name, value in given.items()}
     settings |= vars(flags.engine)
     if (path / "config.yaml").exists():
@@ -94,5 +94,5 @@ def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
         env = f"metaworld:{flags.tasks.upper()}"
         run = train(env, preset=preset.name, allow_recipe_change=True, **settings)
     if not is_whole(run, settings["timesteps"]):
-        raise TrainingError("Stopped; the same command goes on from there.")
+        raise TrainingError("Stopped; run the same command again to continue.")
     return run

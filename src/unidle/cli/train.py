@@ -53,7 +53,7 @@ def _resume(argv: list[str]) -> Result:
     path = Path(peek(argv, "--resume") or "")
     before = load_yaml(run_config_file(path))
     if peek(argv, "--config") or peek(argv, "--preset"):
-        raise UsageError("--resume goes on with the run's own settings; leave out --config and --preset.")
+        raise UsageError("--resume uses the settings of the run; remove --config and --preset.")
     engine = peek(argv, "--engine")
     given = before
     if engine is not None:
@@ -66,12 +66,12 @@ def _resume(argv: list[str]) -> Result:
     argv = settle(argv, given.recipe.algo)
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
     if flags.site:
-        raise UsageError("A resumed run keeps its site; leave out --site, or start a new run.")
+        raise UsageError("A resumed run keeps its site; remove --site, or start a new run.")
     old, new = before.flat(), Config(flags.recipe, flags.engine, flags.run).flat()
     changes = {name: value for name, value in new.items() if value != old[name]}
     for name in ("env", "network"):
         if name in changes:  # `resume` takes them only as Python objects
-            raise UsageError(f"A resumed run keeps its {name}; leave out --{name}, or start a new run.")
+            raise UsageError(f"A resumed run keeps its {name}; remove --{name}, or start a new run.")
 
     from unidle.api import resume
 

@@ -1,4 +1,4 @@
-"""`unidle tune`: faster engine settings for a training job, each of them measured."""
+"""`unidle tune`: find faster engine settings for a training job by measuring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _LEAST_BUDGET = 30
-# Flags that `unidle train` does not have, that are added again, or that mean something else there.
+# Flags to leave out of the train command: `unidle train` lacks them, reads them differently, or gets them from here.
 _OWN = ("budget", "out", "json", "engine", "allow_recipe_change")
 _SWITCHES = {
     f"--{no}{f.name.replace('_', '-')}"
@@ -36,19 +36,18 @@ _SWITCHES = {
 class _TuneFlags(JobFlags):
     """Find faster engine settings for a training job: change one, measure, keep it if it helps.
 
-    Takes every setting of `unidle train`. The job runs for real, in short segments: as it stands and with one change,
-    in turns, until the 95 % interval of the ratio of steps/s is clear. Changes are tried in the order of what they are
-    predicted to be worth: workers, slices, pinning, graphs, threads, device. What is kept is written to a file for
-    `unidle train --engine`. The recipe stays as it is, so what is learned does too; with --allow-recipe-change, overlap
-    and doublings of n_envs, n_steps, batch_size and n_epochs are tried as well, and judged by the return gained a
-    second. A trial that crashes, hangs or runs out of memory is noted, and the next one begins. Ctrl-C keeps what is
-    known by then.
+    Takes all settings of `unidle train`. Runs the job in short segments, alternating between the current settings and
+    one change, until the 95 % confidence interval of the speed ratio is conclusive. Changes are tried in order of
+    predicted speed-up: workers, slices, pinning, graphs, threads, device. The settings that helped are written to a
+    file for `unidle train --engine`. The recipe, and so learning, stays unchanged. With --allow-recipe-change, tune
+    also tries overlap and doubling n_envs, n_steps, batch_size and n_epochs, and compares return gained per second. A
+    trial that crashes, hangs or runs out of memory is recorded and skipped. Ctrl-C stops and keeps the results so far.
     """
 
     budget: str = "120s"
     """Total time, such as 90s, 5m or 1h; at least 30s, because each comparison starts the job twice."""
     out: Path = Path("engine.yaml")
-    """Output file for the engine settings; an existing file is replaced once a change was measured."""
+    """Output file for the engine settings; an existing file is overwritten once a change has been measured."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -97,12 +96,12 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
     if not found or found[2] not in _UNITS:
-        raise UsageError(f"--budget {text} is no time; say it as 90s, 5m or 1h.")
+        raise UsageError(f"--budget {text} is not a duration; use, for example, 90s, 5m or 1h.")
     seconds = float(found[1]) * _UNITS[found[2]]
     if seconds < _LEAST_BUDGET:
         raise UsageError(
-            f"--budget {text} is too short: the job is started twice, and they take turns six times at least, before "
-            f"anything is measured; give at least {_LEAST_BUDGET}s."
+            f"--budget {text} is too short: one comparison starts the job twice and alternates at least six times; "
+            f"use at least {_LEAST_BUDGET}s."
         )
     return seconds
 
@@ -114,7 +113,7 @@ def _check_place(out: Path) -> None:
         with out.open("a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise UsageError(f"--out {out} cannot be written: {error.strerror}; name another file.") from None
+        raise UsageError(f"--out {out} cannot be written ({error.strerror}); choose another path.") from None
     if not was_there:
         out.unlink()
 
@@ -124,7 +123,7 @@ def _recipe_changes(before: Recipe, after: Recipe) -> dict[str, Any]:
 
 
 def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
-    """The command that trains with the result: the user's flags, without those in the engine file."""
+    """The command that trains with the result: the user's flags, except those in the engine file."""
     changed = _recipe_changes(job.config.recipe, tuned.config.recipe)
     gone = {*(f.name for f in dataclasses.fields(Engine)), *_OWN, *changed}
     words = settle(current_flags(argv)[0])
@@ -152,9 +151,9 @@ def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
 def _comment(job: Job[_TuneFlags], tuned: Tuned, command: str) -> str:
     worth = "no change was faster"
     if any(outcome.kept and not outcome.change.is_recipe for outcome in tuned.outcomes):
-        worth = f"{tuned.times_as_fast:.2f} times as fast, the product of the ratios of what was kept"
+        worth = f"{tuned.times_as_fast:.2f} times as fast (the product of the measured speed-ups)"
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     return (
         f"Found by `unidle tune` on {today} for {job.config.run.env}: {worth}."
-        f"\nEngine settings only: they change how fast is learned, not what.\nTrain with: {command}"
+        f"\nEngine settings only: they affect speed, not learning.\nTrain with: {command}"
     )

@@ -23,7 +23,7 @@ class _WatchFlags:
     out: Path | None = None
     """Also write the report to this folder: watch.json and watch.txt."""
     windows: bool = False
-    """Run torch's profiler now and then to see when kernels run; not for programs that capture CUDA graphs."""
+    """Run torch's profiler at intervals to see when kernels run; not for programs that capture CUDA graphs."""
 
 
 def watch_command(argv: list[str]) -> Result:
@@ -31,16 +31,16 @@ def watch_command(argv: list[str]) -> Result:
     place = argv.index("--") if "--" in argv else len(argv)
     command = argv[place + 1 :]
     if not command and not {"-h", "--help"} & set(argv):
-        raise UsageError("Say what to watch, after two dashes: unidle watch -- python train.py.")
+        raise UsageError("No command given; put it after two dashes: unidle watch -- python train.py.")
     flags = parse(_WatchFlags, argv[:place], "watch")
 
     from unidle.meter.watch.command import end_as, watch
     from unidle.report.terminal.watch import concluded, lines, write
 
-    if flags.out:  # now, and not when hours of training are over
+    if flags.out:  # fail now, not after hours of training
         _make_folder(flags.out)
     watched = watch(command, windows=flags.windows)
-    try:  # whatever becomes of the report, the command's exit status is its own
+    try:  # a failed report must not change the command's exit status
         found = concluded(watched)
         try:
             print("", *lines(watched, *found), sep="\n", file=sys.stderr, flush=True)
@@ -59,6 +59,6 @@ def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {path} cannot be made: {error.strerror}; name another folder.") from None
+        raise UsageError(f"--out {path} cannot be created ({error.strerror}); choose another folder.") from None
     if not os.access(path, os.W_OK):
-        raise UsageError(f"--out {path} may not be written to; name another folder.")
+        raise UsageError(f"--out {path} is not writable; choose another folder.")

@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_command_runs(tmp_path: 
     (tmp_path / "file").touch()
     done = watch(tmp_path, "touch", "ran", own=("--out", "file/found"))
     assert done.returncode == 2
-    assert done.stderr == "unidle: --out file/found cannot be made: Not a directory; name another folder.\n"
+    assert done.stderr == "unidle: --out file/found cannot be created (Not a directory); choose another folder.\n"
     assert not (tmp_path / "ran").exists()
 
 

@@ -203,9 +203,9 @@ def test_a_trial_goes_on_and_waits_in_turns() -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["--budget", "soon"], "unidle: --budget soon is no time; say it as 90s, 5m or 1h."),
-        (["--budget", "3s"], "unidle: --budget 3s is too short: the job is started twice, "),
-        (["--out", "nowhere/engine.yaml"], "unidle: --out nowhere/engine.yaml cannot be written: No such file"),
+        (["--budget", "soon"], "unidle: --budget soon is not a duration; use, for example, 90s, 5m or 1h."),
+        (["--budget", "3s"], "unidle: --budget 3s is too short: one comparison starts the job twice "),
+        (["--out", "nowhere/engine.yaml"], "unidle: --out nowhere/engine.yaml cannot be written (No such file"),
         (["--wurkers", "2"], "unidle: --wurkers: there is no setting `wurkers`; did you mean `workers`?"),
         (["--budgett", "40s"], "unidle: --budgett: there is no setting `budgett`; did you mean `budget`?"),
         (["--xyzzy", "2"], "unidle: --xyzzy: there is no setting `xyzzy`; `unidle tune --help` lists them all."),
