@@ -1,1 +1,1 @@
-"""What drives a run: collecting, learning, evaluating, checkpoints."""
+"""The training loop: collecting, learning, evaluating, checkpoints."""

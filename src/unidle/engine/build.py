@@ -122,7 +122,7 @@ def make_envs(
     """Environments in this process, or in `workers` worker processes of `slices` slices each.
 
     Vector environments step as their library does. Asynchronous ones share an event loop in this process, or one per
-    worker process if the user sets workers; each is a slice of its own, unless the user sets the number of slices.
+    worker process if the user sets workers; each is its own slice, unless the user sets the number of slices.
     """
     maker = maker.for_n_envs(n_envs)
     if env_spec.on_device:

@@ -12,14 +12,14 @@ The environments are divided into slices, which are stepped together. Invariants
 
 1. *Which weights act.* Rollout k is acted by w_max(0, k + 1 − S), in every environment and at every step, however fast
    or slow anything was. For S = 1 that is w_k: textbook PPO.
-2. *When a slice may go on.* A slice takes T steps in rollout k, then T in rollout k + 1, without waiting for other
+2. *When a slice may continue.* A slice takes T steps in rollout k, then T in rollout k + 1, without waiting for other
    slices. All it needs is that its rollout is open. If it is not, the slice is parked until it opens.
 3. *When weights are published.* Only by `open_rollout`, after update k and its check for NaN: it copies w_{k+1} into
    the slot of rollout k + S, on the collector's stream, which first waits for the learner's stream. It never runs
    during inference, so the weights of an open rollout do not change.
-4. *Who owns a slot.* Rollouts `oldest` … `newest` are open, and newest < oldest + S. The slot of rollout k is handed to
-   the learner when every slice has finished rollout k, and reopens only after update k. Nobody writes to a slot that is
-   being learned from.
+4. *Slot ownership.* Rollouts `oldest` … `newest` are open, and newest < oldest + S. The slot of rollout k is handed to
+   the learner when every slice has finished rollout k, and reopens only after update k. A slot is never
+   written while it is learned from.
 5. *Why it is reproducible bit for bit.* The action of environment i at step t of rollout k is a function of its
    observation, the slot's weights (normaliser statistics included) and noise[t, i], drawn from (seed, k). Inference
    always has the full batch shape: rows that are not ready go to a trash row, so it does not matter which slices are
@@ -44,7 +44,7 @@ from unidle.engine.learn.learner import Learner
 from unidle.errors import TrainingError, UsageError
 from unidle.timeline import LEARN, SYNC, Timeline
 
-ENV_FAILURES = TrainingError, UsageError  # what environments that cannot continue raise
+ENV_FAILURES = TrainingError, UsageError  # raised by environments that cannot continue
 _POLL_SECONDS = 0.0005  # wait this long for environments before checking on the learner again
 
 
@@ -71,7 +71,7 @@ class SliceSchedule:
         return self.rollout[index] % self.n_slots
 
     def open_next(self) -> int:
-        """Open one more rollout, whose weights are there now; returns its index."""
+        """Open one more rollout, whose weights are now published; returns its index."""
         self.newest += 1
         parked, self.parked = self.parked, []
         self.enqueue(parked)
@@ -122,14 +122,14 @@ class RolloutCollector(Protocol):
         """Collect until the oldest open rollout is complete, and hand it to the learner."""
 
     def poll(self, seconds: float) -> bool:
-        """Act for slices that wait and receive those that are ready; False if no environment can go on."""
+        """Act for slices that wait and receive those that are ready; False if no environment can continue."""
 
     def open_rollout(self) -> None:
         """Publish the policy's current weights and let the next rollout begin."""
 
 
 class Overlap:
-    """Runs updates, and lets the environments go on meanwhile where there is a second slot."""
+    """Runs updates; with a second slot, the environments continue during an update."""
 
     def __init__(self, collector: RolloutCollector, learner: Learner, timeline: Timeline) -> None:
         self._collector, self._learner, self._timeline = collector, learner, timeline

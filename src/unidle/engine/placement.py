@@ -37,7 +37,7 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
 def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool, cores: int | None = None) -> int:
     """Number of worker processes; 0 steps the environments in this process.
 
-    `is_busy`: this process needs a core of its own, and a worker there would slow down both. `cores` defaults to those
+    `is_busy`: this process needs its own core, and a worker on it would slow down both. `cores` defaults to those
     of this machine.
     """
     cores = cores or available_cores()

@@ -81,7 +81,7 @@ def _device_spec(env: Any, name: str, discretize: int | None) -> EnvSpec:
 def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> EnvSpec:
     check_spaces(env)
     actions = ActionLayout.of(env.action_space, discretize)
-    ObservationLayout.of(env.observation_space)  # refuse an unsupported space before the first step
+    ObservationLayout.of(env.observation_space)  # reject an unsupported space before the first step
     observation, info = check_return_value(_seeded_reset(env, seed), 2, "reset")
     check_observation(env.observation_space, observation, "reset")
     mask = mask_from(observation, info, env.observation_space)

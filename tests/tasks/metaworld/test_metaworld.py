@@ -342,7 +342,7 @@ def test_a_version_that_was_not_proven_is_stepped_by_the_stock_package(
     assert len(said) == 1
     assert said[0].startswith("Meta-World uses the stock package")
     assert f"{package} is 3" in said[0]
-    assert "proven with 0.9" in said[0]
+    assert "verified with 0.9" in said[0]
 
 
 def test_a_task_says_that_it_is_stepped_by_the_stock_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +384,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
 
 def test_another_mujoco_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metaworld_env, "version", {"metaworld": "3.1.1", "mujoco": "3.4.0"}.get)
-    with pytest.raises(UsageError, match=r"only with MuJoCo 3\.3\.0, and 3\.4\.0 is installed; run: pip install"):
+    with pytest.raises(UsageError, match=r"dynamics need MuJoCo 3\.3\.0, but 3\.4\.0 is installed; run: pip install"):
         MetaWorldTask("MT10", 0)
 
 

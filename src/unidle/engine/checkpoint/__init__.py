@@ -1,1 +1,1 @@
-"""The run folder, what a checkpoint holds, and going on from one."""
+"""The run folder, checkpoints, and resuming from them."""

@@ -27,7 +27,7 @@ from unidle.envs.protocol import Fault, HostEnvs
 from unidle.errors import TrainingError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
-_STALL_SECONDS = 0.002  # after this long, act for the slices that are ready, however few: slow ones hold up nobody
+_STALL_SECONDS = 0.002  # then act for the ready slices, however few, so that slow ones delay no others
 QUICK_SECONDS = 600e-6  # per step of a slice: four times what inference of a small network takes on a CPU
 
 
@@ -100,7 +100,7 @@ class HostCollector:
         self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their env indices
         self._pending: list[tuple[RolloutSlot, Where]] = []  # steps whose outcomes are in the block only
         self._in_flight = 0
-        self.is_cancelled = False  # the rollout being collected is not wanted any more
+        self.is_cancelled = False  # the current rollout was cancelled
         self.log = ActionLog(n_envs, rollouts[0].actions.shape[2])
         self.stats = EpisodeStats()
 
@@ -136,7 +136,7 @@ class HostCollector:
         self.schedule.open_next()
 
     def poll(self, seconds: float = _STALL_SECONDS) -> bool:
-        """Act for slices that wait, and receive those ready within `seconds`; False if no environment can go on."""
+        """Act for slices that wait, and receive those ready within `seconds`; False if no environment can continue."""
         envs, timeline, schedule = self.envs, self._timeline, self.schedule
         if schedule.waiting:
             timeline.enter(INFERENCE)
@@ -152,7 +152,7 @@ class HostCollector:
         try:
             stepped = envs.recv(min(self._min_ready, self._in_flight), seconds)
         except TrainingError:
-            self.faults.report()  # including the one that was too many
+            self.faults.report()  # including the fault that exceeded the limit
             raise
         timeline.enter(STORAGE)
         self._in_flight -= len(stepped)
@@ -198,7 +198,7 @@ class HostCollector:
     def _where(self, slices: list[int]) -> Where:
         """[step, env] of each slice's current observation."""
         step, retry = self.schedule.step, self.faults.retry
-        if not retry:  # plain slices where they suffice: faster than to gather and scatter
+        if not retry:  # basic slices where possible: faster than gather and scatter
             first = int(step[slices[0]])
             if len(slices) == 1:
                 return first, slice(*self.envs.bounds[slices[0]])

@@ -31,7 +31,7 @@ Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment]
 class PageLock:
     """Page-locks a block of memory, so that copies between it and a GPU are asynchronous.
 
-    Does nothing if the memory is locked already; whoever locked it also unlocks it.
+    Does nothing if the memory is already locked; its owner unlocks it.
     """
 
     def __init__(self, block: SharedBlock) -> None:

@@ -1,1 +1,1 @@
-"""Evaluation: playing episodes, in the trainer or in processes of their own."""
+"""Evaluation: plays episodes in the trainer or in separate processes."""

@@ -1,4 +1,4 @@
-"""Adapters for batched simulators that keep their state to themselves. Their steps return:
+"""Adapters for batched simulators with internal state. Their steps return:
 
     Isaac Lab, mjlab            (observation groups, reward, terminated, time_outs, extras); they reset within the step,
                                 and extras["final_obs"] has the final observation only if it was requested
@@ -28,7 +28,7 @@ _FINAL = ("final_obs", "final_observation")  # the second is Gymnasium's name be
 
 
 class _Simulator:
-    """What the adapters share: no state to return, and tensors moved to the policy's device."""
+    """Shared by the adapters: no state is returned, and tensors are moved to the policy's device."""
 
     episode_limit = 1  # an episode may be truncated at any step
 
@@ -76,7 +76,7 @@ class IsaacEnv(_Simulator):
             self._group = _group_of(space, name)
             self.observation_space = _group_space(known[self._group] if known else space, self._group, name)
         else:
-            # With a name that is wrong, all of them: the policy reports it and lists what there is.
+            # If a name is unknown, keep all groups: the policy reports the error and lists them.
             names = obs_groups if obs_groups and known.keys() >= set(obs_groups) else list(known)
             self.observation_space = spaces.Dict({group: _group_space(known[group], group, name) for group in names})
             self._groups = list(self.observation_space.spaces)

@@ -8,10 +8,10 @@ When a worker dies at any point, or hangs and is killed, a new one replaces it. 
 
 1. the trainer touches nothing of a worker before its process is gone and reaped, and starts the next one only after its
    slices, semaphores and messages are in order: two processes never own the same slice;
-2. the flags of its slices hold all there is to know. STEP: the step did not happen, however far it got, and its
+2. the flags of its slices hold the complete state. STEP: the step did not happen, however far it got, and its
    environments, partly written or not, are written again. DONE or DONE_WITH_FAULTS: the results were complete before
    the flag was set, so the step counts, but its episodes cannot continue: they are truncated. IDLE: no step was
-   requested; its episodes are lost all the same, and `restarted` reports them;
+   requested; its episodes are lost too, and `restarted` reports them;
 3. if it died before ringing `ready`, the flags make up for it, because they are checked at least every POLL_SECONDS; an
    extra ring only causes an extra check. A post is one atomic addition, so `ready`, which other workers use too, stays
    consistent. Its own `go` is initialised again: it may hold posts, or count a waiter that no longer exists;

@@ -149,7 +149,7 @@ class EnvSlot:
     # -- saving and restoring an open episode --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """Return `state_dict()` of the environment, if it has one and no wrapper has state of its own."""
+        """Return `state_dict()` of the environment, if it has one and no wrapper has its own state."""
         self._heartbeat()
         if self.env is None or not _is_restorable(self.env):
             return None

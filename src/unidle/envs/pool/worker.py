@@ -43,7 +43,7 @@ class WorkerSignals:
     entries of the block. After setting a flag to STEP, or a command, the trainer rings the worker's `go`; after
     handing a slice back, the worker rings `ready`. A ring carries no information, the flags do. A flag DONE_WITH_FAULTS
     or FAILED stands for exactly one message, sent after it: a pipe has a limited capacity, and the trainer reads it
-    when it sees the flag. Whoever sees a flag also sees everything written before it: x86-64 orders stores.
+    when it sees the flag. A process that sees a flag also sees everything written before it: x86-64 orders stores.
     """
 
     flags: np.ndarray  # [slices] uint8, one per cache line to avoid false sharing

@@ -1,4 +1,4 @@
-"""Packs the infos of many environments for the way between processes.
+"""Packs the infos of many environments for transfer between processes.
 
 Most environments report the same few numbers after every step. One array per key is then much faster to pickle and to
 merge than a dict per environment. The merged result always equals that of `VectorEnv._add_info`.

@@ -1,6 +1,6 @@
 """Polls GPU sensors in a background thread, so that readings can be averaged per phase.
 
-Power is an instantaneous value and is read ten times a second. Memory changes seldom, and the driver itself sums or
+Power is an instantaneous value and is read ten times a second. Memory rarely changes, and the driver itself sums or
 averages the other readings, so they are polled once a second, at a tenth of the cost.
 """
 

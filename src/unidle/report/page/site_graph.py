@@ -24,7 +24,7 @@ from unidle.report.page.graph_layout import halo, placed, spread
 SIZE = (1100, 620)
 _MOST_PAGES, _MOST_LINKS, _MOST_LETTERS = 120, 4000, 300  # limits for untrusted files
 _TOP, _BOTTOM, _MARGIN = 76.0, 566.0, 8.0  # where the graph lies; below it the walk
-_KINDS = {  # class → what the legend says
+_KINDS = {  # class → legend entry
     "found": "about the topic",
     "other": "not about it",
     "failed": "failed",
@@ -92,7 +92,7 @@ def site_graph(story: _Story) -> str:
     )
 
 
-# -- what is drawn -----------------------------------------------------------------------------------------------------
+# -- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def _head(story: _Story) -> str:

@@ -78,11 +78,11 @@ class Monitor:
         return Group(shown, Text(), Text(self._driver.no_gpu_reason, "yellow")) if self._driver.no_gpu_reason else shown
 
     def table(self, parts: Sequence[Part], width: int) -> Group:
-        """Some parts of it, as they are now."""
+        """Render the given parts."""
         return readings_table(parts, width, self._window_s, time.perf_counter_ns())
 
     def gpu_parts(self, *, is_brief: bool = False) -> Iterator[Part]:
-        """A part for each GPU: its readings, whether it is slowed down, and who uses it."""
+        """Return a part per GPU: its readings, throttling, and the processes that use it."""
         for gpu in self._driver.gpus:
             skip = tuple(reading.name for reading in gpu.readings if is_brief and reading.name not in _MAIN)
             notes = _noted("used by", [_gpu_process(process) for process in gpu.processes or ()])
@@ -150,7 +150,7 @@ def watch(
         next_draw += _PRINT_EVERY_S
     try:
         while True:
-            began = clock()  # polls are at least one interval apart; a late one is not made up for
+            began = clock()  # polls are at least one interval apart; a late one is not caught up
             has_news |= monitor.poll()
             if has_news and clock() >= next_draw:
                 if live:

@@ -146,7 +146,7 @@ class Fetcher:
             return False
         return True
 
-    # -- a request, and what it leads to -------------------------------------------------------------------------------
+    # -- requests, retries and redirects -------------------------------------------------------------------------------
 
     async def _fetch_with_retries(self, method: str, url: str, limit: int, for_robots: bool = False) -> Page:
         """Fetch with up to `retries` retries after transient failures."""
@@ -274,7 +274,7 @@ class Fetcher:
         origin, now = _origin(target), time.monotonic()
         until, task = self._robots.get(origin, (0.0, None))
         if task is None or now >= until:
-            # A task of its own, shared by all requests: cancelling one request does not cancel it.
+            # A separate task, shared by all requests: cancelling one request does not cancel it.
             task = asyncio.create_task(self._fetch_robots(target, origin))
             self._robots[origin] = now + _ROBOTS_SECONDS, task
         found = task.result() if task.done() else await asyncio.shield(task)

@@ -21,7 +21,7 @@ from unidle.tuning.advice.finding import (
 _NEARLY_FULL, _FAR_FROM_FULL = 0.9, 0.25
 _SLOW_BUS = 6e9  # bytes/s; pinned memory over PCIe 3 reaches twice that
 _OFTEN = 0.2
-# How the engine says that something takes a slower way.
+# Phrases in the engine's messages about slower fallbacks.
 _INFERENCE, _EAGER, _OF_THE_MEMORY = ("inference", "fused inference", "rollout"), "runs eagerly", "lies on the host"
 
 

@@ -133,7 +133,7 @@ def use_the_cpu(facts: Facts) -> Finding | None:
     if not facts.profile.on_gpu or there is None:
         return None
     if there.inference >= here.inference and there.learning >= here.learning:
-        return None  # the gain would come from another way of stepping
+        return None  # the gain would come from stepping differently
     engine = facts.config.engine
     faster = gain(facts, dataclasses.replace(engine, device="cpu"))
     if faster is None or faster < max(WORTH, gain(facts, dataclasses.replace(engine, graphs=True)) or 0.0):

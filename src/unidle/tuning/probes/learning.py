@@ -25,7 +25,7 @@ from unidle.tuning.probes.training import replay_is_off_device
 _LONGEST_PROBE = 3  # times its share of the time
 _WORTH_THREADS = 2e-3  # seconds per update above which more threads are tried
 _FEWEST_TURNS = 5
-_PREPARING = 4  # pieces, at most, before the first update
+_PREPARING = 4  # rollouts, at most, before the first update
 _SMALL_MEMORY = 100_000  # steps
 
 
@@ -33,7 +33,7 @@ class LearningProbes:
     """Learns from one rollout repeatedly; each probe takes about `share` seconds and returns seconds per rollout."""
 
     def __init__(self, config: Config, share: float, parts: RunParts, slot: RolloutSlot) -> None:
-        """`parts` are the job's own, and `slot` holds a whole rollout before anything is probed."""
+        """`parts` are the job's own, and `slot` must hold a complete rollout before the first probe."""
         self._config, self._share, self._parts, self._slot = config, share, parts, slot
         self._device = parts.algo.parameters.flat.device
         buffer_size = vars(config.recipe).get("buffer_size", _SMALL_MEMORY)
@@ -155,7 +155,7 @@ class LearningProbes:
     def _set_up(self, algo: Algorithm, recipe: Recipe, longest: float) -> float:
         """Learn until everything is set up, and return the seconds of the last run."""
         if self._device.type == "cuda":
-            # The first captures graphs; the second, where the first only fills a memory to learn from.
+            # The first captures graphs, or the second if the first only fills a replay buffer.
             for _ in range(1 if recipe.on_policy else 2):
                 self.once(algo, recipe, longest)
         return self.once(algo, recipe, longest)

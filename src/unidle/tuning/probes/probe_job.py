@@ -90,7 +90,7 @@ class _Probes:
         requests = bool(envs.block.request_counts())
         step_seconds = parts.env_spec.step_seconds
         steps: Steps | None = bare.steps
-        if not fixed:  # quick steps wait for nothing, and their time is known well enough
+        if not fixed:  # fast steps do not wait for I/O, and their time is known well enough
             alone = step_seconds >= QUICK_STEP
             steps = step_alone(self._maker, parts.env_spec, engine, self._share) if alone else None
         if not fixed:
@@ -218,14 +218,14 @@ class _Probes:
             inference = self._inference(slot, envs)
             _spread(slot, envs)
             learning = LearningProbes(config, self._share, parts, slot).seconds_or_a_guess()
-            # Elsewhere the environments may be shared out in another way, which is for the model to say.
+            # On the other device environments may be divided differently, which the model accounts for.
             is_here = engine.device == self._config.engine.device
             return Pace(inference, learning, self._collecting(config, parts, envs)[0] if is_here else None)
 
     # -- environments on the device ------------------------------------------------------------------------------------
 
     def _on_device(self, parts: RunParts, collector: DeviceCollector) -> ProbeResults:
-        """Rollout and learning are of one piece, or nearly: what can be told apart is told."""
+        """Measure rollout and learning, separately if they are not a single graph."""
         recipe, engine = self._config.recipe, self._config.engine
         collecting, learning = time_on_device(parts, collector, recipe.total_batch, self._config.run.seed, self._share)
         profile = Profile(
@@ -273,7 +273,7 @@ def _rollout(parts: RunParts, n_steps: int, n_envs: int) -> Rollout:
 
 
 def _spread(slot: RolloutSlot, envs: HostEnvs) -> None:
-    """Fill a rollout with the observations in the block, at every step, and actions that suit them."""
+    """Fill every step of a rollout with the observations in the block and valid actions."""
     rollout = slot.rollout
     slot.inference.act((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))
     rollout.obs.copy_(torch.from_numpy(envs.block.obs).to(rollout.obs.device).expand_as(rollout.obs))

@@ -26,7 +26,7 @@ def job_maker(config: Config) -> EnvMaker:
 def new_trainer(
     config: Config, callback: Callback, say: Callable[[str], None], meter: TimeMeter | None = None
 ) -> Trainer:
-    """The job's trainer; `callback` hears of every iteration."""
+    """Return the job's trainer; `callback` is called after every iteration."""
     network = resolve_network(config.recipe.network)[0]
     listener = _Saying(say)
     return Trainer(config, job_maker(config), listener, network=network, after_iteration=[callback], meter=meter)
@@ -48,7 +48,7 @@ def replay_is_off_device(algo: Algorithm) -> bool:
 
 
 class _Saying(SilentDisplay):
-    """Passes on what must be said."""
+    """Forwards messages and shows no progress."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.on_message = say

@@ -36,7 +36,7 @@ _MOST_STACKS = 5000
 _MOST_THREADS = 16
 # Length of a profiler window, and the pause between two: at first, and later in a long run.
 _WINDOW_S, _FIRST_WINDOWS_S, _LAST_WINDOWS_S = 0.2, 2.5, 30.0
-_MOST_LOST = 3  # windows without result before windows are given up
+_MOST_LOST = 3  # windows without a result before windows are disabled
 _MOST_RECENT = 1000  # samples, about ten seconds; a driver reading covers at most the last one
 _PAIR_S, _PAIRED = 0.0002, 0.3  # time between the two samples of a pair, and share of samples taken in pairs
 _WORKER_WORDS = (

@@ -20,7 +20,7 @@ from unidle.tasks.web.site.topics import ADVERTISING_WORDS, HONEST_WORDS, PLAIN_
 NAMES = tuple(TOPICS)
 _SAME_TOPIC = 0.35  # of a page's links; of the others, some by chance
 _HONEST = 0.35  # of links: their text is about their target's topic
-_LYING = 0.45  # of links that leave the topic: their text says that they do not
+_LYING = 0.45  # of links to other topics whose text names this topic
 _TOPIC_WORDS = (0.05, 0.15)  # share of a page's words that are about its topic, from page to page
 _STRAY_WORDS = 0.01  # share that are about some other topic
 _PARAGRAPH = 60  # words

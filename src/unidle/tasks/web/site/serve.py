@@ -70,7 +70,7 @@ class SiteServer:
     """A server of generated sites."""
 
     def __init__(self, serving: Serving) -> None:
-        _aiohttp_web()  # if it is missing, this is the time to say so
+        _aiohttp_web()  # report a missing package early
         self.serving = serving
         self.url = ""  # set by `start`
         self.answers: Counter[int] = Counter()  # by status
