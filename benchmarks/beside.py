@@ -1,4 +1,4 @@
-"""Another program beside a job: it is there before the job starts, and gone when that is over, however it ends."""
+"""Runs another program concurrently with a job: it starts before the job and ends with it, even if the job fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 _PATIENCE_S = 20.0
 _READY = "ready"
 
-# It goes on until its input ends, which it does with whoever started it, even if that is killed.
+# It runs until its stdin closes, which happens when its parent exits, even if the parent is killed.
 _HOLD_GPU_MEMORY = f"""
 import sys, torch
 free, _ = torch.cuda.mem_get_info()
@@ -22,14 +22,14 @@ sys.stdin.read()
 
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a program that says when it is ready, and ends when its input does."""
+    """Run a program that reports when it is ready and exits when its stdin closes."""
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert program.stdin is not None
     assert program.stdout is not None
     try:
         said = program.stdout.readline().strip()
         if said != _READY:
-            raise RuntimeError(f"The program beside the job was not ready: {said or 'it ended'}.")
+            raise RuntimeError(f"The concurrent program did not get ready: {said or 'it ended'}.")
         yield program
     finally:
         program.stdin.close()
@@ -42,5 +42,5 @@ def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def gpu_memory_held(room: int) -> list[str]:
-    """The command of a program that takes all memory of the GPU but `room` bytes."""
+    """Return the command of a program that occupies all GPU memory except `room` bytes."""
     return [sys.executable, "-c", _HOLD_GPU_MEMORY, str(room)]

@@ -2,13 +2,13 @@
 
     python benchmarks/cpu_bound.py [--settings fast heavy beast old wide] [--seconds 8]
 
-PPO on HalfCheetah-v5. Each measurement is a process of its own: its first iterations, and on a GPU its first seconds
-until the run's own meter has had its look through the profiler, are warm-up; then so many seconds are measured, then
-two iterations are profiled for what the GPU did in which phase. Where there are several, the order is A B B A. SB3 runs
-one process per environment (SubprocVecEnv), as its users do. The ceiling is bare stepping: as many environments, shared
-out among processes that do nothing else, the best over several numbers of them, each measured before and after the
-training it is compared with, for a machine's speed is not the same all the time. Settings that are not named keep the
-figures of an earlier run.
+PPO on HalfCheetah-v5. Each measurement is a separate process. Its first iterations are warm-up, on a GPU also its first
+seconds, until the run's meter has calibrated itself with the profiler. Then `--seconds` are measured, and two
+iterations are profiled to attribute GPU time to phases. Repeated measurements alternate, A B B A. SB3 uses one process
+per environment (SubprocVecEnv), as is usual. The ceiling is bare stepping: the same number of environments, divided
+among processes that do nothing else, with the best of several numbers of processes, measured before and after the
+training it is compared with, because a machine's speed varies. Settings that are not named keep the figures of an
+earlier run.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ import numpy as np
 from machine import RESULTS, WARM_UP_S, provenance, save
 
 ENV = "HalfCheetah-v5"
-# What each setting changes of its preset; `order` is who is measured, one after the other.
+# The changes of each setting to its preset; `order` is the sequence of measurements.
 SETTINGS: dict[str, dict[str, Any]] = {
     "fast": {"preset": "fast", "order": ["sb3", "strict", "off"]},
     "heavy": {"preset": "heavy", "order": ["strict", "sb3", "off"]},
     "beast": {"preset": "beast", "order": ["sb3", "strict", "off", "strict", "sb3"]},
-    # A setting from a hand-over note: 48 × 43 is no multiple of 512, so SB3's last minibatch of each epoch has 16
-    # samples in it. unidle refuses that and gets the next divisor.
+    # 48 × 43 is not a multiple of 512, so SB3's last minibatch of each epoch has 16
+    # samples. unidle rejects that, so it uses the next divisor.
     "old": {
         "preset": "fast",
         "changes": {"n_envs": 48, "n_steps": 43, "n_epochs": 10, "net_arch": (256, 256), "batch_size": 516},
         "sb3_changes": {"batch_size": 512},
         "order": ["sb3", "strict", "off"],
     },
-    # Another recipe, not comparable by steps/s alone: as many samples per iteration from more environments.
+    # Another recipe, not comparable by steps/s alone: the same number of samples per iteration from more environments.
     "wide": {"preset": "beast", "changes": {"n_envs": 1024, "n_steps": 32}, "order": ["strict", "off", "strict"]},
 }
 CEILINGS = {"beast": 64, "wide": 1024}
@@ -52,7 +52,7 @@ _PATIENCE_S = 90.0
 
 
 class GpuWatch(threading.Thread):
-    """Mean utilisation (NVML's: some kernel ran) and power while it runs."""
+    """Mean GPU utilisation (NVML: some kernel ran) and power while it is active."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -64,13 +64,13 @@ class GpuWatch(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Read ten times a second: the driver renews its figures no faster."""
+        """Poll ten times a second, the driver's update rate."""
         while not self._over.wait(0.1):
             utilisation = self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu
             self._readings.append((utilisation, self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1000))
 
     def result(self) -> dict[str, float]:
-        """Stop, and say what was seen."""
+        """Stop and return the means."""
         self._over.set()
         self.join()
         utilisation, power = np.mean(self._readings, 0)
@@ -78,7 +78,7 @@ class GpuWatch(threading.Thread):
 
 
 class Meter:
-    """Steps per second once it has warmed up, then two iterations under the profiler."""
+    """Measures steps per second after warm-up, then profiles two iterations."""
 
     def __init__(self, seconds: float) -> None:
         import torch
@@ -94,11 +94,11 @@ class Meter:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is being measured, or was."""
+        """Whether the measurement has started."""
         return bool(self._marks)
 
     def mark(self, step: int) -> bool:
-        """Note the end of an iteration; True when enough was seen."""
+        """Record the end of an iteration; True when the measurement is complete."""
         if self._profiler is not None:
             self._profiled += 1
             if self._profiled == 2:
@@ -153,7 +153,7 @@ def in_phase(name: str, call: Any) -> Any:
 
 
 def gpu_shares(profiler: Any) -> dict[str, float]:
-    """For how much of the profiled time, and of the phases in it, some kernel or copy was running."""
+    """Return the share of the profiled time, and of each phase, in which a kernel or copy was running."""
     events = profiler.profiler.kineto_results.events()
     work, phases = [], {"rollout": [], "learning": []}  # type: ignore[var-annotated]
     for event in events:
@@ -201,7 +201,7 @@ def _overlap(left: Spans, right: Spans) -> int:
 
 
 def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dict[str, float]:
-    """One training run, broken off when enough was seen."""
+    """Run one training, stopped when the measurement is complete."""
     import unidle
     from unidle.engine.collect.host import HostCollector
     from unidle.engine.overlap import Overlap
@@ -237,7 +237,7 @@ def measure_unidle(setting: dict[str, Any], seconds: float, overlap: str) -> dic
 
 
 def sb3_model(recipe: dict[str, Any], seed: int | None = None) -> Any:
-    """SB3's PPO with this recipe, matrix products in TF32 as unidle's are."""
+    """Return SB3's PPO with this recipe, with TF32 matrix products like unidle."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -267,7 +267,7 @@ def measure_sb3(setting: dict[str, Any], seconds: float) -> dict[str, float]:
     meter = Meter(seconds)
 
     class Watch(BaseCallback):
-        def _on_rollout_start(self) -> None:  # the last iteration's learning is over
+        def _on_rollout_start(self) -> None:  # the last iteration's update is complete
             self.enough = self.num_timesteps > 0 and meter.mark(self.num_timesteps)
 
         def _on_step(self) -> bool:
@@ -323,7 +323,9 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument("--side", choices=["strict", "off", "sb3"], help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument(
+        "--side", choices=["strict", "off", "sb3"], help=argparse.SUPPRESS
+    )  # internal: run one measurement in this process
     arguments = parser.parse_args()
     if arguments.side:
         setting = SETTINGS[arguments.settings[0]]
@@ -348,7 +350,7 @@ def main() -> None:
 
 
 def _add_ceiling(result: dict[str, Any], name: str, out: Path | None) -> None:
-    """Measure bare stepping once more, where a setting is compared with it."""
+    """Measure bare stepping again if a setting is compared with it."""
     if name in CEILINGS:
         rounds = [*result["ceiling"].get(name, {}).get("rounds", []), ceiling(CEILINGS[name], 2.0)]
         result["ceiling"][name] = {"rounds": rounds, **_mean(rounds)}

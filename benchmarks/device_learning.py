@@ -1,10 +1,9 @@
-"""Does training on device environments learn? Each task against a stated baseline, several seeds, curves kept.
+"""Do policies learn in device environments? Each task against a baseline, several seeds, with learning curves.
 
     python benchmarks/device_learning.py [--tasks Pendulum …] [--seeds 3] [--picture docs/images/device.svg]
 
-Judged by 100 episodes in new environments with seeds that training never saw: the mode action, or sampled ones where
-the task says so. Runs that benchmarks/results/device_learning.json already holds for the same settings are not
-done again.
+Judged by 100 episodes in new environments with unseen seeds, with the mode action or, for some tasks, sampled actions.
+Runs that are already in benchmarks/results/device_learning.json for the same settings are not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 from machine import RESULTS, provenance, save
 
 EPISODES = 100
-# `goal` is what the mean return of every seed must be above; `baseline` says what that is more than.
+# The mean return of every seed must exceed `goal`; `baseline` describes it.
 TASKS: dict[str, dict[str, Any]] = {
     "CartPole": {
         "env": "unidle/CartPole-v1",
@@ -79,7 +78,7 @@ def train(task: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> str:
-    """One chart: the share of the way from the first evaluation to the goal."""
+    """Draw one chart: progress from the first evaluation (0) to the goal (1)."""
     from unidle.report.page.svg import Reference, Series, line_chart, standalone
 
     series = []

@@ -46,16 +46,18 @@ _ON_GPU = {
     ),
     "TF32 off": ("TF32 off", f"--env slow_envs:Cheap --precision fp32 {_LARGE} --n-epochs 20"),
     "healthy": ("nothing to gain", f"--env slow_envs:Cheap {_LARGE} --n-epochs 120"),
-    # With so large a network that nobody would rather use the CPU.
+    # A network so large that the CPU is not an alternative.
     "one environment": (
         "too few environments",
         f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1 --net-arch 1024,1024",
     ),
 }
 ON_ONE_CORE = {"healthy"}  # without a GPU: more cores would help what is healthy, on one nothing does
-ROOM_ON_GPU = {"oversized buffer": 6 * 2**30}  # bytes that another program leaves free: less than the job remembers
+ROOM_ON_GPU = {
+    "oversized buffer": 6 * 2**30
+}  # bytes that another program leaves free: less than the replay buffer needs
 
 
 def diagnosed_jobs(on_gpu: bool) -> dict[str, tuple[str, str]]:
-    """Those for a machine with a GPU, or without; what needs one comes first."""
+    """Return the jobs for a machine with or without a GPU; jobs that need one come first."""
     return {**_ON_GPU, **_ANYWHERE} if on_gpu else {**_ANYWHERE, **_WITHOUT_GPU}

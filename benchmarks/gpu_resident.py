@@ -1,12 +1,12 @@
-"""Environments on the GPU: unidle against PureJaxRL's manner and RSL-RL, the same work, one run, one machine.
+"""Environments on the GPU: unidle against a PureJaxRL-style PPO and RSL-RL, same work, one run, one machine.
 
     python benchmarks/gpu_resident.py [--n-envs 4096 32768] [--seconds 4] [--sides unidle unidle-bf16 jax rsl-rl]
 
 CartPole, 32 steps, 4 epochs of 4 minibatches, separate actor and critic of 64,64 tanh; RSL-RL at its own settings (24
-steps, 5 epochs of 4). Products are TF32's, but for the side that says bf16. The sides take turns, forwards and then
-backwards, each in a process of its own; compiling and capturing are not counted. Then the parts of one of unidle's
-iterations, each beside the least time that its arithmetic and its memory traffic take; how much of the time passes
-between two replays; and how long it takes until 100 and more episodes average 475, while exploring.
+steps, 5 epochs of 4). Matrix products use TF32, except on the side named bf16. The sides alternate, forwards and then
+backwards, each in a separate process; compiling and capturing are not counted. Further tables show the parts of one of
+unidle's iterations, each with a lower bound from its arithmetic and memory traffic; the share of time between two
+replays; and the time until at least 100 training episodes average 475.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from machine import RESULTS, WARM_UP_S, provenance, save
 
 STEPS, EPOCHS, MINIBATCHES, UNITS = 32, 4, 4, 64
 SIDES = ("unidle", "unidle-bf16", "jax", "rsl-rl")
-# An H200's, dense, with the clock that it boosts to.
+# Peak rates of an H200, dense, at its boost clock.
 _TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12
 _AT_ONCE = 10  # replays that are timed together
 
@@ -88,7 +88,7 @@ def measure_rsl_rl(n_envs: int, seconds: float) -> dict[str, Any]:
 
 
 def parts(n_envs: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each part of an iteration, captured on its own, and the least that it could take."""
+    """Return the milliseconds of each part of an iteration, captured separately, and a lower bound."""
     import torch
 
     from unidle.algos.ppo_ops import new_ppo
@@ -169,7 +169,7 @@ def _least(name: str, n_envs: int) -> float:
         "values and advantages": samples * 2 * network,
         "learning": 3 * EPOCHS * samples * 2 * network,
     }
-    # The state is read and written each step, and a row, an action, a reward and two flags are kept of it.
+    # Each step reads and writes the state, and stores an observation, an action, a reward and two flags.
     per_sample = {
         "rollout": 2 * 32 + 26,
         "values and advantages": 60,
@@ -180,7 +180,7 @@ def _least(name: str, n_envs: int) -> float:
 
 
 def solve(n_envs: int, seed: int) -> dict[str, float]:
-    """Seconds of training, after the first iteration, until a burst's episodes average 475; then 100 are evaluated."""
+    """Return the seconds from the second iteration until a burst's episodes average 475; then evaluate 100."""
     import unidle
 
     walls: list[float] = []
@@ -246,7 +246,7 @@ def main() -> None:
 
 
 def between(measured: dict[str, Any], n_envs: int, rate: float) -> float:
-    """Share of the time that passes between the end of an iteration and the start of the next."""
+    """Return the share of time between the end of an iteration and the start of the next."""
     return 1 - measured["iteration"]["ms"] / (1e3 * n_envs * STEPS / rate)
 
 

@@ -1,19 +1,18 @@
-"""Episodes on a website: unidle's event loop beside SB3's 32 processes with requests and BeautifulSoup.
+"""Episodes on a website: unidle's event loop against SB3's 32 processes with requests and BeautifulSoup.
 
 Both play the same episodes of `SiteExplore` on a generated site (30 KB pages, about 50 links each) that another process
-serves on this machine, with random links out of those on offer, and learn nothing. The peer's environment is the same
-class, but for how it gets a page (`requests`, one session per environment) and how it reads it (BeautifulSoup on lxml).
-Each side is a process of its own. Memory is what the pool adds: PSS of the process and its children while it runs, less
-what the process had, torch imported, before the pool was made. SB3's processes are forked, so that what was imported
-before is not counted as theirs. CPU time is that of the side with all its processes, and beside it that of the server,
-which needs some of the same cores.
+serves on this machine. Links are chosen at random, without learning. The baseline's environment is the same class
+except for fetching (`requests`, one session per environment) and parsing (BeautifulSoup on lxml). Each side is a
+separate process. Memory is what the pool adds: PSS of the process and its children while it runs, minus that of the
+process before the pool was created, with torch imported. SB3's processes are forked, so earlier imports do not count as
+theirs. CPU time is that of all processes of a side; that of the server, which shares the cores, is listed separately.
 
-unidle keeps what it read of a page, for all episodes, and reads the same bytes only once (`keep_pages`); here all pages
-are soon known. "reading anew" is without that: every page is parsed at every visit, as the peer does it.
+unidle caches the features of a page for all episodes and parses the same bytes only once (`keep_pages`); here all pages
+are soon cached. "reading anew" is without the cache: every page is parsed at every visit, as in the baseline.
 
     python benchmarks/io_bound.py              # ratio, memory, curve and shares: some minutes
     python benchmarks/io_bound.py --brief      # the ratio only
-    python benchmarks/io_bound.py --seconds 1  # everything, too short to be believed
+    python benchmarks/io_bound.py --seconds 1  # everything, but too short for reliable results
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ PAGES, LINKS, PAGE_BYTES = 1000, 50, 30_000
 
 @contextlib.contextmanager
 def served(latency: float) -> Iterator[tuple[str, int]]:
-    """The address of a site that another process serves, all of its pages made once already; and that process."""
+    """Return the URL of a site served by another process, with all pages generated already, and that process."""
     command = [sys.executable, "-m", "unidle.tasks.web.site", "--latency", str(latency), "--pages", str(PAGES)]
     command += ["--links", str(LINKS), "--page-bytes", str(PAGE_BYTES)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -123,7 +122,7 @@ def measured(step: Callable[[], int], seconds: float, before: float, server: int
 
 
 def random_links(masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One of the links on offer for each [N], and to stop where there are none."""
+    """Return a random candidate link for each environment [N]; stop if there are none."""
     chances = rng.random(masks.shape) * masks
     chances[:, -1] *= 1e-9
     return chances.argmax(1)
@@ -135,7 +134,7 @@ def random_links(masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def measure_unidle(
     url: str, server: int, seconds: float, episodes: int, loops: int, keep_pages: bool
 ) -> dict[str, float]:
-    """One event loop in this process (0), or in each of so many worker processes."""
+    """One event loop in this process (`loops` 0), or in each of `loops` worker processes."""
     import torch  # noqa: F401
 
     before = pss()
@@ -173,7 +172,7 @@ def _pool(url: str, episodes: int, loops: int, keep_pages: bool) -> Any:
 
 
 class RequestsFetcher:
-    """What `SiteExplore` asks of a Fetcher, by requests: nothing here ever waits without blocking."""
+    """The Fetcher interface that `SiteExplore` needs, with blocking `requests` calls."""
 
     def __init__(self) -> None:
         import requests
@@ -232,7 +231,7 @@ async def read_with_soup(body: bytes, url: str, content_type: str = "text/html",
 
 
 class PeerEnv(gymnasium.Env):
-    """`SiteExplore` as one would write it for 32 processes."""
+    """`SiteExplore` as a blocking environment for worker processes."""
 
     def __init__(self, url: str) -> None:
         from unidle.tasks.web import page
@@ -250,7 +249,7 @@ class PeerEnv(gymnasium.Env):
 
 
 def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine that never waits returns."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as over:
@@ -259,7 +258,7 @@ def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[str, float]:
-    """As many processes in lockstep, as SB3 has them."""
+    """SB3's SubprocVecEnv: one process per environment, in lockstep."""
     import torch  # noqa: F401
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
@@ -285,7 +284,7 @@ def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[s
 
 
 def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) -> dict[str, float]:
-    """CPU milliseconds of a step by what they are spent on; what is not named is the network's and the loop's."""
+    """Return the CPU milliseconds of a step by activity; the rest is the network stack and the event loop."""
     from unidle.envs.pool.slots import Slots
     from unidle.tasks.web import page, site_explore
     from unidle.tasks.web import page_features as features
@@ -326,7 +325,7 @@ def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) ->
 
 
 def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
-    """Add the CPU time of each call to `spent`; of a coroutine, not what others do while it waits."""
+    """Add the CPU time of each call to `spent`; for a coroutine, without the time while it is suspended."""
 
     def timed(*arguments: Any, **settings: Any) -> Any:
         began = time.thread_time()
@@ -395,7 +394,7 @@ def main() -> None:
 
 
 def measure_all(seconds: float, brief: bool) -> dict[str, Any]:
-    """All sides, and again in the opposite order; then where the time goes, and the curve."""
+    """Measure all sides, then again in reverse order; then the CPU breakdown and the scaling curve."""
     packages = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
     cores = len(os.sched_getaffinity(0))
     result: dict[str, Any] = {"machine": provenance(*packages), "latency": LATENCY, "page_bytes": PAGE_BYTES}
@@ -429,14 +428,14 @@ def measure_all(seconds: float, brief: bool) -> dict[str, Any]:
 
 
 def curve(latency: float, seconds: float, cores: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """So many episodes at a time, on a loop per core."""
+    """Measure with this many concurrent episodes, on one loop per core."""
     with served(latency) as site:
         for episodes in CURVE_EPISODES:
             yield episodes, side("unidle", site, seconds, episodes, cores)
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """Every side beside the peer."""
+    """Print every side relative to the baseline."""
     peer = result["sides"]["sb3"]
     head = ("steps/s", "× SB3", "CPU ms", "server ms", "added MiB", "of SB3", "load")
     print(f"{'':>30}" + "".join(f"{name:>11}" for name in head))

@@ -1,18 +1,18 @@
-"""Training on a website with the `max-gpu` recipe on a GPU: unidle's event loops beside SB3's 32 processes.
+"""Training on a website with the `max-gpu` recipe on a GPU: unidle's event loops against SB3's 32 processes.
 
-    python benchmarks/io_bound_gpu.py                # one GPU and some 16 cores: two to three minutes
+    python benchmarks/io_bound_gpu.py                # one GPU and about 16 cores: two to three minutes
     python benchmarks/io_bound_gpu.py --seconds 2 --servers 1 --loops 1 --episodes 32 --peers 4 --samples 512 \\
-        --peer-samples 256 --epochs 2 --arch 64 64   # no GPU, two cores: whether it runs at all
+        --peer-samples 256 --epochs 2 --arch 64 64   # smoke test: no GPU, two cores
 
 The site is that of io_bound.py (50 ms latency, 30 KB pages), served by `--servers` processes on the same machine, one
 core each; unidle has `--loops` worker processes with an event loop each (default: all other cores but two). Network,
 minibatch and epochs are those of the preset `max-gpu`. Its rollouts of 32 × 8,192 steps would take SB3 minutes each, so
-they are shorter here: `--samples` an iteration, `--peer-samples` for SB3. As every sample is learned from equally
-often, what is collected and what is learned keep their proportion. SB3 has no action masks: it takes the n-th of the
-links on offer, counted round, so that every step makes a request there too.
+they are shorter here: `--samples` per iteration, `--peer-samples` for SB3. Every sample is used in the same number of
+epochs, so the ratio of collecting to learning stays the same. SB3 has no action masks: the action is taken modulo the
+number of candidate links, so that every step makes a request there too.
 
-Memory is that of the processes that step environments (PSS). Cores say what limits it: those of the trainer, of its
-environments and of the servers, in CPU seconds a second.
+Memory is the PSS of the processes that step environments. Core usage shows the bottleneck: CPU seconds per second of
+the trainer, its environments and the servers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PACKAGES = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautiful
 
 
 class Watch:
-    """`Meter`, and beside it the cores and the memory that were used meanwhile."""
+    """`Meter`, plus the cores and memory used during the measurement."""
 
     def __init__(self, seconds: float, servers: list[int]) -> None:
         import psutil
@@ -56,7 +56,7 @@ class Watch:
         self.result: dict[str, float] = {}
 
     def mark(self, step: int) -> bool:
-        """Note the end of an iteration; True when enough was seen."""
+        """Record the end of an iteration; True when the measurement is complete."""
         was_measured = bool(self.meter.result)
         enough = self.meter.mark(step)
         if self.meter.has_begun and self._before is None:
@@ -84,7 +84,7 @@ class Watch:
 
 
 def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) -> None:
-    """One training run, broken off when enough was seen."""
+    """Run one training, stopped when the measurement is complete."""
     import unidle
 
     def after_iteration(context: unidle.CallbackContext) -> None:
@@ -113,7 +113,7 @@ def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) ->
 
 
 def recipe(given: argparse.Namespace) -> dict[str, Any]:
-    """What both sides have in common: the preset's, but for what the flags say."""
+    """Return the settings of both sides: the preset's, with the changes given by flags."""
     from unidle.config.presets import load_preset
 
     preset = load_preset(PRESET).values
@@ -126,7 +126,7 @@ def recipe(given: argparse.Namespace) -> dict[str, Any]:
 
 
 class RoundPeer(PeerEnv):
-    """A peer that makes a request whatever it is told, but for to stop."""
+    """The baseline environment; every action except stop makes a request."""
 
     def step(self, action: Any) -> Any:
         explorer = self._explorer
@@ -151,7 +151,7 @@ def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> No
     class Marks(BaseCallback):
         enough = False
 
-        def _on_rollout_start(self) -> None:  # the last iteration's learning is over
+        def _on_rollout_start(self) -> None:  # the last iteration's update is complete
             self.enough = self.num_timesteps > 0 and watch.mark(self.num_timesteps)
 
         def _on_step(self) -> bool:
@@ -172,7 +172,7 @@ def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> No
 
 @contextlib.contextmanager
 def all_served(count: int) -> Iterator[tuple[list[str], list[int]]]:
-    """The sites of so many servers, and their processes."""
+    """Start the servers; return their sites and processes."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as threads:
         servers = [served(LATENCY) for _ in range(count)]
         entered = list(threads.map(lambda server: server.__enter__(), servers))
@@ -206,7 +206,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=None, help="instead of the preset's")
     parser.add_argument("--arch", type=int, nargs="+", default=None, help="instead of the preset's")
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument(
+        "--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS
+    )  # internal: run one measurement in this process
     parser.add_argument("--side-episodes", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sites", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, nargs="+", help=argparse.SUPPRESS)
@@ -231,7 +233,7 @@ def main() -> None:
 
 
 def print_table(result: dict[str, Any], peer: str) -> None:
-    """Every side beside the peer; – where there is no GPU to be read."""
+    """Print every side relative to the baseline; – without a GPU."""
     keys = {
         "steps/s": ("steps_per_second", "{:,.0f}"),
         "NVML %": ("gpu_percent", "{:.0f}"),

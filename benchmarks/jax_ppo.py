@@ -1,11 +1,10 @@
-"""The peer of gpu_resident.py: PPO in JAX in PureJaxRL's manner, environment and learning in one `jit`.
+"""The JAX baseline of gpu_resident.py: PPO in the style of PureJaxRL, environment and learning in one `jit`.
 
     python benchmarks/jax_ppo.py --n-envs 4096 [--updates 100]
 
 The same work as unidle does there: gymnax' CartPole, separate actor and critic of 64,64 tanh, 32 steps, 4 epochs of 4
 minibatches, Adam with gradients clipped to 0.5. Prints one line of JSON: steps per second of the second call, when
-everything is compiled, and the mean length of an
-episode at the end.
+everything is compiled, and the mean episode length at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def network(key: Any, outputs: int, gain: float) -> list[tuple[Any, Any]]:
 
 
 def forward(layers: list[tuple[Any, Any]], x: Any) -> Any:
-    """Through the layers, tanh between them."""
+    """Apply the layers, with tanh between them."""
     for weights, bias in layers[:-1]:
         x = jnp.tanh(x @ weights + bias)
     weights, bias = layers[-1]
@@ -84,7 +83,7 @@ def adam(params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def train(n_envs: int, updates: int, carry: Any) -> tuple[Any, Any]:
-    """So many iterations; returns where everything stands, and the mean length of an episode in each."""
+    """Run the iterations; return the final state and the mean episode length of each."""
 
     def step(runner: Any, _: Any) -> tuple[Any, Any]:
         params, state, observation, key = runner

@@ -2,10 +2,10 @@
 
     python benchmarks/learning.py [--envs CartPole-v1 …] [--seeds 10] [--jobs 2]
 
-Runs that benchmarks/results/learning.json already holds for the same settings are not done again.
+Runs that are already in benchmarks/results/learning.json for the same settings are not repeated.
 Judged by the policy at the end of training (not the best on the way), mode action, the same 50 episodes on both sides.
 "No worse": the inter-quartile mean over seeds, ours − theirs; its lower 95 % bound by bootstrap (both sides resampled
-on their own) lies above −5 % of (theirs − random policy).
+independently) lies above −5 % of (theirs − random policy).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from machine import RESULTS, provenance, save
 
-# The hyper-parameters, in Stable-Baselines3's words; what is not named is its default on both sides.
+# Hyper-parameters, with Stable-Baselines3's names; all others have its defaults on both sides.
 TASKS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "timesteps": 100_000,

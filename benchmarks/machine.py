@@ -1,8 +1,8 @@
-"""What benchmarks have in common: how long they warm up, and what their results carry: machine, versions and date.
+"""Shared by all benchmarks: warm-up time, and the machine, versions and date in the results.
 
     python benchmarks/machine.py
 
-says what `sources` is for the code that is here: results of the same code have the same.
+prints `sources`, a hash of the current code: results of the same code have the same hash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# On a GPU, after the first iteration: captures, and the one look that a run's own meter takes through the profiler.
+# On a GPU, after the first iteration: graph capture, and the profiler window of the run's meter.
 WARM_UP_S = 6.0
 RESULTS = Path(__file__).parent / "results"
 
@@ -40,7 +40,7 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def sources() -> str:
-    """A short hash of unidle's code: the version alone does not say what was measured."""
+    """Return a short hash of unidle's code: the version number alone does not identify it."""
     code = Path(__file__).parents[1] / "src" / "unidle"
     every = sha256()
     for path in sorted(code.rglob("*.py")):

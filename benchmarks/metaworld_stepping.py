@@ -1,11 +1,11 @@
-"""Meta-World on one core: the faster way against the stock package, in steps per second of CPU time.
+"""Meta-World on one core: the accelerated environments against the stock package, in steps per CPU second.
 
     python benchmarks/metaworld_stepping.py [--benchmark MT10] [--episodes 4] [--rounds 2]
 
-Whole episodes of every task with random actions, resets included, each side in a process of its own on one thread. The
-sides take turns, A/B/B/A; the median counts. CPU time and not the clock: what others do on the machine is not measured.
-Both sides are `MetaWorldTask`, and so differ in nothing but `accelerated`; the same seeds give the same episodes, and
-the sum of all rewards has to come out the same to the last bit. The warm-up reads the models, and resets once.
+Whole episodes of every task with random actions, resets included, each side in a separate process with one thread. The
+sides alternate, A B B A; the result is the median. CPU time excludes the load of other programs. Both sides are
+`MetaWorldTask` and differ only in `accelerated`; the same seeds give the same episodes, and the sum of all rewards must
+be equal to the last bit. The warm-up loads the models and resets once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def play(benchmark: str, accelerated: bool, episodes: int) -> dict[str, Any]:
         spent = 0.0
         for episode in range(episodes):
             began = time.process_time()
-            # Every second episode has a goal that is new to the process; in a long run hardly any has.
+            # Every second episode has a goal that is new to the process; in a long run almost none has.
             env.reset(seed=1 + episode // 2)
             reset = time.process_time()
             for action in actions:
@@ -59,7 +59,9 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument("--one", choices=list(SIDES), help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument(
+        "--one", choices=list(SIDES), help=argparse.SUPPRESS
+    )  # internal: run one measurement in this process
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(play(arguments.benchmark, SIDES[arguments.one], arguments.episodes)))
@@ -71,7 +73,7 @@ def main() -> None:
             print(f"{side}: {_rate(seen[side][-1]):,.0f} steps per CPU second", file=sys.stderr, flush=True)
     sums = {run["rewards"] for runs in seen.values() for run in runs}
     if len(sums) != 1:
-        raise SystemExit(f"The sides did not play the same episodes: rewards add up to {sums}.")
+        raise SystemExit(f"The sides did not play the same episodes: their rewards sum to {sums}.")
     rates = {side: float(np.median([_rate(run) for run in runs])) for side, runs in seen.items()}
     result = {
         "machine": provenance("metaworld", "mujoco", "scipy"),

@@ -4,10 +4,10 @@
     python benchmarks/metaworld_training.py learn [--preset mt10-paper-1024] [--seeds 1 2 3] [--timesteps 2000000]
     python benchmarks/metaworld_training.py draw [--pictures docs/images]
 
-*speed* trains with the recipe of mt10-paper-1024 in as many environments as are named, without evaluations, from when
-learning has begun; the hours for 20 million steps are that rate's, extrapolated. *learn* trains from the first step
-with the preset's evaluations beside it, and keeps every evaluation. Each run is a process of its own. *draw* plots the
-evaluations that were kept, up to 2 million steps, beside what the paper has there, and the longest run as a whole.
+*speed* trains with the recipe of mt10-paper-1024 and each `--n-envs`, without evaluations, and measures once learning
+has started; the hours for 20 million steps are extrapolated. *learn* trains from the first step with the preset's
+asynchronous evaluations, and saves every evaluation. Each run is a separate process. *draw* plots the saved evaluations
+up to 2 million steps against the paper's results, and the longest run in full.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PAPER = {"2000000": 0.67, "5000000": 0.80, "10000000": 0.88, "20000000": 0.88}
 _COMPARED_AT = 2_000_000
 _WHOLE_RUN = 20_000_000
 _WARM_UP_STEPS, _PROFILED_SECONDS = 60_000, 1.0
-_KEPT = 40  # iterations of a run that are told of
+_KEPT = 40  # iterations of a run that are logged
 
 
 class Speedometer:
-    """Steps per second once it learns and has warmed up, what the GPU did meanwhile, then a short profiled segment."""
+    """Measures steps per second and GPU use after warm-up, then profiles a short segment."""
 
     def __init__(self, seconds: float) -> None:
         import torch
@@ -52,7 +52,7 @@ class Speedometer:
         self.result: dict[str, Any] = {}
 
     def mark(self, record: dict[str, Any]) -> bool:
-        """Note the end of an iteration; True when enough was seen."""
+        """Record the end of an iteration; True when the measurement is complete."""
         import torch
 
         now = time.perf_counter()
@@ -93,7 +93,7 @@ class Speedometer:
 
 
 def measure_speed(n_envs: int, seconds: float) -> dict[str, Any]:
-    """One run, broken off when enough was seen."""
+    """Run one training, stopped when the measurement is complete."""
     import unidle
 
     meter = Speedometer(seconds)
@@ -118,7 +118,7 @@ def measure_speed(n_envs: int, seconds: float) -> dict[str, Any]:
 
 
 def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every: int | None, limit: float) -> Any:
-    """One run with its evaluations, ended after `limit` seconds if it takes longer."""
+    """Run one training with its evaluations, for at most `limit` seconds."""
     import unidle
     from unidle.report.history import read_history
 
@@ -156,7 +156,7 @@ def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every
 
 
 def _told(record: dict[str, Any]) -> dict[str, Any]:
-    """What an iteration says of learning: returns, losses, values, entropy and temperature."""
+    """Return the learning metrics of an iteration: returns, losses, values, entropy and temperature."""
     kept = ("train/critic_loss", "train/value", "train/actor_loss", "train/entropy", "train/temperature")
     return {key: record[key] for key in ("step", "rollout/return_mean", "rollout/success", *kept) if key in record}
 
@@ -172,7 +172,9 @@ def main() -> None:
     parser.add_argument("--timesteps", type=int, default=_COMPARED_AT)
     parser.add_argument("--eval-every", type=int, help="steps between evaluations (default: the preset's)")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which a run is ended")
-    parser.add_argument("--at-once", type=int, default=1, help="runs that share the machine: no speed counts then")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="concurrent runs; speeds are not comparable if more than 1"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--pictures", type=Path, default=Path("docs/images"), help="folder to draw into")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -233,7 +235,7 @@ def _print_speeds(speeds: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any]) -> str:
-    """Success against steps: the mean over seeds, and all of them as a band."""
+    """Plot success over steps: the mean over seeds, and their range as a band."""
     series = []
     for preset, runs in result["learning"].items():
         seeds = [
@@ -250,7 +252,7 @@ def draw(result: dict[str, Any]) -> str:
 
 
 def draw_longest(result: dict[str, Any]) -> str:
-    """Success against steps of the longest run, and where the paper has its own by then."""
+    """Plot success over steps of the longest run, with the paper's result."""
     runs = result["learning"]["mt10-paper-1024"]
     seed, longest = max(runs.items(), key=lambda of_seed: of_seed[1]["steps"])
     evaluations = longest["evaluations"]

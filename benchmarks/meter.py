@@ -1,13 +1,12 @@
-"""Is a run's own account right, and what does it cost? The first on a machine with a GPU, the second on any.
+"""Is a run's meter accurate (GPU only), and what is its overhead?
 
     python benchmarks/meter.py [--jobs "beast off" …] [--seconds 6] [--pairs 24]
 
-*Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share that one look by the profiler
-found before) against the profiler's own, which sees every kernel, in the same segments of real training.
-*Cost*: steps per second with the meter and without, A B B A, in one run: from one process to the next they differ by
-more than what is to be found. Phases and CUDA events count as the meter's, but for those around one inference in 16.
-Then the time that the trainer's thread spends in it, added up call by call: that is what to look at where steps per
-second are too unsteady to tell.
+*Agreement*: the GPU's busy share by the meter (CUDA events, times the kernel-active share calibrated in one earlier
+profiler window) against the profiler's, which records every kernel, in the same segments of real training. *Cost*:
+steps per second with and without the meter, A B B A, within one run, because two processes differ by more than the
+effect. Phases and CUDA events count as part of the meter, except those around one inference in 16. The time that the
+trainer's thread spends in the meter is also summed over all calls; use it if steps per second are too noisy.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 _WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
-_ADDED_UP_S = 40.0  # several accounts long
+_ADDED_UP_S = 40.0  # several meter segments long
 _EMPTY_CALLS = 100_000  # to time what adding up takes by itself
-_TURN_S = 1.0  # the meter goes on resting meanwhile: its accounts fall twice as close into turns with it
+_TURN_S = 1.0  # the meter's pauses continue, so its segments are twice as dense in the turns with it
 
 
 def train(settings: dict[str, Any], after_iteration: Any) -> None:
@@ -106,7 +105,7 @@ def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
-    """Steps per second with and without, in segments that take turns, after the meter's look; then its own time."""
+    """Return steps/s with and without the meter in alternating segments after its calibration, and its own time."""
     from unidle.meter.attribution.run_meter import RunMeter
     from unidle.timeline import DeviceClock, Timeline
     from unidle.tuning.search.interval import ratio
@@ -153,7 +152,7 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
 
 
 class _Switch:
-    """Puts nothing in the place of methods that measure, and puts them back; or adds up the time spent in them."""
+    """Replaces the meter's methods by no-ops and restores them, or sums the time spent in them."""
 
     def __init__(self, instead: dict[tuple[type, str], Any]) -> None:
         self._instead = instead
@@ -172,7 +171,7 @@ class _Switch:
                 setattr(owner, name, self._timed(self._usual[owner, name]))
 
     def own_seconds(self) -> float:
-        """What was added up, less what that takes by itself: for each call as much as for one that does nothing."""
+        """Return the summed time minus the overhead of timing, measured on an empty call."""
         own_ns, calls = self._own_ns, self._calls
         self._own_ns, nothing = 0, self._timed(lambda switch, phase: phase)
         for _ in range(_EMPTY_CALLS):
@@ -180,7 +179,7 @@ class _Switch:
         return (own_ns - calls * self._own_ns / _EMPTY_CALLS) * 1e-9
 
     def _timed(self, usual: Any) -> Any:
-        """What the method itself is told to call, as `launch` is, is none of its time."""
+        """Time a method without the callbacks that it is passed, such as `launch`."""
 
         def timed(*about: Any, **more: Any) -> Any:
             self._calls += 1

@@ -2,9 +2,9 @@
 
     python benchmarks/off_policy.py [--batch-sizes 512 1280] [--seconds 3]
 
-Meta-World's sizes: 49 numbers seen, 4 actions, an actor of 256,256 and two critics of 1024,1024,1024 (ReLU), matrix
-products in TF32 on both sides. The sides take turns, A B B A, each in a process of its own. Beside it stands the least
-time that an update takes by its arithmetic and by the memory traffic of its parameters.
+Meta-World's sizes: observations of size 49, actions of size 4, an actor of 256,256 and two critics of 1024,1024,1024
+(ReLU), matrix products in TF32 on both sides. The sides alternate, A B B A, each in a separate process. The output also
+shows a lower bound on the time of an update from its arithmetic and the memory traffic of its parameters.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def measure_sb3(batch_size: int, seconds: float, actor: tuple[int, ...], critic:
 
 
 def least_seconds(batch_size: int, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
-    """Of one update: its products at the chip's full rate, or its parameters once through memory and back."""
+    """Return the lower bound of an update: its matrix products at peak rate, or its parameters' memory traffic."""
 
     def size(inputs: int, layers: tuple[int, ...], outputs: int) -> int:
         widths = (inputs, *layers, outputs)
@@ -146,7 +146,9 @@ def main() -> None:
     parser.add_argument("--actor", type=int, nargs="+", default=list(ACTOR))
     parser.add_argument("--critic", type=int, nargs="+", default=list(CRITIC))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument(
+        "--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS
+    )  # internal: run one measurement in this process
     arguments = parser.parse_args()
     actor, critic = tuple(arguments.actor), tuple(arguments.critic)
     if arguments.side:

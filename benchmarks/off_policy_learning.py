@@ -1,9 +1,9 @@
-"""Do SAC, TD3 and DQN learn as well as Stable-Baselines3's? The same hyper-parameters, steps and seeds on both sides.
+"""Do SAC, TD3 and DQN learn as well as in Stable-Baselines3? The same hyper-parameters, steps and seeds on both sides.
 
     python benchmarks/off_policy_learning.py [--tasks "Pendulum-v1 sac" …] [--seeds 10] [--jobs 2]
 
-Judged as in learning.py. Stable-Baselines3 has no prioritised replay: with it, ours is compared with theirs without.
-Runs that benchmarks/results/off_policy_learning.json already holds for the same settings are not done again.
+Judged as in learning.py. Stable-Baselines3 has no prioritised replay: ours with it is compared with theirs without.
+Runs that are already in benchmarks/results/off_policy_learning.json for the same settings are not repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PENDULUM = {
         "buffer_size": 100_000,
     },
 }
-# Not rl-zoo's settings: with those, what the last policy is worth is a matter of chance on either side (a standard
-# deviation of 170 over seeds), and ten seeds tell nothing. What makes it certain was found with SB3 alone, on other
+# Not rl-zoo's settings: with those, the quality of the final policy is random on either side (a standard deviation of
+# 170 over seeds), and ten seeds are inconclusive. The settings that make it stable were found with SB3 alone, on other
 # seeds: returns over five steps, and a learning rate that falls to 0. SB3 moves its target 4 times for 8 updates, ours
 # at each: so by 1 − (1 − 0.02)^½. Its first 8 updates come after step 1008, the first multiple of 16 beyond 1000; ours
 # after 992 + 16.

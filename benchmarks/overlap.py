@@ -2,14 +2,14 @@
 
     python benchmarks/overlap.py [--tasks "HalfCheetah-v5 beast" …] [--seeds 10] [--jobs 2]
 
-Runs that benchmarks/results/overlap.json already holds for the same settings are not done again. Runs that go on at the
-same time have an equal share of the cores each, and take turns on a GPU: this says nothing about speed.
+Runs that are already in benchmarks/results/overlap.json for the same settings are not repeated. Concurrent runs get
+equal shares of the cores and share a GPU, so this is not a speed benchmark.
 
 Judged by the policy at the end of training, mode action, 20 episodes; "no worse" as in learning.py: the lower 95 %
 bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
 
-How much so many seeds can tell is reckoned too: the chance of "no worse" if both sides were drawn from off's returns.
-Where that is small, "not shown" says nothing about overlap.
+The statistical power is reported too: the chance of "no worse" if both sides were drawn from off's returns. If it is
+small, "not shown" says nothing about overlap.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ _DRAWS, _RESAMPLES = 400, 1000
 
 
 def take_cores(shares: Any) -> None:
-    """Keep this process, and what it starts, to the next share of the machine's cores."""
+    """Restrict this process and its children to the next share of the cores."""
     os.sched_setaffinity(0, shares.get())
 
 
 def train(task: str, side: str, seed: int) -> dict[str, Any]:
-    """Return of the policy at the end, and [step, seconds, return] of the evaluations on the way."""
+    """Return the final policy's return, and [step, seconds, return] of all evaluations."""
     import unidle
 
     settings = TASKS[task]
@@ -109,7 +109,7 @@ def train(task: str, side: str, seed: int) -> dict[str, Any]:
 
 
 def chance_of_no_worse(returns: list[float], margin: float) -> float:
-    """How often a side is found "no worse" than another, by this margin, if both are drawn from these returns."""
+    """Return how often one side is "no worse" than the other by this margin if both are drawn from these returns."""
     rng = np.random.default_rng(0)
     n, hits = len(returns), 0
     for _ in range(_DRAWS):

@@ -1,8 +1,8 @@
-"""How often the planted cause of a slow training job is named: python benchmarks/planted_causes.py [--how diagnose]
+"""How often is the planted cause of a slow training job found? python benchmarks/planted_causes.py [--how diagnose]
 
-Runs each job of `planted_jobs.py`, which are Stable-Baselines3's, under `unidle watch`; or has `unidle diagnose` look
-at unidle's own training of the jobs of `diagnosed_jobs.py`. Compares the verdict with what was planted. With `--save`
-what an earlier run found in jobs that are not named is kept.
+Runs each Stable-Baselines3 job of `planted_jobs.py` under `unidle watch`, or each unidle job of `diagnosed_jobs.py`
+with `unidle diagnose`, and compares the verdict with the planted cause. With `--save`, earlier results of jobs that are
+not named are kept.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def diagnosed(job: str, seconds: float) -> dict[str, Any]:
 
 
 class _FailedError(RuntimeError):
-    """A program that failed: its last words, and in `said` all of them."""
+    """A program failed; the message has its last line, `said` its full output."""
 
     def __init__(self, name: str, status: int, said: str) -> None:
-        last = (said.strip() or "nothing was said").splitlines()[-1]
+        last = (said.strip() or "no output").splitlines()[-1]
         how = "failed" if status > 0 else f"was ended by {signal.Signals(-status).name}"
         super().__init__(f"{name} {how}: {last}")
         self.said = said
 
 
 def output(name: str, command: list[str]) -> str:
-    """What a program prints; if it is not waited for to its end, it is killed with all that it started."""
+    """Run a program and return its output; on an early exit, kill it and its children."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     pipe = subprocess.PIPE
@@ -85,15 +85,15 @@ def _kill_all(root: psutil.Process) -> None:
 
 
 def tried(how: str, job: str, seconds: float) -> dict[str, Any]:
-    """What is found in a job; a job that fails is a cause that was not named, and the others go on."""
+    """Return the finding of a job; a job that fails counts as not found and does not stop the others."""
     try:
         return watched(job, seconds) if how == "watch" else diagnosed(job, seconds)
-    except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:  # ValueError: what it printed is no JSON
+    except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:  # ValueError: its output is not JSON
         return {"cause": "failed", "verdict": str(error), "said": getattr(error, "said", "")}
 
 
 def causes_of(how: str) -> dict[str, str]:
-    """Job → what is planted in it."""
+    """Return the planted cause of each job."""
     if how == "diagnose":
         return {job: cause for job, (cause, _) in diagnosed_jobs(torch.cuda.is_available()).items()}
     from planted_jobs import JOBS  # which needs Stable-Baselines3
@@ -106,12 +106,12 @@ def main() -> None:
     parser.add_argument("--how", choices=("watch", "diagnose"), default="watch")
     parser.add_argument("--seconds", type=float, help="of training in each job; default: 8 to watch, 5 to diagnose")
     parser.add_argument("--jobs", nargs="*", help="some of them; default: all")
-    parser.add_argument("--save", action="store_true", help="write the result beside the others, after each job")
-    parser.add_argument("--out", type=Path, help="write it into this folder, with all that was found in each job")
+    parser.add_argument("--save", action="store_true", help="write the results to benchmarks/results after each job")
+    parser.add_argument("--out", type=Path, help="write them to this folder, with the full findings of each job")
     given = parser.parse_args()
     causes = causes_of(given.how)
     if unknown := set(given.jobs or ()) - causes.keys():
-        parser.error(f"there is no job {', '.join(sorted(unknown))} here; the jobs are: {', '.join(causes)}")
+        parser.error(f"unknown job {', '.join(sorted(unknown))}; the jobs are: {', '.join(causes)}")
     seconds = given.seconds or {"watch": 8.0, "diagnose": 5.0}[given.how]
     name = "planted_causes" if given.how == "watch" else "planted_causes_diagnose"
     name += "_gpu" * torch.cuda.is_available()

@@ -1,6 +1,6 @@
 """Small training jobs, each with one planted reason to be slow: python benchmarks/planted_jobs.py sleeping --seconds 6
 
-They are ordinary PPO runs of Stable-Baselines3 that know nothing of unidle. `planted_causes.py` runs them under
+They are ordinary PPO runs of Stable-Baselines3 that do not use unidle. `planted_causes.py` runs them under
 `unidle watch`.
 """
 
@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 
 class Until(BaseCallback):
-    """Ends training after so many seconds, and does something of its own at each step before."""
+    """Ends training after some seconds and calls a function at each step."""
 
     def __init__(self, seconds: float, work: Callable[[PPO], None] = lambda _: None) -> None:
         super().__init__()
@@ -82,5 +82,5 @@ if __name__ == "__main__":
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--seconds", type=float, default=6.0)
     given = parser.parse_args()
-    torch.set_num_threads(1)  # or several threads on a small machine would be a second cause in every job
+    torch.set_num_threads(1)  # otherwise several threads on a small machine would be a second cause in every job
     JOBS[given.job][1](given.seconds)

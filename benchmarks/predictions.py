@@ -1,10 +1,10 @@
-"""Do the predictions of `unidle diagnose` come true?
+"""Are the predictions of `unidle diagnose` accurate?
 
     python benchmarks/predictions.py [--jobs "beast, one worker" …] [--seconds 5] [--out FOLDER]
 
-Each job is diagnosed. The first advice that has flags and a predicted speed-up, not a bound, is followed: the job as it
-was and the job with those flags take turns, A B B A, and what is measured is compared with the prediction. What an
-earlier run found in jobs that are not named is kept. The machine should have nothing else to do.
+Each job is diagnosed. The first advice with flags and a predicted speed-up (not an upper bound) is applied: the job
+with and without those flags alternates, A B B A, and the measured speed-up is compared with the prediction. Earlier
+results of jobs that are not named are kept. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _PLANTED = (
 
 
 def jobs() -> dict[str, str]:
-    """Job → what to train."""
+    """Return the training flags of each job."""
     on_gpu = torch.cuda.is_available()
     planted = {name: words for name, (_, words) in diagnosed_jobs(on_gpu).items() if name in _PLANTED}
     return {**(_ORDINARY if on_gpu else {}), **planted}
 
 
 def advice_for(words: str, seconds: float) -> dict[str, Any] | None:
-    """What `unidle diagnose` would have one do, and if it is rough; None where it says nothing that flags can do."""
+    """Return the advice of `unidle diagnose` and whether it is rough; None if there is no advice with flags."""
     command = [UNIDLE, "diagnose", *words.split(), "--seconds", str(seconds), "--json"]
     found = json.loads(output("diagnose", command))
     every = [*found["engine_changes"], *found["recipe_changes"]]
@@ -63,7 +63,7 @@ def advice_for(words: str, seconds: float) -> dict[str, Any] | None:
 
 
 def measured(words: str, flags: str) -> dict[str, float]:
-    """Times as fast with `flags`, by turns."""
+    """Return the measured speed-up with `flags`, in alternating segments."""
     configs = [job_of(JobFlags, [*words.split(), *more.split()], "train").config for more in ("", flags)]
     trials = [Trial(config) for config in configs]
     try:
@@ -77,7 +77,7 @@ def measured(words: str, flags: str) -> dict[str, float]:
 
 
 def predicted_and_measured(words: str, seconds: float) -> dict[str, Any]:
-    """One row of the table; a job without such advice, or one that fails, says so."""
+    """Return one row of the table, also for a job that fails or has no such advice."""
     try:
         advice = advice_for(words, seconds)
         if advice is None:

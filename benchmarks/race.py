@@ -2,8 +2,8 @@
 
     python benchmarks/race.py [--seconds 30] [--seed 1] [--picture docs/images/halfcheetah.svg]
 
-Each side has the whole machine for so many seconds of training, one after the other. The return is the mean of the last
-100 training episodes, so nobody's clock stops for evaluations.
+Each side in turn gets the whole machine for `--seconds` of training. The return is the mean of the last 100 training
+episodes, so no side pauses for evaluations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Curve = list[tuple[float, int, float]]  # [seconds since training began, steps, 
 
 
 def race_unidle(overlap: str, seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
-    """Train for so many seconds."""
+    """Train for `seconds`."""
     import unidle
 
     curve: Curve = []
@@ -98,14 +98,14 @@ def draw(curves: dict[str, Curve], seed: int, gpu: str | None) -> str:
 
 
 def main() -> None:
-    """Run all sides, each in a process of its own."""
+    """Run all sides, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--changes", type=json.loads, default={}, help="of the preset, as JSON; for a quick try")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--picture", type=Path, default=None, help="draw the chart into this SVG file")
-    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)  # a child's own part
+    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)  # internal: run one side in this process
     arguments = parser.parse_args()
     if arguments.side == "sb3":
         print(json.dumps(race_sb3(arguments.seed, arguments.seconds, arguments.changes)))

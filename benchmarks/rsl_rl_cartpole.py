@@ -1,6 +1,6 @@
 """RSL-RL for gpu_resident.py: its own runner and settings on unidle's CartPole physics.
 
-It has no discrete actions, so the sign of one real number says which way to push.
+RSL-RL has no discrete actions, so the sign of one continuous action is the direction to push.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS, WARM_UP, AT_LEAST = 24, 5, 5
 
 
 class CartPole(VecEnv):
-    """N poles as RSL-RL wants them."""
+    """N CartPoles with RSL-RL's interface."""
 
     def __init__(self, n_envs: int, device: str) -> None:
         self._env = Classic(TASKS["unidle/CartPole-v1"], n_envs, 0, device)
@@ -34,7 +34,7 @@ class CartPole(VecEnv):
         self.episode_length_buf = torch.zeros(n_envs, dtype=torch.long, device=device)
 
     def get_observations(self) -> TensorDict:
-        """What is seen now."""
+        """Return the current observations."""
         return TensorDict({"policy": self._observation}, batch_size=[self.num_envs])
 
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:

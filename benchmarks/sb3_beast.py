@@ -2,7 +2,7 @@
 
     unidle watch -- python benchmarks/sb3_beast.py [--seconds 40]
 
-It says nothing by itself: `unidle watch` says what it waits for.
+It prints no result itself; `unidle watch` reports what it waits for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Does PPO learn to explore? Pages about a topic per request, on generated sites that it never saw, beside crawlers.
+"""Does PPO learn to explore? Relevant pages per request on unseen generated sites, against crawlers.
 
     python benchmarks/site_explore_learning.py [--seeds 5] [--timesteps 100000]
 
-Each seed trains on 24 sites of its own with `--preset site-explore`, and is then tried on 24 others, one episode of 40
-requests each, always taking the likeliest link. The crawlers play the same episodes. Breadth-first and random crawling
-know all links they have met, as crawlers do; the policy is offered the 16 that look best to the environment, so the
-last two rows say what that alone is worth: one of those 16 by chance, and always the first of them.
+Each seed trains on its own 24 sites with `--preset site-explore` and is evaluated on 24 others, one episode of 40
+requests each, with the mode action. The crawlers play the same episodes. Breadth-first and random crawlers choose among
+all discovered links. The policy chooses among the environment's 16 best candidates, so the last two rows are ablations:
+a random one of those 16, and always the first.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from unidle.tasks.web.site.serve import Serving, in_background
 from unidle.tasks.web.site.topics import TOPICS
 from unidle.tasks.web.site_explore import SiteExplore
 
-TOPIC = TOPICS["astronomy"][:6]  # what is looked for is not all that a page may say about it
+TOPIC = TOPICS["astronomy"][:6]  # only some of the words that a page may use for its topic
 SITES, BUDGET, OFFERED = 24, 40, 16
 LAYOUT = {"sites": SITES, "pages": 600, "links": 30, "page_bytes": 6000}
 UNSEEN = 1_000_000  # added to the seeds of sites
-ALL = 2000  # more links than an episode ever meets
+ALL = 2000  # more links than an episode discovers
 
 Choice = Callable[[SiteExplore, dict[str, np.ndarray], np.ndarray, np.random.Generator], int]
 
 
 def breadth_first(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
-    """The link that is known longest."""
+    """Choose the oldest link."""
     return int(np.argmin(env.offered))
 
 
 def at_random(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
-    """Any link on offer."""
+    """Choose a random candidate link."""
     return int(rng.integers(len(env.offered)))
 
 
 def best_first(env: SiteExplore, seen: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
-    """The link that looks best to the environment."""
+    """Choose the environment's best candidate."""
     return 0
 
 
@@ -73,7 +73,7 @@ async def crawl(urls: list[str], choose: Choice, links: int) -> float:
 
 
 def trained(seed: int, timesteps: int, run_dir: str) -> tuple[Choice, float]:
-    """What PPO learned from its sites, and in how many seconds."""
+    """Train PPO on its sites; return the policy and the seconds."""
     import unidle
 
     with in_background(Serving(seed=seed * SITES, **LAYOUT)) as server:
@@ -88,7 +88,7 @@ def trained(seed: int, timesteps: int, run_dir: str) -> tuple[Choice, float]:
             eval_every=0,
             tensorboard=False,
             device="cpu",
-            slices=4,  # at no latency, episodes had better wait for each other than the policy be asked for a few
+            slices=4,  # without latency, inference on full batches is faster than on a few episodes
             quiet=True,
         )
         seconds = time.perf_counter() - began
@@ -100,7 +100,7 @@ def trained(seed: int, timesteps: int, run_dir: str) -> tuple[Choice, float]:
 
 
 def one_seed(seed: int, timesteps: int) -> dict[str, float]:
-    """Relevant pages per request of each, on sites that this seed did not train on."""
+    """Return the relevant pages per request of each method on unseen sites."""
     with tempfile.TemporaryDirectory() as folder:
         policy, seconds = trained(seed, timesteps, folder)
         with in_background(Serving(seed=UNSEEN + seed * SITES, **LAYOUT)) as server:

@@ -1,9 +1,9 @@
-"""Thousands of episodes on a website that is slow and fails at times: is anything left behind?
+"""Soak test: do thousands of episodes on a slow, flaky website leak resources?
 
     python benchmarks/site_soak.py [--episodes 10000] [--at-a-time 64]
 
-Sockets, descriptors, threads, tasks and memory are looked at when a quarter of the episodes is over and pages are
-known, and again at the end, with nothing in flight. Ends with 1 if there is more of any than there was.
+Sockets, descriptors, threads, tasks and memory are counted after a quarter of the episodes, when pages are cached, and
+again at the end, with nothing in flight. Exits with 1 if any of them has grown.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from unidle.envs.spec import probe
 from unidle.tasks.web.site.serve import Serving, in_background
 
 SERVED = Serving(sites=2, pages=60, links=10, page_bytes=2000, error_rate=0.02, slow_rate=0.02, slow_seconds=0.01)
-GROWTH_MIB = 10.0  # that is no leak: caches of the server and of the interpreter fill up for a while
+GROWTH_MIB = 10.0  # tolerated growth: caches of the server and the interpreter
 
 
 def soak(urls: list[str], episodes: int, at_a_time: int) -> list[dict[str, float]]:
-    """What there is after a quarter of the episodes, and after all of them."""
+    """Return the counts after a quarter of the episodes and after all."""
     maker = env_maker("unidle/SiteExplore-v0", {"site": urls, "budget": 3, "backoff": 0.001})
     envs = AsyncEnvs(maker, probe(maker), at_a_time, 0)
     masks, rng, slices = (
@@ -72,7 +72,7 @@ def _belongings(envs: AsyncEnvs) -> dict[str, float]:
 
 
 def main() -> None:
-    """Soak, print and judge."""
+    """Run the soak test and print the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--at-a-time", type=int, default=64)
@@ -103,7 +103,7 @@ def main() -> None:
     leaks += [name for name in ("sockets", "descriptors") if late[name] > max(early[name], most + descriptors)]
     leaks += ["memory"] * (late["MiB"] - early["MiB"] > GROWTH_MIB) + [name for name, more in left.items() if more > 0]
     if leaks or late["faults"]:
-        sys.exit(f"More than there was: {', '.join(leaks) or 'none'}; faults: {late['faults']:.0f}")
+        sys.exit(f"Leaks: {', '.join(leaks) or 'none'}; faults: {late['faults']:.0f}")
 
 
 if __name__ == "__main__":

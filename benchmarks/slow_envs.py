@@ -1,6 +1,6 @@
 """Environments with one planted reason to be slow, `slow_envs:Name`.
 
-Worker processes import this file, so that it imports neither torch nor anything else that takes long.
+Worker processes import this file, so it must not import torch or other slow modules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LATENCY_S = 0.02
 
 
 class Cheap(gym.Env[Any, Any]):
-    """A step that costs next to nothing."""
+    """An environment with a nearly free step."""
 
     observation_space: gym.Space[Any] = gym.spaces.Box(-1, 1, (8,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -37,7 +37,7 @@ class Cheap(gym.Env[Any, Any]):
         return self._seen, 1.0, False, False, {}
 
     def work(self) -> None:
-        """What the step costs."""
+        """Do the work of a step; free by default."""
 
 
 class Wide(Cheap):
@@ -47,7 +47,7 @@ class Wide(Cheap):
 
 
 class Pictures(Cheap):
-    """Small pictures, as of old games: little to send, much to remember."""
+    """Small images, like Atari: little to copy per step, but a large replay buffer."""
 
     observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
@@ -58,7 +58,7 @@ class Sleeping(Cheap):
 
 
 def burn() -> None:
-    """4 ms of a core."""
+    """4 ms of CPU time per step."""
     end = time.thread_time() + 0.004
     while time.thread_time() < end:
         sum(range(500))
@@ -70,7 +70,7 @@ class Burning(Cheap):
 
 
 class Threaded(Cheap):
-    """Multiplies matrices on 16 threads, whatever the machine has."""
+    """Multiplies matrices on 16 threads on any machine."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Asking(nn.Module):
-    """Asks the host for a number at every pass: each time, the GPU runs dry, and no graph can be made of it."""
+    """Synchronises with the host in every forward pass, so the GPU idles and CUDA graphs cannot be captured."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Asking(nn.Module):
 
 
 class Glance(nn.Module):
-    """Looks at a few numbers of a large observation: as good as no work at all."""
+    """Uses a few numbers of a large observation: almost no computation."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Does `unidle tune` find what a person found?
+"""Does `unidle tune` find the settings that were found by hand?
 
     python benchmarks/tuning.py [--budget 120] [--out FOLDER]
 
-HalfCheetah-v5 with preset `beast`, from one worker, without CUDA graphs and without overlap. What it ends with is
-compared with the defaults, which are the best that was found by hand: the two take turns, A B B A. The machine (16
-cores and a GPU) should have nothing else to do.
+HalfCheetah-v5 with preset `beast`, starting from one worker, without CUDA graphs and without overlap. The result is
+compared with the defaults, the best settings found by hand, in alternating segments, A B B A. Use an otherwise idle
+machine with 16 cores and a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def job(env: str, preset: str, **engine: Any) -> Config:
 
 
 class Printed:
-    """Shows on standard error how tuning goes."""
+    """Shows tuning progress on standard error."""
 
     def on_stage(self, text: str) -> None:
         print(f"{text} …", file=sys.stderr, flush=True)
@@ -55,7 +55,7 @@ class Printed:
 
 
 def tuning(env: str, preset: str, budget: float) -> dict[str, Any]:
-    """Tune from the slow start, then measure what was found against the defaults."""
+    """Tune from the slow settings, then compare the result with the defaults."""
     start = job(env, preset, workers=1, graphs=False)
     tuned = tune(start, budget, Printed())
     best = replace(start, engine=Engine())
@@ -88,7 +88,7 @@ def tuning(env: str, preset: str, budget: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Tune, compare, save and tell."""
+    """Tune, compare, save and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--preset", default="beast")

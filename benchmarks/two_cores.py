@@ -4,8 +4,7 @@
 
 Stepping: HalfCheetah-v5 with random actions, as a share of what bare processes reach, one per core. Training: PPO with
 preset `classic` and 8 environments, against Stable-Baselines3 with its environments in one process (Dummy) and in many
-(Subproc). The sides take turns, forwards and then backwards; the median counts. The machine should have nothing else to
-do: the sides then share the cores with nobody.
+(Subproc). The sides alternate, forwards and then backwards; the result is the median. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _rate(step: Callable[[], int], seconds: float) -> float:
 
 
 def step_bare(n_envs: int, seconds: float) -> float:
-    """One process per core, each with its share of the environments, and nothing between them."""
+    """One process per core, each with its share of the environments, without communication."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")

@@ -10,7 +10,7 @@ from unidle.engine.collect.host import HostCollector
 from unidle.engine.progress import Progress
 from unidle.metrics.log import MetricLog
 
-# The approximate number of records of a run, and the largest number of steps between two.
+# A run writes about this many records, or more if they would be more than this many steps apart.
 _RECORDS, _STEPS_PER_RECORD = 1000, 1000
 
 

@@ -25,7 +25,7 @@ from unidle.tuning.probes.training import replay_is_off_device
 _LONGEST_PROBE = 3  # times its share of the time
 _WORTH_THREADS = 2e-3  # seconds per update above which more threads are tried
 _FEWEST_TURNS = 5
-_PREPARING = 4  # rollouts, at most, before the first update
+_PREPARING = 4  # most parts of an update that come before its first minibatch
 _SMALL_MEMORY = 100_000  # steps
 
 
@@ -164,12 +164,12 @@ class LearningProbes:
         """Learn once; on a CPU, stop after `longest` and extrapolate from the updates done."""
         learner = Learner(algo, Timeline())
         learner.begin(self._slot, 0.5, keyed_generator(self._device, self._config.run.seed, SHUFFLE, 0))
-        began, pieces = perf_counter(), [0.0]
+        began, times = perf_counter(), [0.0]
         while learner.advance():
-            pieces.append(perf_counter() - began)
-            if self._device.type == "cpu" and pieces[-1] > longest and len(pieces) > fewest:
-                half = max(fewest, len(pieces) // 2) - 1
-                return updates_of(recipe) * (pieces[-1] - pieces[half]) / (len(pieces) - 1 - half)
+            times.append(perf_counter() - began)
+            if self._device.type == "cpu" and times[-1] > longest and len(times) > fewest:
+                half = max(fewest, len(times) // 2) - 1
+                return updates_of(recipe) * (times[-1] - times[half]) / (len(times) - 1 - half)
         learner.metrics()
         return perf_counter() - began
 
