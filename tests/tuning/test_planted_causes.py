@@ -52,7 +52,7 @@ def test_a_program_beside_a_job_that_fails_is_ended_too(monkeypatch: pytest.Monk
 
 
 def test_a_program_that_is_never_ready_says_so() -> None:
-    with pytest.raises(RuntimeError, match="was not ready: it ended"), beside.running([sys.executable, "-c", ""]):
+    with pytest.raises(RuntimeError, match="did not get ready: it ended"), beside.running([sys.executable, "-c", ""]):
         pass
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_nobody_planted_is_refused_with_those_there_are(
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "--how", "diagnose", "--jobs", "dancing")
-    assert "no job dancing" in (said := capsys.readouterr().err)
+    assert "unknown job dancing" in (said := capsys.readouterr().err)
     assert "tiny minibatches" in said
 
 
