@@ -85,7 +85,7 @@ def test_a_batch_that_is_no_multiple_of_the_tasks_is_learned_from_too() -> None:
 
 def test_an_observation_that_cannot_tell_the_task_is_refused() -> None:
     actions, recipe = ActionLayout.of(spaces.Box(-1, 1, (2,))), SACRecipe(n_tasks=5, batch_size=30)
-    with pytest.raises(UsageError, match="The last 5 numbers of an observation must tell the task"):
+    with pytest.raises(UsageError, match="`n_tasks` 5 needs observations that are one float32 vector"):
         SACPolicy(ObservationLayout.of(spaces.Box(-9, 9, (5,))), actions, recipe)
 
 

@@ -120,7 +120,7 @@ def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
         True,
         [
             "The replay buffer is on the host, and each batch is copied to the GPU, which is slower: 1,048,576 steps "
-            "take 1.0 GiB, and the GPU has room for 0.9 GiB."
+            "need 1.0 GiB, but the GPU has 0.9 GiB free."
         ],
     )
 
@@ -131,8 +131,8 @@ def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.Monkey
         ExperienceReplay(SACRecipe(buffer_size=10**8), 1000, 3, CUDA, as_it_is)
     most = int(0.9 * 10 * GIB) // 1023
     assert str(error.value) == (
-        "A replay buffer of 100,000,000 steps takes 95.3 GiB, but cuda has room for 0.9 GiB and the host has room for "
-        f"9.0 GiB; give --buffer-size at most {most:,}."
+        "A replay buffer of 100,000,000 steps needs 95.3 GiB, but cuda has 0.9 GiB free and the host has "
+        f"9.0 GiB free; set --buffer-size to at most {most:,}."
     )
 
 
@@ -141,8 +141,8 @@ def test_priorities_must_lie_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UsageError) as error:
         ExperienceReplay(DQNRecipe(buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
     assert str(error.value) == (
-        "A prioritised replay buffer must be on the GPU: 1,048,576 steps take 1.0 GiB, and the GPU has room for "
-        f"0.9 GiB; give --buffer-size at most {int(0.9 * GIB) // 1032:,}, or leave out --per."
+        "A prioritised replay buffer must be on the GPU: 1,048,576 steps need 1.0 GiB, but the GPU has "
+        f"0.9 GiB free; set --buffer-size to at most {int(0.9 * GIB) // 1032:,}, or remove --per."
     )
 
 

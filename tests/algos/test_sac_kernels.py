@@ -113,7 +113,7 @@ def test_they_are_proven_on_the_first_batch_and_leave_nothing_behind(changes: di
     assert all(torch.equal(a, b) for a, b in zip((*algo.changes, algo.learning_rate), before))
 
 
-@pytest.mark.parametrize("wrong", ["_judge_values", "_judge_actions", "_through_choice", "_choose"])
+@pytest.mark.parametrize("wrong", ["_critic_loss", "_actor_loss", "_actor_gradient", "_sample_actions"])
 def test_a_kernel_that_is_wrong_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from unidle.kernels.triton import sac_update
 

@@ -44,14 +44,14 @@ def test_a_replay_buffer_that_fits_nowhere_names_the_sizes_and_what_would_fit() 
     with pytest.raises(UsageError) as error:
         choose_place(2_000, GIB // 16, CUDA, 80 * GIB, 96 * GIB + 1)
     assert str(error.value) == (
-        "A replay buffer of 2,000 steps takes 125.0 GiB, but cuda has room for 80.0 GiB and the host has room for "
-        "96.0 GiB; give --buffer-size at most 1,536."
+        "A replay buffer of 2,000 steps needs 125.0 GiB, but cuda has 80.0 GiB free and the host has "
+        "96.0 GiB free; set --buffer-size to at most 1,536."
     )
     with pytest.raises(UsageError) as error:
         choose_place(2_000, GIB // 16, CPU, 500 * GIB, 96 * GIB)
     assert str(error.value) == (
-        "A replay buffer of 2,000 steps takes 125.0 GiB, but the host has room for 96.0 GiB; "
-        "give --buffer-size at most 1,536."
+        "A replay buffer of 2,000 steps needs 125.0 GiB, but the host has 96.0 GiB free; "
+        "set --buffer-size to at most 1,536."
     )
     assert choose_place(1_536, GIB // 16, CPU, 0, 96 * GIB) == "device"
 

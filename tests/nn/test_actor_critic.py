@@ -201,5 +201,5 @@ def test_a_custom_network_that_returns_no_features_is_refused() -> None:
 
 
 def test_a_custom_network_with_normalize_obs_is_refused() -> None:
-    with pytest.raises(UsageError, match="normalize_obs does not apply to your own network"):
+    with pytest.raises(UsageError, match="normalize_obs does not apply to a custom network"):
         make_policy(recipe=replace(SMALL, normalize_obs=True), network=lambda *_: nn.Linear(3, 4))

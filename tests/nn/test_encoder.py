@@ -175,5 +175,5 @@ def test_a_custom_network_must_return_a_batch_of_features(shape: tuple[int, ...]
 
 
 def test_a_custom_network_is_not_normalised_for() -> None:
-    with pytest.raises(UsageError, match=r"^normalize_obs does not apply to your own network"):
+    with pytest.raises(UsageError, match=r"^normalize_obs does not apply to a custom network"):
         CustomEncoder(ObservationLayout.of(spaces.Box(-1, 1, (3,))), normalize=True, module=Returns((2, 3)))

@@ -178,7 +178,7 @@ def test_a_mask_in_the_observation_belongs_to_no_group() -> None:
             r"`critic_obs` names 'x', 'y'; the observation has the keys .*\.",
         ),
         ({"actor_obs": ()}, r"`actor_obs` names no key; the observation has the keys .*\."),
-        ({"share_trunk": True}, r"`share_trunk` needs equal `actor_obs` and `critic_obs`; leave it out\."),
+        ({"share_trunk": True}, r"`share_trunk` needs equal `actor_obs` and `critic_obs`; remove it\."),
     ],
 )
 def test_bad_groups_are_refused_with_one_sentence(settings: dict, sentence: str) -> None:

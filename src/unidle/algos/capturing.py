@@ -1,4 +1,4 @@
-"""What the algorithms ask of the engine: to make a function faster without changing what it does."""
+"""The interface by which algorithms have functions captured as CUDA graphs; the engine implements it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Capturer(Protocol):
         instead: Callable[[], None] | None = None,
         generators: Sequence[torch.Generator] = (),
     ) -> Callable[[], None]:
-        """`function`, or something that does the same; `changes` are the tensors it changes.
+        """`function` or a faster equivalent; `changes` are the tensors it modifies.
 
-        `instead` does the same and is used if `function` does not run here. `generators` are those it draws from.
+        `instead` is an equivalent to use if `function` fails here. `generators` are the random generators it uses.
         """
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
-        """Report once that `name` uses a slower implementation: what that does (`to`), and why."""
+        """Report once that `name` falls back to a slower implementation `to`, and why."""
 
 
 class _NoCapture:

@@ -23,14 +23,14 @@ def sequences(field: Tensor, length: int) -> Tensor:
 
 
 class Evaluation:
-    """Log-probabilities and values by a policy, of rollouts that it or an older one acted in."""
+    """Computes log-probabilities and values of rollouts, collected by this policy or an older one."""
 
     def __init__(self, policy: ActorCritic, recipe: PPORecipe, length: int, report: Report) -> None:
-        """`length` is that of the sequences to learn from; `report` is called if memory runs out."""
+        """`length` is the length of training sequences; `report` is called if memory runs out."""
         assert isinstance(recipe.batch_size, int)
         self._policy, self._length, self._micro_batches = policy, length, MicroBatches("Evaluation", report)
-        # On a CPU, what its caches hold; on a GPU each chunk costs its launches, so as many rows as certainly fit. The
-        # memory of a CNN or of a user's network is not known.
+        # On a CPU, chunks that fit in its caches. On a GPU each chunk costs launches, so as many rows as surely fit in
+        # memory; the memory use of a CNN or a custom network is unknown.
         widths = sum(recipe.net_arch) + policy.encoder.n_features
         is_known = policy.log_std.is_cuda and policy.encoder.is_plain
         self._rows_at_once = max(recipe.batch_size, _BYTES_AT_ONCE // (4 * widths) if is_known else 4096)
@@ -47,8 +47,8 @@ class Evaluation:
             params, values = self._forward(policy, rollout)
             return score(params, rollout.actions)[0], values
 
-        # The stored recurrent states are of the weights that acted. Learning uses its own from the second step of a
-        # sequence on, and so does this.
+        # The stored recurrent states come from the weights that acted. From the second step of a sequence on, learning
+        # recomputes them, and so does this.
         def unrolled(obs: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
             params, values = policy(obs, starts, states)
             return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)

@@ -27,7 +27,7 @@ _UPDATES_PER_GRAPH = 8
 
 
 class ExperienceReplay:
-    """The replay buffer of one run, and how many updates are due.
+    """The replay buffer of a run, and the number of updates that are due.
 
     `buffer` stores the transitions. Updates sample from `sampler`: the buffer itself, or, if it is on the host, batches
     that are copied to the device ahead of their updates.
@@ -61,7 +61,7 @@ class ExperienceReplay:
         self._adds: dict[int, Callable[[], None]] = {}  # one per rollout: a captured graph is tied to its tensors
         self._utd_ratio = Fraction(str(recipe.utd_ratio))  # exact in decimal: 0.29 × 100 is 29
         self.steps = self.updates = 0
-        # Updates are due for steps after `_since`; before those, `_before` were made.
+        # Updates are due for steps after `_since`, in addition to the `_before` already done.
         self._since, self._before = recipe.learning_starts, 0
 
     def store_and_update(
@@ -69,7 +69,7 @@ class ExperienceReplay:
     ) -> Generator[None, None, int]:
         """Store a rollout and run the updates that are due, yielding between them; returns how many.
 
-        It does not yield before the first update: a GPU would idle.
+        Does not yield before the first update, so that a GPU does not idle.
         """
         due = left = self.store(rollout)
         updates.begin(shuffle, self.updates - due)
@@ -82,7 +82,7 @@ class ExperienceReplay:
         return due
 
     def store(self, rollout: Rollout) -> int:
-        """Store a rollout; returns how many updates are due now, and counts them as made."""
+        """Store a rollout; returns how many updates are due, and counts them as done."""
         stored = _copy_to_host(rollout) if self._on_host else rollout
         self._successors[:-1].copy_(stored.obs[1:].flatten(0, 1))
         self._successors[stored.final_at] = stored.final_obs
@@ -193,7 +193,7 @@ class Updates:
         self._one = [first, *(several([phase]) for phase in range(1, n_phases))]
 
     def begin(self, generator: torch.Generator, done: int = 0) -> None:
-        """Seed the streams from `generator`'s seed; `done` updates were made before."""
+        """Seed the random streams from `generator`'s seed; `done` is the number of earlier updates."""
         self._done = done
         for number, own in enumerate(self._generators):
             offset = number if number < 2 else number + 1  # 2 is the prefetch's

@@ -21,7 +21,7 @@ _NONE = torch.empty(0)
 
 
 class Loss(NamedTuple):
-    """The loss of some rows, a mean over them; other means, which are logged; and one value per row."""
+    """The mean loss of some rows, other means to log, and one value per row."""
 
     loss: Tensor  # []
     means: Tensor  # [M]
@@ -37,7 +37,7 @@ class MicroBatches:
         self._what, self._report = what, report
 
     def __call__(self, rows: int, work: Callable[[int], _Result]) -> _Result:
-        """`work(count)` on so many `rows`; tried again with more parts while memory runs out."""
+        """The result of `work(count)`; retried with more parts, at most one per row, while memory runs out."""
         while True:
             try:
                 return work(self.count)
@@ -50,7 +50,7 @@ class MicroBatches:
                 self._report(
                     self._what, error, "does not fit in memory and is split into micro-batches, with the same result"
                 )
-            # Not in the handler: the error keeps everything alive that was computed.
+            # Outside the handler: the error keeps all intermediate tensors alive.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

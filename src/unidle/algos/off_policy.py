@@ -4,7 +4,7 @@ An algorithm (sac.py, dqn.py, td3.py) is an `UpdateRule`: it learns from one bat
 
     rollout → replay buffer → `utd_ratio` updates per step, each: sample → rule → priorities
 
-experience_replay.py stores and schedules. Here is what wraps a rule: capture, micro-batches, the choice of kernels.
+experience_replay.py stores and schedules. This file wraps a rule: CUDA-graph capture, micro-batches, choice of kernels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class UpdateRule(Protocol):
         """Set the exploration of the policy; during warm-up actions are uniformly random."""
 
     def current(self) -> dict[str, Tensor]:
-        """Values to log as they are now."""
+        """Current values to log."""
 
     def plasticity(self, batch: Transitions) -> dict[str, Tensor]:
         """Plasticity metrics of the networks on `batch`."""
@@ -118,7 +118,7 @@ class OffPolicy:
     ) -> Generator[None, None, dict[str, Tensor]]:
         """Store `rollout` and run the updates that are due, yielding between them; returns metrics as tensors.
 
-        `behaviour` is not needed: a Q value does not depend on the policy that chose the action.
+        `behaviour` is ignored: a Q value does not depend on the policy that chose the action.
         """
         rule = self.rule
         rule.sums.zero_()
@@ -143,7 +143,7 @@ class OffPolicy:
 
     @torch.no_grad()
     def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
-        """Plasticity metrics on a batch of their own, from a stream of their own; empty before the first update."""
+        """Plasticity metrics on a batch from a separate random stream; empty before the first update."""
         if not self.experience.updates:
             return {}
         buffer = self.experience.buffer
@@ -162,7 +162,7 @@ class OffPolicy:
 
 
 def accumulated(micro_batches: MicroBatches) -> Gradient:
-    """Gradients that are accumulated over micro-batches, as many as `micro_batches` says."""
+    """A `Gradient` that is accumulated over `micro_batches`."""
 
     def gradient(
         parameters: FlatParameters, loss: Callable[..., Loss], *batch: Transitions | Tensor
@@ -173,5 +173,5 @@ def accumulated(micro_batches: MicroBatches) -> Gradient:
 
 
 def whole_batch() -> Gradient:
-    """Gradients of whole batches, unless memory runs out."""
+    """A `Gradient` of whole batches, split only if memory runs out."""
     return accumulated(MicroBatches("A minibatch", no_report))

@@ -24,7 +24,7 @@ from unidle.nn.ensemble import Ensemble
 from unidle.nn.optim.flat_parameters import FlatParameters
 
 _SCORE, _EPSILON = 0.1, 1e-9
-_RANKED, _OF_ALL = 512, 0.99
+_RANK_SAMPLES, _RANK_SHARE = 512, 0.99
 
 
 class _Actor(Protocol):
@@ -80,21 +80,21 @@ def _activity(hidden: list[Tensor]) -> dict[str, Tensor]:
 
 def dormant_ratio(hidden: list[Tensor]) -> Tensor:
     """[] share of dormant neurons, given each layer's activations [B, width]."""
-    asleep = []
+    dormant = []
     for values in hidden:
         mean = values.abs().mean(0)
-        asleep.append(mean / (mean.mean() + _EPSILON) <= _SCORE)
-    return torch.cat(asleep).float().mean()
+        dormant.append(mean / (mean.mean() + _EPSILON) <= _SCORE)
+    return torch.cat(dormant).float().mean()
 
 
 def feature_rank(features: Tensor) -> Tensor:
     """[] effective rank of features [B, width]."""
-    some = features[:: -(-len(features) // _RANKED)].double()  # squares lose small values in single precision
+    some = features[:: -(-len(features) // _RANK_SAMPLES)].double()  # squares lose small values in single precision
     # The smaller Gram matrix has the squares of all singular values.
     product = some @ some.T if len(some) < some.shape[1] else some.T @ some
     values = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().flip(0)
     upto = values.cumsum(0)
-    return (upto < _OF_ALL * upto[-1]).sum() + 1
+    return (upto < _RANK_SHARE * upto[-1]).sum() + 1
 
 
 def _norms(

@@ -40,7 +40,7 @@ from unidle.spaces.distributions import Parameters
 _REWARD_CLIP = 10.0
 _ADVANTAGE_EPS = 1e-8
 _KL_MARGIN = 1.5  # a minibatch whose KL divergence exceeds the target by this factor ends the iteration
-# Importance weights have no upper bound, and a few would drown the rest.
+# Importance weights are unbounded, and a few large ones would dominate the loss.
 _MAX_WEIGHT = 2.0
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
@@ -59,7 +59,7 @@ class Batch:
     returns: Tensor  # [S, L]
     starts: Tensor | None  # [S, L] where episodes start, for a recurrent policy
     states: Tensor | None  # [S, state] recurrent state at the start of each sequence
-    weights: Tensor | None  # [S, L] importance weights of actions of older weights; None: the same weights acted
+    weights: Tensor | None  # [S, L] importance weights if older weights acted, else None
 
     def at(self, index: Tensor) -> Batch:
         """The minibatch of these sequences."""
@@ -89,14 +89,14 @@ class Ops(Protocol):
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip: Tensor, weights: Tensor | None = None) -> Tensor:
-    """−E[w min(r A, clip(r, 1 − ε, 1 + ε) A)]: eq. 7, as a loss; w is 1 where the same weights acted."""
+    """−E[w min(r A, clip(r, 1 − ε, 1 + ε) A)]: eq. 7, as a loss; w is 1 if the current weights acted."""
     clipped = torch.clamp(ratio, 1 - clip, 1 + clip)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     return -(surrogate if weights is None else weights * surrogate).mean()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """The squared error L^VF of eq. 9; with `clip`, of values kept within that distance of the old ones."""
+    """The squared error L^VF of eq. 9; with `clip`, values are clipped to that distance from the old ones."""
     if clip is not None:
         values = old_values + (values - old_values).clamp(-clip, clip)
     return (values - returns).square().mean()
@@ -113,7 +113,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
 
 
 class PPO:
-    """A policy, its optimiser, and how a rollout improves it."""
+    """A policy, its optimiser, and the update from a rollout."""
 
     experience: ExperienceReplay | None = None  # it learns from rollouts, not from a replay buffer
 
@@ -158,9 +158,9 @@ class PPO:
     def learning(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: ActorCritic | None = None
     ) -> Generator[None, None, dict[str, Tensor]]:
-        """Learn from `rollout`, yielding between parts of the work, so that environments can be served.
+        """Learn from `rollout`, yielding between parts of the work, so that inference can run in between.
 
-        `behaviour` is the policy that acted, where that is not the current one. Returns metrics as tensors.
+        `behaviour` is the policy that acted, if it is not the current one. Returns metrics as tensors.
         """
         counters = self.counters
         counters.zero_()
@@ -188,7 +188,7 @@ class PPO:
         weights = None
         if behaviour is not None:
             with torch.no_grad():
-                # Computed again here: cheaper than in every inference, and both are rounded alike.
+                # Recomputed here: cheaper than at every inference, and with the same rounding.
                 weights = (log_probs - self.ops.log_probs(behaviour, rollout)).exp().clamp(max=_MAX_WEIGHT)
             yield
         batch = self._batch(rollout, log_probs, values, weights)
@@ -198,7 +198,7 @@ class PPO:
     @torch.no_grad()
     def _batch(self, rollout: Rollout, log_probs: Tensor, values: Tensor, weights: Tensor | None) -> Batch:
         steps, n_envs = rollout.shape
-        # One place more than there are steps, for unused final observations.
+        # One extra entry, for unused final observations.
         bootstrap = torch.zeros(steps * n_envs + 1, device=rollout.rewards.device)
         if len(rollout.final_obs):
             # The recurrent state that sees the final observation after step t is states[t + 1].
@@ -218,7 +218,7 @@ class PPO:
         returns: Tensor,
         weights: Tensor | None,
     ) -> Batch:
-        """The rollout, and what was computed from it, as sequences."""
+        """The rollout and the tensors computed from it, as sequences."""
         recurrent = self.policy.core is not None
         cut = partial(sequences, length=self.sequence_length)
         return Batch(

@@ -52,7 +52,7 @@ def first_sample(
 
 
 def _generator(ppo: PPO) -> torch.Generator:
-    """A generator of its own: verifying must not change what the run draws."""
+    """A separate generator: verification must not change the run's random numbers."""
     return torch.Generator(ppo.parameters.flat.device).manual_seed(0)
 
 
@@ -87,7 +87,7 @@ def verify_gae(ppo: PPO, rollout: Rollout, reference: Gae, kernel: Gae) -> None:
 
 
 def small_mlp_unsupported(policy: ActorCritic) -> str | None:
-    """Why the kernels for a small MLP do not take `policy`; None: they do."""
+    """Why the kernels for a small MLP do not support `policy`; None if they do."""
     description = describe_small_mlp(policy)
     return description if isinstance(description, str) else None
 
@@ -136,7 +136,7 @@ def new_minibatch(ppo: PPO) -> FusedMinibatch:
 def verify_minibatch(
     ppo: PPO, sample: Sample, reference: Callable[[Batch, Tensor], Tensor], kernel: FusedMinibatch
 ) -> None:
-    """RuntimeError unless gradient and step are those of the reference."""
+    """RuntimeError unless gradient and step match the reference."""
     batch, order = sample.batch, sample.order
     reference(batch, order)
     expected = ppo.parameters.grad.clone()
@@ -154,7 +154,7 @@ def new_step(ppo: PPO) -> FusedStep:
 
 
 def verify_step(ppo: PPO, step: Callable[[Tensor], None]) -> None:
-    """RuntimeError unless `step` changes what `PPO.step` does, by as much."""
+    """RuntimeError unless `step` makes the same changes as `PPO.step`."""
     for parameter in ppo.policy.parameters():
         if parameter.requires_grad:
             ppo.parameters.grad_of(parameter).normal_(generator=_generator(ppo))
@@ -174,7 +174,7 @@ def _changes(ppo: PPO, step: Callable[[], None]) -> list[Tensor]:
 
 
 def loss_unsupported(ppo: PPO) -> str | None:
-    """Why there is no kernel for this policy's loss; None: there is one."""
+    """Why there is no kernel for this policy's loss; None if there is one."""
     distribution = ppo.policy.distribution
     if distribution.name not in KERNEL_DISTRIBUTIONS:
         return f"the action distribution is {distribution.name}"
@@ -199,9 +199,9 @@ class NetworkLoss:
 
 
 def verify_loss(ppo: PPO, sample: Sample, loss: NetworkLoss) -> None:
-    """RuntimeError unless loss, metrics and gradients are those of the reference."""
+    """RuntimeError unless loss, metrics and gradients match the reference."""
     batch, order, kernel = sample.batch, sample.order, loss.kernel
-    # As after some steps of the optimiser: before them no ratio is clipped.
+    # As after some optimiser steps: at the first one no ratio is clipped.
     noise = torch.empty_like(batch.log_probs).normal_(generator=_generator(ppo))
     batch.log_probs = batch.log_probs + 0.3 * noise
     minibatch = batch.at(order)

@@ -1,4 +1,4 @@
-"""How PPO's operations are computed: which implementation, in how many micro-batches, captured as CUDA graphs.
+"""Chooses how PPO's operations run: which implementation, in how many micro-batches, captured as CUDA graphs or not.
 
 The references are plain PyTorch. A kernel replaces one if it supports the case and agrees with it on the run's first
 rollout (see `kernels.dispatch`): Triton on a GPU, NumPy on a CPU.
@@ -77,13 +77,15 @@ class PPOOps:
         self.numpy_unsupported = (
             "the policy is not on a CPU" if self.device.type != "cpu" else numpy_unsupported(ppo.policy, sequences)
         )
-        # For each rollout buffer the batch cut from it first, and how to learn from that: a CUDA graph knows tensors by
-        # their addresses, so later batches are copied into it.
+        # For each rollout buffer, its first batch and the function that learns from it. A CUDA graph refers to tensors
+        # by address, so later batches are copied into the first.
         self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
         self._learns: dict[int, Callable[[], None]] = {}
-        # Several minibatches to a graph; on a CPU one at a time, so that waiting environments wait no longer.
-        most = NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * ppo.sequence_length) if self.device.type == "cuda" else 1
-        per_step = largest_divisor(recipe.total_batch // recipe.batch_size, most)
+        # Several minibatches per graph; on a CPU one at a time, so that environments do not wait longer.
+        at_most = (
+            NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * ppo.sequence_length) if self.device.type == "cuda" else 1
+        )
+        per_step = largest_divisor(recipe.total_batch // recipe.batch_size, at_most)
         self.orders = torch.zeros(per_step, sequences, dtype=torch.long, device=self.device)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class PPOOps:
     def _captured(self, batch: Batch) -> Callable[[], None]:
         learn = partial(self.learn, batch, self.orders)
         if self.ppo.after_gradient is not None:
-            return learn  # it may do what no graph can record
+            return learn  # the hook may do things that a graph cannot record
         counters = self.ppo.counters
         changes = [*self.ppo.adam.state_dict().values(), counters.sums, counters.minibatches, counters.stopped]
         return self._capture("learning", learn, [self.ppo.parameters.flat, *changes])

@@ -33,7 +33,7 @@ AnyPolicy = ActorCritic | SACPolicy | TD3Policy | QPolicy
 
 
 class Algorithm(Protocol):
-    """What the engine asks of an algorithm: a policy, and how a rollout improves it."""
+    """What the engine needs of an algorithm: a policy, and its update from a rollout."""
 
     policy: Any
     parameters: FlatParameters  # of the policy
@@ -50,7 +50,7 @@ class Algorithm(Protocol):
     ) -> Generator[None, None, dict[str, Tensor]]:
         """Learn from `rollout`, yielding between parts of the work; returns metrics as tensors.
 
-        `behaviour` is the policy that acted, where that is not the current one.
+        `behaviour` is the policy that acted, if it is not the current one.
         """
 
     def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
@@ -89,5 +89,5 @@ def new_policy(
 
 
 def new_algorithm(policy: Any, recipe: Recipe, capture: Capturer, report: Report) -> Algorithm:
-    """The recipe's algorithm, which trains `policy`; the policy is already on its device."""
+    """The recipe's algorithm for training `policy`, which is already on its device."""
     return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report)

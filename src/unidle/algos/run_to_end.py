@@ -1,4 +1,4 @@
-"""Runs work that pauses (see `registry.Algorithm.learning`) without the pauses."""
+"""Runs a generator that yields between parts of its work (see `registry.Algorithm.learning`) to its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Result = TypeVar("_Result")
 
 
 def run_to_end(work: Generator[None, None, _Result]) -> _Result:
-    """What `work` returns."""
+    """Run `work` without pauses; returns its return value."""
     while True:
         try:
             next(work)

@@ -149,7 +149,7 @@ class SAC:
 
     @torch.no_grad()
     def _update_alpha(self, batch: Transitions, tasks: Tensor | None, missing: Tensor) -> None:
-        """Equation 18, by log α; `missing` is log π + H̄ [B]."""
+        """Step log α along equation 18; `missing` is log π + H̄ [B]."""
         grads = -batch.valid * missing / len(missing)
         self.alpha_grad.zero_()
         if tasks is None:

@@ -26,7 +26,7 @@ _ACTOR_TOLERANCE = 0.1
 
 
 def choose_sac_update(dispatch: Dispatch, sac: SAC, batch: Transitions, noise: Tensor) -> Update:
-    """SAC's update in Triton where that is possible and agrees with `sac.update` on this batch."""
+    """SAC's Triton update if it supports the case and agrees with `sac.update` on this batch, else `sac.update`."""
     return dispatch.choose(
         "The SAC update",
         sac.update,
@@ -37,7 +37,7 @@ def choose_sac_update(dispatch: Dispatch, sac: SAC, batch: Transitions, noise: T
 
 
 def unsupported(sac: SAC) -> str | None:
-    """Why there are no kernels for this algorithm; None: there are."""
+    """Why the kernels do not support this algorithm; None if they do."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     from unidle.kernels.triton.small_mlp import ACTIVATIONS
@@ -137,7 +137,7 @@ def _outcome(sac: SAC, update: Callable[[], Tensor]) -> list[Tensor]:
 
 
 def _verify_step(sac: SAC, fused: FusedUpdate, name: str) -> None:
-    """Compare Adam's step along one and the same gradient: near 0, rounding alone turns a step around."""
+    """Compare Adam's steps along the same gradient: near 0, rounding alone changes the sign of a step."""
     optimiser = sac.adams[name]
     changed = [optimiser.flat, sac.target_flat, *optimiser.state_dict().values()]
 

@@ -23,7 +23,7 @@ class TaskReplay:
         if places < n_envs:  # all environments may play the same task
             raise UsageError(
                 f"A replay buffer of {capacity:,} transitions is too small for {n_tasks:,} tasks and {n_envs:,} "
-                f"environments; give --buffer-size at least {n_tasks * n_envs:,}."
+                f"environments; set --buffer-size to at least {n_tasks * n_envs:,}."
             )
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which replay buffer a run gets, and where: on the device of the networks, or on the host if it is too large."""
+"""Chooses a run's replay buffer and its place: the device of the networks, or the host if it is too large."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def lies_on_host(
     kind: Any = TaskReplay if n_tasks > 1 else Prioritised if recipe.per else Replay
     each, on_gpu = kind.bytes_per_place(obs_bytes, width), device.type == "cuda"
     room = int(_USABLE * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
-    why = f"{size:,} steps take {in_gib(size * each)}, and the GPU has room for {in_gib(room)}"
+    why = f"{size:,} steps need {in_gib(size * each)}, but the GPU has {in_gib(room)} free"
     if kind is Prioritised and on_gpu and size * each > room:
         raise UsageError(
-            f"A prioritised replay buffer must be on the GPU: {why}; give --buffer-size at most {room // each:,}, or "
-            "leave out --per."
+            f"A prioritised replay buffer must be on the GPU: {why}; set --buffer-size to at most {room // each:,}, or "
+            "remove --per."
         )
     if choose_place(size, each, device, room, int(_USABLE * free_memory())) == "device":
         return False
@@ -55,7 +55,7 @@ def new_replay_buffer(
 
 
 def _implementations(place: torch.device, dispatch: Dispatch) -> tuple[type[Replay], type[TaskReplay]]:
-    """The buffers that sample with Triton kernels, on a GPU where those agree with the plain ones."""
+    """The buffers that sample with Triton kernels if those agree with the plain ones here, else the plain ones."""
 
     def build() -> tuple[type[Replay], type[TaskReplay]]:
         from unidle.buffers.triton_replay import TritonReplay, TritonTaskReplay

@@ -79,13 +79,14 @@ def choose_place(
         return "device"
     if needed <= host_bytes:
         return "host"
-    on_device = "" if device.type == "cpu" else f"{device} has room for {in_gib(device_bytes)} and "
+    on_device = "" if device.type == "cpu" else f"{device} has {in_gib(device_bytes)} free and "
     raise UsageError(
-        f"A replay buffer of {capacity:,} steps takes {in_gib(needed)}, but {on_device}the host has room for "
-        f"{in_gib(host_bytes)}; give --buffer-size at most {max(device_bytes, host_bytes) // bytes_per_place:,}."
+        f"A replay buffer of {capacity:,} steps needs {in_gib(needed)}, but {on_device}the host has "
+        f"{in_gib(host_bytes)} free; set --buffer-size to at most "
+        f"{max(device_bytes, host_bytes) // bytes_per_place:,}."
     )
 
 
 def in_gib(n_bytes: int) -> str:
-    """As text, in GiB."""
+    """`n_bytes` in GiB, as text."""
     return f"{n_bytes / 2**30:,.1f} GiB"

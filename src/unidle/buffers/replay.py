@@ -87,7 +87,7 @@ class Replay:
         if places < n_steps + 2:  # the steps, a final observation and the open one
             raise UsageError(
                 f"A replay buffer of {capacity:,} transitions is too small for {n_envs:,} environments; "
-                f"give --buffer-size at least {(n_steps + 2) * n_envs:,}."
+                f"set --buffer-size to at least {(n_steps + 2) * n_envs:,}."
             )
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -15,7 +15,7 @@ class Rollout:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.obs = zeros(n_steps + 1, n_envs, obs_bytes, dtype=torch.uint8)  # the last was not acted on yet
+        self.obs = zeros(n_steps + 1, n_envs, obs_bytes, dtype=torch.uint8)  # the last has no action yet
         self.starts = zeros(n_steps + 1, n_envs, dtype=torch.bool)  # obs[t] is the first of its episode
         # As sampled, before scaling and clipping. Inference is always for all environments; results for those that are
         # not ready go to one extra step. (In `obs` they go to the last step, which is written last.)
@@ -26,7 +26,7 @@ class Rollout:
         self.truncated = zeros(n_steps, n_envs, dtype=torch.bool)
         # states[t] is the recurrent state after step t - 1, not yet zeroed where obs[t] starts an episode.
         self.states = zeros(n_steps + 1, n_envs, state_size)
-        # The final observation of every truncated episode, and where it is: few, so not a second rollout.
+        # The final observation of every truncated episode, and where it belongs: few, so stored separately.
         self.final_obs = zeros(0, obs_bytes, dtype=torch.uint8)
         self.final_at = zeros(0, dtype=torch.long)  # t × N + env; T × N for unused entries
 

@@ -42,7 +42,7 @@ class TritonTaskReplay(TaskReplay):
 
 
 def verify(device: torch.device) -> None:
-    """RuntimeError if small buffers sample other batches than the plain ones."""
+    """RuntimeError unless small Triton buffers sample the same batches as the plain ones."""
     for kinds in ((TritonReplay, Replay), (TritonTaskReplay, TaskReplay)):
         mine, theirs = (_sample(kind, device) for kind in kinds)
         if not all(torch.equal(ours, others) for ours, others in zip(mine.tensors(), theirs.tensors())):

@@ -1,8 +1,8 @@
-"""Which implementation of an operation a run uses.
+"""Chooses the implementation of each operation of a run.
 
 Every operation has one plain reference in PyTorch. A faster implementation replaces it if it supports the case and its
-results agree with the reference's on the run's first real batch. Otherwise the reference serves: it is as exact, only
-slower. The reason is reported once and kept.
+results agree with the reference's on the run's first real batch. Otherwise the reference is used: it is as exact, but
+slower. The reason is recorded and reported once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def no_report(operation: str, error: Exception, instead: str) -> None:
 
 
 class Dispatch:
-    """Chooses an implementation for each operation of a run, and remembers why a reference was kept."""
+    """Chooses an implementation for each operation of a run, and records why a reference is used."""
 
     def __init__(self, report: Report = no_report) -> None:
-        self.fallbacks: dict[str, str] = {}  # operation → why the reference serves
+        self.fallbacks: dict[str, str] = {}  # operation → why the reference is used
         self._report = report
 
     def choose(
@@ -39,10 +39,10 @@ class Dispatch:
         verify: Callable[[_Implementation], None],
         unsupported: str | None = None,
     ) -> _Implementation:
-        """What `build` makes, if `verify` raises nothing; else `reference`.
+        """The result of `build` if `verify` does not raise, else `reference`.
 
-        `unsupported` says why there is no faster implementation for this case; None: there is one. That is expected,
-        so it is kept in `fallbacks` and not reported.
+        `unsupported` is the reason why this case has no faster implementation, if so. That is expected, so it is
+        recorded in `fallbacks` but not reported.
         """
         if unsupported is not None:
             self.fallbacks[operation] = unsupported

@@ -1,4 +1,4 @@
-"""What the kernels of PPO take: the fields of `algos.ppo.PPO` and its batches, as tensors and plain numbers."""
+"""Inputs of PPO's kernels: the fields of `algos.ppo.PPO` and its batches, as tensors and plain numbers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def encoder_of(
 def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
     """The action masks [n, Σ nvec] in observations [n, obs_bytes]; None if there are none.
 
-    Some environments give no mask with an episode's last observation, on which nobody acts: then everything is allowed.
+    Some environments give no mask with the final observation, which needs no action: then all actions are allowed.
     """
     if not layout.mask_width:
         return None
@@ -46,8 +46,7 @@ class ActorCritic(nn.Module):
     """Packed observations → parameters of the action distribution, and the value.
 
     Actor and critic share the encoder and the recurrent core, unless they see different parts of a Dict observation
-    (asymmetric actor-critic): then the critic has its own of both. The recurrent state is the actor's, then the
-    critic's.
+    (asymmetric actor-critic): then the critic has its own. The recurrent state is the actor's followed by the critic's.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ActorCritic(nn.Module):
         self.critic_encoder: Encoder | None = None
         if critic_part.leaves != actor_part.leaves:
             if recipe.share_trunk:
-                raise UsageError("`share_trunk` needs equal `actor_obs` and `critic_obs`; leave it out.")
+                raise UsageError("`share_trunk` needs equal `actor_obs` and `critic_obs`; remove it.")
             self.critic_encoder = encoder_of(critic_part, action_layout, recipe, network)
         n_features = self.encoder.n_features
         n_critic_features = n_features if self.critic_encoder is None else self.critic_encoder.n_features

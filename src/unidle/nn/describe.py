@@ -1,4 +1,4 @@
-"""Describes networks to the kernels of `unidle.kernels`, which know tensors and plain numbers only."""
+"""Describes networks to `unidle.kernels`, which take only tensors and plain numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, LOG_STD_RANGE
 
 
 def matmul_precision() -> str:
-    """Precision of float32 matrix products in Triton's words."""
+    """Precision of float32 matrix products, as Triton names it."""
     return "tf32" if torch.get_float32_matmul_precision() == "high" else "ieee"
 
 
@@ -34,7 +34,7 @@ def _activation(*trunks: nn.Sequential) -> str:
 
 
 def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
-    """The description of `policy`, whose parameters are one flat tensor; or the reason why no kernel takes it."""
+    """The description of `policy`, whose parameters are one flat tensor; or the reason why no kernel supports it."""
     distribution, encoder = policy.distribution, policy.encoder
     if policy.critic_trunk is None:
         return "actor and critic share a trunk"
@@ -71,7 +71,7 @@ def small_mlp_tensors(policy: ActorCritic) -> MlpTensors:
 
 
 def describe_actor(policy: nn.Module) -> ActorMlp | str:
-    """The description of `policy`'s actor; or the reason why no kernel takes it."""
+    """The description of `policy`'s actor; or the reason why no kernel supports it."""
     if not isinstance(policy, (ActorCritic, SACPolicy)):
         return "the policy does not sample from a Gaussian"
     encoder, distribution = policy.encoder, policy.distribution

@@ -133,7 +133,7 @@ class CustomEncoder(Encoder):
         super().__init__(layout, normalize=False)
         if normalize:
             raise UsageError(
-                "normalize_obs does not apply to your own network; normalise inside it, or leave out normalize_obs."
+                "normalize_obs does not apply to a custom network; normalise inside it, or remove normalize_obs."
             )
         self._space = layout.space
         self.cnns = nn.ModuleList()

@@ -21,12 +21,12 @@ class Ensemble(nn.Module):
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         for inputs, outputs in itertools.pairwise(sizes):
-            bound = 1 / math.sqrt(inputs)  # as torch's linear layers begin
+            bound = 1 / math.sqrt(inputs)  # torch's default for linear layers
             self.weights.append(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
             self.biases.append(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
     def begin_as_he(self, head: float) -> None:
-        """He's uniform weights, no biases, and a last layer within ±`head`, its bias too."""
+        """Initialise with He uniform weights and zero biases; the last layer uniform in ±`head`, bias included."""
         for weight, bias in zip(self.weights, self.biases):
             bound = math.sqrt(6 / weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
@@ -35,7 +35,7 @@ class Ensemble(nn.Module):
             nn.init.uniform_(last, -head, head)
 
     def forward(self, inputs: Tensor, members: int | None = None) -> Tensor:
-        """Outputs of all members, or of the first so many."""
+        """Outputs of all members, or of the first `members`."""
         values = inputs.expand(members or len(self.weights[0]), *inputs.shape)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             if layer:

@@ -22,7 +22,7 @@ class LinkNetwork(nn.Module):
         super().__init__()
         links = observation_space.spaces.get("links") if isinstance(observation_space, spaces.Dict) else None
         if links is None or len(links.shape or ()) != 2:
-            raise UsageError("LinkNetwork needs observations with `links` [places, facts]; leave out --network.")
+            raise UsageError("LinkNetwork needs observations with `links` [places, facts]; remove --network.")
         assert isinstance(observation_space, spaces.Dict)
         facts = (links.shape or (0,))[-1]
         self._others = [name for name in observation_space if name != "links"]

@@ -35,7 +35,7 @@ def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
 @functools.cache
 def _fused_layers() -> dict[type[nn.Module], FusedLayer]:
     """Activation → a linear layer fused with it, on a GPU."""
-    # Fails without Triton, which torch does not bring on every platform, or without a C compiler.
+    # Fails without Triton, which torch does not include on every platform, or without a C compiler.
     return Dispatch().choose("Linear layers", {}, _triton_layers, _verify_layers)
 
 
@@ -57,7 +57,7 @@ def _verify_layers(layers: dict[type[nn.Module], FusedLayer]) -> None:
 
 
 def has_own_kernels() -> bool:
-    """Whether unidle's own kernels of linear layers run on the GPU here."""
+    """Whether linear layers run on unidle's Triton kernels on this GPU."""
     return bool(_fused_layers())
 
 

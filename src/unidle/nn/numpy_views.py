@@ -1,7 +1,6 @@
 """NumPy views of a policy's parameters and gradients, for the kernels in `unidle.kernels.numpy`.
 
-Both sides always see the same numbers, unless a parameter is rebound to other memory: `FlatParameters` does that, so it
-comes first.
+The views share memory with the parameters. Create `FlatParameters` first: it rebinds the parameters to other memory.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _NAMES = {kind: name for name, kind in ACTIVATIONS.items()}
 
 
 def numpy_unsupported(policy: nn.Module, rows: int) -> str | None:
-    """Why `policy` is not computed in NumPy with that many rows at a time; None: it is."""
+    """Why NumPy does not support `policy` with `rows` rows at a time; None if it does."""
     if not isinstance(policy, ActorCritic) or policy.core is not None:
         return "the policy is recurrent or not an actor-critic"
     if not policy.encoder.is_plain:

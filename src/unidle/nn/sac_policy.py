@@ -55,8 +55,8 @@ class SACPolicy(nn.Module):
         self.n_tasks = recipe.n_tasks
         if self.n_tasks > 1 and not (self.encoder.is_plain and self.encoder.n_numbers > self.n_tasks):
             raise UsageError(
-                f"The last {self.n_tasks} numbers of an observation must tell the task, and this environment's is not "
-                "one vector of float numbers with as many and more; leave out n_tasks."
+                f"`n_tasks` {self.n_tasks} needs observations that are one float32 vector ending in a one-hot task of "
+                f"{self.n_tasks} numbers, but this environment has others; remove n_tasks."
             )
         self.actor_head = nn.Linear(latent, self.n_tasks * self.distribution.n_outputs)
 

@@ -1,1 +1,1 @@
-"""NumPy implementations for small networks on a CPU, one operation a file."""
+"""NumPy implementations for small networks on a CPU, one operation per file."""

@@ -1,4 +1,4 @@
-"""A small MLP in NumPy, for a CPU, where torch takes longer to start an operation on few numbers than to do it.
+"""A small MLP in NumPy, for a CPU, where torch's overhead per operation exceeds the work on small tensors.
 
 The arrays are views of the torch modules' parameters and gradients (see `nn.numpy_views`).
 """
@@ -15,12 +15,12 @@ _MAX_OUTPUTS = 1 << 18  # of a layer over all rows; with more, several threads o
 _MAX_HEADS = 8  # each costs a few operations here, while torch does all in one
 # Multiplications up to which OpenBLAS, the one in NumPy's wheels, keeps a product to one thread (with a vector: below
 # 9,216). Above, torch's is as fast and respects its thread limit: the other cores belong to the environments.
-_MOST_OF_MATRICES, _MOST_WITH_A_VECTOR = 1 << 18, 9000
+_MAX_MATRIX_PRODUCT, _MAX_VECTOR_PRODUCT = 1 << 18, 9000
 _ALIGNMENT = 64  # bytes, of tensors that torch allocates
 
 
 def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int) -> str | None:
-    """Why a network of these hidden layers is not computed in NumPy with that many rows at a time; None: it is."""
+    """Why NumPy does not support a network of these hidden layers with `rows` rows at a time; None if it does."""
     if not widths:
         return "the network has no hidden layer"
     if activation not in _ACTIVATIONS:
@@ -35,8 +35,8 @@ def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int)
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix product left · right."""
     rows, columns = len(left), right.shape[1]
-    most = _MOST_WITH_A_VECTOR if rows == 1 or columns == 1 else _MOST_OF_MATRICES
-    if rows * len(right) * columns <= most:
+    limit = _MAX_VECTOR_PRODUCT if rows == 1 or columns == 1 else _MAX_MATRIX_PRODUCT
+    if rows * len(right) * columns <= limit:
         return np.matmul(left, right, out=out)
     result = torch.empty(rows, columns) if out is None else torch.from_numpy(out)
     torch.mm(_aligned(left), _aligned(right), out=result)
@@ -44,7 +44,7 @@ def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) 
 
 
 def _aligned(array: np.ndarray) -> torch.Tensor:
-    """The same numbers, aligned as torch aligns them: on some machines the last bits of its products depend on it."""
+    """`array` with torch's alignment: on some machines the last bits of its products depend on it."""
     tensor = torch.from_numpy(array)
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
@@ -139,7 +139,7 @@ class Inputs:
 
 @dataclass
 class Actor:
-    """What acts: inputs, a trunk and a head, for actions of categories `nvec` and Gaussians of `log_std`."""
+    """Inputs, trunk and head of an actor, for actions of categories `nvec` and Gaussians of `log_std`."""
 
     inputs: Inputs
     trunk: Trunk
@@ -155,7 +155,7 @@ class Actor:
 
 @dataclass
 class ActorCritic:
-    """An actor that learns, and its critic."""
+    """An actor and its critic, for training."""
 
     actor: Actor
     critic_trunk: Trunk | None  # None: the actor's

@@ -1,7 +1,7 @@
 """PPO's minibatches on a CPU, for a small MLP.
 
-Through autograd a small minibatch is hundreds of operations, each of which torch takes longer to start than to do. Here
-are the formulas of `algos.ppo`, differentiated by hand.
+Through autograd, a small minibatch is hundreds of operations whose overhead exceeds their work. Here the formulas of
+`algos.ppo` are differentiated by hand.
 """
 
 from __future__ import annotations
@@ -188,15 +188,15 @@ class NumpyMinibatch:
 
     def _value_slopes(self, batch: Batch, order: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
         """Gradient of the weighted value loss with respect to the values [n, 1]; and that loss."""
-        reach, returns = self._coefficients.clip_range_vf, batch.returns.numpy()[order, 0]
-        if reach is None:
+        clip, returns = self._coefficients.clip_range_vf, batch.returns.numpy()[order, 0]
+        if clip is None:
             error = values - returns
             slope = error
         else:
             old = batch.values.numpy()[order, 0]
             moved = values - old
-            error = old + np.clip(moved, -reach, reach) - returns
-            slope = np.where(np.abs(moved) <= reach, error, np.float32(0.0))
+            error = old + np.clip(moved, -clip, clip) - returns
+            slope = np.where(np.abs(moved) <= clip, error, np.float32(0.0))
         loss = float(np.add.reduce(np.square(error))) / len(order)
         return (slope * np.float32(2.0 * self._coefficients.vf_coef / len(order)))[:, None], loss
 

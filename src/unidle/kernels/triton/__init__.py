@@ -1,1 +1,1 @@
-"""Triton kernels, one operation a file."""
+"""Triton kernels, one operation per file."""

@@ -2,11 +2,11 @@
 
 For a few dozen environments an inference is about 25 kernels of two microseconds each, and next to a busy learner each
 of them queues for the GPU. Here one grid of blocks goes through the layers together: every block computes some tiles of
-a layer, then all wait for one another (a counter in memory), then comes the next layer. Observations are read from, and
-actions written to, page-locked host memory, so there are no copies either.
+a layer, and all blocks synchronise on a counter in memory before the next layer. Observations are read from, and
+actions written to, pinned host memory, so there are no copies either.
 
-Takes what most simulators need: one float32 observation, an MLP, Gaussian actions, or SAC's squashed ones with a head
-for each task.
+Supports what most simulators need: one float32 observation, an MLP, and Gaussian actions or SAC's squashed ones with
+one head per task.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ActorMlp:
     precision: str  # of products: ieee or tf32
 
     def unsupported(self, n_envs: int) -> str | None:
-        """Why there is no kernel for this actor; None: there is one."""
+        """Why the kernel does not support this actor; None if it does."""
         if n_envs > _MAX_ENVS:
             return f"{n_envs} environments: the kernel takes up to {_MAX_ENVS}"
         if self.activation not in ACTIVATIONS.values():
@@ -70,7 +70,7 @@ class ActTensors:
 
 @triton.jit
 def _wait_for_all(counter, target):
-    """Wait until every block is here; what they wrote before is then visible."""
+    """Grid-wide barrier: wait for all blocks; their earlier writes are then visible."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < target:
@@ -309,7 +309,7 @@ def _act(
 
 
 def max_blocks(device: torch.device) -> int:
-    """Blocks that run at the same time for certain: they wait for one another."""
+    """Number of blocks guaranteed to run concurrently, which they must because they wait for one another."""
     return min(_MAX_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -317,7 +317,7 @@ class FusedActor:
     """Acts with one policy into one rollout buffer."""
 
     def __init__(self, mlp: ActorMlp, tensors: ActTensors, blocks: int) -> None:
-        """`blocks` must run at the same time (see `max_blocks`)."""
+        """`blocks` must all run concurrently (see `max_blocks`)."""
         n_envs, device = len(tensors.obs), tensors.parameters.device
         offsets = [0]
         for width in mlp.widths[:-1]:

@@ -1,7 +1,7 @@
 """Log-probabilities and values of a whole rollout in one kernel, for a small MLP.
 
-With ordinary kernels every activation of every step goes through memory several times; here observations and actions
-are read and two numbers a step are written. The arithmetic is that of the kernel that learns (`small_mlp`), so the
+With ordinary kernels, every activation of every step goes through memory several times; here observations and actions
+are read, and two numbers per step are written. The arithmetic is that of the kernel that learns (`small_mlp`), so the
 first ratios are 1.
 """
 
@@ -21,7 +21,7 @@ _ROWS = 64  # samples per block
 def _evaluate(
     obs,  # [VALUES, ROW] float32 words
     masks,  # the same memory as bytes, from the first mask on
-    actions,  # [ACTED, heads + reals]: of the first of them
+    actions,  # [ACTED, heads + reals]: for the first ACTED observations
     norm_shift, norm_scale, parameters,
     log_probs,  # [ACTED]
     values,  # [VALUES]

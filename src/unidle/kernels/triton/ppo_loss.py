@@ -22,7 +22,7 @@ from unidle.kernels.triton.small_mlp import distribution
 
 _MAX_OUTPUTS, _MAX_HEADS = 128, 8
 _OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # per program
-_SEEN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # NaN propagates and is noticed
+_PROPAGATE_NAN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -40,11 +40,11 @@ def policy_terms(
     log_ratio = tl.where(inside, log_ratio, 0.0)
     ratio = tl.exp(log_ratio)
     clip = tl.load(clip_range)
-    clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip, _SEEN), 1.0 + clip, _SEEN)
+    clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip, _PROPAGATE_NAN), 1.0 + clip, _PROPAGATE_NAN)
     weight = tl.load(weights + i, mask=inside, other=0.0) if WEIGHTED else inside.to(tl.float32)
     kept = ~(ratio * advantage > clipped * advantage)  # written so that NaN propagates
     by_log_prob = tl.where(kept, -weight * advantage * ratio, 0.0) * SHARE
-    surrogate = tl.minimum(ratio * advantage, clipped * advantage, _SEEN)
+    surrogate = tl.minimum(ratio * advantage, clipped * advantage, _PROPAGATE_NAN)
     return (
         tl.where(inside, by_log_prob, 0.0),
         tl.sum(tl.where(inside, -weight * surrogate, 0.0)),
@@ -63,7 +63,7 @@ def value_terms(
     slope = inside
     if CLIP_VALUES:
         old = tl.load(values + i, mask=inside, other=0.0)
-        moved = tl.minimum(tl.maximum(value - old, -VALUE_RANGE, _SEEN), VALUE_RANGE, _SEEN)
+        moved = tl.minimum(tl.maximum(value - old, -VALUE_RANGE, _PROPAGATE_NAN), VALUE_RANGE, _PROPAGATE_NAN)
         slope = inside & (tl.abs(value - old) <= VALUE_RANGE)
         error = old + moved - target
     error = tl.where(inside, error, 0.0)
@@ -143,7 +143,7 @@ def _slopes(
 
 
 @triton.jit
-def _add_up(
+def _reduce(
     sums, spreads, loss, means, by_log_std,
     SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr, OUTS_UP: tl.constexpr,
     ENTROPY: tl.constexpr, VALUE: tl.constexpr, AT_ONCE: tl.constexpr, FIGURES: tl.constexpr,
@@ -186,7 +186,7 @@ class _Loss(torch.autograd.Function):
 
 
 def unsupported(nvec: tuple[int, ...], reals: int) -> str | None:
-    """Why there is no kernel for the loss of such actions; None: there is one."""
+    """Why the kernel does not support such actions; None if it does."""
     if sum(nvec) + reals > _MAX_OUTPUTS or len(nvec) > _MAX_HEADS:
         return f"kernels take up to {_MAX_OUTPUTS} outputs and {_MAX_HEADS} discrete actions"
     return None
@@ -226,7 +226,7 @@ class FusedLoss:
     ) -> tuple[Tensor, Tensor]:
         """The loss of the sequences `part`, and metrics; advantages are normalised over the sequences `whole`.
 
-        `outputs` are what the network gave for `part`: logits, means, log_std and values.
+        `outputs` are the network's for `part`: logits, means, log_std and values.
         """
         loss, metrics = _Loss.apply(*outputs, self, batch, part, self.advantage_norm(batch, whole))
         return loss, metrics
@@ -247,7 +247,7 @@ class FusedLoss:
     def launch(
         self, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, batch: Batch, order: Tensor, norm: Tensor
     ) -> list[Tensor]:
-        """Loss, metrics, and the gradients with respect to all that the network gave."""
+        """Loss, metrics, and the gradients with respect to the network's outputs."""
         fields = batch.actions, batch.log_probs, batch.values, batch.advantages, batch.returns
         assert all(tensor.is_contiguous() for tensor in (value, *fields))
         samples = value.numel()
@@ -265,5 +265,5 @@ class FusedLoss:
         )  # fmt: skip
         at_once = min(triton.next_power_of_2(blocks), 4096 // self._sizes["OUTS_UP"])
         totals = {"SAMPLES": samples, "BLOCKS": blocks, "AT_ONCE": at_once}
-        _add_up[(1,)](sums, spreads, loss, metrics, by_log_std, **totals, **self._sizes)
+        _reduce[(1,)](sums, spreads, loss, metrics, by_log_std, **totals, **self._sizes)
         return [loss, metrics, *gradients]

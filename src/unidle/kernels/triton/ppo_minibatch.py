@@ -173,7 +173,7 @@ def _minibatch_gradient(
 
 
 @triton.jit
-def _sum_up(
+def _reduce(
     gradients, sums, grad, squares, logged, stopped, steps, minibatches, totals,
     FLAT: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, FIGURES: tl.constexpr, CHUNK: tl.constexpr,
     COUNT: tl.constexpr, STOPS: tl.constexpr, MOST_KL: tl.constexpr,
@@ -289,7 +289,7 @@ class FusedMinibatch:
             num_warps=_WARPS,
             num_stages=1,
         )
-        _sum_up[(self._chunks,)](
+        _reduce[(self._chunks,)](
             self._gradients,
             self._sums,
             adam.grad,

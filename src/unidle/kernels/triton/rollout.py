@@ -1,10 +1,10 @@
 """A whole rollout of a classic-control task with a small MLP in one kernel.
 
-With ordinary kernels a step of CartPole is about 250 of them, of a microsecond or two each, whatever the number of
+With ordinary kernels, a step of CartPole is about 250 launches of a microsecond or two each, for any number of
 environments. Here a block of threads takes some environments through all steps of the rollout: their state and the
-policy's weights stay on the chip, and only what the rollout keeps is written.
+policy's weights stay on the chip, and only the contents of the rollout are written.
 
-The rules are those of `engine.collect.device` and `tasks.classic_control`.
+Does the same as `engine.collect.device` with `tasks.classic_control`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _category(y, u, OUTS: tl.constexpr, OUTS_UP: tl.constexpr):
 
 
 @triton.jit
-def _roll(
+def _rollout(
     noise,  # [T, N]
     physics, episodes, lengths, indices, seed,  # the environments: [N, PHYSICS], [N], [N], [N]
     begins, returns, counts,  # [N]: whether the step starts an episode; its return and length so far
@@ -224,5 +224,5 @@ class FusedRollout:
 
     def __call__(self) -> Tensor:
         """Fill it; returns the number of finished episodes and the sums of their returns and lengths [3]."""
-        _roll[(len(self._ended),)](*self._arguments, **self._constants, num_warps=4)
+        _rollout[(len(self._ended),)](*self._arguments, **self._constants, num_warps=4)
         return self._ended.double().sum(0)

@@ -1,13 +1,14 @@
 """One SAC update for continuous actions in about 65 kernels instead of 250.
 
 The formulas are those of algos/sac.py, differentiated by hand. mlp.py runs the networks forwards and backwards,
-task_heads.py the critics' output layers, adam.py the optimiser steps. Here is what lies between: actions and their
+task_heads.py the critics' output layers, adam.py the optimiser steps. This file has the rest: actions and their
 log-probabilities, targets and losses, and the temperature. The policy acts on next and current observations in one
-pass, as its weights are the same.
+pass, because its weights are the same.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,17 @@ from torch import Tensor
 
 from unidle.kernels.triton.adam import AdamState, FusedAdam, adam, beta_constants
 from unidle.kernels.triton.mlp import BatchedGradient, BatchedMlp, SideStream
+from unidle.kernels.triton.small_mlp import activated
 from unidle.kernels.triton.task_heads import TaskHeads, task_of
+from unidle.spaces.distributions import LOG_SQRT_2PI
 
 _ROWS = 32  # transitions per program
-_LOG_SQRT_2PI = tl.constexpr(0.9189385332046727)
-_LOG_2 = tl.constexpr(0.6931471805599453)
+_LOG_SQRT_2PI, _LOG_2 = tl.constexpr(LOG_SQRT_2PI), tl.constexpr(math.log(2))
 _FIGURES = tl.constexpr(4)  # logged sums: critic loss, mean Q, actor loss, entropy
 
 
 @triton.jit
-def _spread(
+def _write_inputs(
     obs, next_obs, actions, inputs, tasks,
     B: tl.constexpr, ROW: tl.constexpr, SEEN: tl.constexpr, SEEN_UP: tl.constexpr, REALS: tl.constexpr,
     REALS_UP: tl.constexpr, WIDTH: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, BM: tl.constexpr,
@@ -59,12 +61,7 @@ def _alpha(log_alpha, task):
 
 
 @triton.jit
-def _tanh(u):
-    return 1.0 - 2.0 / (tl.exp(2.0 * u) + 1.0)
-
-
-@triton.jit
-def _choose(
+def _sample_actions(
     outputs, bias, noise, tasks, inputs, log_probs,
     B: tl.constexpr, REALS: tl.constexpr, REALS_UP: tl.constexpr, SEEN: tl.constexpr, WIDTH: tl.constexpr,
     TASKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr,
@@ -83,7 +80,7 @@ def _choose(
     log_std = tl.minimum(tl.maximum(log_std, LOW, tl.PropagateNan.ALL), HIGH, tl.PropagateNan.ALL)
     drawn = tl.load(noise + row[:, None] * REALS + real, mask=valid, other=0.0)
     u = mean + tl.exp(log_std) * drawn
-    tl.store(inputs + row[:, None] * WIDTH + SEEN + real, _tanh(u), mask=valid)
+    tl.store(inputs + row[:, None] * WIDTH + SEEN + real, activated(u, "tanh"), mask=valid)
     soft_plus = tl.maximum(-2.0 * u, 0.0, tl.PropagateNan.ALL) + tl.log(1.0 + tl.exp(-tl.abs(2.0 * u)))
     log_slope = 2.0 * (_LOG_2 - u - soft_plus)  # log(1 − tanh² u)
     each = -0.5 * drawn * drawn - log_std - _LOG_SQRT_2PI - log_slope
@@ -97,7 +94,7 @@ def _value(values, member, sample, inside, B: tl.constexpr):
 
 
 @triton.jit
-def _least(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
+def _minimum(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
     """Take the minimum over the critics."""
     least = _value(values, 0, sample, inside, B)
     for member in tl.static_range(1, E):
@@ -106,13 +103,13 @@ def _least(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _limited(values, LIMIT: tl.constexpr):
+def _clipped(values, LIMIT: tl.constexpr):
     """Clip values to ±LIMIT."""
     return tl.minimum(tl.maximum(values, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _judge_values(
+def _critic_loss(
     next_values, values, tasks, returns, discounts, weights, log_probs, log_alpha, slopes, errors, figures,
     LIMIT: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
     BM: tl.constexpr,
@@ -121,16 +118,16 @@ def _judge_values(
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
-    soft = _least(next_values, sample, inside, E, B)
+    soft = _minimum(next_values, sample, inside, E, B)
     soft -= _alpha(log_alpha, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
     following = tl.load(returns + sample, mask=inside, other=0.0)
     following += tl.load(discounts + sample, mask=inside, other=0.0) * soft
-    following = _limited(following, LIMIT)
+    following = _clipped(following, LIMIT)
     weight = tl.load(weights + sample, mask=inside, other=0.0)
     off, loss, total = tl.zeros_like(following), tl.zeros_like(following), tl.zeros_like(following)
     for member in tl.static_range(E):
         said = _value(values, member, sample, inside, B)
-        value = _limited(said, LIMIT)
+        value = _clipped(said, LIMIT)
         error = value - following
         tl.store(slopes + member * B + sample, tl.where(tl.abs(said) > LIMIT, 0.0, weight * error / B), mask=inside)
         off += tl.abs(error)
@@ -143,7 +140,7 @@ def _judge_values(
 
 
 @triton.jit
-def _judge_actions(
+def _actor_loss(
     values, tasks, weights, log_probs, log_alpha, slopes, figures,
     ENTROPY: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
     BM: tl.constexpr,
@@ -153,7 +150,7 @@ def _judge_actions(
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
     counts = (tl.load(weights + sample, mask=inside, other=0.0) > 0).to(tl.float32)
-    least = _least(values, sample, inside, E, B)
+    least = _minimum(values, sample, inside, E, B)
     equal = tl.zeros_like(least)
     for member in tl.static_range(E):
         equal += (_value(values, member, sample, inside, B) == least).to(tl.float32)
@@ -171,7 +168,7 @@ def _judge_actions(
 
 
 @triton.jit
-def _through_choice(
+def _actor_gradient(
     by_actions, outputs, bias, noise, tasks, weights, inputs, log_alpha, by_outputs,
     E: tl.constexpr, B: tl.constexpr, REALS: tl.constexpr, SEEN: tl.constexpr, WIDTH: tl.constexpr,
     TASKS: tl.constexpr, OUTS_UP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr,
@@ -355,15 +352,17 @@ class SacUpdate:
         """Update from a batch (fields of `buffers.replay.Transitions`); returns |TD error| [B] in the same buffer."""
         state, alpha = self._state, self._state.alpha_adam
         torch._foreach_add_(self._counts, 1.0)
-        self._run(_spread, obs.view(torch.float32), next_obs.view(torch.float32), actions, self._padded, self._tasks)
+        self._run(
+            _write_inputs, obs.view(torch.float32), next_obs.view(torch.float32), actions, self._padded, self._tasks
+        )
         with self._side():
             products = self._critics.forward(self._taken)
             said = self._critic_heads.forward(products, keep=True)
         outputs, bias = self._actor.forward(self._seen), self._actor.biases[-1]
-        self._run(_choose, outputs, bias, noise, self._tasks, self._padded, self._log_probs, programs=2)
+        self._run(_sample_actions, outputs, bias, noise, self._tasks, self._padded, self._log_probs, programs=2)
         expected = self._target_heads.forward(self._targets.forward(self._next), keep=False)
         self._side.join()
-        self._run(_judge_values, expected, said, self._tasks, returns, discounts, weights, self._log_probs,
+        self._run(_critic_loss, expected, said, self._tasks, returns, discounts, weights, self._log_probs,
                   alpha.flat, self._slopes, self._errors, self._figures)  # fmt: skip
         gradient = self._critic_heads.back(self._slopes, products, self._head_grads)
         self._critics_back.by_parameters(self._taken, gradient, *self._critic_grads)
@@ -372,10 +371,10 @@ class SacUpdate:
 
         products = self._critics.forward(self._chosen)
         said = self._critic_heads.forward(products, keep=True)
-        self._run(_judge_actions, said, self._tasks, weights, self._log_probs, alpha.flat, self._slopes, self._figures)
+        self._run(_actor_loss, said, self._tasks, weights, self._log_probs, alpha.flat, self._slopes, self._figures)
         gradient = self._critic_heads.back(self._slopes, products)
         self._critics_back.by_inputs(gradient, self._action_columns, self._by_actions)
-        self._run(_through_choice, self._by_actions, outputs, bias, noise, self._tasks, weights, self._padded,
+        self._run(_actor_gradient, self._by_actions, outputs, bias, noise, self._tasks, weights, self._padded,
                   alpha.flat, self._by_outputs)  # fmt: skip
         seen = self._seen[:, len(self._errors) :]
         self._actor_back.by_parameters(seen, self._by_outputs, state.actor_grads.weights, state.actor_grads.biases)

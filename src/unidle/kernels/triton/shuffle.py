@@ -2,7 +2,7 @@
 
 A Feistel network is a bijection on 2b-bit numbers, whatever its round function; a number outside the range goes through
 again until it is inside ("cycle walking", Black & Rogaway 2002). Sorting a million random keys takes about 170
-microseconds on a fast GPU, this a tenth of it.
+microseconds on a fast GPU; this takes a tenth of that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small actor-critic inside a kernel: what the kernels that act, evaluate and learn share.
+"""A small actor-critic inside a kernel: device functions shared by the kernels that act, evaluate and learn.
 
 One block of threads holds all weights of a network and runs a tile of observations through it; activations never leave
 the chip.
@@ -44,7 +44,7 @@ class SmallMlp:
         return sum(self.nvec) + self.reals
 
     def unsupported(self) -> str | None:
-        """Why the kernels do not take this network; None: they do."""
+        """Why the kernels do not support this network; None if they do."""
         if len(self.hidden) != 2 or self.hidden[0] != self.hidden[1] or self.hidden[0] not in _UNITS:
             return f"hidden layers {self.hidden}: kernels take two of equal width, one of {_UNITS}"
         if self.activation not in ACTIVATIONS.values():
@@ -56,7 +56,7 @@ class SmallMlp:
         return None
 
     def constants(self) -> dict[str, Any]:
-        """What the kernels are specialised for."""
+        """Compile-time constants of the kernels."""
         return {
             "ACTOR_PLACES": self.actor_offsets,
             "CRITIC_PLACES": self.critic_offsets,

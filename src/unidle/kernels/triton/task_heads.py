@@ -1,7 +1,7 @@
 """Output layers of critics with one head per task, forwards and backwards.
 
-A transition belongs to one task, so only one head's value is needed: a product with ten columns, at which libraries are
-slow, becomes a sum along a row. The activation before it is applied in the same kernel. A single task works too.
+A transition belongs to one task, so only one head's value is needed: a product with ten columns, for which libraries
+are slow, becomes a sum along a row. The activation before it is applied in the same kernel. A single task works too.
 """
 
 from __future__ import annotations
