@@ -28,7 +28,7 @@ def test_the_policy_of_an_old_run_loads_and_acts_as_it_did(old_run: Path) -> Non
     assert run.agent.step == 128
 
 
-def test_an_old_run_is_evaluated_with_the_result_it_had(old_run: Path) -> None:
+def test_the_policy_of_an_old_run_can_be_loaded_and_evaluated(old_run: Path) -> None:
     run = unidle.load(old_run)
     assert run.evaluate(2).episodes == 2
     assert run.summary()["step"] == 256
