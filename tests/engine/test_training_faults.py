@@ -487,7 +487,7 @@ def test_an_episode_that_a_death_cuts_after_a_whole_step_is_no_result(monkeypatc
     run = small_run(Echo, seed=seed)
     pool = evaluation_envs(run, 2, 2)
     assert isinstance(pool, ProcessPool)
-    recv, flags, worker = pool.recv, pool._board.flags, pool._processes[0]._process
+    recv, flags, worker = pool.recv, pool._signals.flags, pool._processes[0]._process
     assert worker is not None
 
     def recv_after_a_death(at_least: int, seconds: float | None = None) -> list[int]:

@@ -481,7 +481,7 @@ def check_with_deaths(
     assert list(collector.stats.recent_lengths) == [length for *_, length in results][-100:]
     assert collector.stats.episodes == len(results)
     assert isinstance(envs, ProcessPool)
-    for lines in (job.lines for job in envs._jobs()):
+    for lines in (job.env_ids for job in envs._jobs()):
         deaths = sum(fault.kind == "killed" and fault.env == lines[0] for fault in told)
         for env in lines:
             # Nothing is missing but for a reason: each fault is worth one episode that broke, or two where the one that
@@ -524,7 +524,7 @@ def test_a_step_that_was_whole_when_its_worker_died_counts_and_its_episode_is_cu
     run = echo_run({}, n_envs=4, n_steps=9, workers=2, recurrent="gru")
     pool = run.envs
     assert isinstance(pool, ProcessPool)
-    recv, flags, died = pool.recv, pool._board.flags, []
+    recv, flags, died = pool.recv, pool._signals.flags, []
 
     def recv_after_a_death(at_least: int, seconds: float | None = None) -> list[int]:
         if not died and run.collector.schedule.step.tolist() == [4, 4]:

@@ -97,7 +97,7 @@ def test_so_they_do_its_connections_and_the_delay_it_asks_for(monkeypatch: pytes
         assert own.interval == pytest.approx(0.4)
         own.set_min_interval(0.2)
         assert own.interval == pytest.approx(0.8)
-        return own._places._value
+        return own._connections._value
 
     assert run(places()) == 2
     with pytest.raises(UsageError, match=r"4 worker processes cannot share 3 connections .* --workers 3"):
@@ -256,7 +256,7 @@ def test_an_evaluation_leaves_the_graph_of_an_episode_for_the_report(
     assert 1 <= len(story["pages"]) == story["visited"] <= 7
     assert story["pages"][0]["url"] in server.urls
     assert story["pages"][-1]["url"] in (folder / "report.html").read_text()
-    assert trained.evaluate(2).story is not None
+    assert trained.evaluate(2).trace is not None
 
 
 # -- learning while requests are in flight -----------------------------------------------------------------------------
