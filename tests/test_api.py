@@ -383,7 +383,9 @@ def test_a_network_that_has_no_name_must_be_passed_again() -> None:
         return torch.nn.Linear(2, 3)
 
     run = train(network=narrow)
-    with pytest.raises(unidle.UsageError, match=r"narrow> is not a module:callable; pass the factory again, as network="):
+    with pytest.raises(
+        unidle.UsageError, match=r"narrow> is not a module:callable; pass the factory again, as network="
+    ):
         unidle.load(run.path)
     loaded = unidle.load(run.path, network=narrow)
     assert weights(loaded)["encoder.module.weight"].shape == (3, 2)
