@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import pickle
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
