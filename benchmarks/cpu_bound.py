@@ -120,7 +120,7 @@ class Meter:
         return self._finish()
 
     def _has_looked(self) -> bool:
-        if self.runs is None or any(told.stat().st_size for told in self.runs.glob("*/meter.jsonl")):
+        if self.runs is None or any(file.stat().st_size for file in self.runs.glob("*/meter.jsonl")):
             return True
         if self._first_s is not None and time.perf_counter() - self._first_s > _PATIENCE_S:
             raise RuntimeError(f"The run's own meter wrote nothing in {_PATIENCE_S:.0f} seconds.")

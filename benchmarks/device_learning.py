@@ -57,7 +57,7 @@ _ALL = {"n_envs": 256, "batch_size": 2048, "n_epochs": 4, "net_arch": (64, 64), 
 
 
 def train(task: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Return at the end, and [step, seconds, return] of the evaluations on the way."""
+    """Return the final policy's return, and [step, seconds, return] of all evaluations."""
     import unidle
 
     settings = {**_ALL, **task["recipe"]}
@@ -91,7 +91,7 @@ def draw(result: dict[str, Any]) -> str:
         "Environments on the device: from the first evaluation (0) to the goal (1), mean over seeds",
         series,
         "environment steps",
-        "share of the way",
+        "progress to the goal",
         size=size,
         reference=Reference(1.0, "goal"),
     )

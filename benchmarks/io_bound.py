@@ -353,7 +353,7 @@ def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Call
 def side(
     kind: str, site: tuple[str, int], seconds: float, episodes: int, loops: int = 0, anew: bool = False
 ) -> dict[str, float]:
-    """One measurement, in a process of its own."""
+    """Run one measurement in a separate process."""
     command = [sys.executable, __file__, "--side", kind, "--url", site[0], "--server", str(site[1])]
     command += ["--seconds", str(seconds), "--episodes", str(episodes), "--loops", str(loops), *["--anew"] * anew]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -182,7 +182,7 @@ def all_served(count: int) -> Iterator[tuple[list[str], list[int]]]:
 
 
 def side(kind: str, episodes: int, sites: list[str], servers: list[int]) -> dict[str, float]:
-    """One measurement, in a process of its own."""
+    """Run one measurement in a separate process."""
     own = ["--side", kind, "--side-episodes", str(episodes), "--sites", *sites, "--processes", *map(str, servers)]
     done = subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], capture_output=True, text=True)
     if done.returncode:

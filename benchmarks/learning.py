@@ -3,7 +3,7 @@
     python benchmarks/learning.py [--envs CartPole-v1 …] [--seeds 10] [--jobs 2]
 
 Runs that are already in benchmarks/results/learning.json for the same settings are not repeated.
-Judged by the policy at the end of training (not the best on the way), mode action, the same 50 episodes on both sides.
+Judged by the policy at the end of training (not the best one), mode action, the same 50 episodes on both sides.
 "No worse": the inter-quartile mean over seeds, ours − theirs; its lower 95 % bound by bootstrap (both sides resampled
 independently) lies above −5 % of (theirs − random policy).
 """

@@ -113,7 +113,7 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     def forget_segment(meter: RunMeter, *about: Any, **more: Any) -> None:
         if meter._segment is not None and meter._segment.window is not None:
             meter._segment.window.close()
-        meter._segment, meter._timeline.is_heard = None, False  # one that is under way will not see its end
+        meter._segment, meter._timeline.is_heard = None, False  # discards a segment in progress
 
     switch = _Switch(
         {
@@ -167,7 +167,7 @@ class _Switch:
     def add_up(self) -> None:
         self.turn(on=True)
         for owner, name in self._instead:
-            if owner is not Background:  # which has a thread of its own
+            if owner is not Background:  # it has its own thread
                 setattr(owner, name, self._timed(self._usual[owner, name]))
 
     def own_seconds(self) -> float:
@@ -231,8 +231,8 @@ def main() -> None:
         found = result["cost"][job] = _child("cost", job, arguments)
         save(name, result, arguments.out)
         low, mean, high = (found["without_over_with"][key] - 1 for key in ("low", "mean", "high"))
-        told = f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s"
-        print(f"{told}; its own time {found['own_share']:.2%}", flush=True)
+        line = f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s"
+        print(f"{line}; its own time {found['own_share']:.2%}", flush=True)
 
 
 def _child(what: str, job: str, arguments: argparse.Namespace) -> dict[str, Any]:

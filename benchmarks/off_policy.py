@@ -130,8 +130,8 @@ def least_seconds(batch_size: int, actor: tuple[int, ...], critic: tuple[int, ..
         return sum(a * b for a, b in itertools.pairwise(widths))
 
     of_actor, of_critic = size(SEEN, actor, 2 * ACTIONS), size(SEEN + ACTIONS, critic, 1)
-    # Passes: actor on s' and on s, with its way back (2); both critics on (s, a) with theirs, their targets on s', and
-    # both on (s, a ~ π) with the way back to the action (1, as nothing is kept of their weights' gradients).
+    # Passes: actor on s' and on s, with backward (2); both critics on (s, a) with backward, their targets on s', and
+    # both on (s, a ~ π) with backward to the action only (1, without weight gradients).
     products = of_actor * (1 + 3) + 2 * of_critic * (3 + 1 + 2)
     # Adam reads and writes parameter, mean and square and reads the gradient; the target is read and written.
     traffic = 4 * (7 * (of_actor + 2 * of_critic) + 3 * 2 * of_critic)

@@ -164,8 +164,8 @@ def main() -> None:
         figures = [row["strict_iqm"], row["off_iqm"], row["random"], row["margin"], row["lower_95"]]
         judged = "no worse" if row["no_worse"] else "not shown"
         steps = row["settings"]["timesteps"]
-        told = f"  {judged} (chance if equal: {row['chance']:.0%})"
-        print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + told)
+        ending = f"  {judged} (chance if equal: {row['chance']:.0%})"
+        print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + ending)
 
 
 if __name__ == "__main__":

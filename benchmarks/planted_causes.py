@@ -78,7 +78,7 @@ def output(name: str, command: list[str]) -> str:
 
 
 def _kill_all(root: psutil.Process) -> None:
-    """By its tree, not by a group of its own: that would not end with this program where the group is killed."""
+    """Kill by process tree: in its own process group, it would survive if this program's group is killed."""
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -125,8 +125,8 @@ def main() -> None:
         began, planted = perf_counter(), causes[job]
         details[job] = found = tried(given.how, job, seconds)
         took = perf_counter() - began
-        told = {"job": job, "planted": planted, "named": found["cause"], "verdict": found["verdict"]}
-        rows.append({**told, "date": packages["date"]})
+        row = {"job": job, "planted": planted, "named": found["cause"], "verdict": found["verdict"]}
+        rows.append({**row, "date": packages["date"]})
         mark = "hit " if planted == found["cause"] else "MISS"
         print(f"{mark}  {took:3.0f} s  {job:<20} {planted:<22} {found['verdict']}", flush=True)
         hits = sum(row["planted"] == row["named"] for row in rows)

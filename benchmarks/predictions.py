@@ -106,8 +106,8 @@ def main() -> None:
         off = [one["off_by"] for one in rows.values() if "off_by" in one]
         middle = median(off) if off else None
         save(name, {"median_off_by": middle, "jobs": rows}, arguments.out)
-        told = row.get("left_out") or f"{row['predicted']:5.2f} predicted, {row['measured']['mean']:5.2f} measured"
-        print(f"{job:<24}{row.get('flags', ''):<32}{told}", flush=True)
+        outcome = row.get("left_out") or f"{row['predicted']:5.2f} predicted, {row['measured']['mean']:5.2f} measured"
+        print(f"{job:<24}{row.get('flags', ''):<32}{outcome}", flush=True)
     print(f"{len(off)} predictions, off by {middle:.0%} (median)" if off else "no predictions")
 
 

@@ -88,7 +88,7 @@ def time_sb3(seed: int, threads: str) -> tuple[float, Curve]:
 
 
 def draw(curves: dict[str, list[Curve]]) -> str:
-    """The score of the policy that one has after so many seconds, mean over seeds."""
+    """Draw the score of the latest policy over time, mean over seeds."""
     end = max(curve[-1][0] for side in curves.values() for curve in side)
     grid = np.linspace(0, end, 200)
     series = []

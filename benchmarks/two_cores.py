@@ -173,7 +173,7 @@ def train(side: str, seconds: float) -> float:
                 checkpoint_every=10**9,
                 tensorboard=False,
                 quiet=True,
-                after_iteration=[lambda moment: moment.stop() if enough(moment.record["step"]) else None],
+                after_iteration=[lambda context: context.stop() if enough(context.record["step"]) else None],
             )
     else:
         _train_sb3(side, enough)

@@ -162,8 +162,8 @@ def train(
     flags = {**settings, "env": maker.name, "network": network_name}
     settled, notes = fitted(layers.settled_with(flags), maker)
     settled = validated(settled, layers.preset_batch_size)
-    said = [*renamings, *layers.notes, *notes]
-    return start(settled, said, maker, factory, after_iteration, after_evaluation, writers, quiet)
+    notes = [*renamings, *layers.notes, *notes]
+    return start(settled, notes, maker, factory, after_iteration, after_evaluation, writers, quiet)
 
 
 def start(

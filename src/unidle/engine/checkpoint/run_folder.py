@@ -126,15 +126,15 @@ def _try_lock(file: IO[str]) -> bool:
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state` (tensors and plain values) to `path`: a reader sees the old file or the complete new one."""
-    fresh = path.with_suffix(".tmp")
+    temporary = path.with_suffix(".tmp")
     try:
-        torch.save({"format": _FORMAT, **state}, fresh)
-        _sync(fresh)
-        os.replace(fresh, path)
+        torch.save({"format": _FORMAT, **state}, temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _UNWRITTEN.search(str(error)):
             raise
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         why = error.strerror if isinstance(error, OSError) else "the disk may be full, or the folder gone"
         raise WriteError(
             f"Cannot write {path} ({why}); fix that, then resume from the last checkpoint with --resume."
@@ -184,10 +184,10 @@ def weights_that_fit() -> Iterator[None]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a small file atomically."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_bytes(content)
-    _sync(fresh)
-    os.replace(fresh, path)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content)
+    _sync(temporary)
+    os.replace(temporary, path)
     _sync(path.parent)
 
 

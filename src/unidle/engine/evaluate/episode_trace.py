@@ -12,7 +12,7 @@ TRACE_FILE = "page_graph.json"
 
 def write_trace(folder: Path, step: int, trace: dict[str, Any]) -> Path:
     """Replace the last trace; `step` is that of the policy that was evaluated."""
-    path, fresh = folder / TRACE_FILE, folder / f"{TRACE_FILE}.tmp"
-    fresh.write_text(json.dumps({"step": step, **trace}), encoding="utf-8")
-    os.replace(fresh, path)  # atomic: readers never see half a file
+    path, temporary = folder / TRACE_FILE, folder / f"{TRACE_FILE}.tmp"
+    temporary.write_text(json.dumps({"step": step, **trace}), encoding="utf-8")
+    os.replace(temporary, path)  # atomic: readers never see half a file
     return path

@@ -214,16 +214,16 @@ class Gpu:
             if error.value == nvml.NVML_ERROR_NOT_FOUND:
                 return []  # no new samples
             raise
-        fresh = sorted((s for s in samples if s.timeStamp > seen), key=lambda s: s.timeStamp)
-        if not fresh:
+        new = sorted((s for s in samples if s.timeStamp > seen), key=lambda s: s.timeStamp)
+        if not new:
             return []
-        self._seen[kind] = fresh[-1].timeStamp
+        self._seen[kind] = new[-1].timeStamp
         # The driver uses the system clock, in microseconds.
         now_ns, system_ns = time.perf_counter_ns(), time.time_ns()
         field = _VALUE_FIELDS[value_type]
         return [
             Sample(min(now_ns, now_ns - system_ns + s.timeStamp * 1000), float(getattr(s.sampleValue, field)))
-            for s in (fresh if seen else fresh[-1:])
+            for s in (new if seen else new[-1:])
         ]
 
     def _read_power(self, found: dict[str, list[Sample]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def write_atomically(path: Path, page: str) -> Path:
     """Write `page` to `path` so that a browser that reloads never sees a partial file; returns `path`."""
-    fresh = path.parent / f"{path.name}.tmp"
-    fresh.write_text(page, encoding="utf-8")
-    os.replace(fresh, path)
+    temporary = path.parent / f"{path.name}.tmp"
+    temporary.write_text(page, encoding="utf-8")
+    os.replace(temporary, path)
     return path

@@ -32,12 +32,12 @@ def spread(parents: np.ndarray, halos: np.ndarray, links: Sequence[tuple[int, in
     pull[children, parents[children]] = pull[parents[children], children] = 0.12
     rounds = min(_ROUNDS, _WORK // count)
     for done in range(rounds):
-        apart = places[:, None] - places[None, :]  # [to, from, 2]
-        distance = np.maximum(np.sqrt((apart**2).sum(-1)), 1e-3)
+        offsets = places[:, None] - places[None, :]  # [to, from, 2]
+        distance = np.maximum(np.sqrt((offsets**2).sum(-1)), 1e-3)
         push = 4000.0 / distance**2 + 0.5 * np.maximum(rest - distance, 0.0)
         push -= pull * np.maximum(distance - rest, 0.0)
         np.fill_diagonal(push, 0.0)
-        moves = (apart / distance[..., None] * push[..., None]).sum(1) - 0.01 * places
+        moves = (offsets / distance[..., None] * push[..., None]).sum(1) - 0.01 * places
         length = np.sqrt((moves**2).sum(-1, keepdims=True))
         limit = 40.0 * (1.0 - done / rounds) + 0.5
         places = places + moves * np.minimum(1.0, limit / np.maximum(length, 1e-9))

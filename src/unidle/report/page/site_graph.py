@@ -148,12 +148,12 @@ def _heard(page: _Page, place: np.ndarray, scale: float) -> str:
 
 def _visit(number: int, page: _Page, place: np.ndarray, scale: float) -> str:
     x, y = place
-    said = f"{number or 'start'}: {page.url}\n{_KINDS[page.kind]}, relevance {page.relevance:.2f}"
+    tooltip = f"{number or 'start'}: {page.url}\n{_KINDS[page.kind]}, relevance {page.relevance:.2f}"
     ring = f'<circle class="start" cx="{x:.1f}" cy="{y:.1f}" r="{16 * scale:.1f}"/>' if number == 0 else ""
     size = scale * (10.5 if 0 < number < 100 else 8.5)
     text = f'x="{x:.1f}" y="{y + 0.36 * size:.1f}" font-size="{size:.1f}"'
     return (
-        f'<g class="spot {page.kind}"><title>{escape(said)}</title>{ring}'
+        f'<g class="spot {page.kind}"><title>{escape(tooltip)}</title>{ring}'
         f'<circle class="page" cx="{x:.1f}" cy="{y:.1f}" r="{scale * (10 if number else 13):.1f}"/>'
         f'<text class="visit" {text}>{number or "start"}</text></g>'
     )
@@ -167,10 +167,10 @@ def _strip(story: _Story) -> str:
     parts, found = [], 0
     for number, page in enumerate(story.pages):
         found += page.kind == "found"
-        said = f"{number or 'start'}: {page.url}\n{_KINDS[page.kind]}; {found} found so far"
+        tooltip = f"{number or 'start'}: {page.url}\n{_KINDS[page.kind]}; {found} found so far"
         place = f'x="{2 + number * width:.1f}" y="{top}" width="{width - 1.5:.1f}" height="{height}"'
         parts.append(
-            f'<g class="spot {page.kind}"><title>{escape(said)}</title><rect class="fill" {place} rx="2"/></g>'
+            f'<g class="spot {page.kind}"><title>{escape(tooltip)}</title><rect class="fill" {place} rx="2"/></g>'
         )
         x = 2 + (number + 0.5) * width
         if number % every == 0 and x > 70:

@@ -60,7 +60,7 @@ def accelerate(env: Any, say: Callable[[str], None] = warnings.warn) -> bool:
     return True
 
 
-# -- single numbers --------------------------------------------------------------------------------------------------
+# -- scalars ---------------------------------------------------------------------------------------------------------
 
 
 def norm(x: Any, ord: float | None = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002
@@ -209,31 +209,31 @@ def _fast_class(kind: Any) -> Any:
     for name, member in vars(kind).items():
         # Only functions that read; those that move objects (reset_model, _set_obj_xyz) stay the same.
         if name in ("compute_reward", "_gripper_caging_reward") or name.startswith("_get_"):
-            setattr(fast, name, _taken_over(member, names))
+            setattr(fast, name, _with_globals(member, names))
         elif name.startswith("_reward_"):
-            setattr(fast, name, staticmethod(_taken_over(member.__func__, names)))
+            setattr(fast, name, staticmethod(_with_globals(member.__func__, names)))
         elif name == "evaluate_state":
             guarded = sawyer.SawyerXYZEnv._Decorators.assert_task_is_set
-            setattr(fast, name, guarded(_taken_over(member.__closure__[0].cell_contents, names)))
+            setattr(fast, name, guarded(_with_globals(member.__closure__[0].cell_contents, names)))
     return fast
 
 
-def _taken_over(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """Return the same code with other globals and `self._named` instead of `self.data`."""
     code = function.__code__
     code = code.replace(co_names=tuple("_named" if name == "data" else name for name in code.co_names))
     return FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _module_with(module: ModuleType, **other: Any) -> ModuleType:
+def _patched_module(module: ModuleType, **other: Any) -> ModuleType:
     """Return a copy of `module` with a few names replaced."""
     new = ModuleType(module.__name__)
     vars(new).update(vars(module), **other)
     return new
 
 
-_NUMPY = _module_with(np, clip=_clip, linalg=_module_with(np.linalg, norm=norm))
-_REWARDS = _module_with(reward_utils, tolerance=tolerance)
+_NUMPY = _patched_module(np, clip=_clip, linalg=_patched_module(np.linalg, norm=norm))
+_REWARDS = _patched_module(reward_utils, tolerance=tolerance)
 
 
 @dataclass(frozen=True)
@@ -286,8 +286,8 @@ class _Fast(sawyer.SawyerXYZEnv):
         seen = np.zeros(18)  # hand, gripper, then position and quaternion of up to two objects
         seen[:3] = named.hand
         right, left = named.claws
-        apart = norm(right - left) / 0.1
-        seen[3] = 1.0 if apart > 1.0 else apart
+        opening = norm(right - left) / 0.1
+        seen[3] = 1.0 if opening > 1.0 else opening
         pos, quat = self._get_pos_objects(), self._get_quat_objects()
         seen[4:7], seen[7:11] = pos[:3], quat[:4]
         if len(pos) > 3:
@@ -373,12 +373,12 @@ class _Fast(sawyer.SawyerXYZEnv):
         goal = (self._last_rand_vec.tobytes(), self._partially_observable, self.reward_function_version)
         start = self._starts.get(goal)
         if start is None:
-            self._starts[goal] = start = self._started()
+            self._starts[goal] = start = self._reset_and_record()
         else:
-            self._put_back(start)
+            self._restore_start(start)
         return start.observation.copy(), {}
 
-    def _started(self) -> _Start:
+    def _reset_and_record(self) -> _Start:
         assigned: set[str] = set()
 
         def note(env: Any, name: str, value: Any) -> None:
@@ -399,7 +399,7 @@ class _Fast(sawyer.SawyerXYZEnv):
         model = self.model
         return _Start(observation, state, model.body_pos.copy(), model.site_pos.copy(), attributes, aliases)
 
-    def _put_back(self, start: _Start) -> None:
+    def _restore_start(self, start: _Start) -> None:
         self.model.body_pos[:], self.model.site_pos[:] = start.body_pos, start.site_pos
         mujoco.mj_setState(self.model, self.data, start.state, _STATE)
         _mj_forward(self.model, self.data)

@@ -66,10 +66,10 @@ class Mission:
 
     def begin(self) -> tuple[State, Tensor]:
         """Return the state and observation at the start of episode 0 of every environment."""
-        state = self._fresh(torch.zeros_like(self._env))
+        state = self._initial_state(torch.zeros_like(self._env))
         return state, self._observe(state)
 
-    def _fresh(self, episode: Tensor) -> State:
+    def _initial_state(self, episode: Tensor) -> State:
         rules, n_envs, units = self._level, self.n_envs, len(self._unit)
         for_ground, for_survivors = uniform(self._seed, self._env, episode, rules.draws).chunk(2, -1)
         rock = (for_ground < ROCK_BELOW) & ~self._road
@@ -107,8 +107,8 @@ class Mission:
         truncated = (state["length"] >= self._level.limit) & ~terminated
         ended = terminated | truncated
         final = self._observe(state)
-        fresh = self._fresh(state["episode"] + ended)
-        state = {name: torch.where(_as(ended, value), fresh[name], value) for name, value in state.items()}
+        initial = self._initial_state(state["episode"] + ended)
+        state = {name: torch.where(_broadcast(ended, value), initial[name], value) for name, value in state.items()}
         return state, Step(self._observe(state), final, reward, terminated, truncated)
 
     def _advance(self, state: State, order: Tensor) -> tuple[State, Tensor]:
@@ -156,8 +156,8 @@ class Mission:
         affordable = self._weight.unsqueeze(-1) * (1 + there) <= battery.unsqueeze(-1)
         acts = (cell == self._base) & (carrying | (battery < self._level.battery))
         acts = acts | (self._within_reach(state).any(-1) & self._carries & ~carrying)
-        told = torch.cat((free & affordable, acts.unsqueeze(-1)), -1) & self._linked(cell).unsqueeze(-1)
-        return torch.cat((torch.ones_like(told[..., :1]), told), -1).flatten(1).to(torch.uint8)
+        valid = torch.cat((free & affordable, acts.unsqueeze(-1)), -1) & self._linked(cell).unsqueeze(-1)
+        return torch.cat((torch.ones_like(valid[..., :1]), valid), -1).flatten(1).to(torch.uint8)
 
     def _around(self, state: State) -> tuple[Tensor, Tensor]:
         """[N, U, 4] the ground north, south, west and east of each unit, and whether it is neither rock nor edge."""
@@ -182,7 +182,7 @@ class Mission:
         """[N, C] the cells that units on these cells [N, U] see together."""
         return self._views[self._unit, cell].any(1)
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- observations --------------------------------------------------------------------------------------------------
 
     def _observe(self, state: State) -> Tensor:
         known, cell, place, size = state["known"], state["cell"], state["place"], self._level.size
@@ -229,7 +229,7 @@ def _bearing(offset: Tensor) -> Tensor:
     return torch.stack((offset < 0, offset > 0), -1).flatten(-2)
 
 
-def _as(flags: Tensor, value: Tensor) -> Tensor:
+def _broadcast(flags: Tensor, value: Tensor) -> Tensor:
     """Reshape flags [N] to broadcast with a value [N, ..]."""
     return flags.view(-1, *[1] * (value.dim() - 1))
 

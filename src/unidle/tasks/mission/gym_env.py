@@ -201,7 +201,7 @@ class MissionEnv(gymnasium.Env):
     def _found(self) -> int:
         return sum(survivor.cell in self.known for survivor in self.survivors)
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- observations --------------------------------------------------------------------------------------------------
 
     def _observation(self) -> np.ndarray:
         level, size = self.level, self.level.size

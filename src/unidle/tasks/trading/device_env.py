@@ -30,15 +30,15 @@ class Trading:
         self._indicators = torch.tensor(market.indicators, device=device).flatten(1)  # [T, K · INDICATORS]
         # Each iteration reduces the error by a factor of `cost`, starting below 2 · cost of the value.
         cost = self._rules.cost
-        self._rounds = math.ceil(math.log(0.5e-16) / math.log(cost)) - 1 if cost else 0
+        self._iterations = math.ceil(math.log(0.5e-16) / math.log(cost)) - 1 if cost else 0
 
     def begin(self) -> tuple[State, Tensor]:
         """Return the state and observation at the start of episode 0 of every environment."""
         none = torch.zeros_like(self._env)
-        state = self._fresh(none)
+        state = self._initial_state(none)
         return state, self._observe(state)
 
-    def _fresh(self, episode: Tensor) -> State:
+    def _initial_state(self, episode: Tensor) -> State:
         starts = self._rules.starts
         # A product in float32 can round up to the number of starts.
         place = (uniform(self._seed, self._env, episode, 1)[:, 0] * len(starts)).long().clamp(max=len(starts) - 1)
@@ -64,8 +64,8 @@ class Trading:
         ended = terminated | truncated
         final = self._observe(moved)
         moved["episode"] = state["episode"] + ended
-        fresh = self._fresh(moved["episode"])
-        moved = {name: torch.where(_alongside(ended, value), fresh[name], value) for name, value in moved.items()}
+        initial = self._initial_state(moved["episode"])
+        moved = {name: torch.where(_broadcast(ended, value), initial[name], value) for name, value in moved.items()}
         observation = torch.where(ended.unsqueeze(-1), self._observe(moved), final)
         return moved, Step(observation, final, reward, terminated, truncated)
 
@@ -82,11 +82,11 @@ class Trading:
     def _rebalance(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
         """Cash and holdings [N, K] at target weights."""
         prices, cost = self._prices[state["day"]], self._rules.cost
-        wished = action.double().clamp(0.0, 1.0)
-        weights = wished / wished.sum(-1, keepdim=True).clamp(min=1.0)
+        targets = action.double().clamp(0.0, 1.0)
+        weights = targets / targets.sum(-1, keepdim=True).clamp(min=1.0)
         held = state["holdings"] * prices
         left = worth = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
-        for _ in range(self._rounds):
+        for _ in range(self._iterations):
             left = worth - cost * (weights * left - held).abs().sum(-1, keepdim=True)
         bought = weights * left - held
         paid = bought.sum(-1) + cost * bought.abs().sum(-1)
@@ -99,14 +99,14 @@ class Trading:
         portion = self._rules.trade_fraction * self._worth(state).unsqueeze(-1) / prices  # units
         sold = torch.minimum(portion, state["holdings"]) * (action < SELL + 0.5)
         cash = state["cash"] + (1 - cost) * (sold * prices).sum(-1)
-        wished = portion * (action > BUY - 0.5)
-        price = (1 + cost) * (wished * prices).sum(-1)
+        ordered = portion * (action > BUY - 0.5)
+        price = (1 + cost) * (ordered * prices).sum(-1)
         paid = torch.minimum(price, cash)
         # Without purchases `paid` is 0, so any divisor will do.
-        bought = wished * (paid / torch.where(price > 0, price, 1.0)).unsqueeze(-1)
+        bought = ordered * (paid / torch.where(price > 0, price, 1.0)).unsqueeze(-1)
         return cash - paid, state["holdings"] - sold + bought
 
 
-def _alongside(ended: Tensor, value: Tensor) -> Tensor:
+def _broadcast(ended: Tensor, value: Tensor) -> Tensor:
     """[N] as [N, 1, ..], to choose between rows of `value`."""
     return ended.view(-1, *(1,) * (value.dim() - 1))

@@ -22,9 +22,9 @@ AVERAGE_DAYS = 50
 INDICATORS = len(RETURNS) + 2
 WARM_UP = max(*RETURNS, VOLATILITY_DAYS, AVERAGE_DAYS - 1)  # the first day on which all indicators are known
 BOUND = 10.0  # clips indicators, which are of order 1, so that an extreme day does not dominate
-_USUAL_VOLATILITY, _LEAST_VOLATILITY = 0.01, 1e-6  # per day
+_TYPICAL_VOLATILITY, _MIN_VOLATILITY = 0.01, 1e-6  # per day
 _TRAIN_SHARE = 0.8
-_FORM = "the first column must be the date, followed by one column of prices per instrument"
+_FORMAT = "the first column must be the date, followed by one column of prices per instrument"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +67,12 @@ def indicators(prices: np.ndarray) -> np.ndarray:
         return table
     logs = np.log(prices)
     squares = np.diff(logs, axis=0) ** 2
-    volatility = np.maximum(np.sqrt(_trailing_mean(squares, VOLATILITY_DAYS)), _LEAST_VOLATILITY)
+    volatility = np.maximum(np.sqrt(_trailing_mean(squares, VOLATILITY_DAYS)), _MIN_VOLATILITY)
     average = _trailing_mean(prices, AVERAGE_DAYS)
     known = days - WARM_UP
     volatility, average, now = volatility[-known:], average[-known:], logs[-known:]
     columns = [(now - logs[WARM_UP - n : days - n]) / (volatility * math.sqrt(n)) for n in RETURNS]
-    columns.append(np.log(volatility / _USUAL_VOLATILITY))
+    columns.append(np.log(volatility / _TYPICAL_VOLATILITY))
     columns.append((now - np.log(average)) / (volatility * math.sqrt(AVERAGE_DAYS)))
     table[WARM_UP:] = np.clip(np.stack(columns, -1), -BOUND, BOUND)
     return table
@@ -101,17 +101,17 @@ def read_market(file: str | Path) -> Market:
 def _read(path: Path, changed: int, size: int) -> Market:
     rows = _READERS[path.suffix.lower()](path)
     if not rows:
-        raise UsageError(f"{path} is empty; {_FORM}.")
+        raise UsageError(f"{path} is empty; {_FORMAT}.")
     names, rows = [str(name).strip() for name in rows[0][1:]], rows[1:]
     _check_names(path, names)
     if not rows:
-        raise UsageError(f"{path} has no days; {_FORM}.")
+        raise UsageError(f"{path} has no days; {_FORMAT}.")
     dates = np.empty(len(rows), "datetime64[s]")
     prices = np.empty((len(rows), len(names)))
     for index, row in enumerate(rows):
         where = f"{path}, row {index + 1}"
         if len(row) != len(names) + 1:
-            raise UsageError(f"{where} has {len(row)} cells, the header has {len(names) + 1}; {_FORM}.")
+            raise UsageError(f"{where} has {len(row)} cells, the header has {len(names) + 1}; {_FORMAT}.")
         day = _as_date(row[0])
         if day is None:
             raise UsageError(f"{where}: `{row[0]}` is not a date; write it as 2020-01-31.")
@@ -131,7 +131,7 @@ def _read(path: Path, changed: int, size: int) -> Market:
 
 def _check_names(path: Path, names: list[str]) -> None:
     if not names:
-        raise UsageError(f"{path} has no instruments; {_FORM}.")
+        raise UsageError(f"{path} has no instruments; {_FORMAT}.")
     for index, name in enumerate(names):
         if not name:
             raise UsageError(f"{path}: column {index + 2} has no name; name every instrument.")
@@ -151,15 +151,15 @@ def _as_price(cell: Any) -> float:
 def _as_date(given: Any) -> np.datetime64 | None:
     """Parse a date or ISO text without time zone; None otherwise."""
     if isinstance(given, date):  # or a datetime, its subclass
-        moment = given
+        parsed = given
     else:
         try:
-            moment = datetime.fromisoformat(str(given).strip())
+            parsed = datetime.fromisoformat(str(given).strip())
         except ValueError:
             return None
-    if isinstance(moment, datetime) and moment.tzinfo is not None:
+    if isinstance(parsed, datetime) and parsed.tzinfo is not None:
         return None
-    return np.datetime64(moment, "s")
+    return np.datetime64(parsed, "s")
 
 
 def _read_csv(path: Path) -> list[list[Any]]:
@@ -206,8 +206,8 @@ REGIMES = (
     Regime(0.0000, 0.006, 0.1, 50),
     Regime(-0.0020, 0.020, 0.7, 25),
 )
-_TILT = 0.0005  # standard deviation of an instrument's drift around its regime's
-_LIVELINESS = (0.7, 1.3)  # an instrument's volatility relative to its regime's
+_DRIFT_DEVIATION = 0.0005  # standard deviation of an instrument's drift around its regime's
+_VOLATILITY_RANGE = (0.7, 1.3)  # an instrument's volatility relative to its regime's
 
 
 @lru_cache(maxsize=4)  # the environments of one process share it
@@ -220,9 +220,11 @@ def generated_market(instruments: int, days: int, seed: int) -> Market:
         )
     rng = np.random.default_rng(seed)
     regime = _regimes(days, rng)
-    tilt = rng.normal(0.0, _TILT, (len(REGIMES), instruments))
-    drift = np.array([each.drift for each in REGIMES])[regime, None] + tilt[regime]
-    volatility = np.array([each.volatility for each in REGIMES])[regime, None] * rng.uniform(*_LIVELINESS, instruments)
+    drift_offset = rng.normal(0.0, _DRIFT_DEVIATION, (len(REGIMES), instruments))
+    drift = np.array([each.drift for each in REGIMES])[regime, None] + drift_offset[regime]
+    volatility = np.array([each.volatility for each in REGIMES])[regime, None] * rng.uniform(
+        *_VOLATILITY_RANGE, instruments
+    )
     correlation = np.array([each.correlation for each in REGIMES])[regime, None]
     common, own = rng.standard_normal((days, 1)), rng.standard_normal((days, instruments))
     shocks = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own

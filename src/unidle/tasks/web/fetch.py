@@ -229,7 +229,7 @@ class Fetcher:
             finally:
                 trip.left -= time.monotonic() - began
 
-    # -- what may be fetched -------------------------------------------------------------------------------------------
+    # -- access checks -----------------------------------------------------------------------------------------------
 
     def _check(self, target: URL) -> None:
         """Refuse URLs that are not http(s) or not on the allow-list."""

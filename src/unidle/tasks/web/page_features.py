@@ -91,13 +91,13 @@ async def read(page: Page, topic: Topic) -> PageFeatures | None:
     if content is None:
         return None
     words = first_words(content.text)
-    often = np.bincount(words.buckets, minlength=BUCKETS)
-    buckets = np.flatnonzero(often).astype(np.uint16)
+    counts = np.bincount(words.buckets, minlength=BUCKETS)
+    buckets = np.flatnonzero(counts).astype(np.uint16)
     return PageFeatures(
         topic.relevance(words),
         len(words),
         buckets,
-        bag(buckets, often[buckets], PAGE_WORDS),
+        bag(buckets, counts[buckets], PAGE_WORDS),
         link_features(content.links, topic),
         content.is_html,
     )
@@ -114,18 +114,18 @@ def first_words(text: str) -> HashedWords:
 def link_features(links: Sequence[pages.Link], topic: Topic) -> LinkFeatures:
     """Features of all links of a page, from their URLs and texts."""
     count = len(links)
-    said = hash_words([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
-    said = said.only(~((said.last - said.before < 3) | said.is_number | _STOP_WORDS.has(said)))
-    link = said.texts  # [words] index of the link
+    terms = hash_words([f"{link.url[link.url.find('/', 8) :]} {link.text}" for link in links])
+    terms = terms.only(~((terms.last - terms.before < 3) | terms.is_number | _STOP_WORDS.has(terms)))
+    link = terms.texts  # [words] index of the link
     starts = np.searchsorted(link, np.arange(count))
     place = np.arange(len(link)) - starts[link]  # [words] position within the link
     words = np.zeros((count, LINK_WORDS), np.uint8)
     first = place < LINK_WORDS
-    words[link[first], place[first]] = said.buckets[first] % LINK_BUCKETS + 1
-    about = np.flatnonzero(topic.has(said))
-    different = set(zip(link[about].tolist(), said.hashes[about].tolist()))
+    words[link[first], place[first]] = terms.buckets[first] % LINK_BUCKETS + 1
+    matches = np.flatnonzero(topic.has(terms))
+    distinct = set(zip(link[matches].tolist(), terms.hashes[matches].tolist()))
     match = np.zeros(count, np.float32)
-    for number, _ in different:
+    for number, _ in distinct:
         match[number] += 0.5
     return LinkFeatures(
         [link.url for link in links],

@@ -3,7 +3,7 @@
 An action follows one of the best-looking links, or stops. The observation, all values from 0 to 1:
 
     page   the page just fetched: a hashed bag of words, and the outcome of the request
-    links  [links, ..] the candidate links: hashed words of each, and what is known about its target
+    links  [links, ..] the candidate links: hashed words of each, and facts about its target
     graph  the progress of the episode
 """
 
@@ -69,7 +69,7 @@ class SiteExplore:
                 "SiteExplore needs at least one site, a budget of one request and one link to choose from."
             )
         self.topic = Topic(topic)
-        self.policy = fetcher.policy if fetcher else _manners(self.sites, policy)
+        self.policy = fetcher.policy if fetcher else _policy(self.sites, policy)
         self.budget, self.links, self.relevant_at = budget, links, relevant_at
         self.cost, self.novelty = cost, novelty
         self._readings = PageFeatureCache.shared(self.topic) if keep_pages else None
@@ -98,7 +98,7 @@ class SiteExplore:
         self._bodies: set[int] = set()
         self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a new relevant page was found
         self._page = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
-        self._relevance, self._freshness, self._has_failed = 0.0, 0.0, False
+        self._relevance, self._new_word_share, self._has_failed = 0.0, 0.0, False
 
     async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
         """Fetch the start page, which does not count against the budget."""
@@ -124,10 +124,10 @@ class SiteExplore:
             return self._observe(), 0.0, True, False, self._info(has_ended=True)
         self.requests += 1
         found, reward = self.found, -self.cost
-        self._freshness, self._has_failed = 0.0, False
+        self._new_word_share, self._has_failed = 0.0, False
         if 0 <= choice < len(self.offered):
             await self._visit(int(self.offered[choice]))
-            reward += (self.found - found) + self.novelty * self._freshness
+            reward += (self.found - found) + self.novelty * self._new_word_share
         self._recent.append(self.found > found)
         observation = self._observe()
         # The budget is part of the observation, so exhausting it is a termination, not a truncation.
@@ -169,7 +169,7 @@ class SiteExplore:
         self._look(seen, page, is_duplicate, new_links)
         return page
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- observations --------------------------------------------------------------------------------------------------
 
     def _look(self, read: PageFeatures | None, page: Page, is_duplicate: bool, new_links: int) -> None:
         """Compute the features of the page just fetched."""
@@ -179,13 +179,13 @@ class SiteExplore:
             return
         if len(read.buckets):
             known = np.count_nonzero(self._seen[read.buckets])
-            self._freshness = (1.0 - known / len(read.buckets)) * (not is_duplicate)
+            self._new_word_share = (1.0 - known / len(read.buckets)) * (not is_duplicate)
             self._seen[read.buckets] = True
             seen[:PAGE_WORDS] = read.bag
         n_links = len(read.links.urls)
         seen[PAGE_WORDS:] = (
             read.relevance,
-            self._freshness,
+            self._new_word_share,
             _squeezed(read.n_words, MAX_WORDS),
             _squeezed(n_links, MAX_LINKS),
             new_links / max(1, n_links),
@@ -265,7 +265,7 @@ def _start(url: str) -> str:
     return bare
 
 
-def _manners(sites: Sequence[str], given: dict[str, Any]) -> FetchPolicy:
+def _policy(sites: Sequence[str], given: dict[str, Any]) -> FetchPolicy:
     from yarl import URL
 
     policy = FetchPolicy(**given)

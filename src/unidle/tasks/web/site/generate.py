@@ -20,7 +20,7 @@ from unidle.tasks.web.site.topics import ADVERTISING_WORDS, HONEST_WORDS, PLAIN_
 NAMES = tuple(TOPICS)
 _SAME_TOPIC = 0.35  # of a page's links; of the others, some by chance
 _HONEST = 0.35  # of links: their text is about their target's topic
-_LYING = 0.45  # of links to other topics whose text names this topic
+_MISLEADING = 0.45  # of links to other topics whose text names this topic
 _TOPIC_WORDS = (0.05, 0.15)  # share of a page's words that are about its topic, from page to page
 _STRAY_WORDS = 0.01  # share that are about some other topic
 _PARAGRAPH = 60  # words
@@ -66,20 +66,22 @@ class Site:
         links: list[list[int]] = [[] for _ in range(pages)]
         links[0] = list(range(1, len(NAMES) + 1))
         for page in range(len(NAMES) + 1, pages):  # a tree, so that every page can be reached
-            kin = of_topic[topic[page]]
-            near = kin[(kin > 0) & (kin < page)]
-            links[int(rng.choice(near)) if rng.random() < 0.9 else int(rng.integers(1, page))].append(page)
+            same_topic = of_topic[topic[page]]
+            earlier = same_topic[(same_topic > 0) & (same_topic < page)]
+            links[int(rng.choice(earlier)) if rng.random() < 0.9 else int(rng.integers(1, page))].append(page)
         for page in range(1, pages):
-            wanted = max(0, int(rng.normal(layout.links, layout.links / 5)) - len(links[page]))
-            same = rng.choice(of_topic[topic[page]], rng.binomial(wanted, _SAME_TOPIC))
-            links[page] += [*same.tolist(), *rng.integers(1, pages, wanted - len(same)).tolist()]
+            n_more = max(0, int(rng.normal(layout.links, layout.links / 5)) - len(links[page]))
+            same = rng.choice(of_topic[topic[page]], rng.binomial(n_more, _SAME_TOPIC))
+            links[page] += [*same.tolist(), *rng.integers(1, pages, n_more - len(same)).tolist()]
         targets = [
             rng.permutation(list(dict.fromkeys(target for target in row if target != page))).astype(np.int64)
             for page, row in enumerate(links)
         ]
         words = rng.choice(PLAIN_WORDS, (pages, 2))
         # Every third page is in a folder named after its topic.
-        folders = [f"{NAMES[index]}/" if told else "" for index, told in zip(topic, rng.random(pages) < 1 / 3)]
+        folders = [
+            f"{NAMES[index]}/" if has_folder else "" for index, has_folder in zip(topic, rng.random(pages) < 1 / 3)
+        ]
         paths = ["", *(f"{folders[n]}{words[n, 0]}{words[n, 1]}-{n}.html" for n in range(1, pages))]
         return Site(seed, layout, topic, density, targets, paths)
 
@@ -127,9 +129,9 @@ class Site:
             draw, pick = rng.random(), int(rng.integers(1 << 30))
             text = VAGUE_LINKS[pick % len(VAGUE_LINKS)]
             if draw < _HONEST or page == 0:
-                text = _promise(self.topic[target], HONEST_WORDS, pick)
-            elif draw < _HONEST + _LYING and self.topic[target] != self.topic[page]:
-                text = _promise(self.topic[page], ADVERTISING_WORDS, pick)
+                text = _link_text(self.topic[target], HONEST_WORDS, pick)
+            elif draw < _HONEST + _MISLEADING and self.topic[target] != self.topic[page]:
+                text = _link_text(self.topic[page], ADVERTISING_WORDS, pick)
             anchors.append(f'<a href="{prefix}{self.paths[target]}">{text}</a>')
         here, other = f"{prefix}{self.paths[page]}", int(rng.integers(1, self.layout.pages))
         anchors += [
@@ -157,9 +159,9 @@ class Site:
         return _document(f"Archive {number}", f"<p>{words}</p><p>{more}</p>")
 
 
-def _promise(topic: int, beside: tuple[str, ...], pick: int) -> str:
+def _link_text(topic: int, companions: tuple[str, ...], pick: int) -> str:
     words = TOPICS[NAMES[topic]]
-    return f"{words[pick % len(words)]} {beside[pick // 16 % len(beside)]} {words[pick // 256 % len(words)]}"
+    return f"{words[pick % len(words)]} {companions[pick // 16 % len(companions)]} {words[pick // 256 % len(words)]}"
 
 
 def _document(title: str, body: str) -> bytes:
