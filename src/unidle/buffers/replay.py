@@ -6,7 +6,7 @@ of the same environment is (cell + N) mod (P × N). Each observation is stored o
     o₀ a₀ r₀ | o₁ a₁ r₁ ended | o₂ (final) | o₃ a₃ r₃ | o₄ (open)
 
 - An *acted* cell holds a transition; the next cell holds its next observation. Where the episode was truncated that is
-  its true final observation, in a cell of its own that is never acted in. So the bootstrap observation of m steps of
+  its true final observation, in a separate cell without an action. So the bootstrap observation of m steps of
   one episode is m cells ahead, whether the episode continues or was truncated. A terminated episode has such a cell
   too, but its content is never used.
 - The cursor's cell is open: it holds the newest observation, whose action is not known yet. It is written together with

@@ -120,16 +120,16 @@ def _critic_loss(
     task = task_of(tasks, sample, inside, TASKS)
     soft = _minimum(next_values, sample, inside, E, B)
     soft -= _alpha(log_alpha, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
-    following = tl.load(returns + sample, mask=inside, other=0.0)
-    following += tl.load(discounts + sample, mask=inside, other=0.0) * soft
-    following = _clipped(following, LIMIT)
+    target = tl.load(returns + sample, mask=inside, other=0.0)
+    target += tl.load(discounts + sample, mask=inside, other=0.0) * soft
+    target = _clipped(target, LIMIT)
     weight = tl.load(weights + sample, mask=inside, other=0.0)
-    off, loss, total = tl.zeros_like(following), tl.zeros_like(following), tl.zeros_like(following)
+    off, loss, total = tl.zeros_like(target), tl.zeros_like(target), tl.zeros_like(target)
     for member in tl.static_range(E):
-        said = _value(values, member, sample, inside, B)
-        value = _clipped(said, LIMIT)
-        error = value - following
-        tl.store(slopes + member * B + sample, tl.where(tl.abs(said) > LIMIT, 0.0, weight * error / B), mask=inside)
+        q = _value(values, member, sample, inside, B)
+        value = _clipped(q, LIMIT)
+        error = value - target
+        tl.store(slopes + member * B + sample, tl.where(tl.abs(q) > LIMIT, 0.0, weight * error / B), mask=inside)
         off += tl.abs(error)
         loss += 0.5 * weight * error * error
         total += value
@@ -357,12 +357,12 @@ class SacUpdate:
         )
         with self._side():
             products = self._critics.forward(self._taken)
-            said = self._critic_heads.forward(products, keep=True)
+            q = self._critic_heads.forward(products, keep=True)
         outputs, bias = self._actor.forward(self._seen), self._actor.biases[-1]
         self._run(_sample_actions, outputs, bias, noise, self._tasks, self._padded, self._log_probs, programs=2)
         expected = self._target_heads.forward(self._targets.forward(self._next), keep=False)
         self._side.join()
-        self._run(_critic_loss, expected, said, self._tasks, returns, discounts, weights, self._log_probs,
+        self._run(_critic_loss, expected, q, self._tasks, returns, discounts, weights, self._log_probs,
                   alpha.flat, self._slopes, self._errors, self._figures)  # fmt: skip
         gradient = self._critic_heads.back(self._slopes, products, self._head_grads)
         self._critics_back.by_parameters(self._taken, gradient, *self._critic_grads)
@@ -370,8 +370,8 @@ class SacUpdate:
         self.steps["critics"].step()
 
         products = self._critics.forward(self._chosen)
-        said = self._critic_heads.forward(products, keep=True)
-        self._run(_actor_loss, said, self._tasks, weights, self._log_probs, alpha.flat, self._slopes, self._figures)
+        q = self._critic_heads.forward(products, keep=True)
+        self._run(_actor_loss, q, self._tasks, weights, self._log_probs, alpha.flat, self._slopes, self._figures)
         gradient = self._critic_heads.back(self._slopes, products)
         self._critics_back.by_inputs(gradient, self._action_columns, self._by_actions)
         self._run(_actor_gradient, self._by_actions, outputs, bias, noise, self._tasks, weights, self._padded,
