@@ -44,7 +44,7 @@ class BestPolicyTracker:
     save: Callable[[], None]
     stop: Callable[[], None]
     is_stopping: Callable[[], bool]
-    is_dormant: bool = False  # and the user was warned
+    is_dormant: bool = False  # the user was warned
 
     def evaluate(self) -> None:
         """Evaluate the current policy: now, or asynchronously."""

@@ -29,7 +29,8 @@ from unidle.tasks.mission.rules import (
 
 # The state, besides `episode` and `length`, of N environments with C cells, U units and V survivors:
 #   ground [N, C] uint8, known [N, C] bool, place [N, V] the cell where each survivor waits or waited,
-#   cell [N, U] where each unit is, battery [N, U], holds [N, U, V] bool who carries whom, home [N, V] bool
+#   cell [N, U] where each unit is, battery [N, U], holds [N, U, V] bool which unit carries which survivor,
+#   home [N, V] bool
 
 
 class Mission:
@@ -49,16 +50,16 @@ class Mission:
 
         maps = _Geography(rules.size)
         self._base = maps.base
-        self._road, self._far = constant(maps.road), constant(maps.distance[maps.base] > NEAR)
+        self._road, self._is_far = constant(maps.road), constant(maps.distance[maps.base] > NEAR)
         self._legs = [constant(leg) for leg in maps.legs]
-        self._distance, self._beyond = constant(maps.distance), constant(maps.beyond)
+        self._distance, self._next_cell = constant(maps.distance), constant(maps.next_cell)
         self._rows_columns = constant(maps.rows_columns)
         sight = np.array([kind.sight for kind in rules.kinds])
         self._views = constant(maps.distance <= sight[:, None, None])  # [U, C, C] from a cell, of a cell
         self._unit = torch.arange(len(rules.kinds), device=device)
         self._weight = constant(np.array([kind.weight for kind in rules.kinds]))
-        self._carries = constant(np.array([kind is CARRIER for kind in rules.kinds]))
-        self._relays = constant(np.array([kind is RELAY for kind in rules.kinds]))
+        self._is_carrier = constant(np.array([kind is CARRIER for kind in rules.kinds]))
+        self._is_relay = constant(np.array([kind is RELAY for kind in rules.kinds]))
         self._survivor = torch.arange(rules.survivors, device=device)
         self._cell = torch.arange(rules.cells, device=device)
 
@@ -92,11 +93,11 @@ class Mission:
 
     def _places(self, rock: Tensor, numbers: Tensor) -> Tensor:
         """[N, V] the cells of the survivors."""
-        in_the_way = [rock.float() @ leg for leg in self._legs]
-        may_lie = ((in_the_way[0] == 0) | (in_the_way[1] == 0)) & self._far
+        obstacles = [rock.float() @ leg for leg in self._legs]
+        is_allowed = ((obstacles[0] == 0) | (obstacles[1] == 0)) & self._is_far
         # Distinct integers: the order of ties would depend on the device.
         rank = (numbers * 2.0**24).long() * self._level.cells + self._cell
-        return torch.where(may_lie, rank, -1).topk(self._level.survivors, -1).indices
+        return torch.where(is_allowed, rank, -1).topk(self._level.survivors, -1).indices
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class Mission:
     def _advance(self, state: State, order: Tensor) -> tuple[State, Tensor]:
         allowed = self.mask(state).view(*order.shape, ORDERS)
         order = order * allowed.gather(-1, order.unsqueeze(-1)).squeeze(-1)  # STAY is 0
-        cell = self._beyond[state["cell"], order]
+        cell = self._next_cell[state["cell"], order]
         moves = cell != state["cell"]
         battery = state["battery"] - moves * self._weight * (1 + state["ground"].gather(1, cell).long())
 
@@ -123,7 +124,7 @@ class Mission:
         at_base, carrying = cell == self._base, holds.any(-1)
         battery = torch.where(acts & at_base & ~carrying, self._level.battery, battery)
         puts_down = holds & acts.unsqueeze(-1)
-        reaches = self._within_reach(state) & (acts & self._carries & ~carrying).unsqueeze(-1)
+        reaches = self._within_reach(state) & (acts & self._is_carrier & ~carrying).unsqueeze(-1)
         picks_up = reaches & (reaches.cumsum(1) == 1)
         brought = puts_down.any(1)
 
@@ -155,13 +156,13 @@ class Mission:
         there, free = self._around(state)
         affordable = self._weight.unsqueeze(-1) * (1 + there) <= battery.unsqueeze(-1)
         acts = (cell == self._base) & (carrying | (battery < self._level.battery))
-        acts = acts | (self._within_reach(state).any(-1) & self._carries & ~carrying)
+        acts = acts | (self._within_reach(state).any(-1) & self._is_carrier & ~carrying)
         valid = torch.cat((free & affordable, acts.unsqueeze(-1)), -1) & self._linked(cell).unsqueeze(-1)
         return torch.cat((torch.ones_like(valid[..., :1]), valid), -1).flatten(1).to(torch.uint8)
 
     def _around(self, state: State) -> tuple[Tensor, Tensor]:
         """[N, U, 4] the ground north, south, west and east of each unit, and whether it is neither rock nor edge."""
-        around = self._beyond[state["cell"]][..., NORTH:ACT]
+        around = self._next_cell[state["cell"]][..., NORTH:ACT]
         there = state["ground"].gather(1, around.flatten(1)).view(around.shape).long()
         return there, (around != state["cell"].unsqueeze(-1)) & (there != ROCK)
 
@@ -173,9 +174,9 @@ class Mission:
     def _linked(self, cell: Tensor) -> Tensor:
         """[N, U] whether a unit gets orders."""
         linked = self._distance[self._base][cell] <= self._level.comms
-        hears = self._distance[cell.unsqueeze(2), cell.unsqueeze(1)] <= self._level.comms  # [N, U, by U]
+        in_range = self._distance[cell.unsqueeze(2), cell.unsqueeze(1)] <= self._level.comms  # [N, U, by U]
         for _ in range(self._level.relays):  # the longest possible chain
-            linked = linked | (hears & (linked & self._relays).unsqueeze(1)).any(-1)
+            linked = linked | (in_range & (linked & self._is_relay).unsqueeze(1)).any(-1)
         return linked
 
     def _seen_from(self, cell: Tensor) -> Tensor:
@@ -187,24 +188,24 @@ class Mission:
     def _observe(self, state: State) -> Tensor:
         known, cell, place, size = state["known"], state["cell"], state["place"], self._level.size
         found = known.gather(1, place)
-        open_calls = found & _waiting(state)
-        survivors = torch.zeros_like(known).scatter(1, place, open_calls)
+        waiting = found & _waiting(state)
+        survivors = torch.zeros_like(known).scatter(1, place, waiting)
         maps = torch.cat((~known, known & (state["ground"] == ROUGH), known & (state["ground"] == ROCK), survivors), -1)
 
         where = self._rows_columns[cell]  # [N, U, 2]
         count = len(self._survivor)
         rank = self._distance[cell.unsqueeze(2), place.unsqueeze(1)] * count + self._survivor  # [N, U, V] all different
-        rank = torch.where(open_calls.unsqueeze(1), rank, 4 * size * count)
+        rank = torch.where(waiting.unsqueeze(1), rank, 4 * size * count)
         nearest = self._rows_columns[place.gather(1, rank.amin(-1) % count)]
-        called = open_calls.any(-1, keepdim=True).expand(cell.shape).unsqueeze(-1)
-        to_base, to_survivor = self._rows_columns[self._base] - where, (nearest - where) * called
+        any_waiting = waiting.any(-1, keepdim=True).expand(cell.shape).unsqueeze(-1)
+        to_base, to_survivor = self._rows_columns[self._base] - where, (nearest - where) * any_waiting
         _, free = self._around(state)
         units = torch.cat(
             (
                 (state["battery"] / self._level.battery).unsqueeze(-1),
                 ~self._linked(cell).unsqueeze(-1),
                 state["holds"].any(-1, keepdim=True),
-                called,
+                any_waiting,
                 ~free,
                 to_base / size,
                 _bearing(to_base),
@@ -225,7 +226,7 @@ def _waiting(state: State) -> Tensor:
 
 
 def _bearing(offset: Tensor) -> Tensor:
-    """[.., 4] whether it leads north, south, west, east, for rows and columns [.., 2]."""
+    """[.., 4] whether an offset [.., 2] in rows and columns points north, south, west, east."""
     return torch.stack((offset < 0, offset > 0), -1).flatten(-2)
 
 
@@ -249,11 +250,11 @@ class _Geography:
             ((fixed[:, None] == fixed) & _between(along[:, None], middle, along)).astype(np.float32)
             for fixed, along in ((rows, columns), (columns, rows))
         ]
-        self.beyond = np.tile(np.arange(size**2)[:, None], ORDERS)  # [C, orders] the cell that an order leads to
+        self.next_cell = np.tile(np.arange(size**2)[:, None], ORDERS)  # [C, orders] the cell that an order leads to
         for order, (down, right) in MOVES.items():
             row, column = rows + down, columns + right
             inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
-            self.beyond[inside, order] = (row * size + column)[inside]
+            self.next_cell[inside, order] = (row * size + column)[inside]
 
 
 def _between(value: np.ndarray, one: int, other: np.ndarray) -> np.ndarray:

@@ -80,7 +80,7 @@ class MissionEnv(gymnasium.Env):
         self._env, self._episode = 0, -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         if seed is not None or self._seed is None:
             self._seed = int(self.np_random.integers(2**32)) if seed is None else seed
@@ -121,7 +121,7 @@ class MissionEnv(gymnasium.Env):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def step(self, action: Sequence[int] | np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Give each unit its order."""
+        """Step with one order per unit."""
         known, found = len(self.known), self._found()
         allowed = self._allowed()
         reward = PER_STEP

@@ -26,7 +26,7 @@ class TradingEnv(gymnasium.Env):
         self.market = self.rules.market
         self.cash, self.holdings, self.day = self.rules.cash, [0.0] * len(self.market.names), self.rules.starts.start
         self._first_day = self.day
-        self._worths: list[float] = []  # since the episode began
+        self._worths: list[float] = []  # since the start of the episode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -50,7 +50,7 @@ class TradingEnv(gymnasium.Env):
         if self.rules.actions == "discrete":
             self._order([int(choice) for choice in action])
         else:
-            self._rebalance(_weights([float(wish) for wish in action]))
+            self._rebalance(_weights([float(target) for target in action]))
         self.day += 1
         after = self.worth()
         self._worths.append(after)
@@ -115,10 +115,10 @@ class TradingEnv(gymnasium.Env):
         return _picture(np.array(self._worths) / self.rules.cash, since.mean(1), np.array(shares))
 
 
-def _weights(wishes: list[float]) -> list[float]:
-    wanted = [min(max(wish, 0.0), 1.0) for wish in wishes]
-    whole = max(sum(wanted), 1.0)
-    return [wish / whole for wish in wanted]
+def _weights(targets: list[float]) -> list[float]:
+    clipped = [min(max(target, 0.0), 1.0) for target in targets]
+    total = max(sum(clipped), 1.0)
+    return [target / total for target in clipped]
 
 
 def _worth_after_costs(worth: float, weights: list[float], held: list[float], cost: float) -> float:
