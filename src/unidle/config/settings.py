@@ -24,7 +24,7 @@ class Recipe:
     on_policy: ClassVar[bool] = True  # an iteration learns only from its own rollout
 
     algo: AlgorithmName = field(init=False)
-    """Learning algorithm; `--algo NAME --help` shows the settings of that one."""
+    """Learning algorithm; `--algo NAME --help` shows its settings."""
     n_envs: int = 1
     """Number of parallel environments."""
     n_steps: int = 2048
@@ -97,7 +97,7 @@ class PPORecipe(Recipe):
     """PPO (Schulman et al. 2017); the defaults are Stable-Baselines3's."""
 
     algo: AlgorithmName = field(default="ppo", init=False)
-    """Learning algorithm; `--algo NAME --help` shows the settings of that one."""
+    """Learning algorithm; `--algo NAME --help` shows its settings."""
     batch_size: int | Literal["auto"] = 64
     """Minibatch size, a divisor of n_envs × n_steps; auto: the largest divisor up to the preset's batch size."""
     n_epochs: int = 10
@@ -225,7 +225,7 @@ class SACRecipe(OffPolicyActorCriticRecipe):
     """Soft actor-critic (Haarnoja et al. 2018), for Box and Discrete actions."""
 
     algo: AlgorithmName = field(default="sac", init=False)
-    """Learning algorithm; `--algo NAME --help` shows the settings of that one."""
+    """Learning algorithm; `--algo NAME --help` shows its settings."""
     ent_coef: float | Literal["auto"] = "auto"
     """Entropy coefficient (temperature); auto: learned."""
     target_entropy: OrAuto[float] = None
@@ -243,7 +243,7 @@ class TD3Recipe(OffPolicyActorCriticRecipe):
     """Twin delayed DDPG (Fujimoto et al. 2018), for Box actions."""
 
     algo: AlgorithmName = field(default="td3", init=False)
-    """Learning algorithm; `--algo NAME --help` shows the settings of that one."""
+    """Learning algorithm; `--algo NAME --help` shows its settings."""
     net_arch: tuple[int, ...] = (400, 300)
     """Hidden layer widths of the actor."""
     learning_rate: float = 1e-3
@@ -265,7 +265,7 @@ class DQNRecipe(OffPolicyRecipe):
     """Deep Q-learning (Mnih et al. 2015), for Discrete and MultiDiscrete actions."""
 
     algo: AlgorithmName = field(default="dqn", init=False)
-    """Learning algorithm; `--algo NAME --help` shows the settings of that one."""
+    """Learning algorithm; `--algo NAME --help` shows its settings."""
     batch_size: int = 64
     """Transitions sampled per gradient update."""
     learning_rate: float = 1e-3
