@@ -26,7 +26,7 @@ class PhaseClock:
         self._phase = phase
         self._since = perf_counter_ns()
         self.is_heard = True
-        """Whether intervals are kept, for somebody who wants more than totals."""
+        """Whether intervals are kept, for those who need more than totals."""
         self.intervals: deque[Interval] = deque(maxlen=capacity)
         """The latest, oldest first; the open one is not among them."""
 
@@ -80,7 +80,7 @@ def _cuda_event() -> Any:
 
 
 class DeviceClock:
-    """CUDA events around what is launched on the current stream; nobody waits for them until they are due anyway.
+    """CUDA events around work launched on the current stream; they are read later, without waiting.
 
     Their times are float32 milliseconds after another event: an hour later they are off by a quarter of a millisecond.
     So the anchor that they are read against is renewed whenever they are read.
