@@ -392,8 +392,8 @@ def test_what_follows_a_masked_episode_that_is_cut_off_is_worth_something(env: A
     assert 0 < max(losses) < 100
 
 
-def test_a_memory_that_does_not_fit_is_refused_with_the_size_that_would(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"A replay buffer of 1,000,000,000,000 steps takes .* at most [\d,]+\.$"):
+def test_a_replay_buffer_that_does_not_fit_is_refused_with_a_size_that_does(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"A replay buffer of 1,000,000,000,000 steps needs .* at most [\d,]+\.$"):
         unidle.train(
             "Pendulum-v1", algo="sac", buffer_size=10**12, runs_dir=str(tmp_path), tensorboard=False, quiet=True
         )
