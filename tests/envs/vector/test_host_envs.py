@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -412,7 +413,8 @@ def cartpoles(way: str) -> Callable[[], Any]:
 def test_vector_environments_lead_through_the_whole_life_of_a_run(way: str, capsys: pytest.CaptureFixture[str]) -> None:
     env = cartpoles(way)
     run = unidle.train(env, run_name="first", **SMALL)
-    assert "<lambda> creates" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"n_envs is 4, the number of environments that \S*<lambda> creates\.", said), said
     assert (run.config.recipe.n_envs, run.config.recipe.batch_size) == (4, 32)
     returns = [record["eval/return_mean"] for record in run.records if record["kind"] == "evaluation"]
     assert len(returns) == 2
