@@ -36,8 +36,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fast": {"preset": "fast", "order": ["sb3", "strict", "off"]},
     "heavy": {"preset": "heavy", "order": ["strict", "sb3", "off"]},
     "beast": {"preset": "beast", "order": ["sb3", "strict", "off", "strict", "sb3"]},
-    # 48 × 43 is not a multiple of 512, so SB3's last minibatch of each epoch has 16
-    # samples. unidle rejects that, so it uses the next divisor.
+    # 48 × 43 is not a multiple of 512: SB3's last minibatch of each epoch has 16 samples. unidle only accepts divisors,
+    # so it uses the next one.
     "old": {
         "preset": "fast",
         "changes": {"n_envs": 48, "n_steps": 43, "n_epochs": 10, "net_arch": (256, 256), "batch_size": 516},
@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "wide": {"preset": "beast", "changes": {"n_envs": 1024, "n_steps": 32}, "order": ["strict", "off", "strict"]},
 }
 CEILINGS = {"beast": 64, "wide": 1024}
-_PATIENCE_S = 90.0
+_CALIBRATION_TIMEOUT_S = 90.0
 
 
 class GpuWatch(threading.Thread):
@@ -61,17 +61,17 @@ class GpuWatch(threading.Thread):
         pynvml.nvmlInit()
         self._nvml, self._gpu = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
         self._readings: list[tuple[float, float]] = []
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> None:
         """Poll ten times a second, the driver's update rate."""
-        while not self._over.wait(0.1):
+        while not self._stopped.wait(0.1):
             utilisation = self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu
             self._readings.append((utilisation, self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1000))
 
     def result(self) -> dict[str, float]:
         """Stop and return the means."""
-        self._over.set()
+        self._stopped.set()
         self.join()
         utilisation, power = np.mean(self._readings, 0)
         return {"gpu_percent": float(utilisation), "watts": float(power)}
@@ -85,8 +85,8 @@ class Meter:
 
         self._seconds, self._has_gpu = seconds, torch.cuda.is_available()
         self._first_s: float | None = None
-        self.runs: Path | None = None  # the folder of a run of unidle, which writes its first line after that look
-        self._marks: list[tuple[float, int]] = []  # time and step, from where it is measured
+        self.runs: Path | None = None  # runs_dir of unidle; its meter writes the first line after calibrating itself
+        self._marks: list[tuple[float, int]] = []  # time and step at the end of each measured iteration
         self._watch: GpuWatch | None = None
         self._profiler: Any = None
         self._profiled = 0
@@ -110,7 +110,7 @@ class Meter:
             self._first_s = now
             return False
         if not self.has_begun and self._has_gpu:
-            if now - self._first_s < WARM_UP_S or not self._has_looked():
+            if now - self._first_s < WARM_UP_S or not self._is_calibrated():
                 return False
             self._watch = GpuWatch()
             self._watch.start()
@@ -119,11 +119,11 @@ class Meter:
             return False
         return self._finish()
 
-    def _has_looked(self) -> bool:
+    def _is_calibrated(self) -> bool:
         if self.runs is None or any(file.stat().st_size for file in self.runs.glob("*/meter.jsonl")):
             return True
-        if self._first_s is not None and time.perf_counter() - self._first_s > _PATIENCE_S:
-            raise RuntimeError(f"The run's own meter wrote nothing in {_PATIENCE_S:.0f} seconds.")
+        if self._first_s is not None and time.perf_counter() - self._first_s > _CALIBRATION_TIMEOUT_S:
+            raise RuntimeError(f"The run's meter wrote nothing within {_CALIBRATION_TIMEOUT_S:.0f} seconds.")
         return False
 
     def _finish(self) -> bool:
@@ -142,7 +142,7 @@ class Meter:
 
 
 def in_phase(name: str, call: Any) -> Any:
-    """`call`, marked as a phase for the profiler."""
+    """Wrap `call` so that the profiler records it as a phase."""
     import torch
 
     def marked(*arguments: Any, **settings: Any) -> Any:
@@ -258,7 +258,7 @@ def sb3_model(recipe: dict[str, Any], seed: int | None = None) -> Any:
 
 
 def measure_sb3(setting: dict[str, Any], seconds: float) -> dict[str, float]:
-    """The same recipe through SB3."""
+    """Train SB3 with the same recipe."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     from unidle.config.presets import load_preset
@@ -281,7 +281,7 @@ def measure_sb3(setting: dict[str, Any], seconds: float) -> dict[str, float]:
     return meter.result
 
 
-def _step_alone(n_envs: int, seconds: float, go: Any, done: Any) -> None:
+def _step_envs(n_envs: int, seconds: float, start: Any, done: Any) -> None:
     import gymnasium
 
     envs = [gymnasium.make(ENV, disable_env_checker=True) for _ in range(n_envs)]
@@ -289,7 +289,7 @@ def _step_alone(n_envs: int, seconds: float, go: Any, done: Any) -> None:
         env.action_space.seed(number)
         env.reset(seed=number)
     actions = [envs[0].action_space.sample() for _ in range(64)]
-    go.wait()
+    start.wait()
     steps, until = 0, time.perf_counter() + seconds
     while time.perf_counter() < until:
         for env in envs:
@@ -306,9 +306,9 @@ def ceiling(n_envs: int, seconds: float) -> dict[str, float]:
     cores = len(os.sched_getaffinity(0))
     speeds = {}
     for processes in sorted({cores, cores - 1, max(1, cores // 2)}):
-        go, done = context.Barrier(processes), context.Queue()
+        start, done = context.Barrier(processes), context.Queue()
         shares = [len(part) for part in np.array_split(np.arange(n_envs), processes)]
-        children = [context.Process(target=_step_alone, args=(share, seconds, go, done)) for share in shares]
+        children = [context.Process(target=_step_envs, args=(share, seconds, start, done)) for share in shares]
         for child in children:
             child.start()
         speeds[str(processes)] = sum(done.get() for _ in children) / seconds
@@ -323,9 +323,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument(
-        "--side", choices=["strict", "off", "sb3"], help=argparse.SUPPRESS
-    )  # internal: run one measurement in this process
+    # Internal: run one measurement in this process.
+    parser.add_argument("--side", choices=["strict", "off", "sb3"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         setting = SETTINGS[arguments.settings[0]]
@@ -342,8 +341,8 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {}
         result.setdefault("machines", {})[name] = machine
         for side in SETTINGS[name]["order"]:
-            runs.setdefault(side, []).append(_in_a_process(side, name, arguments.seconds))
-            result["settings"][name] = {side: {"runs": seen, **_mean(seen)} for side, seen in runs.items()}
+            runs.setdefault(side, []).append(_run_in_subprocess(side, name, arguments.seconds))
+            result["settings"][name] = {side: {"runs": measured, **_mean(measured)} for side, measured in runs.items()}
             save("cpu_bound", result, arguments.out)
         _add_ceiling(result, name, arguments.out)
     _print_table(result)
@@ -361,32 +360,32 @@ def _mean(runs: list[dict[str, float]]) -> dict[str, float]:
     return {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
 
 
-def _in_a_process(side: str, name: str, seconds: float) -> dict[str, float]:
+def _run_in_subprocess(side: str, name: str, seconds: float) -> dict[str, float]:
     command = [sys.executable, __file__, "--side", side, "--settings", name, "--seconds", str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{side} on {name} failed:\n{done.stderr}")
-    seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{name} {side}: {seen}", file=sys.stderr, flush=True)
-    return seen
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name} {side}: {measured}", file=sys.stderr, flush=True)
+    return measured
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    def share(seen: dict[str, float], key: str) -> str:
-        return f"{100 * seen[key]:.0f} %" if key in seen else "–"
+    def share(measured: dict[str, float], key: str) -> str:
+        return f"{100 * measured[key]:.0f} %" if key in measured else "–"
 
     heads = ["setting", "", "steps/s", "× SB3", "GPU", "in rollouts", "in learning", "NVML", "memory", "power"]
     print("".join(f"{head:>12}" for head in heads))
     beast = result["settings"].get("beast", {}).get("sb3", {}).get("steps_per_second")
     for name, sides in result["settings"].items():
         base = sides["sb3"]["steps_per_second"] if "sb3" in sides else beast
-        for side, seen in sides.items():
-            cells = [name, side, f"{seen['steps_per_second']:,.0f}"]
-            cells.append(f"{seen['steps_per_second'] / base:.1f}" if base else "–")
-            cells += [share(seen, f"profiled_gpu_{part}") for part in ("overall", "rollout", "learning")]
-            cells.append(f"{seen['gpu_percent']:.0f} %" if "gpu_percent" in seen else "–")
-            cells.append(f"{seen['gpu_memory_mib']:,.0f} MiB" if "gpu_memory_mib" in seen else "–")
-            cells.append(f"{seen['watts']:.0f} W" if "watts" in seen else "–")
+        for side, measured in sides.items():
+            cells = [name, side, f"{measured['steps_per_second']:,.0f}"]
+            cells.append(f"{measured['steps_per_second'] / base:.1f}" if base else "–")
+            cells += [share(measured, f"profiled_gpu_{part}") for part in ("overall", "rollout", "learning")]
+            cells.append(f"{measured['gpu_percent']:.0f} %" if "gpu_percent" in measured else "–")
+            cells.append(f"{measured['gpu_memory_mib']:,.0f} MiB" if "gpu_memory_mib" in measured else "–")
+            cells.append(f"{measured['watts']:.0f} W" if "watts" in measured else "–")
             print("".join(f"{cell:>12}" for cell in cells))
     for name, speeds in result["ceiling"].items():
         by_processes = {processes: speed for processes, speed in speeds.items() if processes != "rounds"}

@@ -19,7 +19,7 @@ import numpy as np
 from machine import RESULTS, provenance, save
 
 EPISODES = 100
-# The mean return of every seed must exceed `goal`; `baseline` describes it.
+# The mean return of every seed must exceed `goal`; `baseline` says what the goal means.
 TASKS: dict[str, dict[str, Any]] = {
     "CartPole": {
         "env": "unidle/CartPole-v1",
@@ -73,8 +73,8 @@ def train(task: dict[str, Any], seed: int) -> dict[str, Any]:
             **settings,
         )
         curve = [[r["step"], r["wall"], r["eval/return_mean"]] for r in run.records if r["kind"] == "evaluation"]
-        judged = run.evaluate(EPISODES, deterministic=not task.get("sampled", False))
-    return {"return": judged.mean_return, "seconds": curve[-1][1], "curve": curve}
+        evaluation = run.evaluate(EPISODES, deterministic=not task.get("sampled", False))
+    return {"return": evaluation.mean_return, "seconds": curve[-1][1], "curve": curve}
 
 
 def draw(result: dict[str, Any]) -> str:
@@ -109,10 +109,10 @@ def main() -> None:
     earlier = arguments.out / "device_learning.json"
     result: dict[str, Any] = json.loads(earlier.read_text()) if earlier.exists() else {"tasks": {}}
     for name in arguments.tasks:
-        wanted = json.loads(json.dumps({**TASKS[name], "all": _ALL}))
+        settings = json.loads(json.dumps({**TASKS[name], "all": _ALL}))
         row = result["tasks"].get(name, {})
-        if row.get("settings") != wanted:
-            row = {"settings": wanted, "goal": wanted["goal"], "seeds": {}}
+        if row.get("settings") != settings:
+            row = {"settings": settings, "goal": settings["goal"], "seeds": {}}
         result["tasks"][name] = row
         for seed in range(1, arguments.seeds + 1):
             if str(seed) in row["seeds"]:

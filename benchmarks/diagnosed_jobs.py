@@ -5,7 +5,7 @@ from __future__ import annotations
 _SMALL = "--preset classic --n-envs 4 --n-steps 64 --batch-size 64 --n-epochs 4"
 _LARGE = "--preset classic --n-envs 64 --n-steps 128 --batch-size 4096 --net-arch 2048,2048"
 
-# Job → (what is planted, as `unidle diagnose` calls it; what to train).
+# Job → (planted cause, as named by `unidle diagnose`; flags of the training job).
 _ANYWHERE = {
     "sleeping": ("environment waits", f"--env slow_envs:Sleeping {_SMALL}"),
     "sleeping, one worker": ("environment waits", f"--env slow_envs:Sleeping --workers 1 {_SMALL}"),
@@ -19,7 +19,7 @@ _ANYWHERE = {
 _WITHOUT_GPU = {
     "one environment": ("too few environments", f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1"),
     "healthy": (
-        "nothing to gain",
+        "no faster settings",
         "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 10 "
         "--net-arch 512,512",
     ),
@@ -27,12 +27,12 @@ _WITHOUT_GPU = {
 _ON_GPU = {
     "forced sync": (
         "not captured",
-        "--env slow_envs:Cheap --network slow_networks:Asking --preset classic --n-envs 64 --n-steps 32 "
+        "--env slow_envs:Cheap --network slow_networks:HostSync --preset classic --n-envs 64 --n-steps 32 "
         "--batch-size 256 --n-epochs 4 --net-arch 1024,1024",
     ),
     "throttled copy": (
         "copies and syncs",
-        "--env slow_envs:Wide --network slow_networks:Glance --preset classic --n-envs 30 --n-steps 32 "
+        "--env slow_envs:Wide --network slow_networks:Subsample --preset classic --n-envs 30 --n-steps 32 "
         "--batch-size 480 --n-epochs 1",
     ),
     "oversized buffer": (
@@ -45,17 +45,16 @@ _ON_GPU = {
         "--env slow_envs:Cheap --no-graphs --preset classic --n-envs 64 --n-steps 64 --batch-size 256 --n-epochs 10",
     ),
     "TF32 off": ("TF32 off", f"--env slow_envs:Cheap --precision fp32 {_LARGE} --n-epochs 20"),
-    "healthy": ("nothing to gain", f"--env slow_envs:Cheap {_LARGE} --n-epochs 120"),
+    "healthy": ("no faster settings", f"--env slow_envs:Cheap {_LARGE} --n-epochs 120"),
     # A network so large that the CPU is not an alternative.
     "one environment": (
         "too few environments",
         f"--env slow_envs:Cheap {_SMALL} --n-envs 1 --n-epochs 1 --net-arch 1024,1024",
     ),
 }
-ON_ONE_CORE = {"healthy"}  # without a GPU: more cores would help what is healthy, on one nothing does
-ROOM_ON_GPU = {
-    "oversized buffer": 6 * 2**30
-}  # bytes that another program leaves free: less than the replay buffer needs
+ON_ONE_CORE = {"healthy"}  # jobs to run on one core if there is no GPU: with more cores, more workers would help
+# Bytes of GPU memory that another program leaves free: less than the replay buffer needs.
+FREE_GPU_MEMORY = {"oversized buffer": 6 * 2**30}
 
 
 def diagnosed_jobs(on_gpu: bool) -> dict[str, tuple[str, str]]:

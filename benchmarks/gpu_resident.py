@@ -28,7 +28,7 @@ STEPS, EPOCHS, MINIBATCHES, UNITS = 32, 4, 4, 64
 SIDES = ("unidle", "unidle-bf16", "jax", "rsl-rl")
 # Peak rates of an H200, dense, at its boost clock.
 _TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12
-_AT_ONCE = 10  # replays that are timed together
+_REPLAYS_PER_TIMING = 10  # replays timed together
 
 
 def settings(n_envs: int) -> dict[str, Any]:
@@ -49,17 +49,17 @@ def settings(n_envs: int) -> dict[str, Any]:
 
 
 def measure_unidle(n_envs: int, seconds: float, precision: str) -> dict[str, Any]:
-    """Steps per second of training, once it has warmed up."""
+    """Train unidle; steps per second are measured after warm-up."""
     import unidle
 
-    begun: list[float] = []
+    call_times: list[float] = []
     marks: list[tuple[float, int]] = []
     last: dict[str, Any] = {}
 
     def watch(context: unidle.CallbackContext) -> None:
-        begun.append(time.perf_counter())
-        if begun[-1] - begun[0] >= WARM_UP_S:
-            marks.append((begun[-1], context.record["step"]))
+        call_times.append(time.perf_counter())
+        if call_times[-1] - call_times[0] >= WARM_UP_S:
+            marks.append((call_times[-1], context.record["step"]))
         last.update(context.record)
         if len(marks) > 2 and marks[-1][0] - marks[0][0] >= seconds:
             context.stop()
@@ -81,7 +81,7 @@ def measure_unidle(n_envs: int, seconds: float, precision: str) -> dict[str, Any
 
 
 def measure_rsl_rl(n_envs: int, seconds: float) -> dict[str, Any]:
-    """RSL-RL's runner on the same physics."""
+    """Train with RSL-RL's runner on the same physics."""
     from rsl_rl_cartpole import train
 
     return train(n_envs, seconds)
@@ -98,7 +98,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     from unidle.engine.cuda_graphs import Capture
     from unidle.engine.learn.device_loop import DeviceLoop
     from unidle.envs.make import env_maker
-    from unidle.envs.spec import probe
+    from unidle.envs.probe import probe
     from unidle.nn.actor_critic import ActorCritic
     from unidle.timeline import Timeline
 
@@ -114,11 +114,9 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     collector = DeviceCollector(maker.device_env(n_envs, 0, device), env_spec, policy, rollout, 0, Timeline())
     capture = Capture(device, print)
     loop = DeviceLoop(collector, algo, 0, Timeline(), capture)
-    measured = {
-        "iteration": _milliseconds(loop._iterate, device)
-    }  # after which kernels are in use, where there are any
+    times_ms = {"iteration": _milliseconds(loop._iterate, device)}  # first: this selects the kernels
     noise, shuffle = torch.Generator(device), torch.Generator(device)
-    changes = [*collector.moving(), algo.parameters.flat, *algo.adam.state_dict().values()]
+    changes = [*collector.carried_state(), algo.parameters.flat, *algo.adam.state_dict().values()]
 
     def collect() -> None:
         collector.collect(noise)
@@ -126,14 +124,14 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     def prepare() -> None:
         algo.prepare(rollout)
 
-    def order() -> None:
+    def shuffle_all() -> None:
         for _ in range(EPOCHS):
             algo.ops.shuffle(n_envs * STEPS, shuffle)
 
-    for name, function in (("rollout", collect), ("values and advantages", prepare), ("shuffles", order)):
-        measured[name] = _milliseconds(capture(name, function, changes, generators=(noise, shuffle)), device)
-    measured["learning"] = 2 * measured["iteration"] - sum(measured.values())
-    return {name: {"ms": ms, "least_ms": _least(name, n_envs)} for name, ms in measured.items()}
+    for name, function in (("rollout", collect), ("values and advantages", prepare), ("shuffles", shuffle_all)):
+        times_ms[name] = _milliseconds(capture(name, function, changes, generators=(noise, shuffle)), device)
+    times_ms["learning"] = 2 * times_ms["iteration"] - sum(times_ms.values())
+    return {name: {"ms": ms, "least_ms": _lower_bound_ms(name, n_envs)} for name, ms in times_ms.items()}
 
 
 def _milliseconds(function: Callable[[], None], device: Any) -> float:
@@ -148,20 +146,21 @@ def _milliseconds(function: Callable[[], None], device: Any) -> float:
     times = []
     for _ in range(10):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(10**7)  # so that the replays are all launched when the first begins
+        torch.cuda._sleep(10**7)  # so that all replays are launched before the first one starts
         start.record()
-        for _ in range(_AT_ONCE):
+        for _ in range(_REPLAYS_PER_TIMING):
             function()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / _AT_ONCE)
+        times.append(start.elapsed_time(end) / _REPLAYS_PER_TIMING)
     return float(np.median(times))
 
 
-def _least(name: str, n_envs: int) -> float:
-    """Milliseconds by arithmetic or by memory traffic, whichever is longer."""
+def _lower_bound_ms(name: str, n_envs: int) -> float:
+    """Milliseconds for the arithmetic or the memory traffic, whichever is longer."""
     if name == "iteration":
-        return sum(_least(part, n_envs) for part in ("rollout", "values and advantages", "shuffles", "learning"))
+        parts = ("rollout", "values and advantages", "shuffles", "learning")
+        return sum(_lower_bound_ms(part, n_envs) for part in parts)
     samples = n_envs * STEPS
     network = 2 * (4 * UNITS + UNITS * UNITS)  # floating-point operations of the hidden layers, for one sample
     flops = {
@@ -180,7 +179,10 @@ def _least(name: str, n_envs: int) -> float:
 
 
 def solve(n_envs: int, seed: int) -> dict[str, float]:
-    """Return the seconds from the second iteration until a burst's episodes average 475; then evaluate 100."""
+    """Return the seconds until at least 100 episodes that ended since the previous record average 475.
+
+    The policy is then evaluated over 100 episodes. The clock starts at the first record.
+    """
     import unidle
 
     walls: list[float] = []
@@ -218,7 +220,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--seeds", type=int, default=3, help="for the time to 475")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # a child's own part: side, environments
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # internal: side and number of environments
     arguments = parser.parse_args()
     if arguments.one:
         side, n_envs = arguments.one[0], int(arguments.one[1])
@@ -235,22 +237,22 @@ def main() -> None:
     for n_envs in arguments.n_envs:
         row: dict[str, Any] = {side: [] for side in arguments.sides}
         for side in [*arguments.sides, *reversed(arguments.sides)]:
-            row[side].append(_in_a_process(side, n_envs, arguments))
+            row[side].append(_run_in_subprocess(side, n_envs, arguments))
             print(f"{n_envs:,} {side}: {row[side][-1]}", file=sys.stderr, flush=True)
-        row["parts"] = _in_a_process("parts", n_envs, arguments)
+        row["parts"] = _run_in_subprocess("parts", n_envs, arguments)
         result["n_envs"][str(n_envs)] = row
         save("gpu_resident", result, arguments.out)
-    result["solved"] = _in_a_process("solve", arguments.n_envs[0], arguments)
+    result["solved"] = _run_in_subprocess("solve", arguments.n_envs[0], arguments)
     save("gpu_resident", result, arguments.out)
-    _print(result, arguments.sides)
+    _print_tables(result, arguments.sides)
 
 
-def between(measured: dict[str, Any], n_envs: int, rate: float) -> float:
+def gap_share(times_ms: dict[str, Any], n_envs: int, rate: float) -> float:
     """Return the share of time between the end of an iteration and the start of the next."""
-    return 1 - measured["iteration"]["ms"] / (1e3 * n_envs * STEPS / rate)
+    return 1 - times_ms["iteration"]["ms"] / (1e3 * n_envs * STEPS / rate)
 
 
-def _in_a_process(side: str, n_envs: int, arguments: argparse.Namespace) -> Any:
+def _run_in_subprocess(side: str, n_envs: int, arguments: argparse.Namespace) -> Any:
     if side == "jax":
         updates = str(max(20, 2**22 // n_envs))
         command = [str(Path(__file__).with_name("jax_ppo.py")), "--n-envs", str(n_envs), "--updates", updates]
@@ -271,17 +273,19 @@ def _in_a_process(side: str, n_envs: int, arguments: argparse.Namespace) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _print(result: dict[str, Any], sides: list[str]) -> None:
+def _print_tables(result: dict[str, Any], sides: list[str]) -> None:
     for n_envs, row in result["n_envs"].items():
-        rates = {side: float(np.median([seen["steps_per_second"] for seen in row[side]])) for side in sides}
+        rates = {side: float(np.median([run["steps_per_second"] for run in row[side]])) for side in sides}
         print(f"{int(n_envs):,} environments")
         for side, rate in rates.items():
-            print(f"  {side:<24}{rate / 1e6:10.2f} M steps/s   unidle has {rates['unidle'] / rate:.2f} times as many")
+            print(f"  {side:<24}{rate / 1e6:10.2f} M steps/s   unidle is {rates['unidle'] / rate:.2f} times as fast")
         for name, part in row["parts"].items():
             print(f"  {name:<24}{part['ms']:10.3f} ms          at least {part['least_ms']:.3f}")
-        print(f"  between two replays     {100 * between(row['parts'], int(n_envs), rates['unidle']):10.1f} %")
+        print(f"  gap between replays     {100 * gap_share(row['parts'], int(n_envs), rates['unidle']):10.1f} %")
     for solved in result["solved"]:
-        print(f"475 after {solved['seconds']:.2f} s and {solved['steps']:,} steps; evaluated {solved['evaluated']:.0f}")
+        print(
+            f"475 after {solved['seconds']:.2f} s and {solved['steps']:,} steps; evaluation {solved['evaluated']:.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ process before the pool was created, with torch imported. SB3's processes are fo
 theirs. CPU time is that of all processes of a side; that of the server, which shares the cores, is listed separately.
 
 unidle caches the features of a page for all episodes and parses the same bytes only once (`keep_pages`); here all pages
-are soon cached. "reading anew" is without the cache: every page is parsed at every visit, as in the baseline.
+are soon cached. "no cache" parses every page at every visit, as the baseline does.
 
-    python benchmarks/io_bound.py              # ratio, memory, curve and shares: some minutes
+    python benchmarks/io_bound.py              # ratio, memory, scaling curve and CPU shares: some minutes
     python benchmarks/io_bound.py --brief      # the ratio only
     python benchmarks/io_bound.py --seconds 1  # everything, but too short for reliable results
 """
@@ -39,7 +39,7 @@ import numpy as np
 from machine import provenance, save
 
 TOPIC = "comet orbit telescope galaxy nebula planet"
-LATENCY, PEERS, EPISODES = 0.05, 32, 256
+LATENCY, SB3_PROCESSES, EPISODES = 0.05, 32, 256
 CURVE_EPISODES, CURVE_LATENCIES = (32, 128, 512, 2048), (0.0, 0.05, 0.5)
 PAGES, LINKS, PAGE_BYTES = 1000, 50, 30_000
 
@@ -48,39 +48,39 @@ PAGES, LINKS, PAGE_BYTES = 1000, 50, 30_000
 
 
 @contextlib.contextmanager
-def served(latency: float) -> Iterator[tuple[str, int]]:
-    """Return the URL of a site served by another process, with all pages generated already, and that process."""
+def serve_site(latency: float) -> Iterator[tuple[str, int]]:
+    """Serve a site from another process; yield its URL and the process ID once all pages are generated."""
     command = [sys.executable, "-m", "unidle.tasks.web.site", "--latency", str(latency), "--pages", str(PAGES)]
     command += ["--links", str(LINKS), "--page-bytes", str(PAGE_BYTES)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
-            asyncio.run(_look_at_all(url))
+            asyncio.run(_fetch_all_pages(url))
             yield url, server.pid
         finally:
             server.terminate()
 
 
-async def _look_at_all(url: str) -> None:
+async def _fetch_all_pages(url: str) -> None:
     import aiohttp
 
     from unidle.tasks.web.site.generate import Layout, Site
 
-    places = asyncio.Semaphore(64)
+    limit = asyncio.Semaphore(64)
     async with aiohttp.ClientSession() as session:
 
-        async def look(path: str) -> None:
-            async with places, session.get(url + path) as response:
+        async def fetch(path: str) -> None:
+            async with limit, session.get(url + path) as response:
                 await response.read()
 
-        await asyncio.gather(*map(look, Site.of(0, Layout(PAGES, LINKS, PAGE_BYTES)).paths))
+        await asyncio.gather(*map(fetch, Site.of(0, Layout(PAGES, LINKS, PAGE_BYTES)).paths))
 
 
-# -- memory and time of a process and its children ---------------------------------------------------------------------
+# -- memory and CPU time of a process and its children -----------------------------------------------------------------
 
 
-def tree() -> list[Any]:
+def process_tree() -> list[Any]:
     """This process and its children."""
     import psutil
 
@@ -89,17 +89,17 @@ def tree() -> list[Any]:
 
 
 def pss() -> float:
-    """MiB."""
-    return sum(process.memory_full_info().pss for process in tree()) / 2**20
+    """Return the memory of all these processes (PSS), in MiB."""
+    return sum(process.memory_full_info().pss for process in process_tree()) / 2**20
 
 
 def cpu_seconds() -> float:
-    """Of all of them, so far."""
-    return sum(sum(process.cpu_times()[:2]) for process in tree())
+    """Return the CPU time of all these processes so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in process_tree())
 
 
-def measured(step: Callable[[], int], seconds: float, before: float, server: int) -> dict[str, float]:
-    """Steps a second of `step`, which says how many it took, after a while of warming up."""
+def measure(step: Callable[[], int], seconds: float, before: float, server: int) -> dict[str, float]:
+    """Call `step`, which returns the number of steps it took, for `seconds` after warm-up; return the measurements."""
     import psutil
 
     def served_seconds() -> float:
@@ -134,7 +134,7 @@ def random_links(masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def measure_unidle(
     url: str, server: int, seconds: float, episodes: int, loops: int, keep_pages: bool
 ) -> dict[str, float]:
-    """One event loop in this process (`loops` 0), or in each of `loops` worker processes."""
+    """Measure unidle: one event loop in this process (`loops` 0), or one in each of `loops` worker processes."""
     import torch  # noqa: F401
 
     before = pss()
@@ -142,20 +142,20 @@ def measure_unidle(
     masks, rng = envs.env_spec.obs_layout.mask_view(envs.block.obs), np.random.default_rng(0)
     at_least = max(1, episodes // 32)
 
-    def go(slices: list[int]) -> None:
+    def act(slices: list[int]) -> None:
         envs.block.actions[slices, 0] = random_links(masks[slices], rng)
         envs.send(slices)
 
     def step() -> int:
         done: list[int] = envs.recv(at_least, 0.01)
         if done:
-            go(done)
+            act(done)
         return len(done)
 
     try:
         envs.start(np.zeros(episodes, np.int64))
-        go(list(range(episodes)))
-        return {**measured(step, seconds, before, server), "faults": len(envs.faults)}
+        act(list(range(episodes)))
+        return {**measure(step, seconds, before, server), "faults": len(envs.faults)}
     finally:
         envs.close()
 
@@ -164,7 +164,7 @@ def _pool(url: str, episodes: int, loops: int, keep_pages: bool) -> Any:
     from unidle.config import Engine
     from unidle.engine.build import make_envs
     from unidle.envs.make import env_maker
-    from unidle.envs.spec import probe
+    from unidle.envs.probe import probe
 
     task = {"site": url, "topic": TOPIC, "keep_pages": keep_pages, "connections": max(512, episodes)}
     maker = env_maker("unidle/SiteExplore-v0", task)
@@ -209,7 +209,7 @@ class RequestsFetcher:
 
 
 async def read_with_soup(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Any:
-    """`unidle.tasks.web.page.read`, by BeautifulSoup."""
+    """Replacement of `unidle.tasks.web.page.read` that uses BeautifulSoup."""
     from bs4 import BeautifulSoup
 
     from unidle.tasks.web.links import LinkBase
@@ -218,8 +218,8 @@ async def read_with_soup(body: bytes, url: str, content_type: str = "text/html",
     if content_type != "text/html":
         return Content()
     soup = BeautifulSoup(body, "lxml", from_encoding=charset or None)
-    for unseen in soup(["script", "style", "noscript", "template"]):
-        unseen.decompose()
+    for invisible in soup(["script", "style", "noscript", "template"]):
+        invisible.decompose()
     base, links = LinkBase(url), {}
     for anchor in soup.find_all(["a", "area"], href=True):
         target = base.absolute(str(anchor["href"]))
@@ -230,7 +230,7 @@ async def read_with_soup(body: bytes, url: str, content_type: str = "text/html",
     return Content(text, list(links.values()), is_html=True)
 
 
-class PeerEnv(gymnasium.Env):
+class BaselineEnv(gymnasium.Env):
     """`SiteExplore` as a blocking environment for worker processes."""
 
     def __init__(self, url: str) -> None:
@@ -242,28 +242,28 @@ class PeerEnv(gymnasium.Env):
         self.observation_space, self.action_space = self._explorer.observation_space, self._explorer.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return _driven(self._explorer.reset(seed or 0))
+        return _run_coroutine(self._explorer.reset(seed or 0))
 
     def step(self, action: Any) -> Any:
-        return _driven(self._explorer.step(action))
+        return _run_coroutine(self._explorer.step(action))
 
 
-def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as over:
         return over.value
-    raise AssertionError("it waited")
+    raise AssertionError("the coroutine suspended")
 
 
 def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[str, float]:
-    """SB3's SubprocVecEnv: one process per environment, in lockstep."""
+    """Measure SB3's SubprocVecEnv: one process per environment, in lockstep."""
     import torch  # noqa: F401
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     before = pss()
-    envs = SubprocVecEnv([lambda: PeerEnv(url)] * processes, start_method="fork")
+    envs = SubprocVecEnv([lambda: BaselineEnv(url)] * processes, start_method="fork")
     rng = np.random.default_rng(0)
     try:
         envs.reset()
@@ -271,11 +271,11 @@ def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[s
 
         def step() -> int:
             _, _, done, infos = envs.step(random_links(masks, rng))
-            for line, info in enumerate(infos):
-                masks[line] = (envs.reset_infos[line] if done[line] else info)["action_mask"]
+            for index, info in enumerate(infos):
+                masks[index] = (envs.reset_infos[index] if done[index] else info)["action_mask"]
             return processes
 
-        return measured(step, seconds, before, server)
+        return measure(step, seconds, before, server)
     finally:
         envs.close()
 
@@ -284,7 +284,7 @@ def measure_sb3(url: str, server: int, seconds: float, processes: int) -> dict[s
 
 
 def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) -> dict[str, float]:
-    """Return the CPU milliseconds of a step by activity; the rest is the network stack and the event loop."""
+    """Return the CPU milliseconds per step by activity; the rest (`network`) is the HTTP client and the event loop."""
     from unidle.envs.pool.slots import Slots
     from unidle.tasks.web import page, site_explore
     from unidle.tasks.web import page_features as features
@@ -296,10 +296,10 @@ def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) ->
         (page, "parse", "parse"),
         (features, "link_features", "links"),
         (features.PageFeatureCache, "of", "words"),  # includes the two above
-        (site_explore, "read", "words"),  # the same, of pages that are not kept
+        (site_explore, "read", "words"),  # the same without the cache
         (features.PageFeatures, "followable", "robots"),
         (SiteExplore, "_observe", "observe"),
-        (SiteExplore, "_look", "observe"),
+        (SiteExplore, "_set_page_features", "observe"),
         (PageGraph, "add_links", "graph"),
         (Slots, "step", "block"),
     ):
@@ -316,12 +316,12 @@ def measure_shares(url: str, seconds: float, episodes: int, keep_pages: bool) ->
             envs.send(slices)
             slices = envs.recv(max(1, episodes // 32), 0.01)
             steps += len(slices)
-        whole, parts = time.process_time() - cpu, spent.copy()  # the loop goes on
+        total, parts = time.process_time() - cpu, spent.copy()  # the loop is still running
     finally:
         envs.close()
     parts["words"] -= parts["parse"] + parts["links"]
-    parts["network"] = whole - sum(parts.values())
-    return {**{f"{name}_ms": 1000 * value / steps for name, value in parts.items()}, "whole_ms": 1000 * whole / steps}
+    parts["network"] = total - sum(parts.values())
+    return {**{f"{name}_ms": 1000 * value / steps for name, value in parts.items()}, "whole_ms": 1000 * total / steps}
 
 
 def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
@@ -350,19 +350,20 @@ def _timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Call
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def side(
-    kind: str, site: tuple[str, int], seconds: float, episodes: int, loops: int = 0, anew: bool = False
+def run_side(
+    kind: str, site: tuple[str, int], seconds: float, episodes: int, loops: int = 0, no_cache: bool = False
 ) -> dict[str, float]:
     """Run one measurement in a separate process."""
     command = [sys.executable, __file__, "--side", kind, "--url", site[0], "--server", str(site[1])]
-    command += ["--seconds", str(seconds), "--episodes", str(episodes), "--loops", str(loops), *["--anew"] * anew]
+    command += ["--seconds", str(seconds), "--episodes", str(episodes), "--loops", str(loops)]
+    command += ["--no-cache"] * no_cache
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise SystemExit(f"{kind} failed:\n{done.stderr}")
-    seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    words = ", ".join(f"{name} {value:,.2f}" for name, value in seen.items())
-    print(f"{kind} episodes={episodes} loops={loops} anew={anew}: {words}", file=sys.stderr, flush=True)
-    return seen
+    row: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    words = ", ".join(f"{name} {value:,.2f}" for name, value in row.items())
+    print(f"{kind} episodes={episodes} loops={loops} no_cache={no_cache}: {words}", file=sys.stderr, flush=True)
+    return row
 
 
 def main() -> None:
@@ -371,25 +372,27 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="the ratio only")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument("--side", choices=["unidle", "sb3", "shares"], help=argparse.SUPPRESS)  # a child's own part
+    # Internal: run one measurement in this process.
+    parser.add_argument("--side", choices=["unidle", "sb3", "shares"], help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
-    parser.add_argument("--server", type=int, default=os.getpid(), help=argparse.SUPPRESS)  # the process that serves it
+    parser.add_argument("--server", type=int, default=os.getpid(), help=argparse.SUPPRESS)  # process ID of the server
     parser.add_argument("--episodes", type=int, default=EPISODES, help=argparse.SUPPRESS)
     parser.add_argument("--loops", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--anew", action="store_true", help=argparse.SUPPRESS)  # every page is read each time
-    given = parser.parse_args()
-    keep = not given.anew
+    parser.add_argument("--no-cache", action="store_true", help=argparse.SUPPRESS)  # without the page cache
+    arguments = parser.parse_args()
+    keep = not arguments.no_cache
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each of 2,048 episodes
-    if given.side == "unidle":
-        print(json.dumps(measure_unidle(given.url, given.server, given.seconds, given.episodes, given.loops, keep)))
-    elif given.side == "sb3":
-        print(json.dumps(measure_sb3(given.url, given.server, given.seconds, given.episodes)))
-    elif given.side == "shares":
-        print(json.dumps(measure_shares(given.url, given.seconds, given.episodes, keep)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # up to 2,048 concurrent connections
+    url, server, seconds, episodes = arguments.url, arguments.server, arguments.seconds, arguments.episodes
+    if arguments.side == "unidle":
+        print(json.dumps(measure_unidle(url, server, seconds, episodes, arguments.loops, keep)))
+    elif arguments.side == "sb3":
+        print(json.dumps(measure_sb3(url, server, seconds, episodes)))
+    elif arguments.side == "shares":
+        print(json.dumps(measure_shares(url, seconds, episodes, keep)))
     else:
-        result = measure_all(given.seconds, given.brief)
-        save("io_bound", result, given.out)
+        result = measure_all(seconds, arguments.brief)
+        save("io_bound", result, arguments.out)
         print_table(result)
 
 
@@ -399,60 +402,60 @@ def measure_all(seconds: float, brief: bool) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     result: dict[str, Any] = {"machine": provenance(*packages), "latency": LATENCY, "page_bytes": PAGE_BYTES}
     sides: dict[str, dict[str, Any]] = {
-        "sb3": {"kind": "sb3", "episodes": PEERS},
+        "sb3": {"kind": "sb3", "episodes": SB3_PROCESSES},
         "one loop": {"kind": "unidle", "episodes": EPISODES},
         "a loop per core": {"kind": "unidle", "episodes": EPISODES, "loops": cores},
-        "one loop, reading anew": {"kind": "unidle", "episodes": EPISODES, "anew": True},
-        "a loop per core, reading anew": {"kind": "unidle", "episodes": EPISODES, "loops": cores, "anew": True},
+        "one loop, no cache": {"kind": "unidle", "episodes": EPISODES, "no_cache": True},
+        "a loop per core, no cache": {"kind": "unidle", "episodes": EPISODES, "loops": cores, "no_cache": True},
     }
-    with served(LATENCY) as site:
+    with serve_site(LATENCY) as site:
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
         for name in (*sides, *reversed(sides)):
-            runs[name].append(side(site=site, seconds=seconds, **sides[name]))
+            runs[name].append(run_side(site=site, seconds=seconds, **sides[name]))
         result["sides"] = {
-            name: {"runs": seen, **{key: float(np.mean([run[key] for run in seen])) for key in seen[0]}}
-            for name, seen in runs.items()
+            name: {"runs": row, **{key: float(np.mean([run[key] for run in row])) for key in row[0]}}
+            for name, row in runs.items()
         }
         if not brief:
             result["shares"] = {
-                name: side("shares", site, seconds, EPISODES, anew=anew)
-                for name, anew in (("kept pages", False), ("reading anew", True))
+                name: run_side("shares", site, seconds, EPISODES, no_cache=no_cache)
+                for name, no_cache in (("kept pages", False), ("no cache", True))
             }
     if not brief:
         result["curve"] = [
-            {"latency": latency, "episodes": episodes, **seen}
+            {"latency": latency, "episodes": episodes, **row}
             for latency in CURVE_LATENCIES
-            for episodes, seen in curve(latency, seconds / 2, cores)
+            for episodes, row in curve(latency, seconds / 2, cores)
         ]
     return result
 
 
 def curve(latency: float, seconds: float, cores: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """Measure with this many concurrent episodes, on one loop per core."""
-    with served(latency) as site:
+    """Yield numbers of concurrent episodes and their measurements, with one loop per core."""
+    with serve_site(latency) as site:
         for episodes in CURVE_EPISODES:
-            yield episodes, side("unidle", site, seconds, episodes, cores)
+            yield episodes, run_side("unidle", site, seconds, episodes, cores)
 
 
 def print_table(result: dict[str, Any]) -> None:
     """Print every side relative to the baseline."""
-    peer = result["sides"]["sb3"]
+    baseline = result["sides"]["sb3"]
     head = ("steps/s", "× SB3", "CPU ms", "server ms", "added MiB", "of SB3", "load")
     print(f"{'':>30}" + "".join(f"{name:>11}" for name in head))
-    for name, seen in result["sides"].items():
-        ratio, memory = seen["steps_per_second"] / peer["steps_per_second"], seen["added_mib"] / peer["added_mib"]
+    for name, row in result["sides"].items():
+        ratio, memory = row["steps_per_second"] / baseline["steps_per_second"], row["added_mib"] / baseline["added_mib"]
         print(
-            f"{name:>30}{seen['steps_per_second']:>11,.0f}{ratio:>11.1f}{seen['cpu_ms_per_step']:>11.2f}"
-            f"{seen['server_ms_per_step']:>11.2f}{seen['added_mib']:>11,.0f}{memory:>11.2f}{seen['load']:>11.1f}"
+            f"{name:>30}{row['steps_per_second']:>11,.0f}{ratio:>11.1f}{row['cpu_ms_per_step']:>11.2f}"
+            f"{row['server_ms_per_step']:>11.2f}{row['added_mib']:>11,.0f}{memory:>11.2f}{row['load']:>11.1f}"
         )
     for name, shares in result.get("shares", {}).items():
-        print(f"CPU ms of a step, {name}: " + ", ".join(f"{part[:-3]} {ms:.2f}" for part, ms in shares.items()))
+        print(f"CPU ms per step, {name}: " + ", ".join(f"{part[:-3]} {ms:.2f}" for part, ms in shares.items()))
     if "curve" in result:
         print(f"{'latency':>12}{'episodes':>12}{'steps/s':>12}{'CPU ms':>12}{'added MiB':>12}")
-        for seen in result["curve"]:
+        for row in result["curve"]:
             print(
-                f"{1000 * seen['latency']:>9.0f} ms{seen['episodes']:>12,}{seen['steps_per_second']:>12,.0f}"
-                f"{seen['cpu_ms_per_step']:>12.2f}{seen['added_mib']:>12,.0f}"
+                f"{1000 * row['latency']:>9.0f} ms{row['episodes']:>12,}{row['steps_per_second']:>12,.0f}"
+                f"{row['cpu_ms_per_step']:>12.2f}{row['added_mib']:>12,.0f}"
             )
 
 

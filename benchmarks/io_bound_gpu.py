@@ -35,15 +35,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 from cpu_bound import Meter
-from io_bound import LATENCY, PAGE_BYTES, TOPIC, PeerEnv, served
+from io_bound import LATENCY, PAGE_BYTES, TOPIC, BaselineEnv, serve_site
 from machine import provenance, save
 
 PRESET = "max-gpu"
-_OF_PHASES = ("profiled_gpu_rollout", "profiled_gpu_learning")  # which are not marked here
+_PHASE_METRICS = ("profiled_gpu_rollout", "profiled_gpu_learning")  # dropped: phases are not marked in this benchmark
 PACKAGES = ("stable-baselines3", "aiohttp", "selectolax", "requests", "beautifulsoup4", "lxml")
 
 
-class Watch:
+class ResourceMeter:
     """`Meter`, plus the cores and memory used during the measurement."""
 
     def __init__(self, seconds: float, servers: list[int]) -> None:
@@ -66,7 +66,7 @@ class Watch:
             seconds = time.perf_counter() - began
             self.result = {name: (now - before[name]) / seconds for name, now in self._cpu().items()}
             self.result["pool_mib"] = sum(child.memory_full_info().pss for child in self._children()) / 2**20
-        self.result |= {name: seen for name, seen in self.meter.result.items() if name not in _OF_PHASES}
+        self.result |= {name: value for name, value in self.meter.result.items() if name not in _PHASE_METRICS}
         return enough
 
     def _children(self) -> list[Any]:
@@ -83,7 +83,7 @@ class Watch:
         }
 
 
-def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) -> None:
+def measure_unidle(arguments: argparse.Namespace, sites: list[str], watch: ResourceMeter) -> None:
     """Run one training, stopped when the measurement is complete."""
     import unidle
 
@@ -91,17 +91,17 @@ def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) ->
         if watch.mark(context.record["step"]):
             context.stop()
 
-    episodes = given.side_episodes
+    episodes = arguments.side_episodes
     with tempfile.TemporaryDirectory() as folder:
         watch.meter.runs = Path(folder)
         unidle.train(
             "unidle/SiteExplore-v0",
             env_kwargs={"site": sites, "topic": TOPIC, "connections": max(512, episodes)},
-            **recipe(given),
+            **recipe(arguments),
             n_envs=episodes,
-            n_steps=given.samples // episodes,
+            n_steps=arguments.samples // episodes,
             overlap="strict",
-            workers=given.loops,
+            workers=arguments.loops,
             timesteps=10**9,
             runs_dir=folder,
             eval_every=0,
@@ -112,41 +112,41 @@ def measure_unidle(given: argparse.Namespace, sites: list[str], watch: Watch) ->
         )
 
 
-def recipe(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of both sides: the preset's, with the changes given by flags."""
+def recipe(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of both sides: those of the preset, overridden by flags."""
     from unidle.config.presets import load_preset
 
     preset = load_preset(PRESET).values
     return {
         "preset": PRESET,
-        "net_arch": tuple(given.arch or preset["net_arch"]),
-        "n_epochs": given.epochs or preset["n_epochs"],
-        "batch_size": min(preset["batch_size"], given.peer_samples),
+        "net_arch": tuple(arguments.arch or preset["net_arch"]),
+        "n_epochs": arguments.epochs or preset["n_epochs"],
+        "batch_size": min(preset["batch_size"], arguments.peer_samples),
     }
 
 
-class RoundPeer(PeerEnv):
-    """The baseline environment; every action except stop makes a request."""
+class ModuloActionEnv(BaselineEnv):
+    """The baseline environment, with actions modulo the number of candidate links: all except stop make a request."""
 
     def step(self, action: Any) -> Any:
         explorer = self._explorer
-        on_offer = len(explorer.offered)
-        return super().step(action if action == explorer.links or not on_offer else int(action) % on_offer)
+        n_candidates = len(explorer.candidates)
+        return super().step(action if action == explorer.links or not n_candidates else int(action) % n_candidates)
 
 
-def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> None:
-    """The same recipe through SB3."""
+def measure_sb3(arguments: argparse.Namespace, sites: list[str], watch: ResourceMeter) -> None:
+    """Train SB3 with the same recipe."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor
 
-    torch.set_float32_matmul_precision("high")  # as unidle's are
+    torch.set_float32_matmul_precision("high")  # as in unidle
     makers: list[Callable[[], gymnasium.Env]] = [
-        partial(RoundPeer, sites[peer % len(sites)]) for peer in range(given.peers)
+        partial(ModuloActionEnv, sites[peer % len(sites)]) for peer in range(arguments.peers)
     ]
-    envs = VecMonitor(SubprocVecEnv(makers, start_method="fork"))  # before there is anything on the GPU
-    chosen = recipe(given)
+    envs = VecMonitor(SubprocVecEnv(makers, start_method="fork"))  # forked before CUDA is initialised
+    chosen = recipe(arguments)
 
     class Marks(BaseCallback):
         enough = False
@@ -160,7 +160,7 @@ def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> No
     model = PPO(
         "MultiInputPolicy",
         envs,
-        n_steps=given.peer_samples // given.peers,
+        n_steps=arguments.peer_samples // arguments.peers,
         batch_size=chosen["batch_size"],
         n_epochs=chosen["n_epochs"],
         policy_kwargs={"net_arch": list(chosen["net_arch"])},
@@ -171,25 +171,25 @@ def measure_sb3(given: argparse.Namespace, sites: list[str], watch: Watch) -> No
 
 
 @contextlib.contextmanager
-def all_served(count: int) -> Iterator[tuple[list[str], list[int]]]:
+def serve_sites(count: int) -> Iterator[tuple[list[str], list[int]]]:
     """Start the servers; return their sites and processes."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as threads:
-        servers = [served(LATENCY) for _ in range(count)]
+        servers = [serve_site(LATENCY) for _ in range(count)]
         entered = list(threads.map(lambda server: server.__enter__(), servers))
         for server in servers:
             stack.push(server.__exit__)
         yield [url for url, _ in entered], [process for _, process in entered]
 
 
-def side(kind: str, episodes: int, sites: list[str], servers: list[int]) -> dict[str, float]:
+def run_side(kind: str, episodes: int, sites: list[str], servers: list[int]) -> dict[str, float]:
     """Run one measurement in a separate process."""
     own = ["--side", kind, "--side-episodes", str(episodes), "--sites", *sites, "--processes", *map(str, servers)]
     done = subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{kind} with {episodes} failed:\n{done.stderr}")
-    seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{kind} {episodes}: {seen}", file=sys.stderr, flush=True)
-    return seen
+    row: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{kind} {episodes}: {row}", file=sys.stderr, flush=True)
+    return row
 
 
 def main() -> None:
@@ -199,37 +199,36 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least")
     parser.add_argument("--servers", type=int, default=max(1, cores // 4), help="processes that serve the site")
     parser.add_argument("--loops", type=int, default=None, help="worker processes of unidle")
-    parser.add_argument("--episodes", type=int, nargs="+", default=[512, 2048], help="in flight")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[512, 2048], help="concurrent episodes")
     parser.add_argument("--peers", type=int, default=32, help="processes of SB3")
-    parser.add_argument("--samples", type=int, default=16_384, help="an iteration of unidle's")
-    parser.add_argument("--peer-samples", type=int, default=2048, help="an iteration of SB3's")
+    parser.add_argument("--samples", type=int, default=16_384, help="per iteration of unidle")
+    parser.add_argument("--peer-samples", type=int, default=2048, help="per iteration of SB3")
     parser.add_argument("--epochs", type=int, default=None, help="instead of the preset's")
     parser.add_argument("--arch", type=int, nargs="+", default=None, help="instead of the preset's")
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument(
-        "--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS
-    )  # internal: run one measurement in this process
+    # Internal: run one measurement in this process.
+    parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)
     parser.add_argument("--side-episodes", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sites", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    given.loops = given.loops or max(1, cores - given.servers - 2)
+    arguments = parser.parse_args()
+    arguments.loops = arguments.loops or max(1, cores - arguments.servers - 2)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each of 2,048 episodes
-    if given.side:
-        watch = Watch(given.seconds, given.processes)
-        {"unidle": measure_unidle, "sb3": measure_sb3}[given.side](given, given.sites, watch)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # up to 2,048 concurrent connections
+    if arguments.side:
+        watch = ResourceMeter(arguments.seconds, arguments.processes)
+        {"unidle": measure_unidle, "sb3": measure_sb3}[arguments.side](arguments, arguments.sites, watch)
         print(json.dumps(watch.result))
         return
-    settings = {name: value for name, value in vars(given).items() if name not in ("out", "side", "sites")}
-    result: dict[str, Any] = {"machine": provenance(*PACKAGES), "settings": {**settings, **recipe(given)}, "sides": {}}
-    result["settings"] |= {"latency": LATENCY, "page_bytes": PAGE_BYTES}
-    with all_served(given.servers) as (sites, servers):
-        plan = [("sb3", given.peers), *(("unidle", episodes) for episodes in given.episodes)]
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "side", "sites")}
+    settings |= {**recipe(arguments), "latency": LATENCY, "page_bytes": PAGE_BYTES}
+    result: dict[str, Any] = {"machine": provenance(*PACKAGES), "settings": settings, "sides": {}}
+    with serve_sites(arguments.servers) as (sites, servers):
+        plan = [("sb3", arguments.peers), *(("unidle", episodes) for episodes in arguments.episodes)]
         for kind, episodes in plan:
-            result["sides"][f"{kind} {episodes}"] = side(kind, episodes, sites, servers)
-            save("io_bound_gpu", result, given.out)
-    print_table(result, f"sb3 {given.peers}")
+            result["sides"][f"{kind} {episodes}"] = run_side(kind, episodes, sites, servers)
+            save("io_bound_gpu", result, arguments.out)
+    print_table(result, f"sb3 {arguments.peers}")
 
 
 def print_table(result: dict[str, Any], peer: str) -> None:
@@ -246,9 +245,9 @@ def print_table(result: dict[str, Any], peer: str) -> None:
         "servers": ("server_cores", "{:.1f}"),
     }
     print(f"{'':>14}{'× SB3':>10}" + "".join(f"{head:>10}" for head in keys))
-    for name, seen in result["sides"].items():
-        ratio = seen["steps_per_second"] / result["sides"][peer]["steps_per_second"]
-        cells = [form.format(seen[key]) if np.isfinite(seen.get(key, np.nan)) else "–" for key, form in keys.values()]
+    for name, row in result["sides"].items():
+        ratio = row["steps_per_second"] / result["sides"][peer]["steps_per_second"]
+        cells = [form.format(row[key]) if np.isfinite(row.get(key, np.nan)) else "–" for key, form in keys.values()]
         print(f"{name:>14}{ratio:>10.1f}" + "".join(f"{cell:>10}" for cell in cells))
 
 

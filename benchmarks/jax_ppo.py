@@ -2,9 +2,9 @@
 
     python benchmarks/jax_ppo.py --n-envs 4096 [--updates 100]
 
-The same work as unidle does there: gymnax' CartPole, separate actor and critic of 64,64 tanh, 32 steps, 4 epochs of 4
-minibatches, Adam with gradients clipped to 0.5. Prints one line of JSON: steps per second of the second call, when
-everything is compiled, and the mean episode length at the end.
+The same work as unidle's: gymnax's CartPole, separate actor and critic of 64,64 tanh, 32 steps, 4 epochs of 4
+minibatches, Adam with gradients clipped to 0.5. Prints one line of JSON: steps per second of the second
+call, after compilation, and the mean episode length at the end.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 
 STEPS, EPOCHS, MINIBATCHES = 32, 4, 4
-GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, MAX_NORM, RATE = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 2.5e-4
+GAMMA, LAMBDA, CLIP, ENT_COEF, VF_COEF, MAX_GRAD_NORM, LEARNING_RATE = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 2.5e-4
 ENV, ENV_PARAMS = gymnax.make("CartPole-v1")
 
 
-class Seen(NamedTuple):
-    """One step of all environments, or many."""
+class Transition(NamedTuple):
+    """One step of all environments, or a rollout."""
 
     observation: Any
     action: Any
@@ -57,7 +57,7 @@ def act_and_value(params: Any, observation: Any) -> tuple[Any, Any]:
     return jax.nn.log_softmax(forward(params["actor"], observation)), forward(params["critic"], observation)[..., 0]
 
 
-def loss(params: Any, batch: Seen, advantages: Any, returns: Any) -> Any:
+def loss(params: Any, batch: Transition, advantages: Any, returns: Any) -> Any:
     """PPO's clipped loss."""
     table, value = act_and_value(params, batch.observation)
     log_prob = jnp.take_along_axis(table, batch.action[:, None], 1)[:, 0]
@@ -65,19 +65,21 @@ def loss(params: Any, batch: Seen, advantages: Any, returns: Any) -> Any:
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantages)
     entropy = -(jnp.exp(table) * table).sum(-1).mean()
-    return -surrogate.mean() + VALUE * jnp.square(value - returns).mean() - ENTROPY * entropy
+    return -surrogate.mean() + VF_COEF * jnp.square(value - returns).mean() - ENT_COEF * entropy
 
 
 def adam(params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
     """One step of Adam along the clipped gradient."""
     norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(gradient)))
-    gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, MAX_NORM / (norm + 1e-6)), gradient)
+    gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, MAX_GRAD_NORM / (norm + 1e-6)), gradient)
     count, mean, square = state
     count = count + 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
     square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, square, gradient)
     c1, c2 = 1 - 0.9**count, 1 - 0.999**count
-    params = jax.tree.map(lambda p, m, s: p - RATE * (m / c1) / (jnp.sqrt(s / c2) + 1e-5), params, mean, square)
+    params = jax.tree.map(
+        lambda p, m, s: p - LEARNING_RATE * (m / c1) / (jnp.sqrt(s / c2) + 1e-5), params, mean, square
+    )
     return params, (count, mean, square)
 
 
@@ -92,8 +94,8 @@ def train(n_envs: int, updates: int, carry: Any) -> tuple[Any, Any]:
         action = jax.random.categorical(for_action, table)
         log_prob = jnp.take_along_axis(table, action[:, None], 1)[:, 0]
         keys = jax.random.split(for_env, n_envs)
-        following, state, reward, done, _ = jax.vmap(ENV.step, in_axes=(0, 0, 0, None))(keys, state, action, ENV_PARAMS)
-        return (params, state, following, key), Seen(observation, action, log_prob, value, reward, done)
+        next_obs, state, reward, done, _ = jax.vmap(ENV.step, in_axes=(0, 0, 0, None))(keys, state, action, ENV_PARAMS)
+        return (params, state, next_obs, key), Transition(observation, action, log_prob, value, reward, done)
 
     def minibatch(learner: Any, batch: Any) -> tuple[Any, None]:
         params, optimiser = learner
@@ -101,19 +103,18 @@ def train(n_envs: int, updates: int, carry: Any) -> tuple[Any, Any]:
 
     def update(carry: Any, _: Any) -> tuple[Any, Any]:
         params, optimiser, state, observation, key = carry
-        (params, state, observation, key), seen = jax.lax.scan(step, (params, state, observation, key), None, STEPS)
+        (params, state, observation, key), rollout = jax.lax.scan(step, (params, state, observation, key), None, STEPS)
         _, last = act_and_value(params, observation)
 
-        def backwards(carry: Any, now: Seen) -> tuple[Any, Any]:
-            advantage, following = carry
-            delta = now.reward + GAMMA * following * (1 - now.done) - now.value
+        def backwards(carry: Any, now: Transition) -> tuple[Any, Any]:
+            advantage, next_value = carry
+            delta = now.reward + GAMMA * next_value * (1 - now.done) - now.value
             advantage = delta + GAMMA * LAMBDA * (1 - now.done) * advantage
             return (advantage, now.value), advantage
 
-        _, advantages = jax.lax.scan(backwards, (jnp.zeros_like(last), last), seen, reverse=True, unroll=16)
-        flat = jax.tree.map(
-            lambda x: x.reshape(STEPS * n_envs, *x.shape[2:]), (seen, advantages, advantages + seen.value)
-        )
+        _, advantages = jax.lax.scan(backwards, (jnp.zeros_like(last), last), rollout, reverse=True, unroll=16)
+        samples = (rollout, advantages, advantages + rollout.value)
+        flat = jax.tree.map(lambda x: x.reshape(STEPS * n_envs, *x.shape[2:]), samples)
 
         def epoch(learner: Any, key: Any) -> tuple[Any, None]:
             order = jax.random.permutation(key, STEPS * n_envs)
@@ -122,14 +123,14 @@ def train(n_envs: int, updates: int, carry: Any) -> tuple[Any, Any]:
 
         key, for_epochs = jax.random.split(key)
         (params, optimiser), _ = jax.lax.scan(epoch, (params, optimiser), jax.random.split(for_epochs, EPOCHS))
-        length = seen.reward.sum() / jnp.maximum(1, seen.done.sum())
+        length = rollout.reward.sum() / jnp.maximum(1, rollout.done.sum())
         return (params, optimiser, state, observation, key), length
 
     return jax.lax.scan(update, carry, None, updates)
 
 
-def begin(n_envs: int, seed: int) -> Any:
-    """Networks, optimiser and environments at the start."""
+def init(n_envs: int, seed: int) -> Any:
+    """Initial networks, optimiser state and environments."""
     key, actor, critic, envs = jax.random.split(jax.random.PRNGKey(seed), 4)
     params = {"actor": network(actor, 2, 0.01), "critic": network(critic, 1, 1.0)}
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -146,7 +147,7 @@ def main() -> None:
     arguments = parser.parse_args()
     n_envs, updates = arguments.n_envs, arguments.updates
     began = time.perf_counter()
-    carry, _ = jax.block_until_ready(train(n_envs, updates, begin(n_envs, arguments.seed)))
+    carry, _ = jax.block_until_ready(train(n_envs, updates, init(n_envs, arguments.seed)))
     compiled = time.perf_counter()
     carry, lengths = jax.block_until_ready(train(n_envs, updates, carry))
     seconds = time.perf_counter() - compiled

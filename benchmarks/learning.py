@@ -3,9 +3,9 @@
     python benchmarks/learning.py [--envs CartPole-v1 …] [--seeds 10] [--jobs 2]
 
 Runs that are already in benchmarks/results/learning.json for the same settings are not repeated.
-Judged by the policy at the end of training (not the best one), mode action, the same 50 episodes on both sides.
-"No worse": the inter-quartile mean over seeds, ours − theirs; its lower 95 % bound by bootstrap (both sides resampled
-independently) lies above −5 % of (theirs − random policy).
+The policy at the end of training (not the best one) is evaluated with the mode action in the same 50 episodes on both
+sides. "No worse" means: the lower 95 % bound of the difference between the inter-quartile means over seeds (unidle −
+SB3; bootstrap, both sides resampled independently) lies above −5 % of (SB3 − random policy).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from machine import RESULTS, provenance, save
 
-# Hyper-parameters, with Stable-Baselines3's names; all others have its defaults on both sides.
+# Hyper-parameters under their names in Stable-Baselines3; all others are its defaults, on both sides.
 TASKS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "timesteps": 100_000,
@@ -75,7 +75,7 @@ RESAMPLES = 20_000
 
 
 def train_unidle(env_id: str, seed: int) -> float:
-    """Return of the policy at the end of training."""
+    """Train with unidle; return the mean return of the final policy."""
     import unidle
     from unidle.engine.agent import Agent
 
@@ -103,7 +103,7 @@ def train_unidle(env_id: str, seed: int) -> float:
 
 
 def train_sb3(env_id: str, seed: int) -> float:
-    """Return of the policy at the end of training."""
+    """Train with SB3; return the mean return of the final policy."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -155,10 +155,10 @@ def iqm(values: np.ndarray) -> np.ndarray:
     return np.asarray(ordered @ weights / weights.sum())
 
 
-def compare(ours: list[float], theirs: list[float], random: float) -> dict[str, Any]:
-    """The verdict on one environment."""
+def compare(returns: list[float], baseline: list[float], random: float) -> dict[str, Any]:
+    """Compare the returns of unidle and of the baseline in one environment, one value per seed."""
     rng = np.random.default_rng(0)
-    a, b = np.array(ours), np.array(theirs)
+    a, b = np.array(returns), np.array(baseline)
     resampled_a = a[rng.integers(0, len(a), (RESAMPLES, len(a)))]
     resampled_b = b[rng.integers(0, len(b), (RESAMPLES, len(b)))]
     lower = float(np.percentile(iqm(resampled_a) - iqm(resampled_b), 2.5))
@@ -202,7 +202,7 @@ def main() -> None:
                 side, seed = futures[future]
                 row[side][seed] = future.result()
                 print(f"{env_id} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr)
-                save("learning", result, arguments.out)  # hours of work: each run is kept as soon as it is done
+                save("learning", result, arguments.out)  # after each run: all of them take hours
             row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random_policy(env_id))
             save("learning", result, arguments.out)
     print_table(result)

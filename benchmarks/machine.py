@@ -16,13 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# On a GPU, after the first iteration: graph capture, and the profiler window of the run's meter.
+# On a GPU, after the first iteration: CUDA graphs are captured and the run's meter uses the profiler.
 WARM_UP_S = 6.0
 RESULTS = Path(__file__).parent / "results"
 
 
 def provenance(*packages: str) -> dict[str, Any]:
-    """Machine, versions of `packages` (and of unidle's foundations) and date."""
+    """Return machine, date, and the versions of unidle, its main dependencies and `packages`."""
     import torch
 
     from unidle import __version__
@@ -42,10 +42,10 @@ def provenance(*packages: str) -> dict[str, Any]:
 def sources() -> str:
     """Return a short hash of unidle's code: the version number alone does not identify it."""
     code = Path(__file__).parents[1] / "src" / "unidle"
-    every = sha256()
+    digest = sha256()
     for path in sorted(code.rglob("*.py")):
-        every.update(f"{path.relative_to(code).as_posix()}\n".encode() + path.read_bytes())
-    return every.hexdigest()[:12]
+        digest.update(f"{path.relative_to(code).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _cpu_name() -> str:

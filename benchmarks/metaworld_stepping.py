@@ -27,8 +27,8 @@ SIDES = {"stock": False, "unidle": True}
 _STEPS = 500
 
 
-def play(benchmark: str, accelerated: bool, episodes: int) -> dict[str, Any]:
-    """Microseconds of CPU per step and task, what a reset takes in milliseconds, the sum of rewards, and memory."""
+def play_episodes(benchmark: str, accelerated: bool, episodes: int) -> dict[str, Any]:
+    """Return CPU microseconds per step of each task, milliseconds per reset, the sum of rewards, and peak memory."""
     from unidle.tasks.metaworld.env import MetaWorldTask, task_names
 
     actions = np.random.default_rng(0).uniform(-1, 1, (_STEPS, 4)).astype(np.float32)
@@ -39,7 +39,7 @@ def play(benchmark: str, accelerated: bool, episodes: int) -> dict[str, Any]:
         spent = 0.0
         for episode in range(episodes):
             began = time.process_time()
-            # Every second episode has a goal that is new to the process; in a long run almost none has.
+            # In every second episode the goal is new to the process. In a long run almost no goal is new.
             env.reset(seed=1 + episode // 2)
             reset = time.process_time()
             for action in actions:
@@ -59,37 +59,36 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
-    parser.add_argument(
-        "--one", choices=list(SIDES), help=argparse.SUPPRESS
-    )  # internal: run one measurement in this process
+    # Internal: run one measurement in this process.
+    parser.add_argument("--one", choices=list(SIDES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(play(arguments.benchmark, SIDES[arguments.one], arguments.episodes)))
+        print(json.dumps(play_episodes(arguments.benchmark, SIDES[arguments.one], arguments.episodes)))
         return
-    seen: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    runs_by_side: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for round_ in range(arguments.rounds):
         for side in list(SIDES)[:: 1 if round_ % 2 == 0 else -1]:
-            seen[side].append(_child(side, arguments))
-            print(f"{side}: {_rate(seen[side][-1]):,.0f} steps per CPU second", file=sys.stderr, flush=True)
-    sums = {run["rewards"] for runs in seen.values() for run in runs}
+            runs_by_side[side].append(_run_in_subprocess(side, arguments))
+            print(f"{side}: {_rate(runs_by_side[side][-1]):,.0f} steps per CPU second", file=sys.stderr, flush=True)
+    sums = {run["rewards"] for runs in runs_by_side.values() for run in runs}
     if len(sums) != 1:
         raise SystemExit(f"The sides did not play the same episodes: their rewards sum to {sums}.")
-    rates = {side: float(np.median([_rate(run) for run in runs])) for side, runs in seen.items()}
+    rates = {side: float(np.median([_rate(run) for run in runs])) for side, runs in runs_by_side.items()}
     result = {
         "machine": provenance("metaworld", "mujoco", "scipy"),
         "benchmark": arguments.benchmark,
         "steps_per_cpu_second": rates,
         "ratio": rates["unidle"] / rates["stock"],
-        "tasks": {name: _ratio_of(name, seen) for name in seen["stock"][0]["step_us"]},
-        "rounds": seen,
+        "tasks": {name: _task_ratio(name, runs_by_side) for name in runs_by_side["stock"][0]["step_us"]},
+        "rounds": runs_by_side,
     }
     save("metaworld_stepping", result, arguments.out)
     for name, ratio in result["tasks"].items():
         print(f"{name:<28}{ratio:.2f}")
-    print(f"{rates['unidle']:,.0f} against {rates['stock']:,.0f} steps/s per core: {result['ratio']:.2f} of stock")
+    print(f"{rates['unidle']:,.0f} against {rates['stock']:,.0f} steps/s per core: {result['ratio']:.2f} times stock")
 
 
-def _child(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _run_in_subprocess(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", side, "--benchmark", arguments.benchmark]
     command += ["--episodes", str(arguments.episodes)]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -101,12 +100,12 @@ def _child(side: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rate(run: dict[str, Any]) -> float:
-    """Of all tasks played equally long."""
+    """Return steps per CPU second over all tasks, weighted equally."""
     return float(1e6 / np.mean(list(run["step_us"].values())))
 
 
-def _ratio_of(name: str, seen: dict[str, list[dict[str, Any]]]) -> float:
-    stock, fast = (np.median([run["step_us"][name] for run in seen[side]]) for side in SIDES)
+def _task_ratio(name: str, runs_by_side: dict[str, list[dict[str, Any]]]) -> float:
+    stock, fast = (np.median([run["step_us"][name] for run in runs_by_side[side]]) for side in SIDES)
     return float(stock / fast)
 
 

@@ -29,12 +29,12 @@ from machine import RESULTS, WARM_UP_S, provenance, save
 from unidle.report.page.svg import Reference, Series, line_chart, standalone
 
 PRESETS = ("mt10-paper-400", "mt10-paper-1024", "mt10-2m", "mt10-20m")
-# Actor 400, critic 1024: inter-quartile mean of success by steps.
+# McLean et al. 2025, actor 400, critic 1024: inter-quartile mean of success by steps.
 _PAPER = {"2000000": 0.67, "5000000": 0.80, "10000000": 0.88, "20000000": 0.88}
 _COMPARED_AT = 2_000_000
-_WHOLE_RUN = 20_000_000
+_FULL_RUN = 20_000_000
 _WARM_UP_STEPS, _PROFILED_SECONDS = 60_000, 1.0
-_KEPT = 40  # iterations of a run that are logged
+_LOGGED_ITERATIONS = 40  # per run, in the JSON
 
 
 class Speedometer:
@@ -44,7 +44,7 @@ class Speedometer:
         import torch
 
         self._seconds, self._has_gpu = seconds, torch.cuda.is_available()
-        self._learns_since: float | None = None
+        self._learning_since: float | None = None
         self._first: tuple[float, dict[str, Any]] | None = None
         self._watch: GpuWatch | None = None
         self._profiler: Any = None
@@ -63,9 +63,9 @@ class Speedometer:
             self.result["gpu_active"] = gpu_shares(self._profiler)["profiled_gpu_overall"]
             return True
         if self._first is None:
-            if self._learns_since is None and record["step"] >= _WARM_UP_STEPS:
-                self._learns_since = now
-            if self._learns_since is not None and now - self._learns_since >= WARM_UP_S * self._has_gpu:
+            if self._learning_since is None and record["step"] >= _WARM_UP_STEPS:
+                self._learning_since = now
+            if self._learning_since is not None and now - self._learning_since >= WARM_UP_S * self._has_gpu:
                 self._first = now, record
                 if self._has_gpu:
                     self._watch = GpuWatch()
@@ -78,7 +78,7 @@ class Speedometer:
         rate = (record["step"] - first["step"]) / (now - since)
         self.result = {
             "steps_per_second": rate,
-            "hours_for_20m": _WHOLE_RUN / rate / 3600,
+            "hours_for_20m": _FULL_RUN / rate / 3600,
             "host": {key.removeprefix("time/"): (record[key] - first[key]) / (now - since) for key in phases},
         }
         if self._watch is None:
@@ -143,6 +143,7 @@ def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every
             **{key: value for key, value in changes.items() if value is not None},
         )
         history = read_history(run.folder.path)
+    every = max(1, len(history.iterations) // _LOGGED_ITERATIONS)
     return {
         "steps": history.steps,
         "steps_per_second": history.steps_per_second,
@@ -151,11 +152,11 @@ def learn(preset: str, seed: int, timesteps: int, n_envs: int | None, eval_every
             {key: value for key, value in record.items() if key in ("step", "wall") or key.startswith("eval/")}
             for record in history.evaluations
         ],
-        "training": [_told(record) for record in history.iterations[:: max(1, len(history.iterations) // _KEPT)]],
+        "training": [_learning_metrics(record) for record in history.iterations[::every]],
     }
 
 
-def _told(record: dict[str, Any]) -> dict[str, Any]:
+def _learning_metrics(record: dict[str, Any]) -> dict[str, Any]:
     """Return the learning metrics of an iteration: returns, losses, values, entropy and temperature."""
     kept = ("train/critic_loss", "train/value", "train/actor_loss", "train/entropy", "train/temperature")
     return {key: record[key] for key in ("step", "rollout/return_mean", "rollout/success", *kept) if key in record}
@@ -165,8 +166,8 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["speed", "learn", "draw"])
-    parser.add_argument("--n-envs", type=int, nargs="+", help="(default: 1 16 32 48; of the preset when learning)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="measured of each speed")
+    parser.add_argument("--n-envs", type=int, nargs="+", help="(default: 1 16 32 48; for learn, the preset's)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each speed measurement")
     parser.add_argument("--preset", default="mt10-paper-1024", choices=PRESETS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--timesteps", type=int, default=_COMPARED_AT)
@@ -197,7 +198,8 @@ def main() -> None:
     result |= {"machine": provenance("metaworld", "mujoco"), "paper": _PAPER}
     if arguments.what == "speed":
         for n_envs in arguments.n_envs or [1, 16, 32, 48]:
-            result["speed"][str(n_envs)] = _child("speed", "--n-envs", n_envs, "--seconds", arguments.seconds)
+            flags = ["--n-envs", n_envs, "--seconds", arguments.seconds]
+            result["speed"][str(n_envs)] = _run_in_subprocess("speed", *flags)
             save("metaworld_training", result, arguments.out)
         _print_speeds(result["speed"])
         return
@@ -205,33 +207,33 @@ def main() -> None:
     settings += ["--n-envs", arguments.n_envs[0]] if arguments.n_envs else []
     settings += ["--eval-every", arguments.eval_every] if arguments.eval_every else []
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        runs = pool.map(lambda seed: _child("learn", *settings, "--seeds", seed), arguments.seeds)
+        runs = pool.map(lambda seed: _run_in_subprocess("learn", *settings, "--seeds", seed), arguments.seeds)
         for seed, run in zip(arguments.seeds, runs):
-            about = {"n_envs": arguments.n_envs and arguments.n_envs[0], "at_once": arguments.at_once}
-            result["learning"].setdefault(arguments.preset, {})[str(seed)] = run | about
+            setup = {"n_envs": arguments.n_envs and arguments.n_envs[0], "at_once": arguments.at_once}
+            result["learning"].setdefault(arguments.preset, {})[str(seed)] = run | setup
             save("metaworld_training", result, arguments.out)
     _print_learning(result["learning"])
 
 
-def _child(*arguments: Any) -> dict[str, Any]:
+def _run_in_subprocess(*arguments: Any) -> dict[str, Any]:
     command = [sys.executable, __file__, *map(str, arguments), "--child"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, arguments))} failed:\n{done.stderr[-3000:]}")
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return seen
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def _print_speeds(speeds: dict[str, Any]) -> None:
     print(f"{'envs':>6}{'steps/s':>10}{'h for 20 M':>12}{'GPU active':>12}{'NVML':>7}{'MiB':>8}{'watts':>7}  host")
-    for n_envs, seen in speeds.items():
+    for n_envs, measured in speeds.items():
         gpu = (
-            f"{seen['gpu_active']:>12.0%}{seen['gpu_percent']:>6.0f}%{seen['gpu_memory_mib']:>8,.0f}{seen['watts']:>7.0f}"
-            if "gpu_active" in seen
+            f"{measured['gpu_active']:>12.0%}{measured['gpu_percent']:>6.0f}%{measured['gpu_memory_mib']:>8,.0f}{measured['watts']:>7.0f}"
+            if "gpu_active" in measured
             else f"{'–':>12}{'–':>7}{'–':>8}{'–':>7}"
         )
-        host = ", ".join(f"{name} {share:.0%}" for name, share in seen["host"].items() if share > 0.005)
-        print(f"{n_envs:>6}{seen['steps_per_second']:>10,.0f}{seen['hours_for_20m']:>12.2f}{gpu}  {host}")
+        host = ", ".join(f"{name} {share:.0%}" for name, share in measured["host"].items() if share > 0.005)
+        print(f"{n_envs:>6}{measured['steps_per_second']:>10,.0f}{measured['hours_for_20m']:>12.2f}{gpu}  {host}")
 
 
 def draw(result: dict[str, Any]) -> str:
@@ -243,10 +245,10 @@ def draw(result: dict[str, Any]) -> str:
             for run in runs.values()
         ]
         steps = sorted(set.intersection(*map(set, seeds)))
-        of_step = [[seed[step] for seed in seeds] for step in steps]
+        by_step = [[seed[step] for seed in seeds] for step in steps]
         name = f"{preset}, {len(seeds)} seeds" if len(seeds) > 1 else f"{preset}, one seed"
-        means = [float(np.mean(values)) for values in of_step]
-        band = (list(map(min, of_step)), list(map(max, of_step))) if len(seeds) > 1 else ()
+        means = [float(np.mean(values)) for values in by_step]
+        band = (list(map(min, by_step)), list(map(max, by_step))) if len(seeds) > 1 else ()
         series.append(Series(name, steps, means, *band))
     return _chart(result, series, Reference(_PAPER[str(_COMPARED_AT)], "mt10-paper-1024 in the paper, at 2 million"))
 
@@ -254,7 +256,7 @@ def draw(result: dict[str, Any]) -> str:
 def draw_longest(result: dict[str, Any]) -> str:
     """Plot success over steps of the longest run, with the paper's result."""
     runs = result["learning"]["mt10-paper-1024"]
-    seed, longest = max(runs.items(), key=lambda of_seed: of_seed[1]["steps"])
+    seed, longest = max(runs.items(), key=lambda item: item[1]["steps"])
     evaluations = longest["evaluations"]
     steps, success = [e["step"] for e in evaluations], [e["eval/success"] for e in evaluations]
     paper = {int(at): value for at, value in _PAPER.items() if int(at) <= steps[-1]}

@@ -41,11 +41,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "sac": {"env": "HalfCheetah-v5", "preset": "sac", "n_envs": 32, "utd_ratio": 0.25},
     "device": {"env": "unidle/CartPole-v1", "n_envs": 4096, "n_steps": 32, "batch_size": 16_384},
 }
-_WITHOUT_A_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
+_JOBS_WITHOUT_GPU = {"classic": {"env": "HalfCheetah-v5", "preset": "classic", "n_envs": 8, "n_steps": 64}}
 _PAIRS = 4
-_ADDED_UP_S = 40.0  # several meter segments long
-_EMPTY_CALLS = 100_000  # to time what adding up takes by itself
-_TURN_S = 1.0  # the meter's pauses continue, so its segments are twice as dense in the turns with it
+_TIMED_S = 40.0  # several meter segments long
+_EMPTY_CALLS = 100_000  # to measure the overhead of timing
+_SEGMENT_S = 1.0  # the meter's pauses go on while it is off, so its segments are twice as dense while it is on
 
 
 def train(settings: dict[str, Any], after_iteration: Any) -> None:
@@ -66,36 +66,37 @@ def train(settings: dict[str, Any], after_iteration: Any) -> None:
 
 
 def agreement(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Pairs of busy shares, the meter's and the profiler's."""
+    """Return pairs of busy shares: the meter's and the profiler's."""
     import unidle.api
-    from unidle.meter.attribution import run_meter as account
+    from unidle.meter.attribution import run_meter
     from unidle.meter.watch.inside.unidle_windows import Window, torch_in_use
     from unidle.metrics.jsonl import read_records
 
     pairs: list[tuple[float, float]] = []
 
-    class Compared(account.RunMeter):
+    class Compared(run_meter.RunMeter):
         def _begin_segment(self, now: int) -> None:
             super()._begin_segment(now)
-            self._look = None
+            self._profiler_window = None
             if self._segment is not None and self._segment.window is None:
-                self._look = Window(torch_in_use())
+                self._profiler_window = Window(torch_in_use())
 
         def _end_segment(self, segment: Any, now: int, step: int, wall: float) -> None:
-            look = self._look
-            seen = look.close() if look else None
+            window = self._profiler_window
+            profiled = window.close() if window else None
             super()._end_segment(segment, now, step, wall)
-            if look is not None and seen is not None:
+            if window is not None and profiled is not None:
                 line = read_records(self._path)[-1]
-                pairs.append((line["gpu"]["busy"], seen.active_ns / (look.ended_ns - look.begun_ns)))
+                pairs.append((line["gpu"]["busy"], profiled.active_ns / (window.ended_ns - window.begun_ns)))
                 self.latest = line
 
-    # Segment after segment: here it is not the cost that matters.
+    # Measure segments without pauses: the overhead does not matter here.
     vars(unidle.api)["RunMeter"] = partial(Compared, own_share=0.5)
     began = list[float]()
 
     def stop(context: unidle.CallbackContext) -> None:
-        began.append(time.perf_counter())  # not before: captures and compilers take their time at first
+        # From the first iteration on: before it, graphs are captured and kernels compiled.
+        began.append(time.perf_counter())
         if len(pairs) >= _PAIRS or began[-1] - began[0] > 2 * seconds + 2 * WARM_UP_S:
             context.stop()
 
@@ -110,65 +111,70 @@ def cost(settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     from unidle.timeline import DeviceClock, Timeline
     from unidle.tuning.search.interval import ratio
 
-    def forget_segment(meter: RunMeter, *about: Any, **more: Any) -> None:
+    def discard_segment(meter: RunMeter, *args: Any, **kwargs: Any) -> None:
         if meter._segment is not None and meter._segment.window is not None:
             meter._segment.window.close()
-        meter._segment, meter._timeline.is_heard = None, False  # discards a segment in progress
+        meter._segment, meter._timeline.is_recording = None, False  # discards a segment in progress
 
     switch = _Switch(
         {
             (Timeline, "enter"): lambda timeline, phase: timeline._phase,
-            (Timeline, "worked"): lambda timeline, phase, nanoseconds: None,
+            (Timeline, "add_device_work"): lambda timeline, phase, nanoseconds: None,
             (DeviceClock, "launch"): lambda clock, phase, work: work(),
             (DeviceClock, "read"): lambda clock: None,
-            (RunMeter, "iteration"): forget_segment,
-            (Background, "_look"): lambda background, gpu, wanted: None,
+            (RunMeter, "iteration"): discard_segment,
+            (Background, "_poll"): lambda background, gpu, wanted: None,
         }
     )
     began, rates = list[float](), list[float]()
     mark = [0.0, 0]
 
-    def take_turns(context: CallbackContext) -> None:
+    def alternate(context: CallbackContext) -> None:
         now, step = time.perf_counter(), context.record["step"]
-        began.append(now)  # not before: captures and compilers take their time at first
+        began.append(now)  # from the first iteration on, as in `agreement`
         if now - began[0] < 2 * WARM_UP_S:
             mark[:] = now, step
         elif len(rates) == 2 * pairs:
-            if now - mark[0] >= _ADDED_UP_S:
+            if now - mark[0] >= _TIMED_S:
                 switch.own_share = switch.own_seconds() / (now - mark[0])
                 context.stop()
-        elif now - mark[0] >= _TURN_S:
+        elif now - mark[0] >= _SEGMENT_S:
             rates.append((step - mark[1]) / (now - mark[0]))
             if len(rates) == 2 * pairs:
-                switch.add_up()
+                switch.start_timing()
             else:
-                switch.turn(on=len(rates) % 4 in (0, 3))
+                switch.set(on=len(rates) % 4 in (0, 3))
             mark[:] = time.perf_counter(), step
 
-    train(settings, take_turns)
-    turns = [rates[i : i + 2] for i in range(0, len(rates), 2)]  # with and without, without and with, …
-    both = [(one, other) if i % 2 == 0 else (other, one) for i, (one, other) in enumerate(turns)]
-    return {"with_and_without": both, "without_over_with": vars(ratio(both)), "own_share": switch.own_share}
+    train(settings, alternate)
+    # The order alternates: with and without, without and with, …
+    in_order = [rates[i : i + 2] for i in range(0, len(rates), 2)]
+    pairs_of_rates = [(first, second) if i % 2 == 0 else (second, first) for i, (first, second) in enumerate(in_order)]
+    return {
+        "with_and_without": pairs_of_rates,
+        "without_over_with": vars(ratio(pairs_of_rates)),
+        "own_share": switch.own_share,
+    }
 
 
 class _Switch:
     """Replaces the meter's methods by no-ops and restores them, or sums the time spent in them."""
 
-    def __init__(self, instead: dict[tuple[type, str], Any]) -> None:
-        self._instead = instead
-        self._usual = {place: getattr(*place) for place in instead}
+    def __init__(self, replacements: dict[tuple[type, str], Any]) -> None:
+        self._replacements = replacements
+        self._originals = {place: getattr(*place) for place in replacements}
         self.own_share = 0.0
         self._own_ns = self._calls = 0
 
-    def turn(self, *, on: bool) -> None:
-        for (owner, name), method in (self._usual if on else self._instead).items():
+    def set(self, *, on: bool) -> None:
+        for (owner, name), method in (self._originals if on else self._replacements).items():
             setattr(owner, name, method)
 
-    def add_up(self) -> None:
-        self.turn(on=True)
-        for owner, name in self._instead:
+    def start_timing(self) -> None:
+        self.set(on=True)
+        for owner, name in self._replacements:
             if owner is not Background:  # it has its own thread
-                setattr(owner, name, self._timed(self._usual[owner, name]))
+                setattr(owner, name, self._timed(self._originals[owner, name]))
 
     def own_seconds(self) -> float:
         """Return the summed time minus the overhead of timing, measured on an empty call."""
@@ -178,21 +184,21 @@ class _Switch:
             nothing(self, 0)
         return (own_ns - calls * self._own_ns / _EMPTY_CALLS) * 1e-9
 
-    def _timed(self, usual: Any) -> Any:
-        """Time a method without the callbacks that it is passed, such as `launch`."""
+    def _timed(self, method: Any) -> Any:
+        """Wrap a method to time it, without the callbacks passed to it, such as the work of `launch`."""
 
-        def timed(*about: Any, **more: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             self._calls += 1
-            about = tuple(self._not_counted(one) if callable(one) else one for one in about)
+            args = tuple(self._untimed(arg) if callable(arg) else arg for arg in args)
             began = time.perf_counter_ns()
             try:
-                return usual(*about, **more)
+                return method(*args, **kwargs)
             finally:
                 self._own_ns += time.perf_counter_ns() - began
 
         return timed
 
-    def _not_counted(self, work: Any) -> Any:
+    def _untimed(self, work: Any) -> Any:
         def call() -> Any:
             began = time.perf_counter_ns()
             try:
@@ -207,12 +213,12 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = torch.cuda.is_available()
-    jobs = JOBS if on_gpu else _WITHOUT_A_GPU
-    of = ["beast 1024x32 strict", "device"] if on_gpu else list(jobs)
+    jobs = JOBS if on_gpu else _JOBS_WITHOUT_GPU
+    cost_jobs = ["beast 1024x32 strict", "device"] if on_gpu else list(jobs)
     parser.add_argument("--jobs", nargs="*", default=list(JOBS) if on_gpu else [], choices=list(jobs))
-    parser.add_argument("--cost-of", nargs="*", default=of, choices=list(jobs))
+    parser.add_argument("--cost-of", nargs="*", default=cost_jobs, choices=list(jobs))
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--pairs", type=int, default=24, help="of segments with and without")
+    parser.add_argument("--pairs", type=int, default=24, help="of segments, with and without the meter")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--child", choices=["agreement", "cost"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -224,25 +230,28 @@ def main() -> None:
     result: dict[str, Any] = {"machine": provenance(), "agreement": {}, "cost": {}}
     name = "meter" if on_gpu else "meter_without_gpu"
     for job in arguments.jobs:
-        found = result["agreement"][job] = _child("agreement", job, arguments)
+        measured = result["agreement"][job] = _run_in_subprocess("agreement", job, arguments)
         save(name, result, arguments.out)
-        print(f"{job:<24} busy {found['meter']:.1%} by the meter, {found['profiler']:.1%} by the profiler", flush=True)
+        print(
+            f"{job:<24} busy {measured['meter']:.1%} by the meter, {measured['profiler']:.1%} by the profiler",
+            flush=True,
+        )
     for job in arguments.cost_of:
-        found = result["cost"][job] = _child("cost", job, arguments)
+        measured = result["cost"][job] = _run_in_subprocess("cost", job, arguments)
         save(name, result, arguments.out)
-        low, mean, high = (found["without_over_with"][key] - 1 for key in ("low", "mean", "high"))
+        low, mean, high = (measured["without_over_with"][key] - 1 for key in ("low", "mean", "high"))
         line = f"{job:<24} without the meter {mean:+.2%} ({low:+.2%} … {high:+.2%}) steps/s"
-        print(f"{line}; its own time {found['own_share']:.2%}", flush=True)
+        print(f"{line}; time in the meter {measured['own_share']:.2%}", flush=True)
 
 
-def _child(what: str, job: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    more = ["--seconds", str(arguments.seconds), "--pairs", str(arguments.pairs)]
-    command = [sys.executable, __file__, "--child", what, "--jobs", job, *more]
+def _run_in_subprocess(what: str, job: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    flags = ["--seconds", str(arguments.seconds), "--pairs", str(arguments.pairs)]
+    command = [sys.executable, __file__, "--child", what, "--jobs", job, *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{what} of {job} failed:\n{done.stderr[-3000:]}")
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return seen
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from machine import RESULTS, provenance, save
 
-SEEN, ACTIONS, ACTOR, CRITIC = 49, 4, (256, 256), (1024, 1024, 1024)
-FILLED = 100_000  # transitions
-_TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12  # an H200's, dense
+OBS_SIZE, ACTION_SIZE, ACTOR, CRITIC = 49, 4, (256, 256), (1024, 1024, 1024)
+BUFFER_SIZE = 100_000  # transitions
+_TF32_FLOPS, _BYTES_PER_SECOND = 495e12, 4.8e12  # peak rates of an H200, dense
 
 
 def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
-    """Updates per second, captured eight to a graph where there is a GPU."""
+    """Return updates per second; on a GPU, CUDA graphs run eight at a time."""
     import torch
     from gymnasium import spaces
 
@@ -41,7 +41,7 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (SEEN,)))
+    obs_layout = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (OBS_SIZE,)))
     recipe = SACRecipe(
         n_envs=100,
         n_steps=1,
@@ -50,23 +50,23 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
         critic_arch=critic,
         activation="relu",
         max_grad_norm=float("inf"),
-        buffer_size=FILLED + 1000,
+        buffer_size=BUFFER_SIZE + 1000,
     )
-    policy = SACPolicy(rows, ActionLayout.of(spaces.Box(-1, 1, (ACTIONS,))), recipe).to(device)
+    policy = SACPolicy(obs_layout, ActionLayout.of(spaces.Box(-1, 1, (ACTION_SIZE,))), recipe).to(device)
     capture = Capture(device, print)
     algo: Any = new_algorithm(policy, recipe, capture, capture.fall_back)
 
-    def some_rows() -> Any:
-        noise = torch.randn(100, rows.obs_bytes // 4, device=device)
+    def random_obs() -> Any:
+        noise = torch.randn(100, obs_layout.obs_bytes // 4, device=device)
         return noise.view(torch.uint8)
 
-    memory: Any = algo.experience.sampler
-    none = torch.zeros(100, dtype=torch.bool, device=device)
-    memory.start(some_rows())
-    for _ in range(FILLED // 100):
-        seen = some_rows()
-        actions = torch.rand(100, ACTIONS, device=device) * 2 - 1
-        memory.add(actions, torch.randn(100, device=device), none, none, seen, seen)
+    buffer: Any = algo.experience.sampler
+    not_ended = torch.zeros(100, dtype=torch.bool, device=device)
+    buffer.start(random_obs())
+    for _ in range(BUFFER_SIZE // 100):
+        obs = random_obs()
+        actions = torch.rand(100, ACTION_SIZE, device=device) * 2 - 1
+        buffer.add(actions, torch.randn(100, device=device), not_ended, not_ended, obs, obs)
     updates = algo._updates
     updates.begin(torch.Generator(device).manual_seed(1))
 
@@ -84,22 +84,22 @@ def measure_unidle(batch_size: int, seconds: float, actor: tuple[int, ...], crit
 
 
 def measure_sb3(batch_size: int, seconds: float, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
-    """Updates per second of `SAC.train`."""
+    """Return updates per second of `SAC.train`."""
     import gymnasium
     import torch
     from gymnasium import spaces
     from stable_baselines3 import SAC
     from stable_baselines3.common.logger import configure
 
-    class Nothing(gymnasium.Env):
-        observation_space = spaces.Box(-np.inf, np.inf, (SEEN,), np.float32)
-        action_space = spaces.Box(-1, 1, (ACTIONS,), np.float32)
+    class DummyEnv(gymnasium.Env):
+        observation_space = spaces.Box(-np.inf, np.inf, (OBS_SIZE,), np.float32)
+        action_space = spaces.Box(-1, 1, (ACTION_SIZE,), np.float32)
 
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     layers = {"pi": list(actor), "qf": list(critic)}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = SAC("MlpPolicy", Nothing(), policy_kwargs={"net_arch": layers}, buffer_size=FILLED, device=device)
+    model = SAC("MlpPolicy", DummyEnv(), policy_kwargs={"net_arch": layers}, buffer_size=BUFFER_SIZE, device=device)
     model.set_logger(configure(None, []))
     buffer, rng = model.replay_buffer, np.random.default_rng(0)
     assert buffer is not None
@@ -122,19 +122,19 @@ def measure_sb3(batch_size: int, seconds: float, actor: tuple[int, ...], critic:
     return rate(seconds)
 
 
-def least_seconds(batch_size: int, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
-    """Return the lower bound of an update: its matrix products at peak rate, or its parameters' memory traffic."""
+def lower_bound_seconds(batch_size: int, actor: tuple[int, ...], critic: tuple[int, ...]) -> float:
+    """Return the lower bound of an update: matrix products at peak rate or memory traffic of the parameters."""
 
     def size(inputs: int, layers: tuple[int, ...], outputs: int) -> int:
         widths = (inputs, *layers, outputs)
         return sum(a * b for a, b in itertools.pairwise(widths))
 
-    of_actor, of_critic = size(SEEN, actor, 2 * ACTIONS), size(SEEN + ACTIONS, critic, 1)
+    actor_size, critic_size = size(OBS_SIZE, actor, 2 * ACTION_SIZE), size(OBS_SIZE + ACTION_SIZE, critic, 1)
     # Passes: actor on s' and on s, with backward (2); both critics on (s, a) with backward, their targets on s', and
     # both on (s, a ~ π) with backward to the action only (1, without weight gradients).
-    products = of_actor * (1 + 3) + 2 * of_critic * (3 + 1 + 2)
+    products = actor_size * (1 + 3) + 2 * critic_size * (3 + 1 + 2)
     # Adam reads and writes parameter, mean and square and reads the gradient; the target is read and written.
-    traffic = 4 * (7 * (of_actor + 2 * of_critic) + 3 * 2 * of_critic)
+    traffic = 4 * (7 * (actor_size + 2 * critic_size) + 3 * 2 * critic_size)
     return max(2 * batch_size * products / _TF32_FLOPS, traffic / _BYTES_PER_SECOND)
 
 
@@ -146,9 +146,8 @@ def main() -> None:
     parser.add_argument("--actor", type=int, nargs="+", default=list(ACTOR))
     parser.add_argument("--critic", type=int, nargs="+", default=list(CRITIC))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    parser.add_argument(
-        "--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS
-    )  # internal: run one measurement in this process
+    # Internal: run one measurement in this process.
+    parser.add_argument("--side", choices=["unidle", "sb3"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     actor, critic = tuple(arguments.actor), tuple(arguments.critic)
     if arguments.side:
@@ -160,9 +159,9 @@ def main() -> None:
     for batch_size in arguments.batch_sizes:
         row: dict[str, Any] = {"sb3": [], "unidle": []}
         for side in ("sb3", "unidle", "unidle", "sb3"):
-            row[side].append(_in_a_process(side, batch_size, arguments))
+            row[side].append(_run_in_subprocess(side, batch_size, arguments))
             print(f"{batch_size} {side}: {row[side][-1]:,.0f} updates/s", file=sys.stderr, flush=True)
-        row["least_seconds"] = least_seconds(batch_size, actor, critic)
+        row["least_seconds"] = lower_bound_seconds(batch_size, actor, critic)
         row["ratio"] = float(np.mean(row["unidle"]) / np.mean(row["sb3"]))
         result["batch_sizes"][str(batch_size)] = row
         save("off_policy", result, arguments.out)
@@ -174,11 +173,11 @@ def main() -> None:
         )
 
 
-def _in_a_process(side: str, batch_size: int, arguments: argparse.Namespace) -> float:
+def _run_in_subprocess(side: str, batch_size: int, arguments: argparse.Namespace) -> float:
     sizes = [str(batch_size)], [str(arguments.seconds)], map(str, arguments.actor), map(str, arguments.critic)
     names = ("--batch-sizes", "--seconds", "--actor", "--critic")
-    words = [word for name, values in zip(names, sizes) for word in (name, *values)]
-    done = subprocess.run([sys.executable, __file__, "--side", side, *words], capture_output=True, text=True)
+    flags = [flag for name, values in zip(names, sizes) for flag in (name, *values)]
+    done = subprocess.run([sys.executable, __file__, "--side", side, *flags], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stderr}")
     return float(done.stdout.splitlines()[-1])

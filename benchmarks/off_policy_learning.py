@@ -2,7 +2,7 @@
 
     python benchmarks/off_policy_learning.py [--tasks "Pendulum-v1 sac" …] [--seeds 10] [--jobs 2]
 
-Judged as in learning.py. Stable-Baselines3 has no prioritised replay: ours with it is compared with theirs without.
+Evaluated as in learning.py. SB3 has no prioritised replay: unidle with it is compared with SB3 without it.
 Runs that are already in benchmarks/results/off_policy_learning.json for the same settings are not repeated.
 """
 
@@ -39,9 +39,9 @@ _PENDULUM = {
 }
 # Not rl-zoo's settings: with those, the quality of the final policy is random on either side (a standard deviation of
 # 170 over seeds), and ten seeds are inconclusive. The settings that make it stable were found with SB3 alone, on other
-# seeds: returns over five steps, and a learning rate that falls to 0. SB3 moves its target 4 times for 8 updates, ours
-# at each: so by 1 − (1 − 0.02)^½. Its first 8 updates come after step 1008, the first multiple of 16 beyond 1000; ours
-# after 992 + 16.
+# seeds: 5-step returns, and a learning rate that falls to 0. SB3 updates its target network 4 times per 8 updates,
+# unidle after each update; hence tau is 1 − (1 − 0.02)^½ in unidle. SB3's first 8 updates come after step 1008, the
+# first multiple of 16 above 1000; unidle's after 992 + 16.
 _CARTPOLE = {
     "timesteps": 50_000,
     "unidle": {
@@ -77,7 +77,7 @@ _CARTPOLE = {
         "policy_kwargs": {"net_arch": [128, 128]},
     },
 }
-# Chosen in the same way, from rl-zoo's rate, batch and networks.
+# Chosen in the same way, starting from rl-zoo's learning rate, batch size and networks.
 _LUNAR_LANDER = {
     "timesteps": 200_000,
     "unidle": {
@@ -113,7 +113,7 @@ _LUNAR_LANDER = {
         "policy_kwargs": {"net_arch": [256, 256]},
     },
 }
-# Of MuJoCo's tasks the one whose score differs least between seeds after so few steps.
+# The MuJoCo task whose return varies least between seeds after so few steps.
 _REACHER = {
     "timesteps": 10_000,
     "unidle": {
@@ -134,7 +134,7 @@ _REACHER = {
 }
 
 
-# TD3 takes SAC's settings of the two tasks; its networks (400, 300) are those of both libraries' defaults.
+# TD3 uses SAC's settings for both tasks; its network (400, 300) is the default of both libraries.
 _EXPLORATION_NOISE = 0.1
 
 
@@ -162,7 +162,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def train_unidle(name: str, seed: int) -> float:
-    """Return of the policy at the end of training."""
+    """Train with unidle; return the mean return of the final policy."""
     import unidle
     from unidle.engine.agent import Agent
 
@@ -189,7 +189,7 @@ def train_unidle(name: str, seed: int) -> float:
 
 
 def train_sb3(name: str, seed: int) -> float:
-    """Return of the policy at the end of training."""
+    """Train with SB3; return the mean return of the final policy."""
     import numpy as np
     import stable_baselines3
     import torch
@@ -246,6 +246,8 @@ def main() -> None:
                 print(f"{name} {side} seed {seed}: {row[side][seed]:.1f}", file=sys.stderr, flush=True)
                 save("off_policy_learning", result, arguments.out)
             random = random_policy(name.split()[0])
+            if futures:
+                row["machine"] = result["machine"]
             row |= compare(list(row["unidle"].values()), list(row["sb3"].values()), random)
             save("off_policy_learning", result, arguments.out)
     print_table(result)

@@ -5,8 +5,8 @@
 Runs that are already in benchmarks/results/overlap.json for the same settings are not repeated. Concurrent runs get
 equal shares of the cores and share a GPU, so this is not a speed benchmark.
 
-Judged by the policy at the end of training, mode action, 20 episodes; "no worse" as in learning.py: the lower 95 %
-bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
+The policy at the end of training is evaluated with the mode action over 20 episodes. "No worse" as in learning.py: the
+lower 95 % bound of the difference of inter-quartile means lies above −5 % of (off − random policy).
 
 The statistical power is reported too: the chance of "no worse" if both sides were drawn from off's returns. If it is
 small, "not shown" says nothing about overlap.
@@ -79,7 +79,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 SIDES = ("strict", "off")
-_DRAWS, _RESAMPLES = 400, 1000
+_SIMULATIONS, _RESAMPLES = 400, 1000
 
 
 def take_cores(shares: Any) -> None:
@@ -112,11 +112,11 @@ def chance_of_no_worse(returns: list[float], margin: float) -> float:
     """Return how often one side is "no worse" than the other by this margin if both are drawn from these returns."""
     rng = np.random.default_rng(0)
     n, hits = len(returns), 0
-    for _ in range(_DRAWS):
+    for _ in range(_SIMULATIONS):
         one, other = rng.choice(returns, (2, n))
-        places = rng.integers(0, n, (2, _RESAMPLES, n))
-        hits += bool(np.percentile(iqm(one[places[0]]) - iqm(other[places[1]]), 2.5) > margin)
-    return hits / _DRAWS
+        indices = rng.integers(0, n, (2, _RESAMPLES, n))
+        hits += bool(np.percentile(iqm(one[indices[0]]) - iqm(other[indices[1]]), 2.5) > margin)
+    return hits / _SIMULATIONS
 
 
 def main() -> None:
@@ -135,10 +135,10 @@ def main() -> None:
         shares.put(cores.tolist())
     with ProcessPoolExecutor(arguments.jobs, context, take_cores, (shares,)) as pool:
         for task in arguments.tasks:
-            wanted = json.loads(json.dumps(TASKS[task]))
+            settings = json.loads(json.dumps(TASKS[task]))
             row = result["tasks"].get(task, {})
-            if row.get("settings") != wanted:
-                row = {"settings": wanted}
+            if row.get("settings") != settings:
+                row = {"settings": settings}
             row = {side: {} for side in SIDES} | row
             result["tasks"][task] = row
             futures = {
@@ -150,7 +150,7 @@ def main() -> None:
             for future in as_completed(futures):
                 side, seed = futures[future]
                 row[side][seed] = future.result()
-                row["machine"] = provenance()  # of the latest run; one that is taken from the file keeps its own
+                row["machine"] = provenance()  # of the latest run; a task without new runs keeps its own
                 print(f"{task} {side} seed {seed}: {row[side][seed]['return']:.1f}", file=sys.stderr, flush=True)
                 save("overlap", result, arguments.out)
             strict, off = ([run["return"] for run in row[side].values()] for side in SIDES)
@@ -162,10 +162,10 @@ def main() -> None:
     print(f"{'task':<30}" + "".join(f"{head:>12}" for head in heads) + "  verdict")
     for task, row in result["tasks"].items():
         figures = [row["strict_iqm"], row["off_iqm"], row["random"], row["margin"], row["lower_95"]]
-        judged = "no worse" if row["no_worse"] else "not shown"
+        outcome = "no worse" if row["no_worse"] else "not shown"
         steps = row["settings"]["timesteps"]
-        ending = f"  {judged} (chance if equal: {row['chance']:.0%})"
-        print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + ending)
+        verdict_text = f"  {outcome} (chance if equal: {row['chance']:.0%})"
+        print(f"{task:<30}{steps:>12,}" + "".join(f"{x:>12.1f}" for x in figures) + verdict_text)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 
-class Until(BaseCallback):
+class StopAfter(BaseCallback):
     """Ends training after some seconds and calls a function at each step."""
 
     def __init__(self, seconds: float, work: Callable[[PPO], None] = lambda _: None) -> None:
@@ -34,14 +34,21 @@ class Until(BaseCallback):
 
 
 def train(
-    envs: Any, seconds: float, *, net: int = 64, n_steps: int = 64, batch_size: int = 256, work: Any = None, **more: Any
+    envs: Any,
+    seconds: float,
+    *,
+    net: int = 64,
+    n_steps: int = 64,
+    batch_size: int = 256,
+    work: Any = None,
+    **ppo_kwargs: Any,
 ) -> None:
     batch_size = min(batch_size, n_steps * envs.num_envs)
     model = PPO(
         "MlpPolicy", envs, n_steps=n_steps, batch_size=batch_size, policy_kwargs={"net_arch": [net, net]},
-        device="cpu", **more,
+        device="cpu", **ppo_kwargs,
     )  # fmt: skip
-    model.learn(10**9, callback=Until(seconds, *([work] if work else [])))
+    model.learn(10**9, callback=StopAfter(seconds, *([work] if work else [])))
     envs.close()
 
 
@@ -61,7 +68,7 @@ def saving(seconds: float) -> None:
         train(DummyVecEnv([Cheap]), seconds, net=256, work=lambda model: torch.save(model.policy.state_dict(), path))
 
 
-# Job → (what is planted, as `unidle watch` calls it; the job).
+# Job → (planted cause, as named by `unidle watch`; the job).
 JOBS: dict[str, tuple[str, Callable[[float], None]]] = {
     "sleeping": ("environment waits", lambda s: train(DummyVecEnv([Sleeping] * 2), s)),
     "sleeping workers": ("environment waits", lambda s: train(workers(Sleeping, 4), s)),
@@ -81,6 +88,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--seconds", type=float, default=6.0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)  # otherwise several threads on a small machine would be a second cause in every job
-    JOBS[given.job][1](given.seconds)
+    JOBS[arguments.job][1](arguments.seconds)

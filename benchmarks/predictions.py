@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from diagnosed_jobs import diagnosed_jobs
 from machine import RESULTS, provenance, save
-from planted_causes import UNIDLE, output
+from planted_causes import UNIDLE, run_program
 
 from unidle.cli.job import JobFlags, job_of
 from unidle.errors import UsageError
 from unidle.tuning.search.compare import compare
 from unidle.tuning.search.trial import Trial, TrialError
 
-_STRETCH, _PATIENCE, _ENOUGH = 0.6, 90.0, 4.0  # seconds
-_ORDINARY = {
+_SEGMENT, _TIMEOUT, _DURATION = 0.6, 90.0, 4.0  # seconds
+_GPU_JOBS = {
     "beast, one worker": "--env HalfCheetah-v5 --preset beast --overlap off --workers 1",
     "beast, graphs off": "--env HalfCheetah-v5 --preset beast --overlap off --no-graphs",
     "heavy, four workers": "--env HalfCheetah-v5 --preset heavy --workers 4",
@@ -49,41 +49,41 @@ _PLANTED = (
 def jobs() -> dict[str, str]:
     """Return the training flags of each job."""
     on_gpu = torch.cuda.is_available()
-    planted = {name: words for name, (_, words) in diagnosed_jobs(on_gpu).items() if name in _PLANTED}
-    return {**(_ORDINARY if on_gpu else {}), **planted}
+    planted = {name: flags for name, (_, flags) in diagnosed_jobs(on_gpu).items() if name in _PLANTED}
+    return {**(_GPU_JOBS if on_gpu else {}), **planted}
 
 
-def advice_for(words: str, seconds: float) -> dict[str, Any] | None:
+def advice_for(flags: str, seconds: float) -> dict[str, Any] | None:
     """Return the advice of `unidle diagnose` and whether it is rough; None if there is no advice with flags."""
-    command = [UNIDLE, "diagnose", *words.split(), "--seconds", str(seconds), "--json"]
-    found = json.loads(output("diagnose", command))
+    command = [UNIDLE, "diagnose", *flags.split(), "--seconds", str(seconds), "--json"]
+    found = json.loads(run_program("diagnose", command))
     every = [*found["engine_changes"], *found["recipe_changes"]]
     first = next((a for a in every if a["flags"] and a["speedup"] is not None and not a["at_most"]), None)
     return first and {**first, "is_rough": found["predictions_are_rough"]}
 
 
-def measured(words: str, flags: str) -> dict[str, float]:
-    """Return the measured speed-up with `flags`, in alternating segments."""
-    configs = [job_of(JobFlags, [*words.split(), *more.split()], "train").config for more in ("", flags)]
+def measured(flags: str, advised: str) -> dict[str, float]:
+    """Return the measured speed-up from the flags `advised`, in alternating segments."""
+    configs = [job_of(JobFlags, [*flags.split(), *extra.split()], "train").config for extra in ("", advised)]
     trials = [Trial(config) for config in configs]
     try:
         for trial in trials:
-            trial.start(_PATIENCE)
-        now, then = trials
-        return vars(compare(now, then, _STRETCH, _PATIENCE, until=time.monotonic() + _ENOUGH).measured)
+            trial.start(_TIMEOUT)
+        current, changed = trials
+        return vars(compare(current, changed, _SEGMENT, _TIMEOUT, until=time.monotonic() + _DURATION).measured)
     finally:
         for trial in trials:
             trial.close()
 
 
-def predicted_and_measured(words: str, seconds: float) -> dict[str, Any]:
+def predicted_and_measured(flags: str, seconds: float) -> dict[str, Any]:
     """Return one row of the table, also for a job that fails or has no such advice."""
     try:
-        advice = advice_for(words, seconds)
+        advice = advice_for(flags, seconds)
         if advice is None:
             return {"left_out": "no advice that flags can follow"}
         row = {"flags": advice["flags"], "predicted": advice["speedup"], "is_rough": advice["is_rough"]}
-        row["measured"] = measured(words, advice["flags"])
+        row["measured"] = measured(flags, advice["flags"])
         return {**row, "off_by": abs(row["predicted"] / row["measured"]["mean"] - 1)}
     except (TrialError, UsageError, RuntimeError, ValueError, TimeoutExpired) as error:
         return {"left_out": f"failed: {error}"}
@@ -100,9 +100,9 @@ def main() -> None:
     earlier = arguments.out / f"{name}.json"
     rows: dict[str, Any] = json.loads(earlier.read_text())["jobs"] if earlier.exists() else {}
     for job in arguments.jobs:
-        words = jobs()[job]
-        found = predicted_and_measured(words, arguments.seconds)
-        rows[job] = row = {"trained": words, **found, "machine": provenance()}
+        flags = jobs()[job]
+        found = predicted_and_measured(flags, arguments.seconds)
+        rows[job] = row = {"trained": flags, **found, "machine": provenance()}
         off = [one["off_by"] for one in rows.values() if "off_by" in one]
         middle = median(off) if off else None
         save(name, {"median_off_by": middle, "jobs": rows}, arguments.out)

@@ -28,7 +28,7 @@ Curve = list[tuple[float, int, float]]  # [seconds since training began, steps, 
 
 
 def race_unidle(overlap: str, seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
-    """Train for `seconds`."""
+    """Train unidle for `seconds`."""
     import unidle
 
     curve: Curve = []
@@ -60,7 +60,7 @@ def race_unidle(overlap: str, seed: int, seconds: float, changes: dict[str, Any]
 
 
 def race_sb3(seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
-    """The same recipe through SB3."""
+    """Train SB3 with the same recipe for `seconds`."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     from unidle.config.presets import load_preset
@@ -68,7 +68,7 @@ def race_sb3(seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
     curve: Curve = []
 
     class Watch(BaseCallback):
-        over = False
+        is_over = False
 
         def _on_training_start(self) -> None:
             self.began = time.perf_counter()
@@ -77,10 +77,10 @@ def race_sb3(seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
             wall, episodes = time.perf_counter() - self.began, self.model.ep_info_buffer
             if episodes:
                 curve.append((wall, self.num_timesteps, float(np.mean([episode["r"] for episode in episodes]))))
-            self.over = wall >= seconds
+            self.is_over = wall >= seconds
 
         def _on_step(self) -> bool:
-            return not self.over
+            return not self.is_over
 
     model = sb3_model({**load_preset("beast").values, **changes}, seed)
     model.learn(10**9, callback=Watch())
@@ -90,7 +90,10 @@ def race_sb3(seed: int, seconds: float, changes: dict[str, Any]) -> Curve:
 
 def draw(curves: dict[str, Curve], seed: int, gpu: str | None) -> str:
     """All sides in one chart."""
-    series = [Series(SIDES[side], [p[0] for p in curve], [p[2] for p in curve]) for side, curve in curves.items()]
+    series = [
+        Series(SIDES[side], [point[0] for point in curve], [point[2] for point in curve])
+        for side, curve in curves.items()
+    ]
     size = (720, 330)
     title = f"{ENV}, preset beast, {gpu or 'CPU'}, seed {seed}"
     chart = line_chart(title, series, "seconds of training", "return of the last 100 episodes", size=size)
@@ -102,7 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--changes", type=json.loads, default={}, help="of the preset, as JSON; for a quick try")
+    parser.add_argument(
+        "--changes", type=json.loads, default={}, help="overrides of the preset, as JSON; for a quick test"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--picture", type=Path, default=None, help="draw the chart into this SVG file")
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)  # internal: run one side in this process

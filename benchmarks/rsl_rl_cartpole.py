@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unidle.tasks.classic_control import TASKS, Classic
 
-STEPS, WARM_UP, AT_LEAST = 24, 5, 5
+STEPS, WARM_UP, ITERATIONS_PER_CALL = 24, 5, 5
 
 
 class CartPole(VecEnv):
@@ -46,7 +46,7 @@ class CartPole(VecEnv):
 
 
 def train(n_envs: int, seconds: float) -> dict[str, Any]:
-    """Steps per second, after a few iterations."""
+    """Train; steps per second are measured after a few iterations."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     networks = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
     distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
@@ -61,16 +61,16 @@ def train(n_envs: int, seconds: float) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()):
         runner = OnPolicyRunner(CartPole(n_envs, device), settings, None, device)
         runner.learn(WARM_UP)
-        _wait(device)
+        _synchronize(device)
         iterations, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
-            runner.learn(AT_LEAST)
-            _wait(device)
-            iterations += AT_LEAST
+            runner.learn(ITERATIONS_PER_CALL)
+            _synchronize(device)
+            iterations += ITERATIONS_PER_CALL
     rate = iterations * n_envs * STEPS / (time.perf_counter() - began)
     return {"steps_per_second": rate, "iterations": iterations, "rsl-rl-lib": version("rsl-rl-lib")}
 
 
-def _wait(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()

@@ -27,21 +27,21 @@ class Cheap(gym.Env[Any, Any]):
 
     def __init__(self) -> None:
         assert self.observation_space.shape is not None
-        self._seen = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+        self._obs = np.zeros(self.observation_space.shape, self.observation_space.dtype)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self._seen, {}
+        return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.work()
-        return self._seen, 1.0, False, False, {}
+        return self._obs, 1.0, False, False, {}
 
     def work(self) -> None:
         """Do the work of a step; free by default."""
 
 
 class Wide(Cheap):
-    """Each observation has four megabytes."""
+    """Observations of four megabytes."""
 
     observation_space = gym.spaces.Box(0, 255, (4 * 2**20,), np.uint8)
 
@@ -58,7 +58,7 @@ class Sleeping(Cheap):
 
 
 def burn() -> None:
-    """4 ms of CPU time per step."""
+    """Use 4 ms of CPU time."""
     end = time.thread_time() + 0.004
     while time.thread_time() < end:
         sum(range(500))
@@ -70,7 +70,7 @@ class Burning(Cheap):
 
 
 class Threaded(Cheap):
-    """Multiplies matrices on 16 threads on any machine."""
+    """Multiplies matrices on 16 threads, on any machine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Asking(Cheap):
         connection.close()
 
 
-class _Answer(http.server.BaseHTTPRequestHandler):
+class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         time.sleep(LATENCY_S)
         self.send_response(200)
@@ -112,8 +112,8 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 def serving(before: Callable[[int], Any] = lambda _: None) -> int:
-    """Start a server that answers slowly, in a thread, after `before` got its port; returns that."""
-    server = _Server(("127.0.0.1", 0), _Answer)
+    """Start a slow HTTP server in a thread and return its port; `before` is called with the port before the start."""
+    server = _Server(("127.0.0.1", 0), _Handler)
     before(server.server_address[1])  # processes are forked before threads are started
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server.server_address[1]

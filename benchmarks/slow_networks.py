@@ -8,25 +8,25 @@ import torch
 from torch import Tensor, nn
 
 
-class Asking(nn.Module):
+class HostSync(nn.Module):
     """Synchronises with the host in every forward pass, so the GPU idles and CUDA graphs cannot be captured."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
         self._layer = nn.Linear(observation_space.shape[0], 64)
 
-    def forward(self, seen: Tensor) -> Tensor:
-        features = torch.tanh(self._layer(seen))
+    def forward(self, obs: Tensor) -> Tensor:
+        features = torch.tanh(self._layer(obs))
         largest = features.detach().abs().max().item()
         return features / max(1.0, largest)
 
 
-class Glance(nn.Module):
-    """Uses a few numbers of a large observation: almost no computation."""
+class Subsample(nn.Module):
+    """Uses only 64 numbers of a large observation: almost no computation."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
-        self._apart = observation_space.shape[0] // 64
+        self._stride = observation_space.shape[0] // 64
 
-    def forward(self, seen: Tensor) -> Tensor:
-        return seen[:, :: self._apart].float() / 255
+    def forward(self, obs: Tensor) -> Tensor:
+        return obs[:, :: self._stride].float() / 255

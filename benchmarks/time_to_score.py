@@ -58,7 +58,7 @@ Curve = list[list[float]]  # [seconds since the launch, environment steps, score
 
 
 def time_unidle(seed: int) -> tuple[float, Curve]:
-    """(seconds of the whole process, its evaluations)"""
+    """Run unidle; return the seconds of the whole process and its evaluations."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             str(Path(sys.executable).with_name("unidle")),
@@ -80,7 +80,7 @@ def time_unidle(seed: int) -> tuple[float, Curve]:
 
 
 def time_sb3(seed: int, threads: str) -> tuple[float, Curve]:
-    """(seconds of the whole process, its evaluations); `threads` of torch, or "default"."""
+    """Run SB3 with `threads` torch threads or "default"; return the seconds of the process and its evaluations."""
     command = [sys.executable, "-c", SB3_SCRIPT, str(seed), threads, str(time.time())]
     began = perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -93,8 +93,8 @@ def draw(curves: dict[str, list[Curve]]) -> str:
     grid = np.linspace(0, end, 200)
     series = []
     for side, runs in curves.items():
-        held = [[([0.0] + [p[2] for p in curve if p[0] <= second])[-1] for second in grid] for curve in runs]
-        series.append(Series(side, grid.tolist(), np.mean(held, 0).tolist()))
+        scores = [[([0.0] + [p[2] for p in curve if p[0] <= second])[-1] for second in grid] for curve in runs]
+        series.append(Series(side, grid.tolist(), np.mean(scores, 0).tolist()))
     size = (720, 330)
     title = f"CartPole-v1 on two CPU cores, mean of {len(next(iter(curves.values())))} seeds"
     chart = line_chart(title, series, "seconds since the command", "score of the latest policy", size=size,
@@ -136,8 +136,8 @@ def main() -> None:
     save("time_to_score", {"machine": provenance("stable-baselines3"), "sides": table, "ratio": ratio}, arguments.out)
     if arguments.picture:
         faster = min(("sb3", "sb3, 1 thread"), key=lambda side: table[side]["median_seconds"])
-        drawn = {"unidle, preset classic": "unidle", "Stable-Baselines3, its defaults": faster}
-        arguments.picture.write_text(draw({name: table[side]["curves"] for name, side in drawn.items()}) + "\n")
+        labels = {"unidle, preset classic": "unidle", "Stable-Baselines3, its defaults": faster}
+        arguments.picture.write_text(draw({name: table[side]["curves"] for name, side in labels.items()}) + "\n")
     print(f"{'':<16}{'median s':>10}{'steps/s':>10}   seconds per seed")
     for side, row in table.items():
         spread = " ".join(f"{seconds:.1f}" for seconds in row["seconds"])

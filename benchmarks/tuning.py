@@ -20,7 +20,7 @@ from machine import provenance, save
 
 from unidle.config import Config, Engine
 from unidle.config.machine import gpu_name
-from unidle.config.resolve import lay
+from unidle.config.resolve import resolve_layers
 from unidle.config.validate import validated
 from unidle.tuning.search.changes import Change
 from unidle.tuning.search.compare import compare
@@ -29,13 +29,13 @@ from unidle.tuning.search.outcomes import Outcome, Tuned
 from unidle.tuning.search.trial import Trial
 from unidle.tuning.search.tune import tune
 
-_STRETCH, _PATIENCE = 0.6, 60.0
+_SEGMENT, _TIMEOUT = 0.6, 60.0
 
 
 def job(env: str, preset: str, **engine: Any) -> Config:
-    """A validated job with these engine settings and the preset's recipe, overlap off."""
-    layers = lay(preset, None, gpu_name() is not None, env)
-    return validated(layers.settled_with({"env": env, "overlap": "off", **engine}), layers.preset_batch_size)
+    """Return a validated job with these engine settings and the preset's recipe, without overlap."""
+    layers = resolve_layers(preset, None, gpu_name() is not None, env)
+    return validated(layers.with_flags({"env": env, "overlap": "off", **engine}), layers.preset_batch_size)
 
 
 class Printed:
@@ -45,9 +45,9 @@ class Printed:
         print(f"{text} …", file=sys.stderr, flush=True)
 
     def on_start(self, tuned: Tuned) -> None:
-        print(f"as it is: {tuned.first_rate:,.0f} steps/s", file=sys.stderr, flush=True)
+        print(f"current settings: {tuned.first_rate:,.0f} steps/s", file=sys.stderr, flush=True)
 
-    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+    def on_interim_result(self, change: Change, measured: Interval, pairs: int) -> None:
         pass
 
     def on_outcome(self, outcome: Outcome) -> None:
@@ -74,13 +74,13 @@ def tuning(env: str, preset: str, budget: float) -> dict[str, Any]:
         return {
             **found,
             "found_over_best": {"mean": 1.0, "low": 1.0, "high": 1.0},
-            "note": "they are the same settings",
+            "note": "the settings are the same",
         }
     with_best, with_found = Trial(best), Trial(tuned.config)
     try:
-        with_best.start(_PATIENCE)
-        with_found.start(_PATIENCE)
-        result = compare(with_best, with_found, _STRETCH, _PATIENCE, until=time.monotonic() + 10)
+        with_best.start(_TIMEOUT)
+        with_found.start(_TIMEOUT)
+        result = compare(with_best, with_found, _SEGMENT, _TIMEOUT, until=time.monotonic() + 10)
         return {**found, "found_over_best": vars(result.measured)}
     finally:
         with_best.close()
@@ -101,7 +101,7 @@ def main() -> None:
     print(
         f"from {rates['before']:,.0f} to {rates['after']:,.0f} steps/s in {result['seconds']:.0f} s: {result['engine']}"
     )
-    print(f"found against best by hand: {over['mean']:.2f} ({over['low']:.2f} … {over['high']:.2f})")
+    print(f"found by tune against best by hand: {over['mean']:.2f} ({over['low']:.2f} … {over['high']:.2f})")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python benchmarks/two_cores.py [--seconds 4] [--rounds 3]
 
-Stepping: HalfCheetah-v5 with random actions, as a share of what bare processes reach, one per core. Training: PPO with
-preset `classic` and 8 environments, against Stable-Baselines3 with its environments in one process (Dummy) and in many
-(Subproc). The sides alternate, forwards and then backwards; the result is the median. Use an otherwise idle machine.
+Stepping: HalfCheetah-v5 with random actions, as a share of the speed of bare processes, one per core. Training: PPO
+with preset `classic` and 8 environments, against Stable-Baselines3 with its environments in one process (Dummy) and in
+many (Subproc). The sides alternate, forwards and then backwards; the result is the median. Use an otherwise idle
+machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu_bound import ENV, _step_alone
+from cpu_bound import ENV, _step_envs
 from machine import provenance, save
 
 COUNTS = (8, 32, 64)
@@ -30,7 +31,7 @@ _WARM_UP_SECONDS = 0.5
 
 
 def _rate(step: Callable[[], int], seconds: float) -> float:
-    """Steps per second of `step`, which returns how many it took."""
+    """Call `step`, which returns the number of steps it took; return steps per second."""
     until = time.perf_counter() + _WARM_UP_SECONDS
     while time.perf_counter() < until:
         step()
@@ -41,14 +42,14 @@ def _rate(step: Callable[[], int], seconds: float) -> float:
 
 
 def step_bare(n_envs: int, seconds: float) -> float:
-    """One process per core, each with its share of the environments, without communication."""
+    """Step in one process per core, each with its share of the environments, without communication."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
     cores = len(os.sched_getaffinity(0))
-    go, done = context.Barrier(cores), context.Queue()
+    start, done = context.Barrier(cores), context.Queue()
     shares = [len(part) for part in np.array_split(np.arange(n_envs), cores)]
-    children = [context.Process(target=_step_alone, args=(share, seconds, go, done)) for share in shares]
+    children = [context.Process(target=_step_envs, args=(share, seconds, start, done)) for share in shares]
     for child in children:
         child.start()
     total = sum(done.get() for _ in children)
@@ -58,14 +59,14 @@ def step_bare(n_envs: int, seconds: float) -> float:
 
 
 def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
-    """The pool (or, for envpool:…, the adapter) as training uses it, with random actions instead of a policy's."""
+    """Step unidle's worker processes (for envpool:…, the adapter) as training does, with random actions."""
     import torch
 
     from unidle.config import Engine
     from unidle.engine.build import make_envs
     from unidle.engine.placement import choose_slices
     from unidle.envs.make import env_maker
-    from unidle.envs.spec import probe
+    from unidle.envs.probe import probe
 
     maker = env_maker(env)
     env_spec = probe(maker, None, 0)
@@ -85,8 +86,8 @@ def step_unidle(n_envs: int, seconds: float, env: str = ENV) -> float:
             turn += 1
             ready = envs.recv(at_least)
             for number in ready:
-                lines = slice(*envs.bounds[number])
-                envs.block.actions[lines] = actions[turn % 64, lines]
+                envs_of_slice = slice(*envs.bounds[number])
+                envs.block.actions[envs_of_slice] = actions[turn % 64, envs_of_slice]
             envs.send(ready)
             return sum(sizes[number] for number in ready)
 
@@ -112,22 +113,22 @@ def _step_vector(envs: Any, n_envs: int, seconds: float) -> float:
         envs.close()
 
 
-def step_facade(n_envs: int, seconds: float) -> float:
-    """The pool as a gymnasium.vector.VectorEnv."""
+def step_process_vector_env(n_envs: int, seconds: float) -> float:
+    """Step unidle.ProcessVectorEnv."""
     import unidle
 
     return _step_vector(unidle.ProcessVectorEnv([_make] * n_envs), n_envs, seconds)
 
 
 def step_gymnasium_async(n_envs: int, seconds: float) -> float:
-    """Gymnasium's AsyncVectorEnv."""
+    """Step Gymnasium's AsyncVectorEnv."""
     import gymnasium
 
     return _step_vector(gymnasium.vector.AsyncVectorEnv([_make] * n_envs), n_envs, seconds)
 
 
 def step_sb3_subproc(n_envs: int, seconds: float) -> float:
-    """SB3's SubprocVecEnv."""
+    """Step SB3's SubprocVecEnv."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     return _step_vector(SubprocVecEnv([_make] * n_envs), n_envs, seconds)
@@ -142,7 +143,7 @@ def _make() -> Any:
 STEPPERS: dict[str, Callable[[int, float], float]] = {
     "bare": step_bare,
     "unidle": step_unidle,
-    "unidle as VectorEnv": step_facade,
+    "unidle as VectorEnv": step_process_vector_env,
     "gymnasium async": step_gymnasium_async,
     "sb3 subproc": step_sb3_subproc,
     "envpool by the adapter": lambda n_envs, seconds: step_unidle(n_envs, seconds, f"envpool:{ENV}"),
@@ -206,7 +207,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="folder for the JSON (default: benchmarks/results)")
     parser.add_argument("--only", choices=["stepping", "training"])
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # a child's own part: side, environments or "train"
+    # Internal: side, and number of environments or "train".
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         side, what = arguments.one
@@ -216,25 +218,27 @@ def main() -> None:
     result: dict[str, Any] = {"machine": provenance("stable-baselines3"), "env": ENV, "stepping": {}, "training": {}}
     if arguments.only != "training":
         for count in COUNTS:
-            result["stepping"][str(count)] = _in_turns(list(STEPPERS), str(count), arguments)
+            result["stepping"][str(count)] = _measure_alternating(list(STEPPERS), str(count), arguments)
             save("two_cores", result, arguments.out)
     if arguments.only != "stepping":
-        result["training"] = _in_turns(list(TRAINERS), "train", arguments)
+        result["training"] = _measure_alternating(list(TRAINERS), "train", arguments)
         save("two_cores", result, arguments.out)
     _print_tables(result)
 
 
-def _in_turns(sides: list[str], what: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    seen: dict[str, list[float]] = {side: [] for side in sides}
+def _measure_alternating(sides: list[str], what: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    rates_by_side: dict[str, list[float]] = {side: [] for side in sides}
     for round_ in range(arguments.rounds):
         for side in sides if round_ % 2 == 0 else sides[::-1]:
             command = [sys.executable, __file__, "--one", side, what, "--seconds", str(arguments.seconds)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{side} ({what}) failed:\n{done.stderr}")
-            seen[side].append(json.loads(done.stdout.splitlines()[-1]))
-            print(f"{what} {side}: {seen[side][-1]:,.0f} steps/s", file=sys.stderr, flush=True)
-    return {side: {"steps_per_second": float(np.median(rates)), "rounds": rates} for side, rates in seen.items()}
+            rates_by_side[side].append(json.loads(done.stdout.splitlines()[-1]))
+            print(f"{what} {side}: {rates_by_side[side][-1]:,.0f} steps/s", file=sys.stderr, flush=True)
+    return {
+        side: {"steps_per_second": float(np.median(rates)), "rounds": rates} for side, rates in rates_by_side.items()
+    }
 
 
 def _print_tables(result: dict[str, Any]) -> None:
@@ -242,16 +246,18 @@ def _print_tables(result: dict[str, Any]) -> None:
         print("stepping alone".ljust(26) + "".join(f"{count:>18} envs" for count in result["stepping"]))
         for side in STEPPERS:
             cells = []
-            for seen in result["stepping"].values():
-                rate = seen[side]["steps_per_second"]
-                cells.append(f"{rate:>12,.0f} ({rate / seen['bare']['steps_per_second']:5.0%})")
+            for measured in result["stepping"].values():
+                rate = measured[side]["steps_per_second"]
+                cells.append(f"{rate:>12,.0f} ({rate / measured['bare']['steps_per_second']:5.0%})")
             print(side.ljust(26) + "".join(f"{cell:>23}" for cell in cells))
     if result["training"]:
-        best = max(seen["steps_per_second"] for side, seen in result["training"].items() if side.startswith("sb3"))
+        best = max(
+            measured["steps_per_second"] for side, measured in result["training"].items() if side.startswith("sb3")
+        )
         print("training (classic, 8 envs)")
-        for side, seen in result["training"].items():
-            rate = seen["steps_per_second"]
-            print(f"{side:<26}{rate:>12,.0f} steps/s, {rate / best:.2f} of SB3's better one")
+        for side, measured in result["training"].items():
+            rate = measured["steps_per_second"]
+            print(f"{side:<26}{rate:>12,.0f} steps/s, {rate / best:.2f} times the faster SB3 side")
 
 
 if __name__ == "__main__":

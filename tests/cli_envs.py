@@ -1,4 +1,4 @@
-"""Little environments that runs from the command line are made of, named there as `cli_envs:Name`. No torch here."""
+"""Small environments for commands, which name them `cli_envs:Name`. They import no torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FAULTS = {
 }
 
 
-class Faulty(gymnasium.Env):
-    """Keeps to its space but for one fault, a key of FAULTS, from its third step on."""
+class FaultyEnv(gymnasium.Env):
+    """Violates the API in one way, a key of FAULTS, from its third step on."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -47,32 +47,32 @@ class Faulty(gymnasium.Env):
         return wrong.get(self._fault, good), np.nan if self._fault == "reward" else 0.0, False, False, {}
 
 
-class Late(gymnasium.Env):
-    """Sound, but for the one that is environment 1 of a run with seed 0: after `steps` steps it gives NaN."""
+class LateNanEnv(gymnasium.Env):
+    """Returns NaN as its `what` after `steps` steps, but only in environment 1 of a run with seed 0."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
     def __init__(self, steps: int = 200, what: str = "observation") -> None:
-        self._left, self._what, self._goes_bad = steps, what, False
+        self._left, self._what, self._returns_nan = steps, what, False
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self._length = 0
-        self._goes_bad |= seed == episode_seed(0, 1, 0)
+        self._returns_nan |= seed == episode_seed(0, 1, 0)
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._left -= 1
         self._length += 1
         observation, reward = self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action)
-        if self._goes_bad and self._left < 0:
+        if self._returns_nan and self._left < 0:
             observation[1] = np.nan if self._what == "observation" else observation[1]
             reward = np.nan if self._what == "reward" else reward
         return observation, reward, self._length >= 5, False, {}
 
 
-class Raising(Late):
+class RaisingEnv(LateNanEnv):
     """Raises in the third step of one episode in ten."""
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class Raising(Late):
 
 
 class Choice(gymnasium.Env):
-    """Learnt in moments: the observation says which of two actions earns 1; ten of them are an episode.
+    """The observation says which of two actions earns a reward of 1. Learned in seconds; episodes have ten steps.
 
-    With `pause`, each step takes that many seconds; `answer` 1 swaps the actions.
+    With `pause`, each step takes that many seconds; `answer=1` swaps the actions.
     """
 
     observation_space = spaces.Box(0, 1, (2,), np.float32)
@@ -99,22 +99,22 @@ class Choice(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self._steps = 0
-        return self._asked(), {}
+        return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self._pause:
             time.sleep(self._pause)
-        right = int(action) == (self._which ^ self._answer)
+        is_correct = int(action) == (self._correct ^ self._answer)
         self._steps += 1
-        return self._asked(), float(right), False, self._steps >= 10, {}
+        return self._observation(), float(is_correct), False, self._steps >= 10, {}
 
-    def _asked(self) -> np.ndarray:
-        self._which = int(self.np_random.integers(2))
-        return np.eye(2, dtype=np.float32)[self._which]
+    def _observation(self) -> np.ndarray:
+        self._correct = int(self.np_random.integers(2))
+        return np.eye(2, dtype=np.float32)[self._correct]
 
 
-class Chatty(Choice):
-    """Prints wherever it can."""
+class PrintingEnv(Choice):
+    """Prints in reset and step."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         print("reset")
@@ -125,8 +125,8 @@ class Chatty(Choice):
         return super().step(action)
 
 
-class Film(gymnasium.Env):
-    """Three to nine steps, as the episode's seed says, and pictures of odd sides, the brighter the more are done."""
+class RenderingEnv(gymnasium.Env):
+    """Episodes of 3 to 9 steps, drawn from the seed; frames have odd sizes and get brighter with each step."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     observation_space = spaces.Box(0, 9, (1,), np.float32)
@@ -148,22 +148,22 @@ class Film(gymnasium.Env):
         return np.full((33, 49, 3), self._steps * 25, np.uint8) if self.render_mode == "rgb_array" else None
 
 
-class SelfMadeFilm(Film):
-    """Takes no render mode: it has chosen one itself."""
+class FixedRenderModeEnv(RenderingEnv):
+    """Takes no `render_mode` argument: its render mode is fixed."""
 
     def __init__(self) -> None:
         super().__init__("rgb_array")
 
 
-class Dark(Film):
-    """Renders nothing, whatever it is asked for."""
+class NonRenderingEnv(RenderingEnv):
+    """Renders nothing in any render mode."""
 
     def render(self) -> None:
         return None
 
 
-class MaskedFilm(Film):
-    """Allows one action at a time, in turns; the other one is an error."""
+class MaskedRenderingEnv(RenderingEnv):
+    """The mask allows one action, alternating; the other one is an error."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         return super().reset(seed=seed)[0], self._mask()

@@ -1,15 +1,17 @@
-"""Lets every test import what stands beside this file, and keeps two workers off each other's cores."""
+"""Makes the helper modules of this folder importable and keeps pytest workers from sharing their cores."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/unidle-tests-{os.getuid()}"  # not the user's own key
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
 
 import torch
@@ -21,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 FAKE_DRIVER = Path(__file__).with_name("fake_nvml.c")
 
-# The same examples every time, so that a red test is the code's doing; HYPOTHESIS_PROFILE=explore looks further.
+# The same examples every time, so that only a code change can break a test; HYPOTHESIS_PROFILE=explore tries more.
 settings.register_profile("repeatable", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -36,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """What makes the environment in which a new process finds that driver, whole and sound or otherwise."""
+    """A function that returns environment variables with which a new process loads the fake NVML driver."""
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -44,12 +46,12 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[
     folder = tmp_path_factory.mktemp("nvml")
 
     def environment(mode: str = "", *, old: bool = False) -> dict[str, str]:
-        place = folder / ("old" if old else "new")
-        if not place.exists():
-            place.mkdir()
-            library = place / "libnvidia-ml.so.1"
+        directory = folder / ("old" if old else "new")
+        if not directory.exists():
+            directory.mkdir()
+            library = directory / "libnvidia-ml.so.1"
             flags = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", *(["-DOLD"] if old else [])]
             subprocess.run([compiler, *flags, "-o", str(library), str(FAKE_DRIVER)], check=True)
-        return {**os.environ, "LD_LIBRARY_PATH": str(place), "FAKE_NVML": mode}
+        return {**os.environ, "LD_LIBRARY_PATH": str(directory), "FAKE_NVML": mode}
 
     return environment

@@ -1,4 +1,4 @@
-"""Run folders for the dashboard's tests, and a real server of them."""
+"""Run folders for the dashboard's tests, and a real server for them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from unidle.config import Config
 from unidle.meter.attribution.idle_time import CAUSES
 from unidle.report.dashboard.app import dashboard_app
 from unidle.report.dashboard.files import Runs
+from unidle.report.dashboard.serve import Server
 
 
 def iteration(i: int, **extra: Any) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def evaluation(i: int, **extra: Any) -> dict[str, Any]:
 
 
 def segment(i: int, busy: float = 0.4, **extra: Any) -> dict[str, Any]:
-    """A line at second `i` of the second before: half of the idle time is the environment's."""
+    """A record of meter.jsonl for the second before `i`: half of the idle time is attributed to the environment."""
     idle = {**dict.fromkeys(CAUSES, 0.0), "environment": (1 - busy) / 2, "learn (launch)": (1 - busy) / 4}
     return {
         "step": 1000 * i,
@@ -71,11 +70,11 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def make_run(runs: Path, name: str, *, seconds: int = 4, meter: bool = False, **settings: Any) -> Path:
-    """A run of so many seconds."""
+    """A run folder with records for `seconds` seconds."""
     folder = runs / name
     folder.mkdir(parents=True)
-    told = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "preset": "classic", **settings}
-    config = Config().with_values(told, "test")
+    values = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "preset": "classic", **settings}
+    config = Config().with_values(values, "test")
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     write_lines(folder / "metrics.jsonl", [*(iteration(i + 1) for i in range(seconds)), evaluation(seconds)])
     if meter:
@@ -85,10 +84,10 @@ def make_run(runs: Path, name: str, *, seconds: int = 4, meter: bool = False, **
 
 @contextlib.contextmanager
 def serving(folder: Path, **options: Any) -> Iterator[int]:
-    """The port of a real server of a folder's runs."""
+    """Serves the runs of a folder; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         app = dashboard_app(Runs(folder), is_closing=lambda: server.should_exit, **options)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+        server = Server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

@@ -1,8 +1,8 @@
-/* A driver with two GPUs, as small as nvidia-ml-py lets it be: GPU 0 has every reading, GPU 1 few of them.
+/* A fake NVML driver with two GPUs: GPU 0 has every reading, GPU 1 only a few.
 
-   FAKE_NVML: "not loaded" (the driver is not), "none" (it knows no GPU), "lost" (GPU 0 falls off the bus at the fourth
-   look), "quiet" (no process has run a kernel of late), "silent" (it keeps no samples, and does not
-   say so), "gpu 0" and "gpu 1" (that one is used by the process whose number is in the file gpu.pid). -DOLD leaves out what old drivers do not export. */
+   FAKE_NVML: "not loaded" (the driver), "none" (no GPU), "lost" (GPU 0 falls off the bus at the fourth poll), "quiet" (no
+   process has run a kernel recently), "silent" (it returns no samples, and no error), "gpu 0" and "gpu 1" (used by
+   the process whose id is in the file gpu.pid). -DOLD omits what old drivers do not export. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -23,7 +23,7 @@ typedef struct { unsigned pid; unsigned long long at; unsigned sm, mem, enc, dec
 typedef struct { unsigned id; int rc; double value; char *names[3]; } Metric;
 typedef struct { unsigned version, n; void *first, *second; Metric metrics[]; } Metrics;
 
-static int looks[2];
+static int polls[2];
 static long long began;
 
 static long long now_us(void) {
@@ -33,7 +33,7 @@ static long long now_us(void) {
 }
 static int mode(const char *name) { const char *m = getenv("FAKE_NVML"); return m && !strcmp(m, name); }
 static int gpu(void *handle) { return (int)(intptr_t)handle - 1; }
-static int lost(void *handle) { return mode("lost") && gpu(handle) == 0 && looks[0] >= 3; }
+static int lost(void *handle) { return mode("lost") && gpu(handle) == 0 && polls[0] >= 3; }
 #define ON(handle) do { if (lost(handle)) return LOST; } while (0)
 #define FIRST_ONLY(handle) do { ON(handle); if (gpu(handle)) return NOT_SUPPORTED; } while (0)
 
@@ -46,7 +46,7 @@ int nvmlDeviceGetName(void *h, char *name, unsigned size) {
   return OK;
 }
 int nvmlDeviceGetUUID(void *h, char *uuid, unsigned size) {
-  if (mode("lost")) return NOT_SUPPORTED; /* a recording renames GPUs in the order in which they told their names */
+  if (mode("lost")) return NOT_SUPPORTED; /* recordings number GPUs in the order of their UUID calls */
   snprintf(uuid, size, gpu(h) ? "GPU-22222222-2222-2222-2222-222222222222" : "GPU-11111111-1111-1111-1111-111111111111");
   return OK;
 }
@@ -55,13 +55,13 @@ int nvmlDeviceGetMemoryInfo(void *h, unsigned long long *m) { /* total, free, us
   m[0] = 8ULL << 30, m[1] = 6ULL << 30, m[2] = 2ULL << 30;
   return OK;
 }
-int nvmlDeviceGetUtilizationRates(void *h, unsigned *shares) { /* the same for four looks of two calls each */
+int nvmlDeviceGetUtilizationRates(void *h, unsigned *shares) { /* the same for four polls of two calls each */
   ON(h);
   static int asked[2];
   shares[0] = 10 * (1 + asked[gpu(h)]++ / 8), shares[1] = 5;
   return OK;
 }
-int nvmlDeviceGetTemperature(void *h, unsigned sensor, unsigned *t) { ON(h); looks[gpu(h)]++; *t = 41; return OK; }
+int nvmlDeviceGetTemperature(void *h, unsigned sensor, unsigned *t) { ON(h); polls[gpu(h)]++; *t = 41; return OK; }
 int nvmlDeviceGetClockInfo(void *h, unsigned kind, unsigned *mhz) { ON(h); *mhz = kind == 1 ? 1500 : 2600; return OK; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *mask) {
   FIRST_ONLY(h);
@@ -87,7 +87,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, Process *found
 }
 int nvmlDeviceGetSamples(void *h, unsigned kind, unsigned long long last, unsigned *type, unsigned *n, Sample *found) {
   FIRST_ONLY(h);
-  long long made = (now_us() - began) / SAMPLE_US + 3; /* three are older than the first look */
+  long long made = (now_us() - began) / SAMPLE_US + 3; /* three are older than the first poll */
   unsigned count = 0;
   if (mode("silent")) return NOT_FOUND;
   for (long long k = made > KEPT ? made - KEPT : 0; k < made; k++) {
@@ -104,13 +104,13 @@ int nvmlDeviceGetFieldValues(void *h, int n, Field *fields) {
   ON(h);
   for (int i = 0; i < n; i++) {
     fields[i].rc = gpu(h) ? NOT_SUPPORTED : OK, fields[i].type = 1;
-    fields[i].value.ui = 210000; /* the same instant power for ever */
+    fields[i].value.ui = 210000; /* constant instantaneous power */
   }
   return OK;
 }
 int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
   FIRST_ONLY(h);
-  static const int steps[] = {0, 0, 25, 25, 60, -1}; /* joules more than at first; -1: the counter began anew */
+  static const int steps[] = {0, 0, 25, 25, 60, -1}; /* joules since the start; -1: the counter was reset */
   static unsigned asked;
   unsigned last = sizeof steps / sizeof *steps - 1, at = asked++ < last ? asked - 1 : last;
   *mj = steps[at] < 0 ? 5000 : 1000000 + 1000ULL * steps[at];
@@ -127,7 +127,7 @@ int nvmlDeviceGetProcessUtilization(void *h, ProcessUse *found, unsigned *n, uns
 int nvmlGpmQueryDeviceSupport(void *h, unsigned *support) { ON(h); support[1] = gpu(h) == 0; return OK; }
 int nvmlGpmSampleAlloc(void **s) { *s = calloc(1, sizeof(long long)); return OK; }
 int nvmlGpmSampleFree(void *s) { free(s); return OK; }
-int nvmlGpmSampleGet(void *h, long long *s) { /* as driver 580: a second thread in here ends the process */
+int nvmlGpmSampleGet(void *h, long long *s) { /* as with driver 580, concurrent calls crash the process */
   static atomic_int inside;
   FIRST_ONLY(h);
   if (atomic_fetch_add(&inside, 1)) raise(SIGSEGV);
@@ -141,8 +141,8 @@ int nvmlGpmMetricsGet(Metrics *m) {
   if (passed <= 0) return INVALID;
   for (unsigned i = 0; i < m->n; i++) {
     Metric *x = &m->metrics[i];
-    x->rc = x->id == 10 ? NOT_SUPPORTED : OK;                         /* it has no DRAM counter */
-    x->value = passed < 95000 ? 0 : x->id == 2 ? 31.5 : 12.5; /* asked too often, it answers 0 */
+    x->rc = x->id == 10 ? NOT_SUPPORTED : OK;                         /* no DRAM counter */
+    x->value = passed < 95000 ? 0 : x->id == 2 ? 31.5 : 12.5; /* 0 if sampled too often */
   }
   return OK;
 }

@@ -1,4 +1,4 @@
-"""Environments that are solved by saying back what was seen, for every action and every observation space."""
+"""Environments that are solved by repeating or classifying the observation, for every action and observation space."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gymnasium import spaces
 
 from unidle.spaces.actions import ActionLayout
 
-_EPISODE = 16
+_EPISODE_LENGTH = 16
 
 
-class SayTheAction(gymnasium.Env):
-    """Shows an action of the space, one-hot where it is a choice, and rewards its repetition: 1 for a perfect one."""
+class ActionIdentityEnv(gymnasium.Env):
+    """Observes an action of the space (one-hot if discrete) and rewards repeating it; an exact repetition earns 1."""
 
     def __init__(self, action_space: spaces.Space) -> None:
         self.action_space = action_space
@@ -34,7 +34,7 @@ class SayTheAction(gymnasium.Env):
         right = (given[:heads] == self._target[:heads]).astype(float)
         near = 1 - np.abs(given[heads:] - self._target[heads:])
         self._steps += 1
-        over = self._steps == _EPISODE
+        over = self._steps == _EPISODE_LENGTH
         return self._show(), float(np.concatenate([right, near]).mean()), False, over, {}
 
     def _show(self) -> np.ndarray:
@@ -45,8 +45,8 @@ class SayTheAction(gymnasium.Env):
         return np.concatenate([*hot, reals]).astype(np.float32)
 
 
-class NameTheObservation(gymnasium.Env):
-    """Shows one of four observations of the space and rewards the number that belongs to it."""
+class ObservationIdentityEnv(gymnasium.Env):
+    """Shows one of four observations of the space and rewards its index as the action."""
 
     action_space = spaces.Discrete(4)
 
@@ -63,15 +63,15 @@ class NameTheObservation(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         reward = float(action == self._target)
         self._steps += 1
-        return self._show(), reward, False, self._steps == _EPISODE, {}
+        return self._show(), reward, False, self._steps == _EPISODE_LENGTH, {}
 
     def _show(self) -> Any:
         self._target = int(self.np_random.integers(4))
         return self._shown[self._target]
 
 
-class RememberTheCue(gymnasium.Env):
-    """Shows a cue once, then nothing; only the answer after the silence counts. No policy without memory beats 0.5."""
+class CueMemoryEnv(gymnasium.Env):
+    """Shows a cue in the first step only and rewards repeating it later; without memory no policy beats 0.5."""
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -83,19 +83,19 @@ class RememberTheCue(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._steps += 1
-        asked = self._steps == 4
-        reward = float(asked and action == self._cue)
-        return np.array([0, self._steps == 3], np.float32), reward, asked, False, {}
+        ends = self._steps == 4
+        reward = float(ends and action == self._cue)
+        return np.array([0, self._steps == 3], np.float32), reward, ends, False, {}
 
 
-class OnlyAllowed(gymnasium.Env):
-    """Rewards the largest allowed number; says in info or observation what is allowed, and fails on anything else."""
+class MaskedActionsEnv(gymnasium.Env):
+    """Rewards the largest allowed action; the mask is in info or the observation, and any other action raises."""
 
     def __init__(self, in_observation: bool = False) -> None:
         self._in_observation = in_observation
-        seen = spaces.Box(0, 1, (12,), np.float32)
+        obs = spaces.Box(0, 1, (12,), np.float32)
         mask = spaces.MultiBinary(12)
-        self.observation_space = spaces.Dict(seen=seen, action_mask=mask) if in_observation else seen
+        self.observation_space = spaces.Dict(obs=obs, action_mask=mask) if in_observation else obs
         self.action_space = spaces.MultiDiscrete([6, 6])
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
@@ -111,12 +111,12 @@ class OnlyAllowed(gymnasium.Env):
         self._steps += 1
         reward = float(np.mean([a == b for a, b in zip(action, best)]))
         observation, info = self._show()
-        return observation, reward, False, self._steps == _EPISODE, info
+        return observation, reward, False, self._steps == _EPISODE_LENGTH, info
 
     def _show(self) -> tuple[Any, dict]:
         self._mask = (self.np_random.random(12) < 0.5).astype(np.int8)
         self._mask[[int(self.np_random.integers(6)), 6 + int(self.np_random.integers(6))]] = 1
-        seen = self._mask.astype(np.float32)
+        obs = self._mask.astype(np.float32)
         if self._in_observation:
-            return {"seen": seen, "action_mask": self._mask.copy()}, {}
-        return seen, {"action_mask": self._mask.copy()}
+            return {"obs": obs, "action_mask": self._mask.copy()}, {}
+        return obs, {"action_mask": self._mask.copy()}

@@ -1,4 +1,4 @@
-"""A small SAC with several tasks and a replay buffer full of random transitions."""
+"""A small multi-task SAC whose replay buffer is full of random transitions."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
-TASKS, SEEN = 3, 5
+N_TASKS, OBS_SIZE = 3, 5
 
 
-def algo_of(**changes: Any) -> OffPolicy:
-    """Whose memory holds as much of each task, all of it random."""
+def make_multitask_sac(**changes: Any) -> OffPolicy:
+    """Its replay buffer holds as many transitions of each task."""
     torch.manual_seed(0)
-    given: dict[str, Any] = {"algo": "sac", "n_tasks": TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
+    given: dict[str, Any] = {"algo": "sac", "n_tasks": N_TASKS, "n_envs": 6, "n_steps": 1, "batch_size": 30}
     recipe = recipe_for(**{**given, "net_arch": (16, 16), "activation": "relu", "buffer_size": 600, **changes})
     policy = SACPolicy(
-        ObservationLayout.of(spaces.Box(-9, 9, (SEEN,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe
+        ObservationLayout.of(spaces.Box(-9, 9, (OBS_SIZE,))), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe
     )
     algo = OffPolicy(SAC, policy, recipe)
-    memory, none = algo.experience.sampler, torch.zeros(6, dtype=torch.bool)
-    assert isinstance(memory, TaskReplay)
-    memory.start(some_rows())
+    replay, no_ends = algo.experience.sampler, torch.zeros(6, dtype=torch.bool)
+    assert isinstance(replay, TaskReplay)
+    replay.start(random_observations())
     for _ in range(20):
-        obs = some_rows()
-        memory.add(torch.rand(6, 2) * 2 - 1, torch.randn(6), none, none, obs, obs, torch.arange(6) % TASKS)
+        obs = random_observations()
+        replay.add(torch.rand(6, 2) * 2 - 1, torch.randn(6), no_ends, no_ends, obs, obs, torch.arange(6) % N_TASKS)
     return algo
 
 
-def some_rows() -> torch.Tensor:
-    numbers = torch.zeros(6, 6)  # a row is padded to 8 bytes
-    numbers[:, : SEEN - TASKS] = torch.randn(6, SEEN - TASKS)
-    numbers[torch.arange(6), SEEN - TASKS + torch.arange(6) % TASKS] = 1.0
-    return numbers.view(torch.uint8)
+def random_observations() -> torch.Tensor:
+    obs = torch.zeros(6, 6)  # a packed observation is padded to 8 bytes
+    obs[:, : OBS_SIZE - N_TASKS] = torch.randn(6, OBS_SIZE - N_TASKS)
+    obs[torch.arange(6), OBS_SIZE - N_TASKS + torch.arange(6) % N_TASKS] = 1.0
+    return obs.view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The real parts of a small off-policy run."""
+"""Environments, policy, collector and algorithm of a small off-policy run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from small_runs import CPU, SmallRun
 from torch import Tensor
 
-from unidle.algos.capturing import as_it_is
+from unidle.algos.capturing import no_capture
 from unidle.algos.registry import new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import recipe_for
 from unidle.engine.collect.host import HostCollector
 from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs
-from unidle.envs.spec import probe
+from unidle.envs.probe import probe
 from unidle.timeline import Timeline
 
 SMALL: dict[str, Any] = {
@@ -25,18 +25,18 @@ SMALL: dict[str, Any] = {
     "net_arch": (16, 16),
     "buffer_size": 256,
     "learning_starts": 32,
-    "gamma": 0.5,  # whole rewards and halves: every return is exact
+    "gamma": 0.5,  # integer rewards and powers of 1/2: every return is exact
 }
 
 
 def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> SmallRun:
-    """The real parts of a small run, started."""
+    """A started run."""
     chosen = recipe_for(algo, **{**SMALL, **recipe})
     maker = env_maker(env)
     env_spec = probe(maker, chosen.discretize)
     torch.manual_seed(seed)
     policy = new_policy(env_spec.obs_layout, env_spec.action_layout, chosen)
-    learner = new_algorithm(policy, chosen, as_it_is, lambda name, error, to: None)
+    learner = new_algorithm(policy, chosen, no_capture, lambda name, error, to: None)
     rollout = Rollout(
         chosen.n_steps, chosen.n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, CPU
     )
@@ -46,20 +46,20 @@ def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> Smal
     return SmallRun(maker, envs, rollout, collector, learner, seed)  # type: ignore[arg-type]
 
 
-def learned(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: float = 0.0) -> dict[str, Tensor]:
-    """Learn from one fragment to the end; its metrics."""
+def learn_from(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: float = 0.0) -> dict[str, Tensor]:
+    """Store a rollout, run all updates that are due, and return the metrics."""
     algo.set_progress(progress)
-    pieces = algo.learning(rollout, shuffle)
+    updates = algo.update_in_parts(rollout, shuffle)
     while True:
         try:
-            next(pieces)
+            next(updates)
         except StopIteration as end:
             metrics: dict[str, Tensor] = end.value
             return metrics
 
 
 def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
-    """A run that remembers two fragments and has learned nothing yet."""
+    """A run with two rollouts in its replay buffer and no update yet."""
     run = off_policy_run(
         env,
         "dqn",
@@ -68,9 +68,9 @@ def filled_dqn(env: Any, **recipe: Any) -> SmallRun:
     )
     for _ in range(2):
         run.collect()
-        learned(run.algo, run.rollout, run.shuffle())
+        learn_from(run.algo, run.rollout, run.shuffle())
         run.collector.open_rollout()
-    with torch.no_grad():  # a target that is another network from the start
+    with torch.no_grad():  # the target network differs from the start
         flat = run.algo.rule.target_parameters.flat
         flat.add_(0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)))
     return run
@@ -86,7 +86,7 @@ def filled_td3(env: Any, **recipe: Any) -> SmallRun:
     )
     for _ in range(2):
         run.collect()
-        learned(run.algo, run.rollout, run.shuffle())
+        learn_from(run.algo, run.rollout, run.shuffle())
         run.collector.open_rollout()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def filled_td3(env: Any, **recipe: Any) -> SmallRun:
 
 
 def filled_sac(env: Any, **recipe: Any) -> SmallRun:
-    """A run that remembers two fragments and has learned nothing yet."""
+    """A run with two rollouts in its replay buffer and no update yet."""
     run = off_policy_run(
         env,
         "sac",
@@ -106,6 +106,6 @@ def filled_sac(env: Any, **recipe: Any) -> SmallRun:
     )
     for _ in range(2):
         run.collect()
-        learned(run.algo, run.rollout, run.shuffle())
+        learn_from(run.algo, run.rollout, run.shuffle())
         run.collector.open_rollout()
     return run

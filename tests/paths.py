@@ -1,4 +1,4 @@
-"""Where things are, for tests that start other programs or read other files."""
+"""Paths of the repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Minibatches for PPO to learn from, and how to compare two ways to a gradient."""
+"""PPO minibatches, and comparisons of gradients from several implementations."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from unidle.nn.actor_critic import ActorCritic, NetworkFactory
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
-SAMPLES, BATCH = 320, 208  # a minibatch that is no multiple of what a block takes at a time
+SAMPLES, BATCH = 320, 208  # the batch size is not a multiple of a kernel's block size
 ACTIONS: dict[str, spaces.Space] = {
-    "one choice": spaces.Discrete(2),
-    "many choices": spaces.Discrete(13),
-    "heads": spaces.MultiDiscrete([3, 2, 5]),
-    "reals": spaces.Box(-1, 1, (6,)),
-    "both": spaces.Dict(turn=spaces.MultiDiscrete([2, 4]), push=spaces.Box(-1, 1, (3,))),
+    "binary": spaces.Discrete(2),
+    "discrete": spaces.Discrete(13),
+    "multi-discrete": spaces.MultiDiscrete([3, 2, 5]),
+    "box": spaces.Box(-1, 1, (6,)),
+    "mixed": spaces.Dict(turn=spaces.MultiDiscrete([2, 4]), push=spaces.Box(-1, 1, (3,))),
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "relu, 16 units": {"activation": "relu", "net_arch": (16, 16)},
     "64 units, entropy": {"net_arch": (64, 64), "ent_coef": 0.1},
-    "values clipped": {"clip_range_vf": 0.2, "vf_coef": 0.7},
-    "advantages as they are": {"normalize_advantage": False},
+    "clip_range_vf": {"clip_range_vf": 0.2, "vf_coef": 0.7},
+    "advantages not normalised": {"normalize_advantage": False},
     "observations normalised": {"normalize_obs": True},
 }
-LEARNING: dict[str, dict[str, Any]] = {
-    "short steps": {"max_grad_norm": 0.01},
-    "long steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
-    "stopped by the KL divergence": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
+UPDATE_SETTINGS: dict[str, dict[str, Any]] = {
+    "small clipping norm": {"max_grad_norm": 0.01},
+    "large steps": {"max_grad_norm": 100.0, "learning_rate": 0.01},
+    "stopped by target_kl": {"max_grad_norm": 100.0, "learning_rate": 0.02, "target_kl": 0.1},
 }
 
 
-def a_batch(policy: ActorCritic, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
-    """Experience that a slightly different policy might have had: some ratios are clipped, some are not."""
+def make_batch(policy: ActorCritic, actions: ActionLayout, *, weighted: bool, masked: bool) -> Batch:
+    """A minibatch with the log-probabilities of a slightly different policy, so that some ratios are clipped."""
     generator, device = torch.Generator().manual_seed(7), policy.log_std.device
 
     def normal(*shape: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def a_batch(policy: ActorCritic, actions: ActionLayout, *, weighted: bool, maske
     obs = obs.to(device)
     with torch.no_grad():
         params, values = policy(obs)
-        log_probs, _ = policy.distribution.score(params, flat)
+        log_probs, _ = policy.distribution.log_prob_and_entropy(params, flat)
     weights = torch.rand(SAMPLES, 1, generator=generator).to(device) if weighted else None
     return Batch(
         obs,
@@ -78,7 +78,7 @@ def a_batch(policy: ActorCritic, actions: ActionLayout, *, weighted: bool, maske
     )
 
 
-def an_algo(
+def make_algo(
     action_space: spaces.Space,
     changes: dict[str, Any],
     *,
@@ -86,7 +86,7 @@ def an_algo(
     network: NetworkFactory | None = None,
     device: torch.device,
 ) -> PPO:
-    """With weights that are not the first ones."""
+    """A PPO whose weights differ from their initialisation."""
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(1)
     actions = ActionLayout.of(action_space)
@@ -102,15 +102,15 @@ def an_algo(
 
 
 def ops_of(algo: PPO) -> PPOOps:
-    """The operations of `algo`, all of them references as yet."""
+    """The operations of `algo`, which are all references at first."""
     assert isinstance(algo.ops, PPOOps)
     return algo.ops
 
 
-def gradient_by(
+def compute_gradient(
     algo: PPO, compute: Callable[[Batch, torch.Tensor], torch.Tensor], batch: Batch, order: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient, and what is logged."""
+    """The gradient and the logged values."""
     algo.parameters.grad.fill_(7.0)
     logged = compute(batch, order)
     return algo.parameters.grad.clone(), logged
@@ -119,21 +119,23 @@ def gradient_by(
 def assert_close(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     (expected, logged), *others = found
     assert expected.norm() > 0
-    used = expected != 7.0  # autograd leaves the padding between parameters alone
+    used = expected != 7.0  # autograd does not write the padding between parameters
     for gradient, also_logged in others:
         error = (gradient - expected)[used].norm() / expected[used].norm()
         assert error < 2e-5
         torch.testing.assert_close(also_logged, logged, rtol=1e-4, atol=1e-5)
 
 
-def after_six_steps(algo: PPO, way: Callable[[PPO], Callable[[Batch, torch.Tensor], None]]) -> list[torch.Tensor]:
-    """What `algo`, whose actions are both kinds, has learned and counted after six minibatches."""
-    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False)
+def state_after_six_updates(
+    algo: PPO, make_update: Callable[[PPO], Callable[[Batch, torch.Tensor], None]]
+) -> list[torch.Tensor]:
+    """Parameters, optimiser state and counters of `algo`, which has mixed actions, after six minibatches."""
+    batch = make_batch(algo.policy, ActionLayout.of(ACTIONS["mixed"]), weighted=False, masked=False)
     with torch.no_grad():
         params, _ = algo.policy(batch.obs)
-        batch.log_probs, _ = algo.policy.distribution.score(params, batch.actions)
+        batch.log_probs, _ = algo.policy.distribution.log_prob_and_entropy(params, batch.actions)
     generator = torch.Generator().manual_seed(5)
     orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)])
-    way(algo)(batch, orders.to(algo.clip_range.device))
+    make_update(algo)(batch, orders.to(algo.clip_range.device))
     state = algo.adam.state_dict()
     return [algo.parameters.flat.detach(), *state.values(), *vars(algo.counters).values()]

@@ -1,4 +1,4 @@
-"""Helpers for tests that start processes, watch them and send them signals."""
+"""Helpers for tests that start processes and send them signals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from unidle.signals import STOPPING
 
 
 def is_running(pid: int) -> bool:
@@ -37,3 +39,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
     return condition()
+
+
+@contextlib.contextmanager
+def default_handlers() -> Iterator[None]:
+    """The default handlers of the signals that stop a run; afterwards those from before are installed again."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Runs that are stopped and resumed: stopping one, and comparing two bit for bit."""
+"""Helpers to stop a run and to compare two checkpoints bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 import unidle
-from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder
 
 
 def final_state(path: Path) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def final_state(path: Path) -> dict[str, Any]:
 
 
 def assert_same(a: Any, b: Any, where: str = "checkpoint") -> None:
-    """Bit for bit, except for clock readings."""
+    """Assert equality bit for bit, except for clock readings."""
     assert type(a) is type(b), where
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where
@@ -36,7 +37,7 @@ def assert_same(a: Any, b: Any, where: str = "checkpoint") -> None:
 
 
 class StopAfter:
-    """A callback that ends the run after some iterations, as Ctrl-C would."""
+    """A callback that stops the run after some iterations, as Ctrl-C would."""
 
     def __init__(self, iterations: int) -> None:
         self._left = iterations

@@ -1,4 +1,4 @@
-"""Little environments whose every number can be worked out beforehand."""
+"""Small environments, most of them with rewards and observations that can be computed in advance."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unidle.envs.pool.slot import episode_seed
 
 
 class Counting(gymnasium.Env):
-    """Says which episode it is in (by its seed, a hash of run, environment and episode) and how far it is.
+    """Observes [episode seed, step]; the seed is a hash of run seed, environment and episode.
 
-    Observation [seed, step], reward code(seed) + step / 4096: both are exact. Nothing depends on the action.
+    The reward is `counting_reward`. Both are exact, and nothing depends on the action.
     """
 
     observation_space = spaces.Box(0, 2**31 - 1, (2,), np.int64)
@@ -39,22 +39,22 @@ class Counting(gymnasium.Env):
 
 
 def counting_length(seed: int, longest: int = 7) -> int:
-    """Steps of the episode with this seed."""
+    """Length of the episode with this seed."""
     return 1 + seed % longest
 
 
 def counting_terminates(seed: int) -> bool:
-    """Whether that episode ends by termination rather than truncation."""
+    """Whether that episode is terminated rather than truncated."""
     return seed // 7 % 2 == 0
 
 
 def counting_reward(seed: int, step: int) -> float:
-    """The reward of that step of that episode: 12 bits of the seed before the point, the step behind it."""
+    """Reward of a step: 12 bits of the seed as the integer part, the step as the fraction."""
     return seed % 4096 + step / 4096
 
 
 def counting_steps(run_seed: int, env: int, steps: int, longest: int = 7) -> list[dict[str, Any]]:
-    """What environment `env` of a run must show in its first `steps` steps, one plain record each."""
+    """Expected first `steps` steps of environment `env` of a run, one dict each."""
     records: list[dict[str, Any]] = []
     episode = 0
     while len(records) < steps:
@@ -77,7 +77,7 @@ def counting_steps(run_seed: int, env: int, steps: int, longest: int = 7) -> lis
 
 
 class Drift(gymnasium.Env):
-    """A point pushed about by a Box action; episodes are cut off after `limit` steps and never terminate."""
+    """A point moved by a Box action; episodes are truncated after `limit` steps and never terminate."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Box(-2.0, 4.0, (2,), np.float32)
@@ -87,18 +87,18 @@ class Drift(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self._place = self.np_random.normal(size=3).astype(np.float32)
+        self._point = self.np_random.normal(size=3).astype(np.float32)
         self._steps = 0
-        return self._place.copy(), {}
+        return self._point.copy(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self._place = self._place + 0.1 * np.array([*action, action.sum()], np.float32)
+        self._point = self._point + 0.1 * np.array([*action, action.sum()], np.float32)
         self._steps += 1
-        return self._place.copy(), float(-np.abs(self._place).sum()), False, self._steps >= self._limit, {}
+        return self._point.copy(), float(-np.abs(self._point).sum()), False, self._steps >= self._limit, {}
 
 
-class Fickle(gymnasium.Env):
-    """Never the same twice, whatever the seed."""
+class Nondeterministic(gymnasium.Env):
+    """Different in every run, regardless of the seed."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -112,8 +112,8 @@ class Fickle(gymnasium.Env):
         return self._random.normal(size=1).astype(np.float32), 1.0, False, False, {}
 
 
-class Luck(gymnasium.Env):
-    """An episode's seed alone decides how long it lasts: 2 to 41 steps, a reward of 1 for each."""
+class RandomLength(gymnasium.Env):
+    """Episodes of 2 to 41 steps, drawn from the seed, with a reward of 1 per step."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -128,8 +128,8 @@ class Luck(gymnasium.Env):
         return np.zeros(1, np.float32), 1.0, self._left == 0, False, {}
 
 
-class Choosy(gymnasium.Env):
-    """Two choices of different size, of which a mask allows some: other ones after each step."""
+class MaskedMultiDiscrete(gymnasium.Env):
+    """Two discrete actions of different sizes with a random mask that changes every step."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.MultiDiscrete([3, 5])
@@ -151,5 +151,5 @@ class Choosy(gymnasium.Env):
 
 
 def short_cartpole() -> gymnasium.Env:
-    """CartPole cut off after 12 steps, so that a short rollout sees episodes fall over and episodes cut off."""
+    """CartPole truncated after 12 steps, so that a short rollout has terminated and truncated episodes."""
     return gymnasium.make("CartPole-v1", max_episode_steps=12)

@@ -1,4 +1,4 @@
-"""The real parts of a run (environments, policy, rollout, collector, PPO), small enough for a test."""
+"""The real parts of a run (environments, policy, rollout, collector, PPO), numpy_actor enough for a test."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from unidle.engine.collect.host import HostCollector
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.probe import probe
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import probe
 from unidle.nn.actor_critic import ActorCritic
 from unidle.rng import keyed_generator
 from unidle.spaces.distributions import Params
@@ -46,7 +46,7 @@ class SmallRun:
         return self.algo.policy
 
     def collect(self) -> Rollout:
-        """The next rollout, in place."""
+        """Collect the next rollout, in place."""
         while self.collector.schedule.newest < self.collector.schedule.oldest + self.collector.n_slots - 1:
             self.collector.open_rollout()
         self.rollout = self.collector.finish().rollout
@@ -54,12 +54,12 @@ class SmallRun:
         return self.rollout
 
     def learn(self, progress: float = 0.0) -> dict[str, float]:
-        """One update from the rollout as it stands."""
+        """One update from the current rollout."""
         metrics = self.algo.update(self.rollout, progress, self.shuffle())
         return {name: float(value) for name, value in metrics.items()}
 
     def shuffle(self) -> torch.Generator:
-        """The stream that orders this iteration's minibatches; the same one each time it is asked for."""
+        """The generator that shuffles this iteration's minibatches, the same on each call."""
         return keyed_generator(CPU, self.seed, 3, self.iteration)
 
 
@@ -72,7 +72,7 @@ def small_run(
     kwargs: dict[str, Any] | None = None,
     **recipe: Any,
 ) -> SmallRun:
-    """A started run; `recipe` holds the settings that are not the defaults below."""
+    """A started run; `recipe` overrides the default settings below."""
     settings = {
         "n_envs": 2,
         "n_steps": 16,
@@ -102,24 +102,24 @@ def small_run(
     return SmallRun(maker, envs, rollouts[0], collector, algo, seed)
 
 
-def frozen(state: Any) -> Any:
-    """A copy of `state` by way of a file, as a checkpoint makes it."""
+def save_and_load(state: Any) -> Any:
+    """`state` saved and loaded, as in a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 
 
-def twin(run: SmallRun) -> PPO:
-    """A second learner that stands exactly where the first one does: what it prepares leaves the first alone."""
+def copy_of_learner(run: SmallRun) -> PPO:
+    """A second learner with the same state, so that what it computes does not affect the first."""
     env_spec = run.envs.env_spec
     other = new_ppo(ActorCritic(env_spec.obs_layout, env_spec.action_layout, run.algo.recipe), run.algo.recipe)
-    other.load_state_dict(frozen(run.algo.state_dict()))
+    other.load_state_dict(save_and_load(run.algo.state_dict()))
     return other
 
 
 def floats(obs: Tensor, n: int) -> Tensor:
-    """The observation of n floats that rows [.., obs_bytes] of such a space begin with."""
+    """The n floats at the start of packed observations [.., obs_bytes]."""
     return obs[..., : 4 * n].contiguous().view(torch.float32)
 
 
@@ -129,38 +129,38 @@ def as_sequences(table: Tensor, length: int) -> Tensor:
     return torch.stack([table[t : t + length, env] for t in range(0, steps, length) for env in range(n_envs)])
 
 
-def record_acting(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
-    """Log-probabilities and recurrent states from now on, as they are while acting: a list that collecting extends."""
-    notes: list[tuple[Tensor, Tensor | None]] = []
+def record_inference(run: SmallRun) -> list[tuple[Tensor, Tensor | None]]:
+    """A list that collecting extends with the log-probabilities and recurrent states of inference."""
+    recorded: list[tuple[Tensor, Tensor | None]] = []
     policy = run.policy
     act, sample = policy.act, policy.distribution.sample
     states: list[Tensor | None] = []
 
-    def noting_act(obs: Tensor, state: Tensor | None = None) -> Any:
+    def recording_act(obs: Tensor, state: Tensor | None = None) -> Any:
         params, after = act(obs, state)
         states.append(None if after is None else after.clone())
         return params, after
 
-    def noting_sample(params: Any, noise: Tensor) -> Tensor:
+    def recording_sample(params: Any, noise: Tensor) -> Tensor:
         action = sample(params, noise)
-        log_prob, _ = policy.distribution.score(params, action)
-        notes.append((log_prob, states[-1]))
+        log_prob, _ = policy.distribution.log_prob_and_entropy(params, action)
+        recorded.append((log_prob, states[-1]))
         return action
 
-    policy.act = noting_act
-    policy.distribution.sample = noting_sample
+    policy.act = recording_act
+    policy.distribution.sample = recording_sample
     inference = run.collector._slots[0].inference
-    inference._is_verified = True  # what verification computes is not acted on
-    small = inference._numpy_actor
-    if small is not None:  # it acts in NumPy, by what the same weights give there
-        choose = small._sample
+    inference._is_verified = True  # the verification pass would be recorded too
+    numpy_actor = inference._numpy_actor
+    if numpy_actor is not None:  # the CPU's NumPy implementation
+        numpy_sample = numpy_actor._sample
 
-        def noting_choose(given: np.ndarray, noise: np.ndarray) -> np.ndarray:
-            action = choose(given, noise)
+        def recording_numpy_sample(given: np.ndarray, noise: np.ndarray) -> np.ndarray:
+            action = numpy_sample(given, noise)
             logits, mean = torch.from_numpy(given).split((policy.distribution.n_logits, policy.distribution.reals), -1)
             params = Params(logits, mean, policy.log_std)
-            notes.append((policy.distribution.score(params, torch.from_numpy(action))[0], None))
+            recorded.append((policy.distribution.log_prob_and_entropy(params, torch.from_numpy(action))[0], None))
             return action
 
-        small._sample = noting_choose  # type: ignore[method-assign]
-    return notes
+        numpy_actor._sample = recording_numpy_sample  # type: ignore[method-assign]
+    return recorded

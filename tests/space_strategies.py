@@ -16,7 +16,7 @@ _SHAPES = st.sampled_from([(), (1,), (3,), (2, 3), (2, 1, 2)])
 
 @st.composite
 def boxes(draw: st.DrawFn, dtypes: tuple = FLOATS + INTEGERS, unbounded: bool = True) -> spaces.Box:
-    """Boxes of any dtype and shape, the same bounds everywhere or others for each entry, some of them infinite."""
+    """Boxes of any dtype and shape, with one bound for all entries or one for each, some of them infinite."""
     dtype, shape = np.dtype(draw(st.sampled_from(dtypes))), draw(_SHAPES)
     if dtype.kind == "f":
         ends = st.floats(-1e4, 1e4, width=dtype.itemsize * 8).map(lambda end: end + 0.0)  # no -0.0
@@ -57,23 +57,23 @@ def multi_binaries() -> st.SearchStrategy[spaces.MultiBinary]:
 
 
 def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Dict and Tuple spaces, one in the other, over these leaves; or a leaf alone."""
+    """Nested Dict and Tuple spaces over these leaves, or a single leaf."""
     return st.recursive(
         leaves,
-        lambda parts: st.one_of(
-            st.dictionaries(st.sampled_from(["a", "b", "camera"]), parts, min_size=1).map(spaces.Dict),
-            st.lists(parts, min_size=1, max_size=3).map(lambda found: spaces.Tuple(tuple(found))),
+        lambda children: st.one_of(
+            st.dictionaries(st.sampled_from(["a", "b", "camera"]), children, min_size=1).map(spaces.Dict),
+            st.lists(children, min_size=1, max_size=3).map(lambda found: spaces.Tuple(tuple(found))),
         ),
         max_leaves=5,
     )
 
 
 def leaf_spaces(**box: Any) -> st.SearchStrategy[Any]:
-    """Any space without parts; `box` goes to `boxes`."""
+    """Any space except Dict and Tuple; `box` is passed to `boxes`."""
     return st.one_of(boxes(**box), discretes(), multi_discretes(), multi_binaries())
 
 
-def draw_from(space: spaces.Space, seed: int) -> Any:
-    """A value of the space."""
+def sample_with_seed(space: spaces.Space, seed: int) -> Any:
+    """A sample of the space."""
     space.seed(seed)
     return space.sample()

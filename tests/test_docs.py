@@ -1,4 +1,4 @@
-"""Every page is run and checked against the code, so that no sentence in it can quietly become untrue."""
+"""The docs: code blocks run, links and flags exist, and tables match the code."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def pages(paths: list[Path]) -> Any:
     return pytest.mark.parametrize("page", paths, ids=lambda path: path.name)
 
 
-# -- each block is run ----------------------------------------------------------------------------------------------
+# -- code blocks ----------------------------------------------------------------------------------------------------
 
-# A page is one session, as a reader would have it: its ```bash and ```python blocks in order, in one folder, the Python
-# ones in one interpreter. Each line of an ```output block must be among what they print, where … stands for anything.
-# Those fenced ```sh are not run: `make demo` and `make test` would run this test again, and `pip install` changes the
+# A page is one session: its ```bash and ```python blocks run in order, in one folder, the Python blocks in one
+# interpreter. Each line of an ```output block must appear in what they print, where … matches anything.
+# ```sh blocks are not run: `make demo` and `make test` would run this test again, and `pip install` changes the
 # machine.
 SESSION = """
 import subprocess, sys
@@ -59,7 +59,7 @@ for index, (language, text) in enumerate({blocks!r}):
 
 
 def shortened(text: str) -> str:
-    """Numbers of timesteps above 10,000 divided by 25: the pages show what is sensible, this shows that it works."""
+    """Divides timesteps above 10,000 by 25, so that the pages can show realistic numbers."""
 
     def shorter(found: re.Match[str]) -> str:
         steps = int(found[2].replace("_", ""))
@@ -75,7 +75,7 @@ RUN = [page for page in PAGES if {"bash", "python"} & {language for language, _ 
 def sessions(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
-    """All pages, two at a time: most of what they take is the start of processes."""
+    """Runs all pages, two at a time, because most of their time is spent on starting processes."""
     with ThreadPoolExecutor(2) as pool:
         yield {page: pool.submit(run_blocks, page, tmp_path_factory.mktemp(page.stem)) for page in RUN}
 
@@ -96,7 +96,9 @@ def run_blocks(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pages(RUN)
-def test_every_block_of_a_page_runs(page: Path, sessions: dict[Path, Future[subprocess.CompletedProcess[str]]]) -> None:
+def test_code_blocks_run_and_print_documented_output(
+    page: Path, sessions: dict[Path, Future[subprocess.CompletedProcess[str]]]
+) -> None:
     done = sessions[page].result()
     shown = "".join(text for language, text in blocks(page) if language == "output")
     assert done.returncode == 0, done.stdout[-4000:]
@@ -108,7 +110,7 @@ def test_every_block_of_a_page_runs(page: Path, sessions: dict[Path, Future[subp
 
 
 @pages(LINKED)
-def test_what_is_not_run_is_only_what_must_not_be(page: Path) -> None:
+def test_only_install_and_make_blocks_are_not_run(page: Path) -> None:
     for language, text in blocks(page):
         assert language in ("bash", "python", "output", "sh", "text", "yaml"), (
             f"a block of language {language!r} is not checked"
@@ -118,7 +120,7 @@ def test_what_is_not_run_is_only_what_must_not_be(page: Path) -> None:
             assert words <= {"make", "pip", "pre-commit"}
 
 
-def test_the_yaml_blocks_are_config_files_that_are_understood(tmp_path: Path) -> None:
+def test_yaml_blocks_load_as_config_files(tmp_path: Path) -> None:
     found = [text for page in PAGES for language, text in blocks(page) if language == "yaml"]
     assert found
     for text in found:
@@ -126,7 +128,7 @@ def test_the_yaml_blocks_are_config_files_that_are_understood(tmp_path: Path) ->
         load_yaml(tmp_path / "config.yaml")
 
 
-# -- what a page names is there ----------------------------------------------------------------------------------------
+# -- links, flags and names --------------------------------------------------------------------------------------------
 
 
 def slugs(page: Path) -> set[str]:
@@ -135,24 +137,24 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_benchmark_is_on_their_page() -> None:
+def test_every_benchmark_is_in_benchmarks_readme() -> None:
     folder = ROOT / "benchmarks"
     page = (folder / "README.md").read_text()
     assert [path.name for path in folder.glob("*.py") if f"`{path.name}`" not in page] == []
 
 
 @pages(LINKED)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:
             continue
         name, _, anchor = target.partition("#")
-        there = (page.parent / name).resolve() if name else page
-        assert there.exists(), f"{target} leads nowhere"
-        assert not anchor or anchor in slugs(there), f"{target}: no such heading"
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), f"{target} does not exist"
+        assert not anchor or anchor in slugs(linked), f"{target}: no such heading"
 
 
-def test_the_readme_links_every_page() -> None:
+def test_readme_links_every_page() -> None:
     text = (ROOT / "README.md").read_text()
     assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in text] == []
 
@@ -163,7 +165,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return capsys.readouterr().out
 
 
-def test_every_flag_in_the_pages_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_in_the_docs_exists(capsys: pytest.CaptureFixture[str]) -> None:
     commands = re.findall(r"^  ([a-z-]+)  ", help_of(capsys), re.MULTILINE)
     assert "check-env" in commands
     known = {flag for command in commands for flag in FLAG.findall(help_of(capsys, command))}
@@ -174,22 +176,24 @@ def test_every_flag_in_the_pages_exists(capsys: pytest.CaptureFixture[str]) -> N
         "--num-envs",
         "--n-parallel-envs",
         "--total-timesteps",
-    }  # understood, and too many for the help
+        "--wrapper",
+        "--signal",  # of sbatch
+    }  # accepted, but not listed in the help
     for page in LINKED:
         text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         assert set(FLAG.findall(text)) - known == set(), page.name
 
 
-def test_every_public_name_is_in_the_pages() -> None:
+def test_every_public_name_is_documented() -> None:
     text = "".join(page.read_text() for page in PAGES)
     assert [name for name in unidle.__all__ if f"unidle.{name}" not in text] == []
 
 
-# -- tables that repeat the code ---------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def meanings(part: type) -> dict[str, str]:
-    """The docstring of each setting, inherited ones too; only the source has them."""
+def docstrings_of(part: type) -> dict[str, str]:
+    """The docstring of each setting, including inherited ones, read from the source."""
     found = {}
     classes = {node.name: node for node in ast.parse(Path(schema.__file__).read_text()).body if hasattr(node, "name")}
     for base in reversed(part.__mro__[:-1]):
@@ -203,7 +207,7 @@ def meanings(part: type) -> dict[str, str]:
     return found
 
 
-def worded(value: Any, none: str = "none") -> str:
+def formatted(value: Any, none: str = "none") -> str:
     if value is None or isinstance(value, bool):
         return {None: none, True: "true", False: "false"}[value]
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value) or "must be given"
@@ -213,11 +217,11 @@ def worded(value: Any, none: str = "none") -> str:
     ("heading", "part"),
     [*((recipe().algo.upper(), recipe) for recipe in RECIPES.values()), ("Engine", Engine), ("Run", Run)],
 )
-def test_every_setting_is_in_the_table_with_its_default_and_meaning(heading: str, part: type) -> None:
-    defaults, texts = asdict(part()), meanings(part)
+def test_settings_table_matches_defaults_and_docstrings(heading: str, part: type) -> None:
+    defaults, texts = asdict(part()), docstrings_of(part)
     assert texts.keys() == defaults.keys()
     table_rows = [
-        f"| `{name}` | {worded(value, word_for_none(name))} | {texts[name]} |" for name, value in defaults.items()
+        f"| `{name}` | {formatted(value, word_for_none(name))} | {texts[name]} |" for name, value in defaults.items()
     ]
     page = (ROOT / "docs" / "recipe-and-engine.md").read_text()
     section = re.search(rf"^#+ {heading}$(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
@@ -226,14 +230,14 @@ def test_every_setting_is_in_the_table_with_its_default_and_meaning(heading: str
     assert rows == table_rows, f"the table in section {heading} should be:\n" + "\n".join(table_rows)
 
 
-def test_every_preset_is_in_the_table_as_it_is() -> None:
+def test_presets_table_matches_presets() -> None:
     table_rows = []
     for name in preset_names():
         preset = load_preset(name)
         recipe = preset.apply(Config()).recipe
         epochs = vars(recipe).get("n_epochs", "–")
         cells = [f"`{name}`", f"{recipe.n_envs} × {recipe.n_steps}", recipe.batch_size, epochs]
-        table_rows.append(f"| {' | '.join(map(str, [*cells, worded(recipe.net_arch), preset.cores]))} |")
+        table_rows.append(f"| {' | '.join(map(str, [*cells, formatted(recipe.net_arch), preset.cores]))} |")
     lines = (ROOT / "docs" / "training.md").read_text().splitlines()
     missing = [row for row in table_rows if row not in lines]
     assert not missing, "put these rows in docs/training.md:\n" + "\n".join(missing)

@@ -1,4 +1,4 @@
-"""What becomes of errors that unidle did not raise itself."""
+"""Out-of-memory errors are translated; other errors pass through."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from unidle.errors import TrainingError, explain_out_of_memory
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "text"),
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 …"),
@@ -17,15 +17,15 @@ from unidle.errors import TrainingError, explain_out_of_memory
         (RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` …"), "out of memory; stop"),
     ],
 )
-def test_running_out_of_gpu_memory_is_one_sentence_with_what_to_do(error: RuntimeError, told: str) -> None:
+def test_out_of_memory_error_is_one_line_with_advice(error: RuntimeError, text: str) -> None:
     with pytest.raises(TrainingError) as caught, explain_out_of_memory():
         raise error
-    sentence = str(caught.value)
-    assert told in sentence
-    assert "--n-envs" in sentence
-    assert len(sentence.splitlines()) == 1
+    message = str(caught.value)
+    assert text in message
+    assert "--n-envs" in message
+    assert len(message.splitlines()) == 1
 
 
-def test_any_other_error_stays_as_it_is() -> None:
+def test_other_errors_pass_through() -> None:
     with pytest.raises(RuntimeError, match="no such shape"), explain_out_of_memory():
         raise RuntimeError("no such shape")

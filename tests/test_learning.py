@@ -1,4 +1,4 @@
-"""Every action space, every observation space, masks and memory: PPO must solve an environment of each in seconds."""
+"""PPO learns small environments with every action and observation space, with masks, and with recurrence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from identity_envs import NameTheObservation, OnlyAllowed, RememberTheCue, SayTheAction
+from identity_envs import ActionIdentityEnv, CueMemoryEnv, MaskedActionsEnv, ObservationIdentityEnv
 
 import unidle
 
@@ -30,7 +30,7 @@ ACTION_SPACES: dict[str, spaces.Space] = {
 
 OBSERVATION_SPACES: dict[str, spaces.Space] = {
     "Box": spaces.Box(-1, 1, (3, 2), np.float64),
-    "Box of whole numbers": spaces.Box(-100, 100, (3,), np.int16),
+    "integer Box": spaces.Box(-100, 100, (3,), np.int16),
     "image, channels last": spaces.Box(0, 255, (16, 16, 3), np.uint8),
     "image, channels first": spaces.Box(0, 255, (2, 40, 40), np.uint8),
     "Discrete": spaces.Discrete(50, start=-3),
@@ -64,41 +64,41 @@ def best_return(env: Any, folder: Path, goal: float, **settings: Any) -> float:
 
 
 @pytest.mark.parametrize("name", ACTION_SPACES)
-def test_ppo_learns_to_repeat_an_action_of_each_space(name: str, tmp_path: Path) -> None:
+def test_ppo_learns_identity_env_of_each_action_space(name: str, tmp_path: Path) -> None:
     space = ACTION_SPACES[name]
-    assert best_return(lambda: SayTheAction(space), tmp_path, 14.4, timesteps=60_000) >= 14.4  # of 16
+    assert best_return(lambda: ActionIdentityEnv(space), tmp_path, 14.4, timesteps=60_000) >= 14.4  # of 16
 
 
-def test_ppo_learns_with_box_actions_cut_into_bins(tmp_path: Path) -> None:
+def test_ppo_learns_with_discretised_box_actions(tmp_path: Path) -> None:
     space = spaces.Box(-1, 1, (2,), np.float32)
-    # Eleven bins 0.2 apart are 0.05 off on average, so 15.2 is perfect.
-    goal = best_return(lambda: SayTheAction(space), tmp_path, 14.0, timesteps=60_000, discretize=11)
-    assert goal >= 14.0
+    # With eleven bins 0.2 apart the mean error is 0.05, so the optimum is 15.2.
+    best = best_return(lambda: ActionIdentityEnv(space), tmp_path, 14.0, timesteps=60_000, discretize=11)
+    assert best >= 14.0
 
 
 @pytest.mark.parametrize("name", OBSERVATION_SPACES)
-def test_ppo_learns_to_tell_apart_observations_of_each_space(name: str, tmp_path: Path) -> None:
+def test_ppo_learns_to_classify_observations_of_each_space(name: str, tmp_path: Path) -> None:
     space = OBSERVATION_SPACES[name]
-    scaled = {"normalize_obs": True} if name == "Box of whole numbers" else {}
+    scaled = {"normalize_obs": True} if name == "integer Box" else {}
     rate = {"learning_rate": 1e-3} if "image" in name or name == "Dict" else {}
     settings = {**scaled, **rate, "timesteps": 30_000}
-    assert best_return(lambda: NameTheObservation(space), tmp_path, 15.2, **settings) >= 15.2
+    assert best_return(lambda: ObservationIdentityEnv(space), tmp_path, 15.2, **settings) >= 15.2
 
 
 @pytest.mark.parametrize("in_observation", [False, True], ids=["info", "observation"])
-def test_masked_actions_are_never_taken_and_the_best_allowed_one_is_learned(
+def test_masked_actions_are_never_taken_and_best_allowed_action_is_learned(
     in_observation: bool, tmp_path: Path
 ) -> None:
-    env = lambda: OnlyAllowed(in_observation)  # noqa: E731  # it fails on any action that is not allowed
+    env = lambda: MaskedActionsEnv(in_observation)  # noqa: E731  # raises on a masked action
     assert best_return(env, tmp_path, 14.4, timesteps=60_000) >= 14.4
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_recurrent_policy_remembers_what_a_plain_one_cannot(kind: str, tmp_path: Path) -> None:
-    memory = {"recurrent": kind, "recurrent_size": 16, "gamma": 0.99, "eval_episodes": 40, "timesteps": 60_000}
-    assert best_return(RememberTheCue, tmp_path, 0.95, **memory) >= 0.95
+def test_recurrent_policy_learns_to_recall_cue(kind: str, tmp_path: Path) -> None:
+    settings = {"recurrent": kind, "recurrent_size": 16, "gamma": 0.99, "eval_episodes": 40, "timesteps": 60_000}
+    assert best_return(CueMemoryEnv, tmp_path, 0.95, **settings) >= 0.95
 
 
-def test_a_policy_without_memory_cannot_answer_after_the_silence(tmp_path: Path) -> None:
-    plain = {"gamma": 0.99, "eval_episodes": 100, "timesteps": 10_000}
-    assert best_return(RememberTheCue, tmp_path, 0.95, **plain) < 0.75
+def test_feed_forward_policy_cannot_recall_cue(tmp_path: Path) -> None:
+    settings = {"gamma": 0.99, "eval_episodes": 100, "timesteps": 10_000}
+    assert best_return(CueMemoryEnv, tmp_path, 0.95, **settings) < 0.75

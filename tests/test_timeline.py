@@ -1,4 +1,4 @@
-"""Every instant belongs to exactly one phase."""
+"""The timeline: every instant belongs to exactly one phase, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from unidle.timeline import ENVIRONMENT, INFERENCE, LEARN, OTHER, PHASES, DeviceClock, Timeline
 
 
-def heard(**options: int) -> Timeline:
-    """One that somebody listens to."""
+def listened(**options: int) -> Timeline:
+    """A timeline that keeps intervals."""
     timeline = Timeline(**options)
-    timeline.listen()
+    timeline.start_recording()
     return timeline
 
 
-def test_the_phases_sum_to_the_whole_time() -> None:
+def test_phases_sum_to_elapsed_time() -> None:
     before = perf_counter()
     timeline = Timeline()
     begun = perf_counter()
@@ -32,19 +32,19 @@ def test_the_phases_sum_to_the_whole_time() -> None:
     assert ending - begun <= sum(seconds.values()) <= after - before
 
 
-def test_time_is_counted_for_the_phase_it_was_spent_in() -> None:
+def test_time_is_counted_for_current_phase() -> None:
     timeline = Timeline()
     timeline.enter(LEARN)
     sleep(0.03)
     assert timeline.enter(ENVIRONMENT) == LEARN
     sleep(0.01)
-    seconds = timeline.seconds()  # the open phase is counted too
+    seconds = timeline.seconds()  # including the open phase
     assert seconds["learn"] >= 0.03
     assert seconds["environment"] >= 0.01
     assert seconds["inference"] == seconds["evaluate"] == seconds["checkpoint"] == 0.0
 
 
-def test_asking_for_the_seconds_does_not_end_the_phase() -> None:
+def test_seconds_does_not_end_phase() -> None:
     timeline = Timeline()
     timeline.enter(LEARN)
     timeline.seconds()
@@ -52,8 +52,8 @@ def test_asking_for_the_seconds_does_not_end_the_phase() -> None:
 
 
 @pytest.mark.parametrize("n_entered", [0, 3, 4, 5, 11])
-def test_the_ring_keeps_the_latest_intervals_oldest_first_without_gaps(n_entered: int) -> None:
-    timeline = heard(capacity=4)
+def test_ring_keeps_latest_intervals_in_order_without_gaps(n_entered: int) -> None:
+    timeline = listened(capacity=4)
     phases = [(LEARN, INFERENCE, ENVIRONMENT)[i % 3] for i in range(n_entered)]
     for phase in phases:
         timeline.enter(phase)
@@ -64,8 +64,8 @@ def test_the_ring_keeps_the_latest_intervals_oldest_first_without_gaps(n_entered
     assert all(left[2] == right[1] for left, right in pairwise(intervals))
 
 
-def test_totals_go_on_when_the_ring_is_full() -> None:
-    timeline = heard(capacity=2)
+def test_totals_count_intervals_dropped_from_ring() -> None:
+    timeline = listened(capacity=2)
     first = timeline._since
     for _ in range(50):
         timeline.enter(LEARN)
@@ -73,46 +73,46 @@ def test_totals_go_on_when_the_ring_is_full() -> None:
     assert sum(timeline.totals_ns) == timeline.intervals[-1][2] - first
 
 
-def test_intervals_are_kept_while_somebody_listens_and_totals_always() -> None:
-    timeline = heard()
+def test_intervals_are_kept_only_while_listening() -> None:
+    timeline = listened()
     timeline.enter(LEARN)
-    timeline.worked(LEARN, 1_000)
-    timeline.is_heard = False
+    timeline.add_device_work(LEARN, 1_000)
+    timeline.is_recording = False
     timeline.enter(ENVIRONMENT)
     sleep(0.001)
     timeline.enter(INFERENCE)
-    timeline.worked(INFERENCE, 1_000)
+    timeline.add_device_work(INFERENCE, 1_000)
     assert [phase for phase, _, _ in timeline.intervals] == [OTHER]
     assert [phase for phase, _, _ in timeline.on_device] == [LEARN]
     assert timeline.totals_ns[ENVIRONMENT] >= 1_000_000
-    timeline.listen()
+    timeline.start_recording()
     timeline.enter(OTHER)
-    assert [phase for phase, _, _ in timeline.intervals] == [INFERENCE], "and none from before"
+    assert [phase for phase, _, _ in timeline.intervals] == [INFERENCE], "no interval from before"
     assert not timeline.on_device
 
 
-def test_work_that_was_waited_for_ends_now() -> None:
-    timeline = heard()
+def test_worked_adds_span_that_ends_now() -> None:
+    timeline = listened()
     before = perf_counter_ns()
-    timeline.worked(INFERENCE, 1_000)
+    timeline.add_device_work(INFERENCE, 1_000)
     ((phase, start, end),) = timeline.on_device
     assert (phase, end - start) == (INFERENCE, 1_000)
     assert before <= end <= perf_counter_ns()
 
 
-class Device:
-    """A make-believe GPU: its clock is in milliseconds, and an event keeps the time at which it was recorded."""
+class FakeDevice:
+    """A fake GPU with a clock in milliseconds; an event keeps the time at which it was recorded."""
 
     def __init__(self) -> None:
         self.now, self.made = 0.0, 0
 
-    def event(self) -> Event:
+    def event(self) -> FakeEvent:
         self.made += 1
-        return Event(self)
+        return FakeEvent(self)
 
 
-class Event:
-    def __init__(self, device: Device) -> None:
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
         self._device, self.at = device, float("nan")
 
     def record(self) -> None:
@@ -125,8 +125,8 @@ class Event:
         return float(other.at - self.at)
 
 
-def test_work_on_the_device_is_told_against_the_anchor_of_its_own_iteration() -> None:
-    device, timeline = Device(), heard()
+def test_device_spans_are_relative_to_anchor_of_their_iteration() -> None:
+    device, timeline = FakeDevice(), listened()
     clock = DeviceClock(timeline, device.event)
     clock.read()
     read_at = []
@@ -142,41 +142,41 @@ def test_work_on_the_device_is_told_against_the_anchor_of_its_own_iteration() ->
         clock.read()
     spans = list(timeline.on_device)
     assert [(phase, end - start) for phase, start, end in spans] == [(LEARN, 2_000_000)] * 3
-    # 1 ms after the anchor, which is the reading before; against the first anchor the third would begin at 7 ms.
+    # 1 ms after the anchor, which is the previous read; relative to the first anchor the third would begin at 7 ms.
     for (_, start, _), read in zip(spans, read_at):
         assert -1_000_000 < start - 1_000_000 - read < 1_000_000
-    assert device.made == 3, "events are used again: an anchor and one pair"
+    assert device.made == 3, "events are reused: an anchor and one pair"
 
 
-def test_what_is_launched_before_there_is_an_anchor_is_not_told() -> None:
-    device, timeline = Device(), heard()
+def test_work_launched_before_first_anchor_is_not_recorded() -> None:
+    device, timeline = FakeDevice(), listened()
     clock = DeviceClock(timeline, device.event)
     clock.launch(LEARN, lambda: None)
     clock.read()
     assert not timeline.on_device
 
 
-def test_nothing_is_recorded_while_nobody_hears_of_it() -> None:
-    device, timeline = Device(), Timeline()
+def test_nothing_is_recorded_while_not_listening() -> None:
+    device, timeline = FakeDevice(), Timeline()
     clock = DeviceClock(timeline, device.event)
     clock.read()
     assert clock.launch(LEARN, lambda: "done") == "done"
-    timeline.worked(INFERENCE, 1_000)
+    timeline.add_device_work(INFERENCE, 1_000)
     clock.read()
     assert not timeline.on_device
-    assert device.made == 1, "the anchor, which is renewed all the same: it may be needed at once"
+    assert device.made == 1, "only the anchor, which is renewed so that listening can start at any time"
     device.now = 5_000.0
     before = perf_counter_ns()
     clock.read()
-    after, timeline.is_heard = perf_counter_ns(), True
+    after, timeline.is_recording = perf_counter_ns(), True
     clock.launch(LEARN, lambda: None)
     clock.read()
     ((_, start, _),) = timeline.on_device
     assert before <= start <= after
 
 
-def test_work_that_fails_is_told_all_the_same() -> None:
-    device, timeline = Device(), heard()
+def test_work_that_raises_is_recorded() -> None:
+    device, timeline = FakeDevice(), listened()
     clock = DeviceClock(timeline, device.event)
     clock.read()
     with pytest.raises(StopIteration):
@@ -186,10 +186,10 @@ def test_work_that_fails_is_told_all_the_same() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_spans_are_as_long_as_the_work() -> None:
+def test_gpu_spans_are_as_long_as_the_work() -> None:
     import torch
 
-    timeline = heard()
+    timeline = listened()
     clock = DeviceClock(timeline)
     a = torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()
@@ -203,7 +203,7 @@ def test_on_a_gpu_spans_are_as_long_as_the_work() -> None:
     begun = perf_counter()
     clock.launch(LEARN, work)
     torch.cuda.synchronize()
-    took = perf_counter() - begun
+    elapsed = perf_counter() - begun
     clock.read()
     ((_, start, end),) = timeline.on_device
-    assert 0.5 * took < (end - start) * 1e-9 < 1.05 * took
+    assert 0.5 * elapsed < (end - start) * 1e-9 < 1.05 * elapsed

@@ -1,4 +1,4 @@
-"""Little environments, one for each thing an environment may do or do wrong. They import no torch."""
+"""Small environments, one for each thing an environment may do or do wrong. They import no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 
 class Scripted(gymnasium.Env):
-    """Returns what it is told to: `reset` and `step` are the outcomes themselves."""
+    """Returns given values from `reset` and `step`."""
 
     def __init__(self, observation_space: spaces.Space, reset: Any, step: Any = None, from_step: int = 0) -> None:
         self.observation_space, self.action_space = observation_space, spaces.Discrete(2)
@@ -32,7 +32,7 @@ class Scripted(gymnasium.Env):
 
 
 class Walk(gymnasium.Env):
-    """A walk with steps drawn from the episode's seed; observation [where, steps]; ends as `ending` says."""
+    """A random walk drawn from the episode's seed; observation [position, steps]; `ending` says how episodes end."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(3, start=-1)
@@ -42,38 +42,38 @@ class Walk(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self._where, self._steps = self.np_random.normal(), 0
+        self._position, self._steps = self.np_random.normal(), 0
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self._where += float(action) + self.np_random.normal()
+        self._position += float(action) + self.np_random.normal()
         self._steps += 1
         over = self._steps >= self._last
         terminated, truncated = over and self._ending != "truncation", over and self._ending != "termination"
-        return self._observation(), self._where, terminated, truncated, {}
+        return self._observation(), self._position, terminated, truncated, {}
 
     def _observation(self) -> np.ndarray:
-        return np.array([self._where, self._steps], np.float32)
+        return np.array([self._position, self._steps], np.float32)
 
 
-class SavedWalk(Walk):
-    """A walk that can be left and taken up again, and whose noise no seed repeats."""
+class CheckpointableWalk(Walk):
+    """A walk that can save and load its state, with noise that does not depend on the seed."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self._where = float(np.random.default_rng().normal())
+        self._position = float(np.random.default_rng().normal())
         return self._observation(), {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"where": self._where, "steps": self._steps, "rng": self.np_random.bit_generator.state}
+        return {"position": self._position, "steps": self._steps, "rng": self.np_random.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._where, self._steps = state["where"], state["steps"]
+        self._position, self._steps = state["position"], state["steps"]
         self.np_random.bit_generator.state = state["rng"]
 
 
-class Senses(gymnasium.Env):
-    """A Dict observation of all kinds, a Dict action of all kinds, episodes of random length; all from the seed."""
+class MixedDictEnv(gymnasium.Env):
+    """Dict observations and actions with all kinds of spaces, and random episode lengths; all drawn from the seed."""
 
     observation_space = spaces.Dict(
         {
@@ -86,7 +86,9 @@ class Senses(gymnasium.Env):
     action_space = spaces.Dict({"go": spaces.Discrete(4), "how": spaces.Box(-2.0, 1.0, (2,), np.float32)})
 
     def __init__(self) -> None:
-        self.observation_space = copy.deepcopy(self.observation_space)  # it draws from it: to each its own
+        self.observation_space = copy.deepcopy(
+            self.observation_space
+        )  # it samples from it: each instance needs its own
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
@@ -105,8 +107,8 @@ class Senses(gymnasium.Env):
         return observation
 
 
-class Pictures(gymnasium.Env):
-    """Noise to look at, channels last; truncated after 7 steps."""
+class ImageEnv(gymnasium.Env):
+    """Random images, channels last; truncated after 7 steps."""
 
     observation_space = spaces.Box(0, 255, (12, 10, 3), np.uint8)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -114,30 +116,30 @@ class Pictures(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self._steps = 0
-        return self._picture(), {}
+        return self._image(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._steps += 1
-        return self._picture(), float(action[0]), False, self._steps >= 7, {}
+        return self._image(), float(action[0]), False, self._steps >= 7, {}
 
-    def _picture(self) -> np.ndarray:
+    def _image(self) -> np.ndarray:
         return self.np_random.integers(0, 256, (12, 10, 3), np.uint8)
 
 
 class Masked(gymnasium.Env):
-    """Allows one action at a time, the next one after each step; a disallowed one is an error.
+    """Allows one action per step, in turn; any other action is an error.
 
-    The mask is in info, or with `in_observation` a key of the observation; `forget` leaves it out after so many steps.
+    The mask is in info, or with `in_observation` a key of the observation; `forget` omits it after that many steps.
     """
 
     action_space = spaces.Discrete(4)
 
     def __init__(self, in_observation: bool = False, forget: int | None = None, allow: int = 1) -> None:
         self._in_observation, self._forget, self._allow = in_observation, forget, allow
-        where = spaces.Box(0, 3, (1,), np.float32)
-        self.observation_space: spaces.Space = where
+        position = spaces.Box(0, 3, (1,), np.float32)
+        self.observation_space: spaces.Space = position
         if in_observation:
-            self.observation_space = spaces.Dict({"where": where, "action_mask": spaces.MultiBinary(4)})
+            self.observation_space = spaces.Dict({"position": position, "action_mask": spaces.MultiBinary(4)})
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         self._steps = 0
@@ -153,10 +155,10 @@ class Masked(gymnasium.Env):
     def _outcome(self) -> tuple[Any, dict]:
         mask = np.zeros(4, np.int8)
         mask[self._steps % 4] = self._allow
-        where = np.array([self._steps % 4], np.float32)
+        position = np.array([self._steps % 4], np.float32)
         if self._in_observation:
-            return {"where": where, "action_mask": mask}, {}
-        return where, {} if self._forget is not None and self._steps >= self._forget else {"action_mask": mask}
+            return {"position": position, "action_mask": mask}, {}
+        return position, {} if self._forget is not None and self._steps >= self._forget else {"action_mask": mask}
 
 
 class Failing(Walk):
@@ -174,14 +176,14 @@ class Failing(Walk):
         return super().step(action)
 
 
-class WhereAmI(gymnasium.Env):
-    """Observes the process it lives in: its id, and whether that process has loaded torch."""
+class ProcessInfoEnv(gymnasium.Env):
+    """Observes the id of its process and whether that process has imported torch."""
 
     observation_space = spaces.Dict({"pid": spaces.Box(0, 2**31, (1,), np.int64), "has_torch": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)
 
-    def __init__(self, closing_note: str | None = None) -> None:
-        self._closing_note = closing_note
+    def __init__(self, close_folder: str | None = None) -> None:
+        self._close_folder = close_folder
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         return self._observation(), {}
@@ -193,5 +195,5 @@ class WhereAmI(gymnasium.Env):
         return {"pid": np.array([os.getpid()], np.int64), "has_torch": int("torch" in sys.modules)}
 
     def close(self) -> None:
-        if self._closing_note:
-            (Path(self._closing_note) / str(os.getpid())).touch()
+        if self._close_folder:
+            (Path(self._close_folder) / str(os.getpid())).touch()

@@ -1,4 +1,4 @@
-"""A job to tune and the situation it is in."""
+"""A job to tune and its `JobSetup`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from unidle.config import Config, PPORecipe
 from unidle.config.validate import validated
 from unidle.tuning.search.changes import Change
-from unidle.tuning.search.trial import Situation
+from unidle.tuning.search.trial import JobSetup
 
-HERE = Situation(
+SITUATION = JobSetup(
     cores=4, gpu=None, on_gpu=False, on_device=False, vectorised=False, workers=1, slices=1, replay_off_device=False
 )
 JOB = validated(
@@ -20,7 +20,7 @@ JOB = validated(
 )
 
 
-def texts(changes: list[Change]) -> list[str]:
+def change_texts(changes: list[Change]) -> list[str]:
     return [change.text for change in changes]
 
 

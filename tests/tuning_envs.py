@@ -1,4 +1,4 @@
-"""Environments that make a training job slow, or that spoil a trial of it. No torch here."""
+"""Environments that make a training job slow or make a trial of it fail. They import no torch."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 from cli_envs import Choice
 
-DAWDLE_S = 1.0
+SLOW_CREATION_S = 1.0
 
 
-class Sleepy(Choice):
-    """Each step waits 10 ms, as for a server: more worker processes are faster, however few and busy the cores are."""
+class SlowStep(Choice):
+    """Each step sleeps 10 ms, as if waiting for a server: more worker processes are faster even on few busy cores."""
 
     def __init__(self) -> None:
         super().__init__(pause=0.01)
 
 
-class Spoiling(Choice):
-    """Sound in the trainer's process; in a worker it spoils a trial: `how` is crash, memory, hang or raise.
+class FailingTrial(Choice):
+    """Works in the trainer's process; in a worker it makes a trial fail: `how` is crash, memory, hang or raise.
 
-    Or, in any process, it starts another that it leaves behind as it crashes, or it dawdles when it is made.
+    In any process, "orphan" starts a child process and crashes, and "slow creation" takes a second to create.
     """
 
-    def __init__(self, how: str, note: str = "") -> None:
+    def __init__(self, how: str, pid_file: str = "") -> None:
         super().__init__()
-        self._how, self._note = how, note
-        if how == "dawdle":
-            time.sleep(DAWDLE_S)
+        self._how, self._pid_file = how, pid_file
+        if how == "slow creation":
+            time.sleep(SLOW_CREATION_S)
 
     def step(self, action: Any) -> Any:
-        if self._how == "leave" and _in_trial():
-            with open(self._note, "w", encoding="utf-8") as note:
-                note.write(str(subprocess.Popen(["sleep", "60"]).pid))
+        if self._how == "orphan" and _in_trial():
+            with open(self._pid_file, "w", encoding="utf-8") as pid_file:
+                pid_file.write(str(subprocess.Popen(["sleep", "60"]).pid))
             os.abort()
         if _in_worker():
             if self._how == "hang":
@@ -47,19 +47,19 @@ class Spoiling(Choice):
         return super().step(action)
 
 
-def unreachable(*_: object) -> None:
-    """A network that is fetched from where nobody answers."""
-    raise ConnectionResetError("nobody answers")
+def unreachable_network(*_: object) -> None:
+    """A network factory whose download fails."""
+    raise ConnectionResetError("no response")
 
 
 def _in_worker() -> bool:
-    return _program() == "unidle.envs.pool.worker"
+    return _main_module() == "unidle.envs.pool.worker"
 
 
 def _in_trial() -> bool:
-    return _program() == "unidle.tuning.search.trial_main"
+    return _main_module() == "unidle.tuning.search.trial_main"
 
 
-def _program() -> str | None:
+def _main_module() -> str | None:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return None if spec is None else spec.name

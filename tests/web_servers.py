@@ -1,4 +1,4 @@
-"""Servers for tests, on loopback: well-behaved ones that count, and ones that speak whatever bytes they are told to."""
+"""Loopback servers for tests: HTTP servers that count requests, and raw servers that send given bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """To its end, and not for long."""
+    """Run a coroutine with a timeout of 20 seconds."""
 
     async def limited() -> _Result:
         return await asyncio.wait_for(coroutine, 20)
@@ -23,15 +23,15 @@ def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     return asyncio.run(limited())
 
 
-class Seen:
-    """What a server saw."""
+class ServerLog:
+    """Requests and connections that a server received."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.port = int(url.rsplit(":", 1)[1].strip("/"))
         self.requests: list[web.BaseRequest] = []
         self.times: list[float] = []
-        self.now = self.most = 0
+        self.concurrent = self.max_concurrent = 0
 
     @property
     def paths(self) -> list[str]:
@@ -39,38 +39,38 @@ class Seen:
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: Answer, robots: str | None = None, host: str = "127.0.0.1") -> AsyncIterator[Seen]:
-    """Answers all but robots.txt, which is a 404 unless given."""
+async def http_server(answer: Answer, robots: str | None = None, host: str = "127.0.0.1") -> AsyncIterator[ServerLog]:
+    """Answers every request with `answer`, except robots.txt, which is a 404 unless given."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        seen.requests.append(request)
+        log.requests.append(request)
         if request.path == "/robots.txt":
             return web.Response(text=robots) if robots is not None else web.Response(status=404)
-        seen.times.append(asyncio.get_running_loop().time())
-        seen.now += 1
-        seen.most = max(seen.most, seen.now)
+        log.times.append(asyncio.get_running_loop().time())
+        log.concurrent += 1
+        log.max_concurrent = max(log.max_concurrent, log.concurrent)
         try:
             return await answer(request)
         finally:
-            seen.now -= 1
+            log.concurrent -= 1
 
     runner = web.ServerRunner(web.Server(handle, access_log=None), shutdown_timeout=0.05)
     await runner.setup()
     await web.TCPSite(runner, host, 0).start()
-    seen = Seen(f"http://{host}:{runner.addresses[0][1]}/")
+    log = ServerLog(f"http://{host}:{runner.addresses[0][1]}/")
     try:
-        yield seen
+        yield log
     finally:
         await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
-async def talking(talk: Talk) -> AsyncIterator[Seen]:
-    """Reads a request and then says what it likes; `now` counts connections that are open."""
+async def raw_server(talk: Talk) -> AsyncIterator[ServerLog]:
+    """Reads a request and then calls `talk`; `concurrent` counts open connections."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.now += 1
-        seen.most += 1
+        log.concurrent += 1
+        log.max_concurrent += 1
         try:
             await reader.readuntil(b"\r\n\r\n")
             await talk(reader, writer)
@@ -78,13 +78,13 @@ async def talking(talk: Talk) -> AsyncIterator[Seen]:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            seen.now -= 1
+            log.concurrent -= 1
             writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    seen = Seen(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    log = ServerLog(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
     try:
-        yield seen
+        yield log
     finally:
         server.close()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 # Imported on first use: `import unidle`, the command line's help and worker processes do not need torch.
-_WHERE = {
+_MODULES = {
     "train": "unidle.api",
     "resume": "unidle.api",
     "load": "unidle.api",
@@ -38,16 +38,16 @@ _WHERE = {
     "TrainingError": "unidle.errors",
 }
 _RENAMED = {"Moment": "CallbackContext"}
-__all__ = sorted(_WHERE)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         new = _RENAMED[name]
         warnings.warn(f"unidle.{name} is now unidle.{new}; use the new name.", DeprecationWarning, stacklevel=2)
-        return getattr(import_module(_WHERE[new]), new)
-    if name in _WHERE:
-        found = globals()[name] = getattr(import_module(_WHERE[name]), name)  # cached for the next access
+        return getattr(import_module(_MODULES[new]), new)
+    if name in _MODULES:
+        found = globals()[name] = getattr(import_module(_MODULES[name]), name)  # cached for the next access
         return found
     raise AttributeError(f"module 'unidle' has no attribute {name!r}")
 

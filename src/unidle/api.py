@@ -1,4 +1,4 @@
-"""What a Python user calls: `train`, `load`, and the run that both return."""
+"""The Python API: `train`, `resume`, `load`, and the run that they return."""
 
 from __future__ import annotations
 
@@ -10,46 +10,60 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 
 from unidle.config import Config
+from unidle.config.convert import in_brief
 from unidle.config.engine_file import read_engine_file
-from unidle.config.files import refuse_second_run
+from unidle.config.files import display_path, refuse_second_run
 from unidle.config.machine import gpu_name, limit_threads
 from unidle.config.presets import load_preset
 from unidle.config.renamed import with_current_names
-from unidle.config.resolve import lay, resumed
+from unidle.config.resolve import resolve_layers, resumed
 from unidle.config.validate import check_seed, validated
-from unidle.engine.agent import Agent
+from unidle.engine.agent import Agent, load_agent
 from unidle.engine.build import make_envs, resolve_network
 from unidle.engine.callbacks import Callback, SilentDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.engine.checkpoint.trust import require_trust
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, play
 from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.trainer import Trainer
-from unidle.envs.make import EnvFactory, EnvMaker, env_maker
-from unidle.envs.spec import probe
+from unidle.envs.env_object import settings_of
+from unidle.envs.make import EnvFactory, EnvMaker, env_maker, is_name_or_factory
+from unidle.envs.probe import probe
 from unidle.envs.vector.host_envs import vector_size
+from unidle.envs.wrap import wrapper_entries
 from unidle.errors import UsageError
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.metrics.jsonl import read_records
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
+from unidle.output import guarded_output
 from unidle.report.history import read_history
 from unidle.report.page.report import write_report
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.progress import Display
 
-_OVERLAP_PAYS_FROM = 48  # environments on a GPU, as measured: docs/overlap.md
+_OVERLAP_MIN_ENVS = 48  # with fewer environments overlap does not pay, as measured on a GPU: docs/overlap.md
+_MAX_NAME_BYTES = 255  # of a folder, on common file systems
 
 
 class TrainedRun:
     """A run folder of a run that has been trained."""
 
-    def __init__(self, path: Path, env: EnvMaker | None = None, network: NetworkFactory | None = None) -> None:
-        self.folder = RunFolder.open(path)
-        self.path = path
+    stopped_by: int | None = None  # the signal (SIGINT, SIGTERM, …) that stopped `train` or `resume` early
+
+    def __init__(
+        self, path: Path, env: EnvMaker | None = None, network: NetworkFactory | None = None, *, trust: bool = False
+    ) -> None:
+        self.folder = RunFolder.open(path.absolute())
+        self.path = self.folder.path
         self.config = self.folder.config()
+        self._trust = trust
+        if network is None:
+            require_trust(self.path, self.config, ["network"], trust)
         self._maker = env
         self._network = network or resolve_network(self.config.recipe.network)[0]
         self._agent: Agent | None = None
@@ -58,7 +72,7 @@ class TrainedRun:
     def agent(self) -> Agent:
         """The best policy so far, or the latest if none was evaluated."""
         if self._agent is None:
-            self._agent = Agent(self.folder.for_use(), self.config, self._network)
+            self._agent = load_agent(self.folder, self.config, self._network, _print_message)
         return self._agent
 
     @property
@@ -76,7 +90,7 @@ class TrainedRun:
         history = read_history(self.path)
         final, best = history.final_evaluation, history.best_evaluation
         return {
-            "run": str(self.path),
+            "run": display_path(self.path),
             "step": history.steps,
             "timesteps": self.config.run.timesteps,
             "wall_seconds": history.wall,
@@ -87,8 +101,8 @@ class TrainedRun:
             "seconds": history.seconds,
             "overlap": history.overlap,
             "faults": history.fault_counts,
-            "checkpoint": str(self.folder.for_use()),
-            "report": str(self.report),
+            "checkpoint": display_path(self.folder.best_or_latest()),
+            "report": display_path(self.report),
         }
 
     def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
@@ -96,8 +110,10 @@ class TrainedRun:
         return self.agent.predict(observation, deterministic=deterministic, action_mask=action_mask)
 
     def maker(self) -> EnvMaker:
-        """Return the maker of the environments this run was trained on."""
-        return _placed(self._maker or env_maker(self.config.run.env, self.config.run.env_kwargs), self.config)
+        """Return the maker of the environments that this run was trained on."""
+        if self._maker is None:
+            require_trust(self.path, self.config, ["env", "wrappers"], self._trust)
+        return _maker_for(self._maker or _maker_of(self.config), self.config)
 
     def evaluate(self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True) -> Evaluation:
         """Play `episodes` episodes with the best policy, in new environments with seeds that training never used."""
@@ -114,7 +130,7 @@ class TrainedRun:
             env_spec.obs_layout.space != self.agent.obs_layout.space
             or env_spec.action_layout.space != self.agent.action_layout.space
         ):
-            raise UsageError(f"{maker.name} does not have the spaces that {self.path} was trained on.")
+            raise UsageError(f"{maker.name} does not have the spaces that {display_path(self.path)} was trained on.")
         n_envs = min(episodes, 10)
         workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=self.agent.device.type == "cuda")
         envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
@@ -124,16 +140,26 @@ class TrainedRun:
             envs.close()
 
 
-def load(path: str | Path, *, env: EnvFactory | None = None, network: NetworkFactory | None = None) -> TrainedRun:
-    """Load an earlier run; pass `env` and `network` again if they were objects that cannot be imported by name."""
-    kwargs = RunFolder.open(Path(path)).config().run.env_kwargs
-    run = TrainedRun(Path(path), env_maker(env, kwargs) if env else None, network)
-    run.folder.for_use()  # fail early if there is no checkpoint
+def load(
+    path: str | Path, *, env: EnvFactory | None = None, network: NetworkFactory | None = None, trust: bool = False
+) -> TrainedRun:
+    """Load an earlier run; pass `env` and `network` again if they were objects that cannot be imported by name.
+
+    `trust`: import the code that the config of a run that you did not create names.
+    """
+    folder = RunFolder.open(Path(path))
+    maker = None
+    if env is not None:
+        config = folder.config()
+        require_trust(folder.path, config, ["wrappers"], trust)
+        maker = env_maker(env, config.run.env_kwargs, config.run.wrappers)
+    run = TrainedRun(Path(path), maker, network, trust=trust)
+    run.folder.best_or_latest()  # fail early if there is no checkpoint
     return run
 
 
 def train(
-    env: str | EnvFactory,
+    env: str | EnvFactory | gymnasium.Env,
     *,
     preset: str | None = None,
     config: str | Path | None = None,
@@ -147,23 +173,39 @@ def train(
 ) -> TrainedRun:
     """Train a policy and return the run.
 
-    `env` is a Gymnasium id, "envpool:id", "module:callable", or a factory of single or vector environments.
+    `env` is a Gymnasium id, "envpool:id", "module:callable", a factory of single or vector environments, or an
+    environment from `gymnasium.make`, which is created again. `wrappers` are names ("module:callable") or callables.
     `settings` are the command line's flags with underscores (timesteps=200_000, seed=1, n_envs=8, …); they override
     `engine` (a YAML file that `unidle tune` wrote), which overrides `config` (a YAML file), which overrides `preset`.
     """
+    cwd = Path.cwd()  # before an environment, or its module, can change it
     settings, renamings = with_current_names(settings)
+    if "wrappers" in settings:
+        settings["wrappers"] = wrapper_entries(settings["wrappers"])
+    if not is_name_or_factory(env):
+        env, settings = _as_name(env, settings)
     name = env if isinstance(env, str) else None
     file, n_envs, algo = Path(config) if config else None, settings.get("n_envs"), settings.get("algo")
-    layers = lay(preset, file, torch.cuda.is_available(), name, n_envs, algo)
+    layers = resolve_layers(preset, file, torch.cuda.is_available(), name, n_envs, algo)
     if engine is not None:
         layers = layers.with_engine(read_engine_file(Path(engine)), gpu_name)
-    maker = env_maker(env, settings.get("env_kwargs", layers.config.run.env_kwargs))
+    run = layers.with_flags(settings).run
+    maker = env_maker(env, run.env_kwargs, run.wrappers)
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
-    settled, notes = fitted(layers.settled_with(flags), maker)
+    settled, notes = fit_to_env(layers.with_flags(flags), maker)
     settled = validated(settled, layers.preset_batch_size)
     notes = [*renamings, *layers.notes, *notes]
-    return start(settled, notes, maker, factory, after_iteration, after_evaluation, writers, quiet)
+    return start(settled, notes, maker, factory, after_iteration, after_evaluation, writers, quiet, cwd)
+
+
+def _as_name(env: Any, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of an environment object, and `settings` with the arguments and wrappers that create it again."""
+    given = settings_of(env)
+    for setting in ("env_kwargs", "wrappers"):
+        if settings.get(setting):
+            raise UsageError(f"`{setting}` needs an environment's id, not an object; pass the id as env.")
+    return given.pop("env"), {**settings, **given}
 
 
 def start(
@@ -175,14 +217,21 @@ def start(
     after_evaluation: Sequence[Callback] = (),
     writers: Sequence[MetricWriter] = (),
     quiet: bool = False,
+    cwd: Path | None = None,
 ) -> TrainedRun:
-    """Train a validated config in a new run folder."""
-    maker = _placed(maker or env_maker(config.run.env, config.run.env_kwargs), config)
+    """Train a validated config in a new run folder; `runs_dir` is relative to `cwd`."""
+    maker = _maker_for(maker or _maker_of(config), config)
     network = network or resolve_network(config.recipe.network)[0]
-    path = _new_path(config)
+    path = _new_path(config, cwd or Path.cwd())
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_name=path.name))
     build = _Build(maker, network, after_iteration, after_evaluation, writers, quiet)
-    return build.train(config, path, notes, is_new=True)
+    try:
+        return build.train(config, path, notes, is_new=True)
+    except BaseException:
+        for folder in (path, path.parent):
+            with suppress(OSError):  # not empty: training has started
+                folder.rmdir()
+        raise
 
 
 def resume(
@@ -193,52 +242,62 @@ def resume(
     after_iteration: Sequence[Callback] = (),
     after_evaluation: Sequence[Callback] = (),
     writers: Sequence[MetricWriter] = (),
+    trust: bool = False,
     quiet: bool = False,
     **settings: Any,
 ) -> TrainedRun:
     """Resume a run from its latest checkpoint, exactly as if it had never stopped.
 
-    `settings` may extend it (timesteps) or change engine settings, but not its recipe.
+    `settings` may extend it (timesteps) or change engine settings, but not its recipe. `trust` allows to import the
+    code that the config of a run that you did not create names.
     """
-    folder = RunFolder.open(Path(path))
+    folder = RunFolder.open(Path(path).absolute())  # an environment may change the working directory
     settings, renamings = with_current_names(settings)
     config = resumed(folder.config(), settings, str(path))
-    maker = _placed(env_maker(env or config.run.env, config.run.env_kwargs), config)
+    named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
+    require_trust(folder.path, config, named, trust)
+    maker = _maker_of(config) if env is None else env_maker(env, config.run.env_kwargs, config.run.wrappers)
+    maker = _maker_for(maker, config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):
         raise UsageError(f"{maker.name} creates {size} environments, but the run has {config.recipe.n_envs}.")
     factory = network or resolve_network(config.recipe.network)[0]
     build = _Build(maker, factory, after_iteration, after_evaluation, writers, quiet)
-    return build.train(config, Path(path), renamings, is_new=False)
+    return build.train(config, folder.path, renamings, is_new=False)
 
 
-def _placed(maker: EnvMaker, config: Config) -> EnvMaker:
+def _maker_of(config: Config) -> EnvMaker:
+    return env_maker(config.run.env, config.run.env_kwargs, config.run.wrappers)
+
+
+def _maker_for(maker: EnvMaker, config: Config) -> EnvMaker:
     """Return the maker for the device if the environment supports it, unless worker processes are requested."""
     maker = dataclasses.replace(maker, obs_groups=config.recipe.obs_groups)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 
-def fitted(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
+def fit_to_env(config: Config, maker: EnvMaker) -> tuple[Config, list[str]]:
     """Return the unvalidated `config` with settings that depend on the environment, and notes for the user."""
     size = vector_size(maker)
-    config, notes = (config, []) if size is None else _sized(config, maker, size)
+    config, notes = (config, []) if size is None else _with_n_envs(config, maker, size)
     recipe, engine = config.recipe, config.engine
     if recipe.overlap != "auto":
         return config, notes
-    are_many = recipe.on_policy and recipe.n_envs >= _OVERLAP_PAYS_FROM
-    are_single = (
-        size is None and engine.subproc is not False and _placed(maker, config).kind in ("gymnasium", "unknown")
+    has_many_envs = recipe.on_policy and recipe.n_envs >= _OVERLAP_MIN_ENVS
+    has_single_envs = (
+        size is None and engine.subproc is not False and _maker_for(maker, config).kind in ("gymnasium", "unknown")
     )
-    pays = are_many and are_single and choose_device(engine.device).type == "cuda"
-    if pays:
+    use_overlap = has_many_envs and has_single_envs and choose_device(engine.device).type == "cuda"
+    if use_overlap:
         notes = [
-            f"overlap is strict: with {_OVERLAP_PAYS_FROM} environments or more, they keep stepping while the GPU "
+            f"overlap is strict: with {_OVERLAP_MIN_ENVS} environments or more, they keep stepping while the GPU "
             "learns. For textbook PPO, use --overlap off."
         ]
-    return dataclasses.replace(config, recipe=dataclasses.replace(recipe, overlap="strict" if pays else "off")), notes
+    recipe = dataclasses.replace(recipe, overlap="strict" if use_overlap else "off")
+    return dataclasses.replace(config, recipe=recipe), notes
 
 
-def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str]]:
+def _with_n_envs(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str]]:
     """Return `config` with the number of environments that the factory creates."""
     recipe = config.recipe
     if size == recipe.n_envs:
@@ -250,8 +309,8 @@ def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str
         )
     # The preset's batch size is for the preset's number of environments; keep one set by the user.
     is_preset = recipe.on_policy and recipe.batch_size == preset.batch_size
-    with_it: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
-    recipe = dataclasses.replace(recipe, n_envs=size, **with_it)
+    batch_size: dict[str, Any] = {"batch_size": "auto"} if is_preset else {}
+    recipe = dataclasses.replace(recipe, n_envs=size, **batch_size)
     return dataclasses.replace(config, recipe=recipe), [
         f"n_envs is {size}, the number of environments that {maker.name} creates."
     ]
@@ -259,7 +318,7 @@ def _sized(config: Config, maker: EnvMaker, size: int) -> tuple[Config, list[str
 
 @dataclasses.dataclass(frozen=True)
 class _Build:
-    """Everything that a new and a resumed run share, except the folder."""
+    """The arguments that new and resumed runs have in common."""
 
     maker: EnvMaker
     network: NetworkFactory | None
@@ -268,6 +327,7 @@ class _Build:
     writers: Sequence[MetricWriter]
     quiet: bool
 
+    @guarded_output()
     def train(self, config: Config, path: Path, notes: Sequence[str], is_new: bool) -> TrainedRun:
         limit_threads()
         with nullcontext(_Quiet()) if self.quiet else Display() as display:
@@ -300,15 +360,21 @@ class _Build:
         try:
             write_report(path)
         except OSError as error:  # the run itself is complete and saved
-            display.on_message(f"The report could not be written to {path} ({error.strerror}).")
-        return TrainedRun(path, self.maker, self.network)
+            display.on_message(f"The report could not be written to {display_path(path)} ({error.strerror}).")
+        trained = TrainedRun(path, self.maker, self.network)
+        trained.stopped_by = trainer.stopped_by
+        return trained
+
+
+def _print_message(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 class _Quiet(SilentDisplay):
     """Prints messages only."""
 
     def __init__(self) -> None:
-        self._messages = Messages(lambda text, style: print(text, file=sys.stderr))
+        self._messages = Messages(lambda text, style: _print_message(text))
 
     def on_message(self, text: str) -> None:
         self._messages.show(text)
@@ -317,20 +383,18 @@ class _Quiet(SilentDisplay):
         self._messages.close()
 
 
-def _new_path(config: Config) -> Path:
-    """Return the folder for a new run: with the user's name, or with the next free one."""
+def _new_path(config: Config, cwd: Path) -> Path:
+    """Return the folder for a new run, as an absolute path: with the user's name, or with the next free one."""
     run = config.run
+    parent = cwd / run.runs_dir
     if run.run_name is not None:
-        if not run.run_name or "/" in run.run_name or run.run_name in (".", ".."):
+        name = run.run_name
+        if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > _MAX_NAME_BYTES:
             raise UsageError(
-                f"`run_name` is {run.run_name!r}; use a plain folder name, and --runs-dir for its parent folder."
+                f"`run_name` is {in_brief(name)}; use a plain folder name, and --runs-dir for its parent folder."
             )
-        path = Path(run.runs_dir) / run.run_name
+        path = parent / run.run_name
         refuse_second_run(path)
         return path
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run.env}-{config.recipe.algo}-{run.preset}-seed{run.seed}").strip("-")
-    path, number = Path(run.runs_dir) / name, 1
-    while path.exists():
-        number += 1
-        path = Path(run.runs_dir) / f"{name}-{number}"
-    return path
+    return RunFolder.reserve(parent, name[-_MAX_NAME_BYTES // 2 :])

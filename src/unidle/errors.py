@@ -28,7 +28,12 @@ class WriteError(TrainingError):
     """A file in the run folder cannot be written."""
 
 
-def as_training_error(what: str, error: Exception) -> Exception:
+# What user code may raise; SystemExit from an environment that calls sys.exit(), which must not end the run as if it
+# had succeeded.
+USER_EXCEPTIONS = (Exception, SystemExit)
+
+
+def as_training_error(what: str, error: BaseException) -> Exception:
     """Turn an exception of user code into a TrainingError that says `what` failed, with the traceback.
 
     Errors that unidle raised itself are returned unchanged.
@@ -36,7 +41,8 @@ def as_training_error(what: str, error: Exception) -> Exception:
     if isinstance(error, (UsageError, TrainingError)):
         return error
     details = "".join(traceback.format_exception(error))
-    return TrainingError(f"{what}: {type(error).__name__}: {error}\n{details}")
+    called = f"it called sys.exit({error})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    return TrainingError(f"{what}: {called}\n{details}")
 
 
 @contextlib.contextmanager
@@ -44,7 +50,7 @@ def wrap_errors(what: str) -> Iterator[None]:
     """Raise exceptions of the block as `as_training_error`."""
     try:
         yield
-    except Exception as error:
+    except USER_EXCEPTIONS as error:
         raise as_training_error(what, error) from error
 
 

@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-# What a stream is for: the second part of its key.
+# Purposes of streams: the second part of a key.
 NOISE, EVALUATION, SHUFFLE, PREDICTION, PLASTICITY = 1, 2, 3, 4, 5
 
-# Of the 32-bit hash behind counter-based random numbers on a device: odd, and all different.
+# Constants of the 32-bit hash for counter-based random numbers on a device: odd, and all different.
 HASH_FACTORS, HASH_EPISODE, HASH_DRAW = (0x21F0AAAD, 0x735A2D97), 0x1E3779B9, 0x05EBCA6B
 
 
 def keyed_generator(device: torch.device, *key: int) -> torch.Generator:
-    """A stream for this key (run seed, purpose, iteration) and no other: resuming needs no state of it."""
-    return rekeyed(torch.Generator(device), *key)
+    """A new generator, seeded by a key (run seed, purpose, iteration), so that resuming needs no saved state."""
+    return reseed(torch.Generator(device), *key)
 
 
-def rekeyed(generator: torch.Generator, *key: int) -> torch.Generator:
-    """`generator`, from now on the stream for this key."""
+def reseed(generator: torch.Generator, *key: int) -> torch.Generator:
+    """Seed `generator` by a key, and return it."""
     seed = int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0])
     return generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
+
+_METHODS = ("uniform_", "normal_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_")
+_FUNCTIONS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")
+_INITIALISERS = ("uniform_", "normal_", "kaiming_uniform_")  # those of torch.nn.init that a mode sees
+_DRAWS = {
+    *(getattr(Tensor, name) for name in _METHODS),
+    *(getattr(torch, name) for name in _FUNCTIONS),
+    *(getattr(torch.nn.init, name) for name in _INITIALISERS),
+}
+_DRAWS_LIKE = {torch.rand_like: Tensor.uniform_, torch.randn_like: Tensor.normal_}
+
+
+class DrawingFrom(TorchFunctionMode):
+    """Within it, this thread draws from `generator` instead of torch's global generator, which all threads share."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWS_LIKE:
+            return self.__torch_function__(_DRAWS_LIKE[func], types, (torch.empty_like(*args, **kwargs),))
+        if func in _DRAWS and kwargs.get("generator") is None and self._is_on_device(args, kwargs):
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+    def _is_on_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        first = args[0] if args else kwargs.get("tensor")
+        given = first.device if isinstance(first, Tensor) else kwargs.get("device")
+        return torch.device(given or torch.get_default_device()) == self._generator.device

@@ -30,7 +30,7 @@ def compare(critics: Sequence[int], train: Callable[[int], TrainedRun]) -> list[
     return [_point(width, train(width)) for width in sorted(set(critics))]
 
 
-def is_whole(run: TrainedRun, timesteps: int) -> bool:
+def is_finished(run: TrainedRun, timesteps: int) -> bool:
     """Whether the run reached `timesteps` and was evaluated after its last step."""
     history = read_history(run.path)
     final = history.final_evaluation

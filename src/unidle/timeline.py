@@ -1,4 +1,4 @@
-"""Where time goes: the host is always in exactly one phase, and CUDA events tell when the GPU worked for which.
+"""Records where time goes: the host is always in exactly one phase, and CUDA events measure the GPU's work per phase.
 
 Every stage of a run writes here; the meter reads it.
 """
@@ -12,58 +12,58 @@ from typing import Any
 
 PHASES = ("environment", "inference", "storage", "learn", "sync", "evaluate", "checkpoint", "logging", "other")
 ENVIRONMENT, INFERENCE, STORAGE, LEARN, SYNC, EVALUATE, CHECKPOINT, LOGGING, OTHER = range(len(PHASES))
-_KEPT = 1 << 16  # intervals of a clock
-_HEARD = 1 << 14  # of a timeline, and as many of the device: more would take long to account for
+_CLOCK_CAPACITY = 1 << 16  # intervals
+_TIMELINE_CAPACITY = 1 << 14  # intervals of the host, and as many of the device; more would take long to analyse
 
 Interval = tuple[int, int, int]  # phase, start, end, in nanoseconds of perf_counter_ns
 
 
 class PhaseClock:
-    """A clock that is always in one phase. Entering the next one ends the last: nothing is lost or counted twice."""
+    """A clock that is always in one phase: entering one ends the previous one, so no time is lost or counted twice."""
 
-    def __init__(self, n_phases: int, phase: int, capacity: int = _KEPT) -> None:
+    def __init__(self, n_phases: int, phase: int, capacity: int = _CLOCK_CAPACITY) -> None:
         self.totals_ns = [0] * n_phases
         self._phase = phase
         self._since = perf_counter_ns()
-        self.is_heard = True
-        """Whether intervals are kept, for those who need more than totals."""
+        self.is_recording = True
+        """Whether intervals are recorded; totals always are."""
         self.intervals: deque[Interval] = deque(maxlen=capacity)
-        """The latest, oldest first; the open one is not among them."""
+        """The latest intervals, oldest first, without the open one."""
 
     def enter(self, phase: int) -> int:
-        """Switch to `phase` and return the one that ended; 0.1 to 0.2 µs: it is called several times a step."""
+        """Switch to `phase` and return the one that ended. Takes 0.1 to 0.2 µs: it is called several times per step."""
         now = perf_counter_ns()
         ended = self._phase
         self.totals_ns[ended] += now - self._since
-        if self.is_heard:
+        if self.is_recording:
             self.intervals.append((ended, self._since, now))
         self._phase, self._since = phase, now
         return ended
 
 
 class Timeline(PhaseClock):
-    """What the trainer's thread does and, while it is heard, when the GPU worked for which phase."""
+    """The phases of the trainer's thread and, while recording, when the GPU worked for which phase."""
 
-    def __init__(self, capacity: int = _HEARD) -> None:
+    def __init__(self, capacity: int = _TIMELINE_CAPACITY) -> None:
         super().__init__(len(PHASES), OTHER, capacity)
         self.on_device: deque[Interval] = deque(maxlen=capacity)
-        """When the GPU worked for which phase."""
-        self.is_heard = False
+        """The GPU's work, by phase."""
+        self.is_recording = False
 
-    def listen(self) -> None:
-        """Keep intervals from now on, and none from before; until `is_heard` is taken back."""
+    def start_recording(self) -> None:
+        """Discard recorded intervals and record from now on, until `is_recording` is set to False."""
         self.intervals.clear()
         self.on_device.clear()
-        self.is_heard = True
+        self.is_recording = True
 
     def begin(self) -> None:
-        """Let the account start now: what was before belongs to no phase."""
+        """Reset the totals: time before this call counts towards no phase."""
         self.totals_ns = [0] * len(PHASES)
         self._phase, self._since = OTHER, perf_counter_ns()
 
-    def worked(self, phase: int, nanoseconds: int) -> None:
-        """The GPU has just done so much work for `phase`, and the host has waited for it."""
-        if self.is_heard:
+    def add_device_work(self, phase: int, nanoseconds: int) -> None:
+        """Record that the GPU has just worked this long for `phase`, while the host waited."""
+        if self.is_recording:
             now = perf_counter_ns()
             self.on_device.append((phase, now - nanoseconds, now))
 
@@ -82,8 +82,8 @@ def _cuda_event() -> Any:
 class DeviceClock:
     """CUDA events around work launched on the current stream; they are read later, without waiting.
 
-    Their times are float32 milliseconds after another event: an hour later they are off by a quarter of a millisecond.
-    So the anchor that they are read against is renewed whenever they are read.
+    CUDA measures time as float32 milliseconds after another event, the anchor: an hour later it is off by a quarter of
+    a millisecond. So there is a new anchor after every read.
     """
 
     def __init__(self, timeline: Timeline, event: Callable[[], Any] = _cuda_event) -> None:
@@ -94,8 +94,8 @@ class DeviceClock:
         self._anchor_ns = 0
 
     def launch(self, phase: int, work: Callable[[], Any]) -> Any:
-        """Call `work`, which launches something for `phase`; returns what it returns."""
-        if not self._timeline.is_heard or self._anchor is None:
+        """Call `work`, which launches kernels for `phase`, and return its result."""
+        if not self._timeline.is_recording or self._anchor is None:
             return work()
         first, last = self._take(), self._take()
         first.record()
@@ -106,15 +106,15 @@ class DeviceClock:
             self._recorded.append((phase, first, last))
 
     def read(self) -> None:
-        """Tell the timeline what was recorded; to be called where the stream has come to the end of its work."""
+        """Add the recorded work to the timeline; call it only when the stream has finished its work."""
         for phase, first, last in self._recorded:
-            begun, ended = (self._anchor_ns + round(1e6 * self._anchor.elapsed_time(at)) for at in (first, last))
-            self._timeline.on_device.append((phase, begun, ended))
+            start, end = (self._anchor_ns + round(1e6 * self._anchor.elapsed_time(event)) for event in (first, last))
+            self._timeline.on_device.append((phase, start, end))
             self._free += (first, last)
         self._recorded.clear()
         self._anchor = self._anchor or self._event()
         self._anchor.record()
-        self._anchor.synchronize()  # at once: there is nothing before it
+        self._anchor.synchronize()  # returns at once: the stream is idle
         self._anchor_ns = perf_counter_ns()
 
     def _take(self) -> Any:

@@ -1,4 +1,4 @@
-"""Out of memory while learning: minibatches in pieces, the same recipe, and the run goes on."""
+"""Out of memory during an update: minibatches are split into micro-batches, with the same result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch.testing import assert_close
 
 import unidle
 from unidle.algos.micro_batches import MicroBatches
-from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder
+from unidle.kernels.dispatch import no_report
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.critics import Critics
 from unidle.nn.q_policy import QPolicy
@@ -30,16 +32,16 @@ SMALL: dict[str, Any] = {
 }
 
 
-def limited(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, obs: int) -> None:
-    """From now on, `kind` has memory for so many rows at a time, with all that gradients need."""
-    plain: Callable[..., Any] = getattr(kind, method)
+def limit_batch_size(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, max_size: int) -> None:
+    """From now on, `kind.method` runs out of memory for more than `max_size` observations with gradients."""
+    original: Callable[..., Any] = getattr(kind, method)
 
-    def stingy(self: Any, inputs: torch.Tensor, *more: Any) -> Any:
-        if torch.is_grad_enabled() and len(inputs) > obs:
-            raise torch.OutOfMemoryError(f"out of memory. Tried to allocate {len(inputs)} rows.")
-        return plain(self, inputs, *more)
+    def limited(self: Any, inputs: torch.Tensor, *more: Any) -> Any:
+        if torch.is_grad_enabled() and len(inputs) > max_size:
+            raise torch.OutOfMemoryError(f"out of memory. Tried to allocate {len(inputs)} observations.")
+        return original(self, inputs, *more)
 
-    monkeypatch.setattr(kind, method, stingy)
+    monkeypatch.setattr(kind, method, limited)
 
 
 def final_weights(run: unidle.TrainedRun) -> dict[str, torch.Tensor]:
@@ -49,7 +51,7 @@ def final_weights(run: unidle.TrainedRun) -> dict[str, torch.Tensor]:
     return policy
 
 
-def pieces_of(run: unidle.TrainedRun) -> list[float]:
+def micro_batch_counts(run: unidle.TrainedRun) -> list[float]:
     return [record["train/micro_batches"] for record in run.records if record["kind"] == "iteration"]
 
 
@@ -63,7 +65,7 @@ def pieces_of(run: unidle.TrainedRun) -> list[float]:
     ],
     ids=["plain", "clipped values, entropy", "gru", "strict overlap"],
 )
-def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe: dict[str, Any]) -> None:
+def test_micro_batches_add_up_to_full_gradient_and_metrics(recipe: dict[str, Any]) -> None:
     run = small_run("Pendulum-v1", n_envs=4, **recipe)
     try:
         rollout = run.collect()
@@ -72,10 +74,12 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe
         logged = run.algo.ops.gradient(batch, order)
         whole = run.algo.parameters.grad.clone()
         assert whole.abs().max() > 0
-        run.algo.ops.micro_batches.count = min(3, len(order))  # which does not divide 7: shares differ
-        logged_in_pieces = run.algo.ops.gradient(batch, order)
+        run.algo.ops.micro_batches.count = min(
+            3, len(order)
+        )  # 3 does not divide 7, so the micro-batches differ in size
+        split_logged = run.algo.ops.gradient(batch, order)
         assert_close(run.algo.parameters.grad, whole, rtol=1e-4, atol=1e-6)
-        assert_close(logged_in_pieces, logged, rtol=1e-4, atol=1e-6)
+        assert_close(split_logged, logged, rtol=1e-4, atol=1e-6)
     finally:
         run.envs.close()
 
@@ -89,9 +93,9 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_and_to_what_is_logged(recipe
         ("td3", "Pendulum-v1", Critics, "forward"),
         ("dqn", "CartPole-v1", QPolicy, "values"),
     ],
-    ids=["ppo", "sac", "sac of choices", "td3", "dqn"],
+    ids=["ppo", "sac", "sac discrete", "td3", "dqn"],
 )
-def test_training_goes_on_in_pieces_says_so_once_and_learns_the_same(
+def test_training_continues_in_micro_batches_when_out_of_memory(
     algo: str,
     env: str,
     kind: type,
@@ -104,42 +108,41 @@ def test_training_goes_on_in_pieces_says_so_once_and_learns_the_same(
     if algo != "ppo":
         settings |= {"learning_starts": 64, "buffer_size": 2000, "utd_ratio": 0.1}
     else:
-        settings |= {"activation": "elu"}  # one that is left to torch
+        settings |= {"activation": "elu"}  # no kernel supports it
     plain = unidle.train(env, **settings, quiet=True)
-    assert set(pieces_of(plain)) == {1.0}
+    assert set(micro_batch_counts(plain)) == {1.0}
     capsys.readouterr()
-    limited(monkeypatch, kind, method, 20)
-    stingy = unidle.train(env, **settings, quiet=True)
-    told = capsys.readouterr().err
-    assert told.count("A minibatch does not fit in memory and is split into micro-batches") == 1
-    assert "out of memory. Tried to allocate 64 rows." in told
-    assert pieces_of(stingy)[-1] == 4.0  # of 64 rows: 16 fit, 32 do not
-    before, after = final_weights(plain), final_weights(stingy)
+    limit_batch_size(monkeypatch, kind, method, 20)
+    split = unidle.train(env, **settings, quiet=True)
+    stderr = capsys.readouterr().err
+    assert stderr.count("A minibatch does not fit in memory and is split into micro-batches") == 1
+    assert "out of memory. Tried to allocate 64 observations." in stderr
+    assert micro_batch_counts(split)[-1] == 4.0  # of 64 observations: 16 fit, 32 do not
+    before, after = final_weights(plain), final_weights(split)
     assert_close(after, before, rtol=5e-3, atol=5e-4)
 
 
-def test_the_whole_rollout_is_evaluated_in_pieces_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_evaluation_is_split_when_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     run = small_run("Pendulum-v1")
     try:
         rollout = run.collect()
         values = run.algo.prepare(rollout).values
-        plain = ActorCritic.forward
+        original = ActorCritic.forward
 
-        def stingy(self: ActorCritic, obs: torch.Tensor, *more: Any) -> Any:
+        def limited(self: ActorCritic, obs: torch.Tensor, *more: Any) -> Any:
             if len(obs) > 8:
                 raise torch.OutOfMemoryError("out of memory")
-            return plain(self, obs, *more)
+            return original(self, obs, *more)
 
-        monkeypatch.setattr(ActorCritic, "forward", stingy)
+        monkeypatch.setattr(ActorCritic, "forward", limited)
         assert_close(run.algo.prepare(rollout).values, values)
-        assert run.algo.ops.micro_batches.count == 1  # learning may still have room
+        assert run.algo.ops.micro_batches.count == 1  # the update itself may still fit
     finally:
         run.envs.close()
 
 
-def test_a_single_row_that_does_not_fit_is_the_end() -> None:
-    told: list[str] = []
-    pieces = MicroBatches("Work", lambda what, error, to: told.append(what))
+def test_out_of_memory_for_one_observation_is_raised() -> None:
+    micro_batches = MicroBatches("Work", no_report)
     tried: list[int] = []
 
     def work(count: int) -> None:
@@ -147,12 +150,12 @@ def test_a_single_row_that_does_not_fit_is_the_end() -> None:
         raise torch.OutOfMemoryError("out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        pieces(3, work)
+        micro_batches(3, work)
     assert tried == [1, 2, 3]
 
 
 @pytest.mark.gpu
-def test_a_gpu_with_little_memory_learns_the_same_recipe_in_pieces(tmp_path: Path) -> None:
+def test_gpu_with_little_memory_trains_in_micro_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {
         **SMALL,
         "preset": "classic",
@@ -174,5 +177,6 @@ def test_a_gpu_with_little_memory_learns_the_same_recipe_in_pieces(tmp_path: Pat
         run = unidle.train("Pendulum-v1", **settings)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert pieces_of(run)[-1] > 1
+    assert micro_batch_counts(run)[-1] > 1
     assert run.records[-1]["step"] == 2 * 65536
+    assert "runs eagerly" not in capsys.readouterr().err

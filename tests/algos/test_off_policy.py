@@ -1,4 +1,4 @@
-"""What off-policy learning remembers, and how often it learns, against plain lists kept step by step."""
+"""Off-policy learning: stored transitions and due updates, against plain lists kept step by step."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from off_policy_runs import learned, off_policy_run
-from small_envs import Choosy, Counting, Fickle, counting_steps
+from off_policy_runs import learn_from, off_policy_run
+from small_envs import Counting, MaskedMultiDiscrete, Nondeterministic, counting_steps
 from small_runs import CPU, SmallRun, floats
 from torch import Tensor
 
-from unidle.algos.capturing import as_it_is
+from unidle.algos.capturing import no_capture
 from unidle.algos.dqn import DQN
 from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.off_policy import OffPolicy
-from unidle.algos.registry import new_policy
+from unidle.algos.registry import new_algorithm, new_policy
 from unidle.algos.sac import SAC
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Replay
 from unidle.buffers.rollout import Rollout
 from unidle.config import DQNRecipe, recipe_for
+from unidle.kernels.dispatch import no_report
 from unidle.rng import keyed_generator
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 
 
-def replay_of(memory: Replay | Prioritised) -> Replay:
-    return memory.replay if isinstance(memory, Prioritised) else memory
+def replay_of(buffer: Replay | Prioritised) -> Replay:
+    return buffer.replay if isinstance(buffer, Prioritised) else buffer
 
 
-def held(memory: Replay | Prioritised, line: int) -> Any:
-    """All transitions that one environment's line holds, oldest first."""
-    replay = replay_of(memory)
+def stored_transitions(buffer: Replay | Prioritised, env: int) -> Any:
+    """All stored transitions of one environment, oldest first."""
+    replay = replay_of(buffer)
     n_envs = len(replay.cursor)
-    numbers = torch.arange(int(replay.left[line]), int(replay.entered[line]))
+    numbers = torch.arange(int(replay.n_overwritten[env]), int(replay.n_added[env]))
     places = replay.n_cells // n_envs
-    return replay.at(replay.order[numbers % places * n_envs + line].long())
+    return replay.gather(replay.order[numbers % places * n_envs + env].long())
 
 
-# -- a model: each environment's line as a list of observations --------------------------------------------------------
+# -- a model: each environment's history as a list of observations -----------------------------------------------------
 
 
 @dataclass
-class Seen:
-    """An observation, and the step that was taken from it; no step where it is final or open."""
+class Record:
+    """An observation and the step taken from it; final and open observations have no step."""
 
-    row: Any
+    obs: Any
     action: list[float] | None = None
     reward: float = 0.0
     terminated: bool = False
@@ -61,74 +62,81 @@ class Seen:
 
 
 @dataclass
-class Line:
-    """One environment's past."""
+class EnvHistory:
+    """The observations and steps of one environment."""
 
-    past: list[Seen] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
-    def begin(self, row: Any) -> None:
-        """With another episode, wherever the last one stood: that observation is the final one."""
-        if len(self.past) > 1 and self.past[-2].action:
-            self.past[-2].ended = True
-            self.past.append(Seen(row))
-        else:  # the last episode had ended already, and no step led to the open observation
-            self.past[-1] = Seen(row)
+    def restart(self, obs: Any) -> None:
+        """Starts another episode; the open observation becomes the final one of the last episode."""
+        if len(self.records) > 1 and self.records[-2].action:
+            self.records[-2].ended = True
+            self.records.append(Record(obs))
+        else:  # the last episode had already ended, and the open observation had no step yet
+            self.records[-1] = Record(obs)
 
-    def step(self, action: list[float], reward: float, terminated: bool, truncated: bool, final: Any, row: Any) -> None:
-        here = self.past[-1]
-        here.action, here.reward, here.terminated, here.ended = action, reward, terminated, terminated or truncated
-        if here.ended:
-            self.past.append(Seen(final))
-        self.past.append(Seen(row))
+    def step(self, action: list[float], reward: float, terminated: bool, truncated: bool, final: Any, obs: Any) -> None:
+        record = self.records[-1]
+        record.action, record.reward, record.terminated, record.ended = (
+            action,
+            reward,
+            terminated,
+            terminated or truncated,
+        )
+        if record.ended:
+            self.records.append(Record(final))
+        self.records.append(Record(obs))
 
     def expected(self, places: int, n_steps: int, gamma: float) -> list[tuple[Any, ...]]:
-        """(row, action, return, discount, next row or None) of the transitions among the newest `places` cells."""
-        first = max(0, len(self.past) - places)
-        return [self._outcome(i, n_steps, gamma) for i in range(first, len(self.past)) if self.past[i].action]
+        """(obs, action, return, discount, next obs or None) of the transitions in the newest `places` cells."""
+        first = max(0, len(self.records) - places)
+        return [self._outcome(i, n_steps, gamma) for i in range(first, len(self.records)) if self.records[i].action]
 
     def _outcome(self, i: int, n_steps: int, gamma: float) -> tuple[Any, ...]:
-        start, total, discount = self.past[i], 0.0, 1.0
+        start, total, discount = self.records[i], 0.0, 1.0
         for _ in range(n_steps):
-            here = self.past[i]
-            total += discount * here.reward
+            record = self.records[i]
+            total += discount * record.reward
             discount *= gamma
             i += 1
-            if here.terminated:
-                return start.row, start.action, total, 0.0, None
-            if here.ended or self.past[i].action is None:
+            if record.terminated:
+                return start.obs, start.action, total, 0.0, None
+            if record.ended or self.records[i].action is None:
                 break
-        return start.row, start.action, total, discount, self.past[i].row
+        return start.obs, start.action, total, discount, self.records[i].obs
 
 
-def assert_remembered(memory: Replay | Prioritised, lines: list[Line], n_steps: int, gamma: float, name: Any) -> None:
-    """`name` makes of rows [B, bytes] a list of what the model calls them."""
-    replay = replay_of(memory)
-    places = replay.n_cells // len(lines)
-    for number, line in enumerate(lines):
-        batch = held(memory, number)
-        found = zip(
-            name(batch.obs),
+def assert_stored(
+    buffer: Replay | Prioritised, histories: list[EnvHistory], n_steps: int, gamma: float, identify: Any
+) -> None:
+    """`identify` turns observations [B, bytes] into a list of the identifiers that the model uses."""
+    replay = replay_of(buffer)
+    places = replay.n_cells // len(histories)
+    for env, history in enumerate(histories):
+        batch = stored_transitions(buffer, env)
+        transitions = zip(
+            identify(batch.obs),
             batch.actions.tolist(),
             [pytest.approx(value, rel=1e-6) for value in batch.returns.tolist()],
             batch.discounts.tolist(),
-            [None if d == 0 else row for d, row in zip(batch.discounts.tolist(), name(batch.next_obs))],
+            [None if d == 0 else obs for d, obs in zip(batch.discounts.tolist(), identify(batch.next_obs))],
         )
-        assert list(found) == line.expected(places, n_steps, gamma)
-    if isinstance(memory, Prioritised):
-        assert torch.equal(memory.tree.leaves > 0, replay.acted)
+        assert list(transitions) == history.expected(places, n_steps, gamma)
+    if isinstance(buffer, Prioritised):
+        assert torch.equal(buffer.tree.leaves > 0, replay.has_transition)
 
 
-# -- what is remembered ------------------------------------------------------------------------------------------------
+# -- stored transitions ------------------------------------------------------------------------------------------------
 
 
-def counted(obs: Tensor) -> list[tuple[int, int]]:
+def seed_and_step(obs: Tensor) -> list[tuple[int, int]]:
     return [(int(seed), int(step)) for seed, step in obs.contiguous().view(torch.int64)]
 
 
 @pytest.mark.parametrize("prioritised", [False, True], ids=["uniform", "prioritised"])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: bool, n_step: int) -> None:
-    n_envs, n_steps, seed = 3, 11, 7  # episodes of 1 to 7 steps: borders fall into them
+def test_buffer_stores_real_environment_steps(prioritised: bool, n_step: int) -> None:
+    n_envs, n_steps, seed = 3, 11, 7  # episodes of 1 to 7 steps, so that rollouts begin and end within them
     run = off_policy_run(
         Counting,
         "dqn",
@@ -140,31 +148,31 @@ def test_the_replay_holds_what_a_real_environment_did_step_by_step(prioritised: 
         per=prioritised,
         n_step=n_step,
     )
-    records = [counting_steps(seed, env, 8 * n_steps + 1) for env in range(n_envs)]
-    lines = [Line([Seen(records[env][0]["observation"])]) for env in range(n_envs)]
+    steps = [counting_steps(seed, env, 8 * n_steps + 1) for env in range(n_envs)]
+    histories = [EnvHistory([Record(steps[env][0]["observation"])]) for env in range(n_envs)]
     ends = set()
-    for fragment in range(8):
+    for iteration in range(8):
         rollout = run.collect()
-        for env, line in enumerate(lines):
+        for env, history in enumerate(histories):
             for step in range(n_steps):
-                now = records[env][fragment * n_steps + step]
-                then = records[env][fragment * n_steps + step + 1]
+                now = steps[env][iteration * n_steps + step]
+                after = steps[env][iteration * n_steps + step + 1]
                 action = rollout.actions[step, env].tolist()
                 ended = now["terminated"], now["truncated"]
-                line.step(action, now["reward"], *ended, now["next"], then["observation"])
+                history.step(action, now["reward"], *ended, now["next"], after["observation"])
                 ends.add(ended)
-        learned(run.algo, rollout, run.shuffle(), fragment / 8)
-        assert_remembered(run.algo.experience.sampler, lines, n_step, 0.5, counted)
+        learn_from(run.algo, rollout, run.shuffle(), iteration / 8)
+        assert_stored(run.algo.experience.sampler, histories, n_step, 0.5, seed_and_step)
         run.collector.open_rollout()
     assert ends == {(False, False), (True, False), (False, True)}
-    assert replay_of(run.algo.experience.sampler).left.min() > 0  # the ring was written round
+    assert replay_of(run.algo.experience.sampler).n_overwritten.min() > 0  # the ring wrapped around
 
 
-def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_was() -> None:
-    before = off_policy_run(Fickle, "dqn", n_steps=6, n_step=3)
+def test_episode_that_cannot_be_restored_is_truncated_on_resume() -> None:
+    before = off_policy_run(Nondeterministic, "dqn", n_steps=6, n_step=3)
     for _ in range(3):
         rollout = before.collect()
-        learned(before.algo, rollout, before.shuffle())
+        learn_from(before.algo, rollout, before.shuffle())
         before.collector.read_episode_stats()
         last_obs, last_rewards = rollout.obs[-1].clone(), rollout.rewards[-2:].clone()
         before.collector.open_rollout()
@@ -172,44 +180,45 @@ def test_an_episode_that_had_to_begin_anew_after_a_resume_is_cut_off_where_it_wa
     torch.save({"algo": before.algo.state_dict(), "collector": before.collector.state_dict()}, file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    after = off_policy_run(Fickle, "dqn", n_steps=6, n_step=3)
+    after = off_policy_run(Nondeterministic, "dqn", n_steps=6, n_step=3)
     after.algo.load_state_dict(state["algo"])
-    assert len(after.collector.load_state_dict(state["collector"])) == 2  # no seed repeats it
+    # Episodes of this environment cannot be repeated from their seeds.
+    assert len(after.collector.load_state_dict(state["collector"])) == 2
     rollout = after.collect()
     assert rollout.starts[0].all()
     assert not torch.equal(rollout.obs[0], last_obs)
-    learned(after.algo, rollout, after.shuffle())
+    learn_from(after.algo, rollout, after.shuffle())
     for env in range(2):
-        batch = held(after.algo.experience.sampler, env)
+        batch = stored_transitions(after.algo.experience.sampler, env)
         assert len(batch.obs) == 24
-        old = slice(16, 18)  # the last two steps before the border
-        for row in batch.next_obs[old]:
-            assert torch.equal(row, last_obs[env])
-        assert batch.discounts[old].tolist() == [0.25, 0.5]  # two steps and one were made: none terminated
+        old = slice(16, 18)  # the last two steps before the resume
+        for obs in batch.next_obs[old]:
+            assert torch.equal(obs, last_obs[env])
+        assert batch.discounts[old].tolist() == [0.25, 0.5]  # returns of two steps and of one, neither terminated
         assert batch.returns[old].tolist() == [float(last_rewards[:, env] @ torch.tensor([1.0, 0.5])), 1.0]
         assert torch.equal(floats(batch.obs[18], 1), floats(rollout.obs[0, env], 1))
 
 
 @st.composite
-def fragments(draw: st.DrawFn) -> tuple[int, int, int, int, bool, list[list[list[int]]], list[list[bool]]]:
-    """(n_envs, n_steps, return steps, spare places, prioritised, ends [F, T, N], anew [F, N])."""
+def rollouts(draw: st.DrawFn) -> tuple[int, int, int, int, bool, list[list[list[int]]], list[list[bool]]]:
+    """(n_envs, n_steps, n_step, spare places, prioritised, ends [rollout, T, N], restarts [rollout, N])."""
     n_envs, n_steps, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
     end = st.sampled_from([0, 0, 0, 1, 2, 3])  # bit 0 terminated, bit 1 truncated
     step = st.lists(end, min_size=n_envs, max_size=n_envs)
     ends = draw(st.lists(st.lists(step, min_size=n_steps, max_size=n_steps), min_size=1, max_size=6))
-    anew = [[draw(st.sampled_from([False, False, True])) for _ in range(n_envs)] for _ in ends]
-    return n_envs, n_steps, n_step, draw(st.integers(0, 20)), draw(st.booleans()), ends, anew
+    restarts = [[draw(st.sampled_from([False, False, True])) for _ in range(n_envs)] for _ in ends]
+    return n_envs, n_steps, n_step, draw(st.integers(0, 20)), draw(st.booleans()), ends, restarts
 
 
-def names_of(obs: Tensor) -> list[int]:
+def ids_of(obs: Tensor) -> list[int]:
     return obs.view(torch.int64)[:, 0].tolist()
 
 
-@given(fragments())
-def test_fragments_of_any_kind_are_remembered_as_a_list_would(
-    drawn: tuple[int, int, int, int, bool, list[list[list[int]]], list[list[bool]]],
+@given(rollouts())
+def test_stored_transitions_match_list_model(
+    case: tuple[int, int, int, int, bool, list[list[list[int]]], list[list[bool]]],
 ) -> None:
-    n_envs, n_steps, n_step, spare, prioritised, ends, anew = drawn
+    n_envs, n_steps, n_step, spare, prioritised, ends, restarts = case
     places = n_step + 2 + spare
     recipe = DQNRecipe(
         n_envs=n_envs,
@@ -219,66 +228,67 @@ def test_fragments_of_any_kind_are_remembered_as_a_list_would(
         gamma=0.5,
         per=prioritised,
     )
-    experience = ExperienceReplay(recipe, 8, 1, CPU, as_it_is)
+    experience = ExperienceReplay(recipe, 8, 1, CPU, no_capture)
     rollout = Rollout(n_steps, n_envs, 8, 1, 0, CPU)
-    names = iter(range(1, 10_000))
+    numbers = iter(range(1, 10_000))
 
-    def write(obs: Tensor, name: int) -> int:
-        obs.copy_(torch.tensor([name]).view(torch.uint8))
-        return name
+    def write(obs: Tensor, number: int) -> int:
+        obs.copy_(torch.tensor([number]).view(torch.uint8))
+        return number
 
-    lines = [Line() for _ in range(n_envs)]
-    for number, (fragment, begins) in enumerate(zip(ends, anew)):
+    histories = [EnvHistory() for _ in range(n_envs)]
+    for number, (rollout_ends, env_restarts) in enumerate(zip(ends, restarts)):
         finals: list[tuple[int, Tensor]] = []
-        over = [number and bool(end) for end in ends[number - 1][-1]]
-        again = [not number or (begun and not end) for begun, end in zip(begins, over)]
-        for env, line in enumerate(lines):
+        ended = [number and bool(end) for end in ends[number - 1][-1]]
+        restarted = [not number or (restart and not end) for restart, end in zip(env_restarts, ended)]
+        for env, history in enumerate(histories):
             if number == 0:
-                line.past.append(Seen(write(rollout.obs[0, env], next(names))))
-            elif again[env]:
-                line.begin(write(rollout.obs[0, env], next(names)))
+                history.records.append(Record(write(rollout.obs[0, env], next(numbers))))
+            elif restarted[env]:
+                history.restart(write(rollout.obs[0, env], next(numbers)))
             else:
                 rollout.obs[0, env] = rollout.obs[-1, env]
-            rollout.starts[0, env] = bool(again[env] or over[env])
-        for t, step in enumerate(fragment):
-            for env, end in enumerate(step):
-                action, reward, final = float(next(names)), float(next(names) % 16), -7
+            rollout.starts[0, env] = bool(restarted[env] or ended[env])
+        for t, step_ends in enumerate(rollout_ends):
+            for env, end in enumerate(step_ends):
+                action, reward, final = float(next(numbers)), float(next(numbers) % 16), -7
                 terminated, truncated = bool(end & 1), bool(end & 2)
                 rollout.actions[t, env, 0], rollout.rewards[t, env] = action, reward
                 rollout.terminated[t, env], rollout.truncated[t, env] = terminated, truncated
                 if truncated:
-                    row = torch.zeros(8, dtype=torch.uint8)
-                    final = write(row, next(names))
-                    finals.append((t * n_envs + env, row))
-                following = write(rollout.obs[t + 1, env], next(names))
-                lines[env].step([action], reward, terminated, truncated, final, following)
-        finals.append((n_steps * n_envs, torch.full((8,), 255, dtype=torch.uint8)))  # as the device's collector does
+                    final_obs = torch.zeros(8, dtype=torch.uint8)
+                    final = write(final_obs, next(numbers))
+                    finals.append((t * n_envs + env, final_obs))
+                next_obs = write(rollout.obs[t + 1, env], next(numbers))
+                histories[env].step([action], reward, terminated, truncated, final, next_obs)
+        # Padding, as from the device collector.
+        finals.append((n_steps * n_envs, torch.full((8,), 255, dtype=torch.uint8)))
         rollout.final_at = torch.tensor([at for at, _ in finals])
-        rollout.final_obs = torch.stack([row for _, row in finals])
+        rollout.final_obs = torch.stack([obs for _, obs in finals])
         experience.store(rollout)
-        assert_remembered(experience.sampler, lines, n_step, 0.5, names_of)
+        assert_stored(experience.sampler, histories, n_step, 0.5, ids_of)
 
 
-def test_the_mask_of_every_observation_is_remembered_with_it() -> None:
-    run = off_policy_run(Choosy, "dqn", learning_starts=1000)  # its masks are those of each observation
+def test_action_masks_are_stored_with_observations() -> None:
+    run = off_policy_run(MaskedMultiDiscrete, "dqn", learning_starts=1000)  # a new mask at each step
     obs = []
     for _ in range(3):
         obs.append(run.collect().obs[:-1].clone())
-        learned(run.algo, run.rollout, run.shuffle())
+        learn_from(run.algo, run.rollout, run.shuffle())
         run.collector.open_rollout()
-    seen, layout = torch.cat(obs), run.policy.obs_layout
+    collected, layout = torch.cat(obs), run.policy.obs_layout
     for env in range(2):
-        batch = held(run.algo.experience.sampler, env)
+        batch = stored_transitions(run.algo.experience.sampler, env)
         masks = batch.obs[:, layout.mask_offset : layout.mask_offset + 8]
-        assert torch.equal(batch.obs, seen[:, env])
+        assert torch.equal(batch.obs, collected[:, env])
         for head, part in enumerate((masks[:, :3], masks[:, 3:])):
-            assert part.gather(1, batch.actions[:, head : head + 1].long()).all()  # and only such were chosen
+            assert part.gather(1, batch.actions[:, head : head + 1].long()).all()  # every stored action was allowed
 
 
-# -- how often it is learned from --------------------------------------------------------------------------------------
+# -- updates -----------------------------------------------------------------------------------------------------------
 
 
-class Counted(OffPolicy):
+class CountingOffPolicy(OffPolicy):
     """Counts its updates."""
 
     calls = 0
@@ -288,7 +298,7 @@ class Counted(OffPolicy):
         super().update(generator, phase)
 
 
-def nothing_but_noise(rollout: Rollout, seed: int) -> None:
+def fill_with_noise(rollout: Rollout, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for tensor in (rollout.obs.view(torch.float32), rollout.rewards):
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -303,7 +313,7 @@ def nothing_but_noise(rollout: Rollout, seed: int) -> None:
     n_steps=st.integers(1, 6),
     learning_starts=st.integers(0, 40),
 )
-def test_after_every_fragment_exactly_so_many_updates_were_made(
+def test_update_count_follows_utd_ratio_and_learning_starts(
     kind: Any, ratio: float, n_envs: int, n_steps: int, learning_starts: int
 ) -> None:
     recipe = recipe_for(
@@ -317,17 +327,17 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
         utd_ratio=ratio,
     )
     obs, actions = ObservationLayout.of(spaces.Box(-1, 1, (2,))), ActionLayout.of(spaces.Discrete(2))
-    algo = Counted(kind, new_policy(obs, actions, recipe), recipe)
+    algo = CountingOffPolicy(kind, new_policy(obs, actions, recipe), recipe)
     rollout = Rollout(n_steps, n_envs, obs.obs_bytes, 1, 0, CPU)
     made = 0
     for number in range(1, 6):
-        nothing_but_noise(rollout, number)
-        metrics = learned(algo, rollout, keyed_generator(CPU, number), progress=0.5)
+        fill_with_noise(rollout, number)
+        metrics = learn_from(algo, rollout, keyed_generator(CPU, number), progress=0.5)
         due = math.floor(Fraction(str(ratio)) * max(0, number * n_steps * n_envs - learning_starts))
         assert algo.calls == due
         assert algo.experience.updates == due
         assert metrics["updates"] == due - made
-        assert metrics["updates_in_all"] == due
+        assert metrics["n_updates"] == due
         made = due
         random = number * n_steps * n_envs < learning_starts
         explores = algo.policy.distribution.epsilon if kind is DQN else algo.policy.distribution.at_random
@@ -335,64 +345,64 @@ def test_after_every_fragment_exactly_so_many_updates_were_made(
 
 
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
-def test_a_checkpoint_in_the_middle_changes_no_later_update(algo: str) -> None:
+def test_loaded_checkpoint_continues_bit_for_bit(algo: str) -> None:
     env = "CartPole-v1"
-    straight = off_policy_run(env, algo, per=True, utd_ratio=0.7)
-    fragment = [straight.collect()]
+    uninterrupted = off_policy_run(env, algo, per=True, utd_ratio=0.7)
+    rollout = uninterrupted.collect()
     for number in range(4):
         if number:
-            straight.collector.open_rollout()
-            straight.collect()
+            uninterrupted.collector.open_rollout()
+            uninterrupted.collect()
         if number == 2:
             file = io.BytesIO()
-            torch.save(straight.algo.state_dict(), file)
+            torch.save(uninterrupted.algo.state_dict(), file)
             file.seek(0)
             resumed = off_policy_run(env, algo, seed=1, per=True, utd_ratio=0.7)
             resumed.algo.load_state_dict(torch.load(file, weights_only=True))
         if number >= 2:
-            learned(resumed.algo, fragment[0], keyed_generator(CPU, number), number / 4)
-        learned(straight.algo, fragment[0], keyed_generator(CPU, number), number / 4)
-    assert straight.algo.experience.updates == math.floor(0.7 * 96)
-    mine, others = flat(resumed.algo.state_dict()), flat(straight.algo.state_dict())
-    assert mine.keys() == others.keys()
-    for name, value in mine.items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(others[name])), name
+            learn_from(resumed.algo, rollout, keyed_generator(CPU, number), number / 4)
+        learn_from(uninterrupted.algo, rollout, keyed_generator(CPU, number), number / 4)
+    assert uninterrupted.algo.experience.updates == math.floor(0.7 * 96)
+    actual, expected = flattened(resumed.algo.state_dict()), flattened(uninterrupted.algo.state_dict())
+    assert actual.keys() == expected.keys()
+    for key, value in actual.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected[key])), key
 
 
-def flat(state: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flattened(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
-    for name, value in state.items():
-        leaves |= flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    for key, value in state.items():
+        leaves |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return leaves
 
 
-def test_importance_weights_correct_in_full_at_the_end_of_the_run() -> None:
+def test_per_beta_anneals_to_one() -> None:
     recipe = DQNRecipe(n_envs=2, n_steps=4, buffer_size=64, per=True, per_beta=0.4)
-    experience = ExperienceReplay(recipe, 8, 1, CPU, as_it_is)
+    experience = ExperienceReplay(recipe, 8, 1, CPU, no_capture)
     for progress, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
         experience.set_progress(progress)
         assert float(experience.sampler.beta) == pytest.approx(beta)
 
 
-def test_without_its_memory_a_run_collects_anew_before_it_learns_on() -> None:
+def test_resume_without_replay_buffer_refills_before_learning() -> None:
     run = off_policy_run("CartPole-v1", "dqn", n_steps=4, learning_starts=16)
-    for _ in range(2):  # stopped twice before anything was learned
-        take_up_without_memory(run, fragments=1)
+    for _ in range(2):  # stopped twice before the first update
+        resume_without_replay_buffer(run, rollouts=1)
         assert run.algo.experience.updates == 0
         assert run.algo.experience.is_warm_up
-    take_up_without_memory(run, fragments=3)
-    assert run.algo.experience.updates == 8  # 24 steps since, of which 16 do not count
+    resume_without_replay_buffer(run, rollouts=3)
+    assert run.algo.experience.updates == 8  # 24 steps since the resume, the first 16 without updates
     assert not run.algo.experience.is_warm_up
-    take_up_without_memory(run, fragments=4)
+    resume_without_replay_buffer(run, rollouts=4)
     assert run.algo.experience.updates == 8 + 16
-    assert not run.algo.experience.is_warm_up  # it has learned something already
+    assert not run.algo.experience.is_warm_up  # a trained policy does not act at random again
     assert int(run.algo.experience.sampler.count) == 32
 
 
-def take_up_without_memory(run: SmallRun, fragments: int) -> None:
-    """Go on from a checkpoint that holds everything but the replay."""
+def resume_without_replay_buffer(run: SmallRun, rollouts: int) -> None:
+    """Continues from a checkpoint without the replay buffer."""
     state = run.algo.state_dict()
-    state["experience"] = {name: value for name, value in state["experience"].items() if name != "memory"}
+    state["experience"] = {key: value for key, value in state["experience"].items() if key != "memory"}
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -403,6 +413,32 @@ def take_up_without_memory(run: SmallRun, fragments: int) -> None:
     run.algo = OffPolicy(DQN, policy, recipe)
     run.algo.load_state_dict(torch.load(file, weights_only=True))
     rollout = Rollout(recipe.n_steps, recipe.n_envs, policy.obs_layout.obs_bytes, 1, 0, CPU)
-    for number in range(fragments):
-        nothing_but_noise(rollout, number)
-        learned(run.algo, rollout, keyed_generator(CPU, number))
+    for number in range(rollouts):
+        fill_with_noise(rollout, number)
+        learn_from(run.algo, rollout, keyed_generator(CPU, number))
+
+
+@pytest.mark.parametrize(("algo", "optimisers"), [("sac", 3), ("td3", 2), ("dqn", 1)])
+def test_after_gradient_sees_every_gradient_before_its_step(algo: str, optimisers: int) -> None:
+    """The hook zeroes every gradient, so the weights stay, though every optimiser steps."""
+    recipe = recipe_for(algo, n_envs=2, n_steps=8, batch_size=4, net_arch=(4,), buffer_size=64, learning_starts=0)
+    action_space = spaces.Discrete(2) if algo == "dqn" else spaces.Box(-1, 1, (1,))
+    obs, actions = ObservationLayout.of(spaces.Box(-1, 1, (2,))), ActionLayout.of(action_space)
+    shapes: list[tuple[int, ...]] = []
+
+    def hook(gradient: Tensor) -> None:
+        shapes.append(tuple(gradient.shape))
+        gradient.zero_()
+
+    policy = new_policy(obs, actions, recipe)
+    hooked = new_algorithm(policy, recipe, no_capture, no_report, hook)
+    before = [tensor.clone() for tensor in hooked.policy.state_dict().values()]
+    rollout = Rollout(8, 2, obs.obs_bytes, 1, 0, CPU)
+    fill_with_noise(rollout, 1)
+    metrics = learn_from(hooked, rollout, keyed_generator(CPU, 1))
+    updates = int(metrics["updates"])
+    assert updates == 16
+    assert all(torch.equal(a, b) for a, b in zip(before, hooked.policy.state_dict().values()))
+    delayed = updates // 2 if algo == "td3" else 0  # skipped updates of the actor
+    assert len(shapes) == optimisers * updates - delayed
+    assert {members for members, _ in shapes} == {1}

@@ -1,4 +1,4 @@
-"""PPO's formulas, against numbers worked out by hand."""
+"""PPO's formulas against values worked out by hand."""
 
 import math
 
@@ -18,7 +18,7 @@ def numbers(*values: float, grad: bool = False) -> Tensor:
 CLIP = numbers(0.25)[0]  # exact in binary
 
 
-def test_the_policy_loss_takes_the_lesser_of_ratio_and_clipped_ratio() -> None:
+def test_policy_loss_takes_minimum_of_ratio_and_clipped_ratio() -> None:
     #   r     A    r A    clip(r) A   min
     #   1     2    2      2           2
     #   1.5   2    3      2.5         2.5   a good action, already likely enough: clipped
@@ -26,46 +26,46 @@ def test_the_policy_loss_takes_the_lesser_of_ratio_and_clipped_ratio() -> None:
     #   0.5   2    1      1.5         1     a good action that became rarer: not clipped
     #   0.5  −2   −1     −1.5        −1.5   a bad action, already rare enough: clipped
     ratio, advantages = numbers(1, 1.5, 1.5, 0.5, 0.5), numbers(2, 2, -2, 2, -2)
-    for r, a, least in zip(ratio, advantages, (2, 2.5, -3, 1, -1.5)):
-        assert clipped_policy_loss(r, a, CLIP).item() == -least
+    for r, a, expected in zip(ratio, advantages, (2, 2.5, -3, 1, -1.5)):
+        assert clipped_policy_loss(r, a, CLIP).item() == -expected
     assert clipped_policy_loss(ratio, advantages, CLIP).item() == pytest.approx(-(2 + 2.5 - 3 + 1 - 1.5) / 5)
 
 
-def test_the_policy_gradient_is_zero_exactly_where_the_clip_is_active() -> None:
+def test_policy_gradient_is_zero_where_clip_is_active() -> None:
     ratio, advantages = numbers(1, 1.5, 1.5, 0.5, 0.5, grad=True), numbers(2, 2, -2, 2, -2)
     clipped_policy_loss(ratio, advantages, CLIP).backward()
-    # Of the mean of five: −A / 5 where the ratio counts.
+    # The loss is a mean over five: −A / 5 where the ratio is not clipped.
     assert ratio.grad.tolist() == pytest.approx([-0.4, 0.0, 0.4, -0.4, 0.0])
 
 
-def test_the_value_loss_without_clipping_is_the_mean_squared_error() -> None:
+def test_value_loss_without_clipping_is_mean_squared_error() -> None:
     # (1 − 2)² = 1, (3 − 0)² = 9
     loss = value_loss(numbers(1, 3), numbers(100, 100), numbers(2, 0), None)
     assert loss.item() == 5.0
 
 
-def test_the_value_loss_with_clipping_keeps_values_near_the_old_ones() -> None:
-    # Old values 0: 1 is kept at 0.5, −3 at −0.5, 0.25 stays. Against returns of 1: 0.5² + 1.5² + 0.75² = 3.0625
+def test_value_loss_clips_values_around_old_ones() -> None:
+    # Around old values of 0, 1 is clipped to 0.5 and −3 to −0.5; 0.25 stays. Returns of 1: 0.5² + 1.5² + 0.75² = 3.0625
     values = numbers(1, -3, 0.25, grad=True)
     loss = value_loss(values, numbers(0, 0, 0), numbers(1, 1, 1), 0.5)
     assert loss.item() == pytest.approx(3.0625 / 3)
     loss.backward()
-    # Only the value within the clip is pulled: 2 · (0.25 − 1) / 3
+    # Only the value within the clip range has a gradient: 2 · (0.25 − 1) / 3
     assert values.grad.tolist() == pytest.approx([0.0, 0.0, -0.5])
 
 
-def test_the_approximate_kl_is_the_mean_of_r_minus_1_minus_log_r() -> None:
+def test_approximate_kl_is_mean_of_r_minus_1_minus_log_r() -> None:
     # r = 2: 2 − 1 − ln 2; r = ½: ½ − 1 + ln 2. Mean: (½) / 2
     assert approximate_kl(numbers(math.log(2), -math.log(2))).item() == pytest.approx(0.25)
     assert approximate_kl(numbers(0, 0)).item() == 0.0
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8))
-def test_the_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
+def test_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
     assert approximate_kl(numbers(*log_ratios)).item() >= -1e-15
 
 
-def test_the_approximate_kl_estimates_the_kl_of_two_gaussians() -> None:
+def test_approximate_kl_estimates_kl_of_two_gaussians() -> None:
     # KL(N(0,1) ‖ N(m,1)) = m² / 2; samples from the old policy.
     noise = torch.randn(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     shift = 0.1
@@ -73,15 +73,15 @@ def test_the_approximate_kl_estimates_the_kl_of_two_gaussians() -> None:
     assert approximate_kl(log_ratio).item() == pytest.approx(shift**2 / 2, rel=0.02)
 
 
-def test_the_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant_one() -> None:
+def test_explained_variance_is_1_for_perfect_and_0_for_constant_critic() -> None:
     returns = numbers(1, 2, 3, 4)
     assert explained_variance(returns, returns).item() == 1.0
     assert explained_variance(numbers(7, 7, 7, 7), returns).item() == 0.0
-    # A critic that says the opposite leaves 2 G unexplained: 1 − Var[2 G] / Var[G] = 1 − 4
+    # A critic with the opposite sign has residuals 2 G: 1 − Var[2 G] / Var[G] = 1 − 4
     assert explained_variance(-returns, returns).item() == pytest.approx(-3.0)
     # Residuals 1, 1, −1, −1: Var = 4/3 against 5/3
     assert explained_variance(numbers(0, 1, 4, 5), returns).item() == pytest.approx(1 - 4 / 5)
 
 
-def test_the_explained_variance_of_constant_returns_is_finite() -> None:
+def test_explained_variance_of_constant_returns_is_finite() -> None:
     assert math.isfinite(explained_variance(numbers(1, 2, 3), numbers(5, 5, 5)).item())

@@ -1,4 +1,4 @@
-"""PPO's Triton kernels against its references, on a GPU or in Triton's interpreter."""
+"""PPO's Triton kernels against the PyTorch reference, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gymnasium import spaces
 from ppo_minibatches import (
     ACTIONS,
     BATCH,
-    LEARNING,
     RECIPES,
     SAMPLES,
-    a_batch,
-    after_six_steps,
+    UPDATE_SETTINGS,
     assert_close,
-    gradient_by,
+    compute_gradient,
+    make_batch,
     ops_of,
+    state_after_six_updates,
 )
-from ppo_minibatches import an_algo as an_algo_on
+from ppo_minibatches import make_algo as make_algo_on
 
 from unidle.algos.ppo import PPO, Batch
 from unidle.buffers.rollout import Rollout
@@ -37,10 +37,10 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
-an_algo = partial(an_algo_on, device=DEVICE)
+make_algo = partial(make_algo_on, device=DEVICE)
 
 
-def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
+def make_rollout(batch: Batch, state_size: int = 0) -> Rollout:
     """15 steps of 20 environments."""
     rollout = Rollout(15, 20, batch.obs.shape[-1], batch.actions.shape[-1], state_size, DEVICE)
     rollout.starts[:, ::3] = torch.arange(16, device=DEVICE)[:, None] % 4 == 0
@@ -52,7 +52,7 @@ def a_rollout(batch: Batch, state_size: int = 0) -> Rollout:
 
 
 def kernels_of(algo: PPO) -> tuple[Any, Any]:
-    """What evaluates, and what learns."""
+    """(kernel for rollout evaluation, kernel for minibatches)"""
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
@@ -61,7 +61,7 @@ def kernels_of(algo: PPO) -> tuple[Any, Any]:
 
 
 def use_loss_and_step_kernels(algo: PPO) -> None:
-    """Loss and step for a network of any shape."""
+    """Uses the kernels for loss and optimiser step that support networks of any shape."""
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
@@ -70,21 +70,21 @@ def use_loss_and_step_kernels(algo: PPO) -> None:
     ops.loss, ops.optimiser_step = ppo_kernels.NetworkLoss(algo), ppo_kernels.new_step(algo)
 
 
-def both_gradients(
+def gradients_of_all_implementations(
     action_space: spaces.Space, changes: dict[str, Any], *, weighted: bool = False, masked: bool = False
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(gradient, what is logged) by autograd, by autograd from the kernels' loss, and by the kernel of all."""
-    algo = an_algo(action_space, changes, masked=masked)
-    batch = a_batch(algo.policy, ActionLayout.of(action_space), weighted=weighted, masked=masked)
+    """(gradient, metrics) from autograd, from autograd through the loss kernel, and from the minibatch kernel."""
+    algo = make_algo(action_space, changes, masked=masked)
+    batch = make_batch(algo.policy, ActionLayout.of(action_space), weighted=weighted, masked=masked)
     order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
     return [
-        gradient_by(algo, compute, batch, order)
-        for compute in (ops_of(algo).gradient, by_fused_loss(algo), kernels_of(algo)[1].gradient)
+        compute_gradient(algo, compute, batch, order)
+        for compute in (ops_of(algo).gradient, fused_loss_gradient(algo), kernels_of(algo)[1].gradient)
     ]
 
 
-def by_fused_loss(algo: PPO) -> Callable[[Batch, torch.Tensor], torch.Tensor]:
-    """The gradient through the kernels' loss."""
+def fused_loss_gradient(algo: PPO) -> Callable[[Batch, torch.Tensor], torch.Tensor]:
+    """Computes the gradient by autograd through the loss kernel."""
     ops = ops_of(algo)
 
     def gradient(batch: Batch, order: torch.Tensor) -> torch.Tensor:
@@ -98,89 +98,102 @@ def by_fused_loss(algo: PPO) -> Callable[[Batch, torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-@pytest.mark.parametrize("weighted", [False, True], ids=["fresh", "stale"])
-def test_the_gradient_is_that_of_autograd_for_every_kind_of_action(name: str, weighted: bool) -> None:
-    assert_close(both_gradients(ACTIONS[name], {"ent_coef": 0.02}, weighted=weighted))
+@pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+def test_gradient_matches_autograd_for_each_action_space(name: str, weighted: bool) -> None:
+    assert_close(gradients_of_all_implementations(ACTIONS[name], {"ent_coef": 0.02}, weighted=weighted))
 
 
-@pytest.mark.parametrize("name", ["one choice", "heads", "both"])
-def test_what_a_mask_forbids_has_no_part_in_the_gradient(name: str) -> None:
-    assert_close(both_gradients(ACTIONS[name], {"ent_coef": 0.02}, masked=True))
+@pytest.mark.parametrize("name", ["binary", "multi-discrete", "mixed"])
+def test_gradient_matches_autograd_with_masked_actions(name: str) -> None:
+    assert_close(gradients_of_all_implementations(ACTIONS[name], {"ent_coef": 0.02}, masked=True))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_gradient_is_that_of_autograd_for_every_recipe(name: str) -> None:
-    assert_close(both_gradients(ACTIONS["both"], RECIPES[name]))
+def test_gradient_matches_autograd_for_each_recipe(name: str) -> None:
+    assert_close(gradients_of_all_implementations(ACTIONS["mixed"], RECIPES[name]))
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize(("recurrent", "batch_size", "length"), [("none", 60, 1), ("gru", 50, 5), ("gru", 60, 15)])
-def test_the_loss_alone_is_for_any_network_and_for_sequences_and_pieces(
-    recurrent: Any, batch_size: int, length: int, pieces: int
+def test_loss_kernel_supports_recurrent_networks_and_micro_batches(
+    recurrent: Any, batch_size: int, length: int, micro_batches: int
 ) -> None:
     changes = {"net_arch": (48,), "share_trunk": True, "recurrent": recurrent, "recurrent_size": 8, "ent_coef": 0.1}
-    algo = an_algo(ACTIONS["both"], {**changes, "n_envs": 20, "n_steps": 15, "batch_size": batch_size})
+    algo = make_algo(ACTIONS["mixed"], {**changes, "n_envs": 20, "n_steps": 15, "batch_size": batch_size})
     assert algo.sequence_length == length
-    seen = a_batch(an_algo(ACTIONS["both"], {}).policy, ActionLayout.of(ACTIONS["both"]), weighted=True, masked=False)
-    rollout = a_rollout(seen, algo.policy.state_size)
+    steps = make_batch(
+        make_algo(ACTIONS["mixed"], {}).policy, ActionLayout.of(ACTIONS["mixed"]), weighted=True, masked=False
+    )
+    rollout = make_rollout(steps, algo.policy.state_size)
     log_probs, values = algo.ops.evaluate(rollout)
     noise = torch.randn(3, 15, 20, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     batch = algo.cut(rollout, log_probs + 0.3 * noise[0], values, noise[1], values[:-1] + noise[2], noise[2].exp())
     order = torch.randperm(len(batch.obs), device=DEVICE)[: ops_of(algo).orders.shape[1]]
-    found = [gradient_by(algo, ops_of(algo).gradient, batch, order)]
-    ops_of(algo).micro_batches.count = pieces
-    found.append(gradient_by(algo, by_fused_loss(algo), batch, order))
-    padding = found[0][0] == 7.0
-    found[1][0][padding] = 7.0  # which is cleared where pieces are added up
-    assert_close(found)
+    gradients = [compute_gradient(algo, ops_of(algo).gradient, batch, order)]
+    ops_of(algo).micro_batches.count = micro_batches
+    gradients.append(compute_gradient(algo, fused_loss_gradient(algo), batch, order))
+    padding = gradients[0][0] == 7.0
+    gradients[1][0][padding] = 7.0  # adding up micro-batches clears the padding
+    assert_close(gradients)
 
 
-MANY: dict[str, spaces.Space] = {
+MANY_ACTIONS: dict[str, spaces.Space] = {
     "choices": spaces.Discrete(128),
-    "both": spaces.Dict(turn=spaces.MultiDiscrete([80, 10]), push=spaces.Box(-1, 1, (30,))),
+    "mixed": spaces.Dict(turn=spaces.MultiDiscrete([80, 10]), push=spaces.Box(-1, 1, (30,))),
 }
 
 
-@pytest.mark.parametrize("name", MANY)
-def test_the_loss_alone_is_for_many_actions(name: str) -> None:
-    algo = an_algo(MANY[name], {"ent_coef": 0.02})
-    batch = a_batch(algo.policy, ActionLayout.of(MANY[name]), weighted=True, masked=False)
+@pytest.mark.parametrize("name", MANY_ACTIONS)
+def test_loss_kernel_supports_many_actions(name: str) -> None:
+    algo = make_algo(MANY_ACTIONS[name], {"ent_coef": 0.02})
+    batch = make_batch(algo.policy, ActionLayout.of(MANY_ACTIONS[name]), weighted=True, masked=False)
     order = torch.randperm(SAMPLES, device=DEVICE)[:BATCH]
-    assert_close([gradient_by(algo, compute, batch, order) for compute in (ops_of(algo).gradient, by_fused_loss(algo))])
+    assert_close(
+        [
+            compute_gradient(algo, compute, batch, order)
+            for compute in (ops_of(algo).gradient, fused_loss_gradient(algo))
+        ]
+    )
 
 
-@pytest.mark.parametrize("what", ["log_probs", "returns"])
-def test_what_is_not_a_number_is_seen_in_all_that_it_is_part_of(what: str) -> None:
-    algo = an_algo(ACTIONS["reals"], {"clip_range_vf": 0.2})
-    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["reals"]), weighted=False, masked=False)
-    getattr(batch, what)[3] = torch.nan
+@pytest.mark.parametrize("part", ["log_probs", "returns"])
+def test_nan_propagates_as_in_autograd(part: str) -> None:
+    algo = make_algo(ACTIONS["box"], {"clip_range_vf": 0.2})
+    batch = make_batch(algo.policy, ActionLayout.of(ACTIONS["box"]), weighted=False, masked=False)
+    getattr(batch, part)[3] = torch.nan
     order = torch.arange(BATCH, device=DEVICE)
     (plain, logged), (fused, also_logged) = (
-        gradient_by(algo, compute, batch, order) for compute in (ops_of(algo).gradient, by_fused_loss(algo))
+        compute_gradient(algo, compute, batch, order) for compute in (ops_of(algo).gradient, fused_loss_gradient(algo))
     )
     assert logged.isnan().any()
     assert torch.equal(logged.isnan(), also_logged.isnan())
     assert torch.equal(plain.isnan(), fused.isnan())
 
 
-def test_more_actions_than_a_kernel_takes_are_left_to_autograd() -> None:
+def test_loss_kernel_rejects_too_many_actions() -> None:
     pytest.importorskip("triton")
     from unidle.algos.ppo_kernels import loss_unsupported
 
-    assert loss_unsupported(an_algo(spaces.Discrete(128), {})) is None
-    assert "up to 128 outputs" in str(loss_unsupported(an_algo(spaces.Discrete(129), {})))
-    assert "8 discrete actions" in str(loss_unsupported(an_algo(spaces.MultiDiscrete([2] * 9), {})))
+    assert loss_unsupported(make_algo(spaces.Discrete(128), {})) is None
+    assert "up to 128 outputs" in str(loss_unsupported(make_algo(spaces.Discrete(129), {})))
+    assert "8 discrete actions" in str(loss_unsupported(make_algo(spaces.MultiDiscrete([2] * 9), {})))
 
 
-@pytest.mark.parametrize("name", LEARNING)
-def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
-    def around(algo: PPO) -> Callable[[Batch, torch.Tensor], None]:
+@pytest.mark.parametrize("name", UPDATE_SETTINGS)
+def test_optimiser_steps_match_reference(name: str) -> None:
+    def with_loss_and_step_kernels(algo: PPO) -> Callable[[Batch, torch.Tensor], None]:
         use_loss_and_step_kernels(algo)
         return ops_of(algo).reference_learn
 
-    ways = (lambda algo: ops_of(algo).reference_learn, around, lambda algo: kernels_of(algo)[1].learn)
-    plain, *fused = (after_six_steps(an_algo(ACTIONS["both"], LEARNING[name]), way) for way in ways)
-    assert bool(plain[-1]) == ("target_kl" in LEARNING[name])
+    learners = (
+        lambda algo: ops_of(algo).reference_learn,
+        with_loss_and_step_kernels,
+        lambda algo: kernels_of(algo)[1].learn,
+    )
+    plain, *fused = (
+        state_after_six_updates(make_algo(ACTIONS["mixed"], UPDATE_SETTINGS[name]), learner) for learner in learners
+    )
+    assert bool(plain[-1]) == ("target_kl" in UPDATE_SETTINGS[name])
     assert 0 < float(plain[-2]) <= 6
     for states in fused:
         for ours, theirs in zip(states, plain):
@@ -188,38 +201,39 @@ def test_steps_clip_count_and_stop_as_the_plain_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-@pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
-def test_a_rollout_is_evaluated_as_by_the_plain_formulas(name: str, masked: bool) -> None:
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_rollout_evaluation_matches_reference(name: str, masked: bool) -> None:
     changes = {"n_envs": 20, "n_steps": 16, "batch_size": 64, "normalize_obs": True}
-    algo = an_algo(ACTIONS[name], changes, masked=masked)
+    algo = make_algo(ACTIONS[name], changes, masked=masked)
     actions = ActionLayout.of(ACTIONS[name])
-    batch = a_batch(algo.policy, actions, weighted=False, masked=masked)
-    rollout = a_rollout(batch)
+    batch = make_batch(algo.policy, actions, weighted=False, masked=masked)
+    rollout = make_rollout(batch)
     evaluation, _ = kernels_of(algo)
     for ours, theirs in zip(evaluation.evaluate(rollout), algo.ops.evaluate(rollout)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    acted = copy.deepcopy(algo.policy)
-    FlatParameters(acted)
-    assert torch.equal(evaluation.log_probs(acted, rollout), evaluation.evaluate(rollout)[0])  # so that it weighs 1
-    for parameter in acted.parameters():
+    acting_policy = copy.deepcopy(algo.policy)
+    FlatParameters(acting_policy)
+    # With equal weights, importance weights must be exactly 1.
+    assert torch.equal(evaluation.log_probs(acting_policy, rollout), evaluation.evaluate(rollout)[0])
+    for parameter in acting_policy.parameters():
         parameter.data += 0.1
-    ours, theirs = evaluation.log_probs(acted, rollout), algo.ops.log_probs(acted, rollout)
+    ours, theirs = evaluation.log_probs(acting_policy, rollout), algo.ops.log_probs(acting_policy, rollout)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ours, evaluation.evaluate(rollout)[0], rtol=1e-2)
     obs = batch.obs[:77, 0]
     torch.testing.assert_close(evaluation.values(obs, obs), algo.policy.value(obs), rtol=1e-4, atol=1e-5)
 
 
-def test_in_bf16_values_are_not_rounded_to_bf16() -> None:
-    algo = an_algo(ACTIONS["reals"], {"precision": "bf16", "net_arch": (32, 16)})
+def test_bf16_precision_keeps_values_in_float32() -> None:
+    algo = make_algo(ACTIONS["box"], {"precision": "bf16", "net_arch": (32, 16)})
     algo.policy.critic_head.bias.data.fill_(300.0)
-    batch = a_batch(algo.policy, ActionLayout.of(ACTIONS["reals"]), weighted=False, masked=False)
+    batch = make_batch(algo.policy, ActionLayout.of(ACTIONS["box"]), weighted=False, masked=False)
     with torch.no_grad():
         values = algo.policy.value(batch.obs[:, 0])
-    assert (values.bfloat16().float() - values).abs().mean() > 0.2  # of the 2 that lie between two such numbers
+    assert (values.bfloat16().float() - values).abs().mean() > 0.2  # bf16 numbers of this size are 2 apart
 
 
-_NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="NumPy, by which kernels are interpreted, has no bf16")
+_NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter uses NumPy, which has no bf16")
 
 
 @pytest.mark.parametrize(
@@ -228,14 +242,14 @@ _NO_BF16 = pytest.mark.skipif(INTERPRETED, reason="NumPy, by which kernels are i
 )
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("bf16", marks=_NO_BF16)])
-def test_kernels_replace_the_references_where_they_agree(
+def test_verified_kernels_replace_the_reference(
     precision: str, overlap: str, arch: tuple[int, int], replaced: set[str]
 ) -> None:
-    algo, rollout = to_prove({"precision": precision, "overlap": overlap, "net_arch": arch})
+    algo, rollout = make_algo_and_rollout({"precision": precision, "overlap": overlap, "net_arch": arch})
     before, references = algo.parameters.flat.detach().clone(), implementations(algo)
     pytest.importorskip("triton")
     ops_of(algo).choose_triton(rollout)
-    assert changed(algo, references) == {"shuffle", "gae", *replaced}
+    assert changed_operations(algo, references) == {"shuffle", "gae", *replaced}
     assert torch.equal(algo.parameters.flat, before)
     assert not algo.counters.sums.any()
     assert set(ops_of(algo).dispatch.fallbacks) == (set() if arch == (32, 32) else {"PPO evaluation", "PPO minibatch"})
@@ -248,81 +262,82 @@ def implementations(algo: PPO) -> dict[str, Any]:
     return {name: getattr(algo.ops, name) for name in OPERATIONS}
 
 
-def changed(algo: PPO, before: dict[str, Any]) -> set[str]:
-    """The operations that have another implementation than before."""
+def changed_operations(algo: PPO, before: dict[str, Any]) -> set[str]:
+    """The operations whose implementation is no longer the one in `before`."""
     return {name for name, now in implementations(algo).items() if now != before[name]}
 
 
-def to_prove(changes: dict[str, Any], network: NetworkFactory | None = None) -> tuple[PPO, Rollout]:
-    """An algorithm and a rollout to try its kernels on; rewards are large, as some are."""
-    algo = an_algo(ACTIONS["both"], {"n_envs": 20, "n_steps": 15, "batch_size": 60, **changes}, network=network)
+def make_algo_and_rollout(changes: dict[str, Any], network: NetworkFactory | None = None) -> tuple[PPO, Rollout]:
+    """An algorithm and a rollout to verify its kernels on; rewards are large, as in some environments."""
+    algo = make_algo(ACTIONS["mixed"], {"n_envs": 20, "n_steps": 15, "batch_size": 60, **changes}, network=network)
     ops_of(algo).dispatch = Dispatch(lambda name, error, to: pytest.fail(f"{name} {to}: {error}"))
-    rollout = a_rollout(a_batch(algo.policy, ActionLayout.of(ACTIONS["both"]), weighted=False, masked=False))
+    rollout = make_rollout(make_batch(algo.policy, ActionLayout.of(ACTIONS["mixed"]), weighted=False, masked=False))
     rollout.rewards *= 100
     return algo, rollout
 
 
-def _spoil(results: list[torch.Tensor], at: int, by: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+def _corrupt(results: list[torch.Tensor], at: int, by: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
     results[at] = by(results[at])
     return results
 
 
-WRONG: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {  # place in what the loss's kernels give
+# By output of the loss kernel: its index, and how to corrupt it.
+CORRUPTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "metrics": (1, lambda means: means * torch.tensor([1, 1, 0.5, 1, 1], device=DEVICE)),
-    "gradients by logits": (2, torch.neg),
-    "gradients by means": (3, torch.zeros_like),
-    "gradients by log_std": (4, lambda slopes: 1.1 * slopes),
-    "gradients by values": (5, lambda slopes: 0.5 * slopes),
+    "logit gradients": (2, torch.neg),
+    "mean gradients": (3, torch.zeros_like),
+    "log_std gradients": (4, lambda slopes: 1.1 * slopes),
+    "value gradients": (5, lambda slopes: 0.5 * slopes),
 }
 
 
-@pytest.mark.parametrize("what", [*WRONG, "step", "advantages"])
-def test_a_wrong_kernel_is_reported_and_the_others_are_used(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [*CORRUPTIONS, "step", "advantages"])
+def test_wrong_kernel_is_reported_and_correct_ones_are_used(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from unidle.algos import ppo_kernels
 
-    algo, rollout = to_prove({"net_arch": (32, 16)})
+    algo, rollout = make_algo_and_rollout({"net_arch": (32, 16)})
     reports: list[str] = []
     ops_of(algo).dispatch = Dispatch(lambda name, error, to: reports.append(str(error)))
-    if what == "advantages":
+    if part == "advantages":
         gae = ppo_kernels.gae.gae
         monkeypatch.setattr(ppo_kernels.gae, "gae", lambda *of: [1.1 * part for part in gae(*of)])
         wrong = "gae"
-    elif what == "step":
+    elif part == "step":
         step = ppo_kernels.FusedStep.__call__
         monkeypatch.setattr(ppo_kernels.FusedStep, "__call__", lambda self, metrics: step(self, 2 * metrics))
         wrong = "optimiser_step"
     else:
         launch = ppo_kernels.FusedLoss.launch
-        monkeypatch.setattr(ppo_kernels.FusedLoss, "launch", lambda *of: _spoil(launch(*of), *WRONG[what]))
+        monkeypatch.setattr(ppo_kernels.FusedLoss, "launch", lambda *of: _corrupt(launch(*of), *CORRUPTIONS[part]))
         wrong = "loss"
     references = implementations(algo)
     ops_of(algo).choose_triton(rollout)
-    assert reports == [f"the kernel's {what} differ from the reference's"]
-    assert changed(algo, references) == {"shuffle", "gae", "loss", "optimiser_step"} - {wrong}
+    assert reports == [f"the kernel's {part} differ from the reference's"]
+    assert changed_operations(algo, references) == {"shuffle", "gae", "loss", "optimiser_step"} - {wrong}
 
 
-def test_a_network_that_draws_and_counts_is_proven_too_and_is_then_as_before() -> None:
+def test_verification_leaves_weights_buffers_and_rng_unchanged() -> None:
     pytest.importorskip("triton")
 
     def network(observations: spaces.Space, actions: spaces.Space) -> torch.nn.Module:
         frozen = torch.nn.Linear(5, 8).requires_grad_(False)
         return torch.nn.Sequential(frozen, torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
 
-    algo, rollout = to_prove({}, network)
+    algo, rollout = make_algo_and_rollout({}, network)
     algo.policy.train()
-    kept = [*algo.policy.parameters(), *algo.policy.buffers()]
-    before, drawn = [tensor.detach().clone() for tensor in kept], random_states()
+    tensors = [*algo.policy.parameters(), *algo.policy.buffers()]
+    before, drawn = [tensor.detach().clone() for tensor in tensors], rng_states()
     ops_of(algo).choose_triton(rollout)
     assert ops_of(algo).loss != ops_of(algo).reference_loss
     for parameter in algo.policy.parameters():
         if parameter.requires_grad:
             algo.parameters.grad_of(parameter).zero_()
-    assert not algo.parameters.grad.any()  # nothing was written between them
-    assert all(torch.equal(now, then) for now, then in zip(kept, before))
-    assert all(torch.equal(now, then) for now, then in zip(random_states(), drawn))
+    assert not algo.parameters.grad.any()  # the padding between parameters is not written
+    assert all(torch.equal(now, then) for now, then in zip(tensors, before))
+    assert all(torch.equal(now, then) for now, then in zip(rng_states(), drawn))
 
 
-def random_states() -> list[torch.Tensor]:
-    """Of the generators that layers draw from."""
+def rng_states() -> list[torch.Tensor]:
+    """The states of the global generators, which layers draw from."""
     return [torch.get_rng_state(), *([] if INTERPRETED else [torch.cuda.get_rng_state()])]

@@ -1,4 +1,4 @@
-"""PPO's update on rollouts of real environments, against the policy that acted and a slow, obvious implementation."""
+"""PPO's update on real rollouts, against the acting policy, a simple reference and Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_envs import Choosy, Drift, short_cartpole
-from small_runs import SmallRun, as_sequences, floats, record_acting, small_run, twin
+from small_envs import Drift, MaskedMultiDiscrete, short_cartpole
+from small_runs import SmallRun, as_sequences, copy_of_learner, floats, record_inference, small_run
 from torch import Tensor
 from torch.testing import assert_close
-from toy_envs import Senses
+from toy_envs import MixedDictEnv
 
 from unidle.algos.ppo import Batch
 from unidle.buffers.rollout import Rollout
@@ -21,12 +21,12 @@ from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
 ENVS = ["CartPole-v1", "Pendulum-v1"]
 
 
-# -- the policy that acted and the policy that learns are the same ---------------------------------------------------
+# -- acting and learning agree -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env", [*ENVS, "Taxi-v4", Choosy, Senses])
+@pytest.mark.parametrize("env", [*ENVS, "Taxi-v4", MaskedMultiDiscrete, MixedDictEnv])
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
-def test_every_ratio_is_1_before_the_first_minibatch(env: Any, recurrent: str) -> None:
+def test_ratios_are_1_before_first_minibatch(env: Any, recurrent: str) -> None:
     run = small_run(
         env,
         n_steps=32,
@@ -36,37 +36,37 @@ def test_every_ratio_is_1_before_the_first_minibatch(env: Any, recurrent: str) -
         normalize_reward=True,
         learning_rate=3e-3,
     )
-    notes = record_acting(run)
+    inferences = record_inference(run)
     for _ in range(3):
-        notes.clear()
+        inferences.clear()
         run.collect()
-        batch = twin(run).prepare(run.rollout)
-        acting = torch.stack([log_prob for log_prob, _ in notes])  # [T, N]
+        batch = copy_of_learner(run).prepare(run.rollout)
+        acting = torch.stack([log_prob for log_prob, _ in inferences])  # [T, N]
         length = batch.obs.shape[1]
         assert length == (1 if recurrent == "none" else 16)
         assert_close(batch.log_probs, as_sequences(acting, length), atol=1e-5, rtol=0)
-        assert_every_ratio_is_1(run, batch)
+        assert_ratios_are_1(run, batch)
         before = run.algo.parameters.flat.detach().clone()
         run.learn()
-        assert not torch.equal(before, run.algo.parameters.flat)  # the next round is with other weights
-        # They did not act in this rollout, and its recurrent states are not theirs; all the same:
-        stale = twin(run).prepare(run.rollout)
+        assert not torch.equal(before, run.algo.parameters.flat)  # the next rollout comes from other weights
+        # The new weights neither acted in this rollout nor computed its recurrent states; the ratios are still 1.
+        stale = copy_of_learner(run).prepare(run.rollout)
         assert not torch.equal(stale.log_probs, batch.log_probs)
-        assert_every_ratio_is_1(run, stale)
+        assert_ratios_are_1(run, stale)
 
 
-def assert_every_ratio_is_1(run: SmallRun, batch: Batch) -> None:
+def assert_ratios_are_1(run: SmallRun, batch: Batch) -> None:
     for index in torch.arange(len(batch.obs)).split(16 // batch.obs.shape[1]):
         part = batch.at(index)
         with torch.no_grad():
             params, values = run.policy(part.obs, part.starts, part.states)
-            log_probs, _ = run.policy.distribution.score(params, part.actions)
+            log_probs, _ = run.policy.distribution.log_prob_and_entropy(params, part.actions)
         assert_close((log_probs - part.log_probs).exp(), torch.ones_like(log_probs), atol=1e-5, rtol=0)
         assert_close(values, part.values, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_an_update_of_one_minibatch_reports_no_kl_and_nothing_clipped(env: str) -> None:
+def test_single_minibatch_update_has_zero_kl_and_clip_fraction(env: str) -> None:
     run = small_run(env, batch_size=32, n_epochs=1, normalize_obs=True, normalize_reward=True, learning_rate=1e-2)
     for _ in range(3):
         run.collect()
@@ -76,12 +76,12 @@ def test_an_update_of_one_minibatch_reports_no_kl_and_nothing_clipped(env: str) 
         assert metrics["updates"] == 1.0
 
 
-def test_statistics_are_frozen_while_an_iteration_lasts_and_updated_once_from_its_batch() -> None:
+def test_normalisation_stats_are_updated_once_per_iteration() -> None:
     run = small_run("Pendulum-v1", normalize_obs=True, normalize_reward=True)
     norm, rewards = run.policy.encoder.norm, run.algo.reward_norm
     assert norm is not None
     assert rewards is not None
-    seen, sums, running = [], [], torch.zeros(2, dtype=torch.float64)
+    observations, returns, running = [], [], torch.zeros(2, dtype=torch.float64)
     for iteration in range(1, 4):
         before = {name: value.clone() for name, value in norm.state_dict().items()}
         run.collect()
@@ -89,19 +89,19 @@ def test_statistics_are_frozen_while_an_iteration_lasts_and_updated_once_from_it
             assert torch.equal(value, before[name]), name
         assert rewards.count == 32 * (iteration - 1)
         run.learn()
-        seen.append(floats(run.rollout.obs[:-1], 3).reshape(-1, 3).double())
-        for reward in run.rollout.rewards:  # episodes of Pendulum last 200 steps: none ends here
+        observations.append(floats(run.rollout.obs[:-1], 3).reshape(-1, 3).double())
+        for reward in run.rollout.rewards:  # Pendulum episodes last 200 steps, so none ends here
             running = reward.double() + 0.99 * running
-            sums.append(running)
-        everything, returns = torch.cat(seen), torch.cat(sums)
+            returns.append(running)
+        all_obs, all_returns = torch.cat(observations), torch.cat(returns)
         assert norm.count == rewards.count == 32 * iteration
-        assert_close(norm.mean, everything.mean(0))
-        assert_close(norm.var, everything.var(0, unbiased=False))
-        assert rewards.var.item() == pytest.approx(returns.var(unbiased=False).item(), rel=1e-5)
+        assert_close(norm.mean, all_obs.mean(0))
+        assert_close(norm.var, all_obs.var(0, unbiased=False))
+        assert rewards.var.item() == pytest.approx(all_returns.var(unbiased=False).item(), rel=1e-5)
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
-    # γ = 0 leaves the reward itself: the value target A + V is r / σ, and σ is the deviation of the rewards.
+def test_rewards_are_divided_by_std_of_discounted_return() -> None:
+    # With γ = 0 the return is the reward: the value target A + V is r / σ, with σ the std of the rewards.
     run = small_run("Pendulum-v1", gamma=0.0, gae_lambda=0.0, normalize_reward=True)
     run.collect()
     batch = run.algo.prepare(run.rollout)
@@ -110,14 +110,14 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     assert_close(batch.returns, expected, atol=1e-4, rtol=1e-4)
 
 
-# -- one whole update ------------------------------------------------------------------------------------------------
+# -- complete updates --------------------------------------------------------------------------------------------------
 
 
-class SlowPPO:
-    """PPO as the paper tells it: plain loops in float64, parameters one by one, and a real break at target_kl."""
+class ReferencePPO:
+    """PPO as in the paper: plain loops in float64, separate parameters, and a real break at target_kl."""
 
     def __init__(self, run: SmallRun, length: int = 1) -> None:
-        """`length` is that of the sequences a recurrent policy learns from."""
+        """`length` is the length of the sequences that a recurrent policy learns from."""
         self.recipe: Recipe = run.algo.recipe
         self.length = length
         self.discrete = run.policy.distribution.heads == 1
@@ -125,8 +125,8 @@ class SlowPPO:
         self.weights = {n: p.detach().double().clone().requires_grad_() for n, p in run.policy.named_parameters()}
         self.adam = torch.optim.Adam(self.weights.values(), lr=self.recipe.learning_rate, eps=1e-5, foreach=False)
 
-    def remember(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """What the recurrent layer makes of an observation, and its state after."""
+    def recurrent_step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and next state of the recurrent layer for one observation."""
         if self.recipe.recurrent == "none":
             return observation, state
         w, size = self.weights, self.recipe.recurrent_size
@@ -161,23 +161,23 @@ class SlowPPO:
         normal = torch.distributions.Normal(out, self.weights["log_std"].exp())
         return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
 
-    def observation(self, row: Tensor) -> Tensor:
-        return floats(row, self.n_inputs).double()
+    def decode(self, packed: Tensor) -> Tensor:
+        return floats(packed, self.n_inputs).double()
 
     @torch.no_grad()
     def transitions(self, rollout: Rollout, env: int) -> list[dict[str, Tensor]]:
-        """All that is known of one environment's steps, advantages included."""
+        """The steps of one environment, with values, advantages and returns."""
         recipe = self.recipe
         steps, n_envs = rollout.shape
-        finals = {int(at): row for at, row in zip(rollout.final_at, rollout.final_obs)}
+        finals = {int(at): obs for at, obs in zip(rollout.final_at, rollout.final_obs)}
         state = rollout.states[0, env].double()
         records: list[dict[str, Tensor]] = []
-        values, afterwards = [], []
+        values, next_states = [], []
         for t in range(steps + 1):
             if rollout.starts[t, env]:
                 state = torch.zeros_like(state)
-            observation, before = self.observation(rollout.obs[t, env]), state
-            features, state = self.remember(observation, state)
+            observation, before = self.decode(rollout.obs[t, env]), state
+            features, state = self.recurrent_step(observation, state)
             values.append(self.value(features))
             if t == steps:
                 break
@@ -185,32 +185,32 @@ class SlowPPO:
             log_prob, _ = self.log_prob_and_entropy(features, action)
             records.append({"observation": observation, "action": action, "log_prob": log_prob, "state": before})
             records[-1]["start"] = rollout.starts[t, env]
-            afterwards.append(state)
+            next_states.append(state)
         advantage = torch.zeros((), dtype=torch.float64)
         for t in reversed(range(steps)):
-            following = values[t + 1]
+            next_value = values[t + 1]
             if rollout.terminated[t, env]:
-                following = torch.zeros_like(following)
+                next_value = torch.zeros_like(next_value)
             elif rollout.truncated[t, env]:
-                following = self.value(self.remember(self.observation(finals[t * n_envs + env]), afterwards[t])[0])
-            delta = rollout.rewards[t, env].double() + recipe.gamma * following - values[t]
-            goes_on = not (rollout.terminated[t, env] or rollout.truncated[t, env])
-            advantage = delta + recipe.gamma * recipe.gae_lambda * advantage * goes_on
+                next_value = self.value(self.recurrent_step(self.decode(finals[t * n_envs + env]), next_states[t])[0])
+            delta = rollout.rewards[t, env].double() + recipe.gamma * next_value - values[t]
+            continues = not (rollout.terminated[t, env] or rollout.truncated[t, env])
+            advantage = delta + recipe.gamma * recipe.gae_lambda * advantage * continues
             records[t] |= {"value": values[t], "advantage": advantage, "return": advantage + values[t]}
         return records
 
     def features(self, sequence: list[dict[str, Tensor]]) -> list[Tensor]:
-        """What comes out of the recurrent layer, from the state the sequence begins with."""
+        """Outputs of the recurrent layer, from the state at the start of the sequence."""
         state, features = sequence[0]["state"], []
         for record in sequence:
             if record["start"]:
                 state = torch.zeros_like(state)
-            output, state = self.remember(record["observation"], state)
+            output, state = self.recurrent_step(record["observation"], state)
             features.append(output)
         return features
 
     def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> int:
-        """Learn from the rollout; returns how many minibatches changed the weights."""
+        """Learns from the rollout; returns the number of optimiser steps."""
         recipe, length = self.recipe, self.length
         steps, n_envs = rollout.shape
         linear = 1.0 - progress
@@ -250,9 +250,9 @@ class SlowPPO:
         return updates
 
 
-def assert_same_weights(run: SmallRun, slow: SlowPPO) -> None:
+def assert_same_weights(run: SmallRun, reference: ReferencePPO) -> None:
     for name, parameter in run.policy.named_parameters():
-        assert_close(parameter.detach().double(), slow.weights[name].detach(), atol=2e-5, rtol=1e-4, msg=name)
+        assert_close(parameter.detach().double(), reference.weights[name].detach(), atol=2e-5, rtol=1e-4, msg=name)
 
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -260,22 +260,22 @@ RECIPES: dict[str, dict[str, Any]] = {
     "value clip and entropy": {"clip_range_vf": 0.1, "ent_coef": 0.01, "vf_coef": 0.7},
     "no advantage normalisation": {"normalize_advantage": False, "max_grad_norm": 0.05},
     "shared trunk": {"share_trunk": True},
-    "gradients within the norm": {"max_grad_norm": 1e3, "vf_coef": 0.01},
+    "gradients not clipped": {"max_grad_norm": 1e3, "vf_coef": 0.01},
     "schedules": {"lr_schedule": "linear", "clip_schedule": "linear"},
 }
 
 
 @pytest.mark.parametrize("env", [short_cartpole, Drift])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_two_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, recipe: dict[str, Any]) -> None:
+def test_updates_match_reference(env: Any, recipe: dict[str, Any]) -> None:
     run = small_run(env, learning_rate=1e-3, n_envs=4, batch_size=16, **recipe)
-    slow = SlowPPO(run)
+    reference = ReferencePPO(run)
     before = run.algo.parameters.flat.detach().clone()
     for progress in (0.0, 0.5):
         run.collect()
-        updates = slow.update(run.rollout, progress, run.shuffle())
+        updates = reference.update(run.rollout, progress, run.shuffle())
         assert run.learn(progress)["updates"] == updates == 8
-        assert_same_weights(run, slow)
+        assert_same_weights(run, reference)
     assert (run.algo.parameters.flat - before).abs().max() > 1e-3
     assert run.rollout.truncated.any()
     assert run.rollout.terminated.any() == (env is short_cartpole)
@@ -283,37 +283,37 @@ def test_two_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, 
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])
 @pytest.mark.parametrize("env", [short_cartpole, Drift])
-def test_recurrent_updates_equal_those_of_a_slow_and_obvious_implementation(env: Any, recurrent: str) -> None:
-    # 2 envs × 24 steps in sequences of 8 (the greatest common divisor of 24 and 16), two to a minibatch.
+def test_recurrent_updates_match_reference(env: Any, recurrent: str) -> None:
+    # 2 envs × 24 steps in sequences of 8 (the greatest common divisor of 24 and 16), two per minibatch.
     run = small_run(env, learning_rate=1e-3, n_steps=24, batch_size=16, recurrent=recurrent)
-    slow = SlowPPO(run, length=8)
+    reference = ReferencePPO(run, length=8)
     before = run.algo.parameters.flat.detach().clone()
     for _ in range(2):
         run.collect()
-        updates = slow.update(run.rollout, 0.0, run.shuffle())
+        updates = reference.update(run.rollout, 0.0, run.shuffle())
         assert run.learn()["updates"] == updates == 6
-        assert_same_weights(run, slow)
+        assert_same_weights(run, reference)
     assert (run.algo.parameters.flat - before).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("env", [short_cartpole, Drift])
-@pytest.mark.parametrize(("target_kl", "fewest", "most"), [(3e-3, 2, 15), (1e-7, 1, 1)])
-def test_target_kl_ends_an_iteration_as_if_it_had_been_left_there_and_then(
-    env: Any, target_kl: float, fewest: int, most: int
+@pytest.mark.parametrize(("target_kl", "min_updates", "max_updates"), [(3e-3, 2, 15), (1e-7, 1, 1)])
+def test_target_kl_skips_remaining_minibatches_like_a_break(
+    env: Any, target_kl: float, min_updates: int, max_updates: int
 ) -> None:
-    # Of 16 minibatches; the second iteration must go on as if nothing had been skipped.
+    # 16 minibatches; the second iteration must continue as if nothing had been skipped.
     run = small_run(env, learning_rate=1e-2, target_kl=target_kl, n_epochs=4)
-    slow = SlowPPO(run)
+    reference = ReferencePPO(run)
     for _ in range(2):
         run.collect()
-        updates = slow.update(run.rollout, 0.0, run.shuffle())
-        assert fewest <= updates <= most
+        updates = reference.update(run.rollout, 0.0, run.shuffle())
+        assert min_updates <= updates <= max_updates
         assert run.learn()["updates"] == updates
-        assert_same_weights(run, slow)
+        assert_same_weights(run, reference)
 
 
-def test_minibatches_after_target_kl_was_passed_change_nothing() -> None:
-    # The target is passed within the first epoch, so all further epochs make no difference at all.
+def test_minibatches_after_target_kl_change_nothing() -> None:
+    # The KL exceeds the target in the first epoch, so further epochs change nothing.
     runs = [small_run("CartPole-v1", learning_rate=1e-2, target_kl=1e-6, n_epochs=n) for n in (1, 5)]
     for run in runs:
         for _ in range(2):
@@ -329,11 +329,11 @@ def test_minibatches_after_target_kl_was_passed_change_nothing() -> None:
 @pytest.mark.parametrize(
     "recipe", [{}, {"clip_range_vf": 0.2, "ent_coef": 0.02, "max_grad_norm": 0.1}], ids=["default", "clipped"]
 )
-def test_an_iteration_equals_that_of_stable_baselines3(env: Any, recipe: dict[str, Any]) -> None:
-    # The whole batch is one minibatch, so that the order of transitions plays no part; three epochs move the ratios.
+def test_iteration_matches_stable_baselines3(env: Any, recipe: dict[str, Any]) -> None:
+    # The whole batch is one minibatch, so the order of transitions does not matter; three epochs move the ratios.
     sb3 = pytest.importorskip("stable_baselines3")
     run = small_run(env, batch_size=64, n_envs=4, n_epochs=3, learning_rate=2e-3, **recipe)
-    peer = sb3.PPO(
+    model = sb3.PPO(
         "MlpPolicy",
         sb3.common.env_util.make_vec_env(run.maker, 4),
         n_steps=16,
@@ -346,16 +346,16 @@ def test_an_iteration_equals_that_of_stable_baselines3(env: Any, recipe: dict[st
         policy_kwargs={"net_arch": [16, 16]},
         device="cpu",
     )
-    theirs, ours = peer_parameters(peer), dict(run.policy.named_parameters())
+    theirs, ours = sb3_parameters(model), dict(run.policy.named_parameters())
     for name, parameter in theirs.items():
         parameter.data.copy_(ours[name])
-    peer._logger = sb3.common.logger.Logger(None, [])
+    model._logger = sb3.common.logger.Logger(None, [])
     for _ in range(2):
         run.collect()
-        fill_peer_buffer(peer, run)
-        peer.train()
+        fill_sb3_buffer(model, run)
+        model.train()
         metrics = run.learn()
-        logged = peer.logger.name_to_value
+        logged = model.logger.name_to_value
         for name, parameter in theirs.items():
             assert_close(ours[name].detach(), parameter.detach(), atol=1e-5, rtol=1e-4, msg=name)
         assert metrics["value_loss"] == pytest.approx(logged["train/value_loss"], rel=1e-4)
@@ -366,7 +366,7 @@ def test_an_iteration_equals_that_of_stable_baselines3(env: Any, recipe: dict[st
         assert run.rollout.truncated.any()
 
 
-def peer_parameters(peer: Any) -> dict[str, torch.nn.Parameter]:
+def sb3_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     """Stable-Baselines3's parameters under our names."""
     renamed = {
         "mlp_extractor.policy_net": "actor_trunk",
@@ -376,57 +376,57 @@ def peer_parameters(peer: Any) -> dict[str, torch.nn.Parameter]:
         "log_std": "log_std",
     }
     names = {}
-    for name, parameter in peer.policy.named_parameters():
+    for name, parameter in model.policy.named_parameters():
         prefix = next(old for old in renamed if name.startswith(old))
         names[renamed[prefix] + name.removeprefix(prefix)] = parameter
     return names
 
 
 @torch.no_grad()
-def fill_peer_buffer(peer: Any, run: SmallRun) -> None:
-    """Put our rollout through Stable-Baselines3's own buffer, values and log-probabilities by its own network."""
+def fill_sb3_buffer(model: Any, run: SmallRun) -> None:
+    """Fills Stable-Baselines3's rollout buffer with our rollout; values and log-probabilities are its network's."""
     rollout = run.rollout
     steps, n_envs = rollout.shape
-    n_inputs = peer.observation_space.shape[0]
+    n_inputs = model.observation_space.shape[0]
     observations = floats(rollout.obs, n_inputs)  # [T + 1, N, ..]
-    finals = {int(at): floats(row, n_inputs) for at, row in zip(rollout.final_at, rollout.final_obs)}
+    finals = {int(at): floats(obs, n_inputs) for at, obs in zip(rollout.final_at, rollout.final_obs)}
     from stable_baselines3.common.buffers import RolloutBuffer
 
     buffer = RolloutBuffer(
-        steps, peer.observation_space, peer.action_space, "cpu", gae_lambda=0.95, gamma=0.99, n_envs=n_envs
+        steps, model.observation_space, model.action_space, "cpu", gae_lambda=0.95, gamma=0.99, n_envs=n_envs
     )
     for t in range(steps):
         actions = rollout.actions[t]
-        if hasattr(peer.action_space, "n"):
+        if hasattr(model.action_space, "n"):
             actions = actions.long()
-        values, log_probs, _ = peer.policy.evaluate_actions(observations[t], actions.squeeze(-1))
+        values, log_probs, _ = model.policy.evaluate_actions(observations[t], actions.squeeze(-1))
         rewards = rollout.rewards[t].numpy().copy()
-        for env in range(n_envs):  # as its collect_rollouts does it
+        for env in range(n_envs):  # as in its collect_rollouts
             if rollout.truncated[t, env]:
-                rewards[env] += 0.99 * peer.policy.predict_values(finals[t * n_envs + env].unsqueeze(0)).item()
+                rewards[env] += 0.99 * model.policy.predict_values(finals[t * n_envs + env].unsqueeze(0)).item()
         buffer.add(
             observations[t].numpy(), actions.numpy(), rewards, rollout.starts[t].numpy(), values.flatten(), log_probs
         )
-    last = peer.policy.predict_values(observations[-1]).flatten()
+    last = model.policy.predict_values(observations[-1]).flatten()
     buffer.compute_returns_and_advantage(last, rollout.starts[-1].numpy())
-    peer.rollout_buffer = buffer
+    model.rollout_buffer = buffer
 
 
 # -- schedules and checkpoints ---------------------------------------------------------------------------------------
 
 
-def test_linear_schedules_fall_to_zero_at_the_end_of_the_run() -> None:
+def test_linear_schedules_reach_zero_at_end_of_run() -> None:
     run = small_run("CartPole-v1", lr_schedule="linear", clip_schedule="linear", learning_rate=1e-3, clip_range=0.2)
     run.collect()
-    for progress, share in ((0.0, 1.0), (0.25, 0.75), (1.0, 0.0)):
+    for progress, factor in ((0.0, 1.0), (0.25, 0.75), (1.0, 0.0)):
         before = run.algo.parameters.flat.detach().clone()
         metrics = run.learn(progress)
-        assert metrics["learning_rate"] == pytest.approx(1e-3 * share)
-        assert metrics["clip_range"] == pytest.approx(0.2 * share)
-        assert torch.equal(before, run.algo.parameters.flat) == (share == 0.0)
+        assert metrics["learning_rate"] == pytest.approx(1e-3 * factor)
+        assert metrics["clip_range"] == pytest.approx(0.2 * factor)
+        assert torch.equal(before, run.algo.parameters.flat) == (factor == 0.0)
 
 
-def test_constant_schedules_stay_whatever_the_progress() -> None:
+def test_constant_schedules_ignore_progress() -> None:
     run = small_run("CartPole-v1", learning_rate=1e-3, clip_range=0.3)
     run.collect()
     metrics = run.learn(0.9)
@@ -434,8 +434,8 @@ def test_constant_schedules_stay_whatever_the_progress() -> None:
     assert metrics["clip_range"] == pytest.approx(0.3)
 
 
-def test_a_tenth_of_the_learning_rate_moves_the_weights_a_tenth_as_far() -> None:
-    # Adam's first step is proportional to the learning rate, so the schedule's tensor must reach it.
+def test_first_step_is_proportional_to_scheduled_learning_rate() -> None:
+    # Adam's first step is proportional to the learning rate, so the scheduled value must reach it.
     moved = []
     for progress in (0.0, 0.9):
         run = small_run("CartPole-v1", lr_schedule="linear", batch_size=32, n_epochs=1)
@@ -447,11 +447,11 @@ def test_a_tenth_of_the_learning_rate_moves_the_weights_a_tenth_as_far() -> None
     assert moved[0].abs().max() > 1e-4
 
 
-def test_the_learning_rate_still_drives_adam_after_loading_a_checkpoint() -> None:
+def test_learning_rate_schedule_applies_after_loading_checkpoint() -> None:
     run = small_run("CartPole-v1", lr_schedule="linear")
     run.collect()
     run.learn()
-    loaded = twin(run)
+    loaded = copy_of_learner(run)
     before = loaded.parameters.flat.detach().clone()
     assert torch.equal(before, run.algo.parameters.flat)
     loaded.update(run.rollout, 1.0, run.shuffle())
@@ -461,11 +461,11 @@ def test_the_learning_rate_still_drives_adam_after_loading_a_checkpoint() -> Non
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
-def test_a_loaded_learner_goes_on_bit_for_bit(recurrent: str) -> None:
+def test_loaded_algorithm_continues_bit_for_bit(recurrent: str) -> None:
     run = small_run("CartPole-v1", normalize_obs=True, normalize_reward=True, recurrent=recurrent, target_kl=0.02)
     run.collect()
     run.learn()
-    loaded = twin(run)
+    loaded = copy_of_learner(run)
     run.collect()
     ours = run.learn()
     theirs = loaded.update(run.rollout, 0.0, run.shuffle())
@@ -476,18 +476,18 @@ def test_a_loaded_learner_goes_on_bit_for_bit(recurrent: str) -> None:
     assert torch.equal(run.algo.return_carry, loaded.return_carry)
 
 
-def test_loading_keeps_the_flat_tensor_and_its_views() -> None:
+def test_load_keeps_flat_tensor_and_parameter_views() -> None:
     run = small_run("CartPole-v1")
     flat = run.algo.parameters.flat
-    place = flat.data_ptr()
-    run.algo.load_state_dict(twin(run).state_dict())
-    assert run.algo.parameters.flat.data_ptr() == place
+    address = flat.data_ptr()
+    run.algo.load_state_dict(copy_of_learner(run).state_dict())
+    assert run.algo.parameters.flat.data_ptr() == address
     with torch.no_grad():
         flat.zero_()
     assert all((parameter == 0).all() for parameter in run.policy.parameters())
 
 
-def test_the_same_rollout_and_shuffle_give_the_same_weights_bit_for_bit() -> None:
+def test_runs_with_same_seed_match_bit_for_bit() -> None:
     first, second = (small_run("CartPole-v1", seed=5) for _ in range(2))
     for run in (first, second):
         for _ in range(2):
@@ -500,32 +500,32 @@ def test_the_same_rollout_and_shuffle_give_the_same_weights_bit_for_bit() -> Non
 
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])
-def test_sequences_cut_from_the_rollout_repeat_what_was_said_when_acting(recurrent: str) -> None:
+def test_sequences_reproduce_log_probs_from_acting(recurrent: str) -> None:
     run = small_run("CartPole-v1", n_steps=64, batch_size=32, recurrent=recurrent, normalize_obs=True)
-    notes = record_acting(run)
+    inferences = record_inference(run)
     for _ in range(2):
-        notes.clear()
+        inferences.clear()
         run.collect()
         batch = run.algo.prepare(run.rollout)
         assert batch.starts is not None
-        assert batch.starts[:, 1:].any(), "no episode starts inside a sequence: the test shows nothing"
+        assert batch.starts[:, 1:].any(), "no episode starts inside a sequence, so the test proves nothing"
         with torch.no_grad():
             params, _ = run.policy(batch.obs, batch.starts, batch.states)
-            log_probs, _ = run.policy.distribution.score(params, batch.actions)
-        acting = as_sequences(torch.stack([log_prob for log_prob, _ in notes]), 32)
+            log_probs, _ = run.policy.distribution.log_prob_and_entropy(params, batch.actions)
+        acting = as_sequences(torch.stack([log_prob for log_prob, _ in inferences]), 32)
         assert_close(log_probs, acting, atol=1e-5, rtol=0)
-        # The test would notice a lost state: from zeros in place of the carried ones, the answers differ.
+        # A lost state would be noticed: with zero states, the log-probabilities differ.
         if run.iteration == 2:
             with torch.no_grad():
                 params, _ = run.policy(batch.obs, batch.starts, torch.zeros_like(batch.states))
-                forgetful, _ = run.policy.distribution.score(params, batch.actions)
-            assert (forgetful - acting).abs().max() > 1e-4
+                without_state, _ = run.policy.distribution.log_prob_and_entropy(params, batch.actions)
+            assert (without_state - acting).abs().max() > 1e-4
         run.learn()
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
-def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_whole_episode(recurrent: str) -> None:
-    # λ = 0: A = r + γ V(final) − V(row), so V(final) can be read off the advantage.
+def test_truncated_episode_bootstraps_from_final_observation_and_state(recurrent: str) -> None:
+    # λ = 0: A = r + γ V(final) − V(obs), so the advantage reveals V(final).
     run = small_run(Drift, recurrent=recurrent, gae_lambda=0.0, n_steps=16, batch_size=16)
     with torch.no_grad():
         run.policy.critic_head.weight.mul_(3)
@@ -533,20 +533,20 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
     batch = run.algo.prepare(run.rollout)
     length = batch.obs.shape[1]
     steps, n_envs = run.rollout.shape
-    finals = {int(at): row for at, row in zip(run.rollout.final_at, run.rollout.final_obs)}
+    finals = {int(at): obs for at, obs in zip(run.rollout.final_at, run.rollout.final_obs)}
     rewards = as_sequences(run.rollout.rewards, length)
-    said = (batch.advantages - rewards + batch.values) / 0.99
-    cut = as_sequences(run.rollout.truncated, length)
-    place = as_sequences(torch.arange(steps * n_envs).view(steps, n_envs), length)
-    assert cut.sum() == len(finals) == 3 * n_envs
-    for value, at in zip(said[cut], place[cut]):
+    bootstrap = (batch.advantages - rewards + batch.values) / 0.99
+    truncated = as_sequences(run.rollout.truncated, length)
+    index = as_sequences(torch.arange(steps * n_envs).view(steps, n_envs), length)
+    assert truncated.sum() == len(finals) == 3 * n_envs
+    for value, at in zip(bootstrap[truncated], index[truncated]):
         t, env = divmod(int(at), n_envs)
-        # Feed the five observations of the episode one by one, then its final one.
+        # Feed the five observations of the episode one by one, then the final one.
         state = torch.zeros(1, run.policy.state_size)
         with torch.no_grad():
-            for row in run.rollout.obs[t - 4 : t + 1, env]:
-                _, after = run.policy.act(row.unsqueeze(0), state)
-                state = state if after is None else after
+            for obs in run.rollout.obs[t - 4 : t + 1, env]:
+                _, next_state = run.policy.act(obs.unsqueeze(0), state)
+                state = state if next_state is None else next_state
             expected = run.policy.value(finals[int(at)].unsqueeze(0), state)
         assert value.item() == pytest.approx(expected.item(), abs=1e-4)
 
@@ -556,14 +556,14 @@ def test_a_truncated_episode_is_worth_what_its_final_observation_says_after_the_
 SMALL = {"n_steps": 16, "n_envs": 2, "batch_size": 8, "n_epochs": 2}
 
 
-def test_a_kernel_that_differs_from_the_reference_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernel_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [small_run(Drift, **SMALL) for _ in range(2)]
     reports: list[tuple[str, str, str]] = []
     gradient = NumpyMinibatch.gradient
     monkeypatch.setattr(NumpyMinibatch, "gradient", lambda *of: 1.1 * gradient(*of))
     for run, report in zip(runs, (lambda name, error, to: reports.append((name, str(error), to)), no_report)):
         run.algo.ops.dispatch = Dispatch(report)  # type: ignore[attr-defined]
-    runs[1].algo.ops.numpy_unsupported = "not wanted here"  # type: ignore[attr-defined]
+    runs[1].algo.ops.numpy_unsupported = "disabled by the test"  # type: ignore[attr-defined]
     for run in runs:
         run.collect()
         run.learn()
@@ -571,11 +571,11 @@ def test_a_kernel_that_differs_from_the_reference_is_reported_and_not_used(monke
     expected = "the kernel's metrics differ from the reference's"
     assert reports == [("PPO minibatch", expected, "uses the plain PyTorch implementation")]
     fallbacks = [run.algo.ops.dispatch.fallbacks["PPO minibatch"] for run in runs]  # type: ignore[attr-defined]
-    assert fallbacks == [f"RuntimeError: {expected}", "not wanted here"]
+    assert fallbacks == [f"RuntimeError: {expected}", "disabled by the test"]
     assert torch.equal(runs[0].algo.parameters.flat, runs[1].algo.parameters.flat)
 
 
-def test_a_kernel_that_agrees_with_the_reference_learns_from_every_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verified_kernel_runs_every_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(NumpyMinibatch, "learn", lambda self, batch, orders: calls.append(len(orders)))
     run = small_run(Drift, **SMALL)
@@ -583,32 +583,32 @@ def test_a_kernel_that_agrees_with_the_reference_learns_from_every_minibatch(mon
     before = run.algo.parameters.flat.detach().clone()
     run.learn()
     assert sum(calls) == 2 * 4
-    assert torch.equal(run.algo.parameters.flat, before)  # nothing else learns
+    assert torch.equal(run.algo.parameters.flat, before)  # no other implementation ran
 
 
-def test_after_gradient_changes_the_gradient_before_it_is_clipped_and_stepped_along() -> None:
-    """Half the gradient and half the clipping norm: the same direction at half the length, before Adam."""
+def test_after_gradient_runs_before_clipping_and_step() -> None:
+    """Halving the gradient halves Adam's first moment and the logged norm."""
     halved = small_run(Drift, **SMALL, max_grad_norm=1e9)
     plain = small_run(Drift, **SMALL, max_grad_norm=1e9)
     halved.algo.after_gradient = lambda gradient: gradient.mul_(0.5)
-    plain.algo.ops.numpy_unsupported = "not wanted here"  # type: ignore[attr-defined]
+    plain.algo.ops.numpy_unsupported = "disabled by the test"  # type: ignore[attr-defined]
     for run in (halved, plain):
         run.collect()
         batch = run.algo.prepare(run.rollout)
         run.algo.ops.reference_learn(batch, torch.arange(8).unsqueeze(0))  # type: ignore[attr-defined]
-    assert_close(halved.algo.adam.mean, 0.5 * plain.algo.adam.mean)  # of the gradient
-    assert_close(halved.algo.adam.square, 0.25 * plain.algo.adam.square)
-    assert_close(halved.algo.counters.sums[-1], 0.5 * plain.algo.counters.sums[-1])  # the norm
+    assert_close(halved.algo.adam.mean, 0.5 * plain.algo.adam.mean)  # first moment
+    assert_close(halved.algo.adam.square, 0.25 * plain.algo.adam.square)  # second moment
+    assert_close(halved.algo.counters.sums[:, -1], 0.5 * plain.algo.counters.sums[:, -1])  # the norm
     assert plain.algo.adam.mean.abs().max() > 0
 
 
-def test_with_after_gradient_no_kernel_computes_gradient_and_step_together() -> None:
+def test_after_gradient_disables_fused_gradient_and_step() -> None:
     run = small_run(Drift, **SMALL)
     seen: list[Tensor] = []
     run.algo.after_gradient = lambda gradient: seen.append(gradient.clone())
     run.collect()
     run.learn()
-    assert len(seen) == 2 * 4  # once a minibatch
+    assert len(seen) == 2 * 4  # once per minibatch
     assert all(gradient.shape == run.algo.parameters.flat.shape for gradient in seen)
     reason = run.algo.ops.dispatch.fallbacks["PPO minibatch"]  # type: ignore[attr-defined]
     assert reason.startswith("after_gradient is set")

@@ -1,4 +1,4 @@
-"""A memory that there is no room for on the GPU: what it holds, which batches arrive, and what the user is told."""
+"""A replay buffer on the host: its contents and batches, when it is placed there, and whole training runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 import unidle
-from unidle.algos.capturing import as_it_is
+from unidle.algos.capturing import no_capture
 from unidle.algos.experience_replay import ExperienceReplay, Updates
 from unidle.buffers import placement as subject
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.replay import Replay, Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import DQNRecipe, Recipe, SACRecipe, recipe_for
-from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.cuda_graphs import Capture
 from unidle.errors import UsageError
 
@@ -28,17 +29,17 @@ SMALL: dict[str, Any] = {"algo": "sac", "n_envs": 3, "n_steps": 8, "batch_size":
 
 
 @pytest.fixture
-def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the device, so that the memory lies on the host even where the device is the host."""
-    monkeypatch.setattr(subject, "choose_place", lambda *sizes: "host")
+def _host_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places the replay buffer on the host, even if the device is the CPU."""
+    monkeypatch.setattr(subject, "choose_buffer_device", lambda *sizes: "host")
 
 
 def tasks_of(obs: Tensor) -> Tensor:
     return obs[:, 0].long() % 3
 
 
-def fragment(seed: int) -> Rollout:
-    """8 steps of 3 environments, in which anything may happen."""
+def random_rollout(seed: int) -> Rollout:
+    """8 random steps of 3 environments; some terminate, some truncate."""
     draw = torch.Generator().manual_seed(seed)
     rollout = Rollout(8, 3, 16, 2, 0, CPU)
     rollout.obs.copy_(torch.randint(256, rollout.obs.shape, generator=draw))
@@ -52,44 +53,44 @@ def fragment(seed: int) -> Rollout:
 
 
 @pytest.mark.parametrize("n_tasks", [1, 3])
-def test_it_holds_what_one_on_the_device_does(n_tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_buffer_stores_same_transitions_as_device_buffer(n_tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_for(**SMALL, n_tasks=n_tasks)
-    held = []
+    states = []
     for place in ("device", "host"):
-        monkeypatch.setattr(subject, "choose_place", lambda *sizes, place=place: place)
+        monkeypatch.setattr(subject, "choose_buffer_device", lambda *sizes, place=place: place)
         experience = ExperienceReplay(
-            recipe, 16, 2, CPU, as_it_is, n_tasks=n_tasks, tasks_of=tasks_of if n_tasks > 1 else None
+            recipe, 16, 2, CPU, no_capture, n_tasks=n_tasks, tasks_of=tasks_of if n_tasks > 1 else None
         )
         for number in range(7):
-            experience.store(fragment(number))
-        held.append(experience.state_dict())
+            experience.store(random_rollout(number))
+        states.append(experience.state_dict())
         assert isinstance(experience.sampler, Prefetch) == (place == "host")
-    for name, value in held[0]["memory"].items():
-        assert torch.equal(value, held[1]["memory"][name]), name
-    assert held[0]["memory"]["entered"].sum() == 7 * 24
+    for name, value in states[0]["memory"].items():
+        assert torch.equal(value, states[1]["memory"][name]), name
+    assert states[0]["memory"]["entered"].sum() == 7 * 24
 
 
-@pytest.mark.usefixtures("_no_room")
-def test_each_update_has_a_batch_of_its_own_with_the_newest_steps_in_it() -> None:
+@pytest.mark.usefixtures("_host_placement")
+def test_each_update_samples_a_new_batch_that_can_hold_newest_steps() -> None:
     recipe = recipe_for(**SMALL, utd_ratio=1.5, learning_starts=24)
-    experience = ExperienceReplay(recipe, 16, 2, CPU, as_it_is)
+    experience = ExperienceReplay(recipe, 16, 2, CPU, no_capture)
     seen: list[Transitions] = []
 
     def update(generator: torch.Generator, phase: int) -> None:
         batch = experience.sampler.sample(16, generator)
         seen.append(Transitions(*(t.clone() for t in batch.tensors())))
 
-    updates = Updates(update, [], CPU, as_it_is)
+    updates = Updates(update, [], CPU, no_capture)
     for number in range(3):
         seen.clear()
-        newest = fragment(number)
-        pieces = list(experience.store_and_update(newest, updates, torch.Generator().manual_seed(number)))
-        assert len(seen) == (36 if number else 0)  # nothing is sent that is not due
-        assert len(pieces) == len(seen)  # environments may be served after each
+        newest = random_rollout(number)
+        steps = list(experience.store_and_update(newest, updates, torch.Generator().manual_seed(number)))
+        assert len(seen) == (36 if number else 0)  # no update is due before learning starts
+        assert len(steps) == len(seen)  # control returns after each update, so that the trainer can act
         replay = experience.buffer
         assert isinstance(replay, Replay)
         for batch in seen:
-            for mine, theirs in zip(batch.tensors(), replay.at(batch.index).tensors()):
+            for mine, theirs in zip(batch.tensors(), replay.gather(batch.index).tensors()):
                 assert torch.equal(mine, theirs)
         assert len({tuple(batch.index.tolist()) for batch in seen}) == len(seen)
         if seen:
@@ -97,26 +98,26 @@ def test_each_update_has_a_batch_of_its_own_with_the_newest_steps_in_it() -> Non
             assert torch.isin(newest.obs[1:-1].flatten(0, 1).view(torch.int64)[:, 0], drawn).all()
 
 
-# -- what the user is told ---------------------------------------------------------------------------------------------
+# -- placement ---------------------------------------------------------------------------------------------------------
 
 
-def on_a_gpu_with(free: int, monkeypatch: pytest.MonkeyPatch, host: int = 10 * GIB) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
+def set_free_memory(gpu: int, monkeypatch: pytest.MonkeyPatch, host: int = 10 * GIB) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu, 80 * GIB))
     monkeypatch.setattr(subject, "free_memory", lambda: host)
 
 
-def placed(recipe: Recipe) -> tuple[bool, list[str]]:
-    """Whether its memory lies apart, with rows of 1000 bytes, and what is said about it."""
-    said: list[str] = []
-    return subject.lies_on_host(recipe, 1000, 3, CUDA, 1, Capture(CUDA, said.append).fall_back), said
+def placement(recipe: Recipe) -> tuple[bool, list[str]]:
+    """Whether the replay buffer is on the host, for observations of 1000 bytes, and the reported messages."""
+    messages: list[str] = []
+    return subject.fits_only_on_host(recipe, 1000, 3, CUDA, 1, Capture(CUDA, messages.append).fall_back), messages
 
 
-def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = SACRecipe(buffer_size=2**20)  # of 1023 bytes each: a little less than 1 GiB
-    on_a_gpu_with(int(1.2 * GIB), monkeypatch)
-    assert placed(recipe) == (False, [])
-    on_a_gpu_with(GIB, monkeypatch)  # of which a tenth is left to the rest
-    assert placed(recipe) == (
+def test_placement_follows_free_gpu_memory_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = SACRecipe(buffer_size=2**20)  # 1023 bytes each: a little less than 1 GiB
+    set_free_memory(int(1.2 * GIB), monkeypatch)
+    assert placement(recipe) == (False, [])
+    set_free_memory(GIB, monkeypatch)  # a tenth of it is kept free
+    assert placement(recipe) == (
         True,
         [
             "The replay buffer is on the host, and each batch is copied to the GPU, which is slower: 1,048,576 steps "
@@ -125,10 +126,10 @@ def test_the_numbers_decide_and_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_a_gpu_with(GIB, monkeypatch, host=10 * GIB)
+def test_buffer_that_fits_nowhere_is_rejected_with_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_free_memory(GIB, monkeypatch, host=10 * GIB)
     with pytest.raises(UsageError) as error:
-        ExperienceReplay(SACRecipe(buffer_size=10**8), 1000, 3, CUDA, as_it_is)
+        ExperienceReplay(SACRecipe(buffer_size=10**8), 1000, 3, CUDA, no_capture)
     most = int(0.9 * 10 * GIB) // 1023
     assert str(error.value) == (
         "A replay buffer of 100,000,000 steps needs 95.3 GiB, but cuda has 0.9 GiB free and the host has "
@@ -136,20 +137,20 @@ def test_what_fits_nowhere_is_refused_with_what_would(monkeypatch: pytest.Monkey
     )
 
 
-def test_priorities_must_lie_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_a_gpu_with(GIB, monkeypatch)
+def test_prioritised_buffer_must_fit_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_free_memory(GIB, monkeypatch)
     with pytest.raises(UsageError) as error:
-        ExperienceReplay(DQNRecipe(buffer_size=2**20, per=True), 1000, 3, CUDA, as_it_is)
+        ExperienceReplay(DQNRecipe(buffer_size=2**20, per=True), 1000, 3, CUDA, no_capture)
     assert str(error.value) == (
         "A prioritised replay buffer must be on the GPU: 1,048,576 steps need 1.0 GiB, but the GPU has "
         f"0.9 GiB free; set --buffer-size to at most {int(0.9 * GIB) // 1032:,}, or remove --per."
     )
 
 
-# -- whole runs --------------------------------------------------------------------------------------------------------
+# -- training runs -----------------------------------------------------------------------------------------------------
 
 
-def trained(algo: str, folder: Path, name: str, device: str, timesteps: int) -> unidle.TrainedRun:
+def train(algo: str, folder: Path, name: str, device: str, timesteps: int) -> unidle.TrainedRun:
     settings = {
         **SMALL,
         "algo": algo,
@@ -163,7 +164,8 @@ def trained(algo: str, folder: Path, name: str, device: str, timesteps: int) -> 
         "tensorboard": False,
         "quiet": True,
     }
-    settings |= {"exploration_fraction": 0.0} if algo == "dqn" else {}  # or it would fall more slowly in a longer run
+    # Else epsilon would decay more slowly in the longer run.
+    settings |= {"exploration_fraction": 0.0} if algo == "dqn" else {}
     env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "dqn": "CartPole-v1"}[algo]
     return unidle.train(env, preset=algo, runs_dir=str(folder), run_name=name, device=device, **settings)
 
@@ -175,18 +177,18 @@ def state_of(run: unidle.TrainedRun) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.usefixtures("_no_room")
+@pytest.mark.usefixtures("_host_placement")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("algo", ["sac", "td3", "dqn"])
-def test_a_run_learns_from_it_goes_on_from_it_and_says_so(
+def test_run_with_host_buffer_resumes_bit_for_bit(
     algo: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = trained(algo, tmp_path, "whole", device, timesteps=240)
+    uninterrupted = train(algo, tmp_path, "uninterrupted", device, timesteps=240)
     assert "The replay buffer is on the host" in capsys.readouterr().err
-    part = trained(algo, tmp_path, "part", device, timesteps=120)
-    before = state_of(part)
+    first_half = train(algo, tmp_path, "first_half", device, timesteps=120)
+    before = state_of(first_half)
     assert before["experience"]["updates"] == math.floor(0.5 * (120 - 48))
-    after, expected = state_of(unidle.resume(part.path, timesteps=240, quiet=True)), state_of(whole)
+    after, expected = state_of(unidle.resume(first_half.path, timesteps=240, quiet=True)), state_of(uninterrupted)
     assert after["experience"]["updates"] == math.floor(0.5 * (240 - 48))
     for name, value in expected["policy"].items():
         assert torch.equal(value, after["policy"][name]), name

@@ -1,4 +1,4 @@
-"""SAC's kernels against its plain formulas, on a GPU or (TRITON_INTERPRET=1) step by step on the CPU."""
+"""SAC's Triton kernels against the PyTorch reference, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from unidle.algos.off_policy import whole_batch
+from unidle.algos.micro_batches import MicroBatches
+from unidle.algos.off_policy import Gradient
 from unidle.algos.sac import SAC
 from unidle.algos.sac_kernels import choose_sac_update, unsupported
 from unidle.buffers.replay import Transitions
 from unidle.config import SACRecipe
-from unidle.kernels.dispatch import Dispatch
+from unidle.kernels.dispatch import Dispatch, no_report
 from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
@@ -25,30 +26,30 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
-BATCH = 70  # no multiple of what a program takes
+BATCH = 70  # not a multiple of a block size
 RECIPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tanh, other widths": {"activation": "tanh", "net_arch": (24,), "critic_arch": (40, 17)},
     "three critics, clipped": {"n_critics": 3, "max_grad_norm": 0.05},
-    "never clipped": {"max_grad_norm": 1e9},
+    "not clipped": {"max_grad_norm": 1e9},
     "tasks": {"n_tasks": 3, "weight_init": "he"},
-    "values kept small": {"value_limit": 0.1},
-    "temperature given": {"ent_coef": 0.3},
-    "temperature and entropy given": {"target_entropy": -1.5, "n_critics": 1},
+    "value limit": {"value_limit": 0.1},
+    "fixed temperature": {"ent_coef": 0.3},
+    "given target entropy, one critic": {"target_entropy": -1.5, "n_critics": 1},
 }
 
 
-def an_algorithm(reals: int, **changes: Any) -> SAC:
+def make_sac(reals: int, **changes: Any) -> SAC:
     torch.manual_seed(3)
     settings: dict[str, Any] = {"activation": "relu", "net_arch": (32, 32), "critic_arch": (48, 32)} | changes
     recipe = SACRecipe(n_envs=6, n_steps=1, batch_size=BATCH, buffer_size=1200, **settings)
     obs = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (9,)))
     policy = SACPolicy(obs, ActionLayout.of(spaces.Box(-1, 1, (reals,))), recipe).to(DEVICE)
-    return SAC(policy, recipe, whole_batch())
+    return SAC(policy, recipe, Gradient(MicroBatches("A minibatch", no_report)))
 
 
-def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
-    """Some samples terminated, some weigh less, one weighs nothing; every task is among them."""
+def make_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
+    """Some transitions are terminal, weights differ and one is 0; every task occurs."""
     generator = torch.Generator().manual_seed(7)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -74,26 +75,26 @@ def a_batch(algo: SAC) -> tuple[Transitions, torch.Tensor]:
         weights,
     )
     noise = normal(2, BATCH, reals)
-    noise[1, 3] = 30.0  # far out: its log-probability must not be log 0
+    noise[1, 3] = 30.0  # an outlier: its log-probability must not become log 0
     return Transitions(*(field.to(DEVICE) for field in fields)), noise.to(DEVICE)
 
 
 @pytest.mark.parametrize("reals", [1, 4])
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES.keys())
-def test_an_update_is_the_plain_one(changes: dict[str, Any], reals: int) -> None:
+def test_update_matches_reference(changes: dict[str, Any], reals: int) -> None:
     from unidle.algos.sac_kernels import FusedUpdate
 
     torch.set_float32_matmul_precision("highest")
-    plain, fused = (an_algorithm(reals, **changes) for _ in range(2))
-    batch, noise = a_batch(plain)
+    plain, fused = (make_sac(reals, **changes) for _ in range(2))
+    batch, noise = make_batch(plain)
     learn = FusedUpdate(fused)
-    begun = [tensor.clone() for tensor in plain.changes]
-    for _ in range(3):  # so that moments, temperature and targets count as well
+    initial = [tensor.clone() for tensor in plain.changes]
+    for _ in range(3):  # so that Adam's moments, temperature and targets matter too
         errors = plain.update(batch, noise)
         torch.testing.assert_close(learn(batch, noise), errors, rtol=2e-4, atol=2e-5)
     assert float(plain.alpha_grad.abs().sum()) > 0 or "ent_coef" in changes
-    for mine, theirs, before in zip(fused.changes, plain.changes, begun):
-        # Of all that moved: a single weight moves by the learning rate however small its gradient is, up to rounding.
+    for mine, theirs, before in zip(fused.changes, plain.changes, initial):
+        # Relative to the whole change: Adam moves a weight by the learning rate even if its gradient is rounding error.
         assert float((mine - theirs).norm()) <= 0.02 * float((theirs - before).norm()) + 1e-6
     for name in ("parameters", "critic_parameters"):
         mine, theirs = getattr(fused, name).grad, getattr(plain, name).grad
@@ -102,9 +103,9 @@ def test_an_update_is_the_plain_one(changes: dict[str, Any], reals: int) -> None
 
 
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES.keys())
-def test_they_are_proven_on_the_first_batch_and_leave_nothing_behind(changes: dict[str, Any]) -> None:
-    algo = an_algorithm(2, **changes)
-    batch, noise = a_batch(algo)
+def test_verification_accepts_kernels_and_restores_state(changes: dict[str, Any]) -> None:
+    algo = make_sac(2, **changes)
+    batch, noise = make_batch(algo)
     algo.update(batch, noise)
     before = [tensor.clone() for tensor in (*algo.changes, algo.learning_rate)]
     dispatch = Dispatch()
@@ -114,16 +115,16 @@ def test_they_are_proven_on_the_first_batch_and_leave_nothing_behind(changes: di
 
 
 @pytest.mark.parametrize("wrong", ["_critic_loss", "_actor_loss", "_actor_gradient", "_sample_actions"])
-def test_a_kernel_that_is_wrong_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernel_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from unidle.kernels.triton import sac_update
 
-    algo = an_algorithm(2)
-    batch, noise = a_batch(algo)
-    honest = sac_update.SacUpdate._run
+    algo = make_sac(2)
+    batch, noise = make_batch(algo)
+    original = sac_update.SacUpdate._run
 
-    def skip(self: Any, kernel: Any, *tensors: Any, **words: Any) -> None:
+    def skip(self: Any, kernel: Any, *tensors: Any, **kwargs: Any) -> None:
         if kernel is not getattr(sac_update, wrong):
-            honest(self, kernel, *tensors, **words)
+            original(self, kernel, *tensors, **kwargs)
 
     monkeypatch.setattr(sac_update.SacUpdate, "_run", skip)
     reported: list[str] = []
@@ -133,11 +134,14 @@ def test_a_kernel_that_is_wrong_is_not_used(wrong: str, monkeypatch: pytest.Monk
     assert reported == ["The SAC update uses the plain PyTorch implementation"]
 
 
-@pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))], ids=["parts"])
-def test_what_has_no_kernels_learns_the_plain_way(space: spaces.Space) -> None:
+@pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))], ids=["dict"])
+def test_unsupported_networks_keep_the_reference(space: spaces.Space) -> None:
     recipe = SACRecipe(n_envs=2, n_steps=1, batch_size=8, buffer_size=100, activation="relu")
     policy = SACPolicy(ObservationLayout.of(space), ActionLayout.of(spaces.Box(-1, 1, (2,))), recipe).to(DEVICE)
-    assert unsupported(SAC(policy, recipe, whole_batch())) == "the observation is not one float32 vector"
-    assert unsupported(an_algorithm(2)) is None
-    assert unsupported(an_algorithm(2, activation="elu")) == "no kernel for the activation ELU"
-    assert unsupported(an_algorithm(2, critic_arch=())) == "the critics are linear"
+    assert (
+        unsupported(SAC(policy, recipe, Gradient(MicroBatches("A minibatch", no_report))))
+        == "the observation is not one float32 vector"
+    )
+    assert unsupported(make_sac(2)) is None
+    assert unsupported(make_sac(2, activation="elu")) == "no kernel for the activation ELU"
+    assert unsupported(make_sac(2, critic_arch=())) == "the critics are linear"

@@ -1,4 +1,4 @@
-"""TD3's update against a slow, obvious implementation: plain networks in float64, torch's own Adam."""
+"""TD3's update against a simple reference: plain networks in float64, torch's own Adam."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from off_policy_runs import filled_td3, learned, off_policy_run
-from plain_networks import plain
+from ensemble_members import member_network
+from off_policy_runs import filled_td3, learn_from, off_policy_run
 from small_envs import Drift
 from small_runs import CPU, SmallRun, floats
 from torch import Tensor, nn
@@ -21,16 +21,16 @@ from unidle.buffers.replay import Transitions
 from unidle.rng import keyed_generator
 
 
-class SlowTD3:
+class ReferenceTD3:
     """Algorithm 1 of Fujimoto et al. 2018."""
 
     def __init__(self, run: SmallRun) -> None:
         rule = run.algo.rule
         self.recipe, self.n_inputs = run.algo.recipe, run.policy.encoder.n_features
-        self.actor, self.target_actor = (double(policy) for policy in (rule.policy, rule.target_policy))
+        self.actor, self.target_actor = (float64_actor(policy) for policy in (rule.policy, rule.target_policy))
         members = range(self.recipe.n_critics)
         self.critics, self.targets = (
-            [plain(critics.ensemble, member, nn.ReLU) for member in members]
+            [member_network(critics.ensemble, member, nn.ReLU) for member in members]
             for critics in (rule.critics, rule.target_critics)
         )
         self.critic_weights = [weight for critic in self.critics for weight in critic.parameters()]
@@ -40,29 +40,29 @@ class SlowTD3:
         self.updates = 0
 
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
-        """Learn from a batch; returns the mean |δ| of each transition."""
+        """Learns from a batch; returns each transition's |δ|, averaged over critics."""
         recipe = self.recipe
-        here, there = (floats(obs, self.n_inputs).double() for obs in (batch.obs, batch.next_obs))
+        obs, next_obs = (floats(packed, self.n_inputs).double() for packed in (batch.obs, batch.next_obs))
         returns, discounts, weights = (t.double() for t in (batch.returns, batch.discounts, batch.weights))
         with torch.no_grad():
             smoothing = (noise * recipe.target_policy_noise).clip(-recipe.target_noise_clip, recipe.target_noise_clip)
-            action = (self.target_actor(there).tanh() + smoothing).clip(-1, 1)
-            values = torch.stack([target(torch.cat([there, action], -1)).squeeze(-1) for target in self.targets])
-            goal = returns + discounts * values.min(0).values
+            action = (self.target_actor(next_obs).tanh() + smoothing).clip(-1, 1)
+            values = torch.stack([target(torch.cat([next_obs, action], -1)).squeeze(-1) for target in self.targets])
+            td_target = returns + discounts * values.min(0).values
         loss, errors = torch.zeros((), dtype=torch.float64), []
         for critic in self.critics:
-            q = critic(torch.cat([here, batch.actions.double()], -1)).squeeze(-1)
-            errors.append((q - goal).detach().abs())
-            loss = loss + (weights * (q - goal) ** 2).mean()
+            q = critic(torch.cat([obs, batch.actions.double()], -1)).squeeze(-1)
+            errors.append((q - td_target).detach().abs())
+            loss = loss + (weights * (q - td_target) ** 2).mean()
         self._step(self.critic_adam, loss, self.critic_weights)
         self.updates += 1
         if self.updates % recipe.policy_delay == 0:
-            actor_loss = -self.critics[0](torch.cat([here, self.actor(here).tanh()], -1)).mean()
+            actor_loss = -self.critics[0](torch.cat([obs, self.actor(obs).tanh()], -1)).mean()
             self._step(self.actor_adam, actor_loss, list(self.actor.parameters()))
             pairs = [(self.target_actor, self.actor), *zip(self.targets, self.critics)]
-            for slow, fast in pairs:
-                for target, online in zip(slow.parameters(), fast.parameters()):
-                    target.data.mul_(1 - recipe.tau).add_(recipe.tau * online.data)
+            for target_net, net in pairs:
+                for target_weight, weight in zip(target_net.parameters(), net.parameters()):
+                    target_weight.data.mul_(1 - recipe.tau).add_(recipe.tau * weight.data)
         return torch.stack(errors).mean(0)
 
     def _step(self, adam: torch.optim.Adam, loss: Tensor, weights: list[Tensor]) -> None:
@@ -75,19 +75,19 @@ class SlowTD3:
         adam.step()
 
 
-def double(policy: Any) -> nn.Sequential:
+def float64_actor(policy: Any) -> nn.Sequential:
     """The actor's layers in float64, without the last tanh."""
     return nn.Sequential(*copy.deepcopy([*policy.actor_trunk, policy.actor_head])).double()
 
 
-def assert_same(run: SmallRun, slow: SlowTD3) -> None:
+def assert_same(run: SmallRun, reference: ReferenceTD3) -> None:
     rule = run.algo.rule
-    for policy, actor in ((rule.policy, slow.actor), (rule.target_policy, slow.target_actor)):
-        for mine, others in zip(double(policy).parameters(), actor.parameters(), strict=True):
+    for policy, actor in ((rule.policy, reference.actor), (rule.target_policy, reference.target_actor)):
+        for mine, others in zip(float64_actor(policy).parameters(), actor.parameters(), strict=True):
             assert_close(mine, others, atol=1e-5, rtol=1e-5)
-    for critics, networks in ((rule.critics, slow.critics), (rule.target_critics, slow.targets)):
+    for critics, networks in ((rule.critics, reference.critics), (rule.target_critics, reference.targets)):
         for member, network in enumerate(networks):
-            ours = plain(critics.ensemble, member, nn.ReLU)
+            ours = member_network(critics.ensemble, member, nn.ReLU)
             for mine, others in zip(ours.parameters(), network.parameters(), strict=True):
                 assert_close(mine, others, atol=1e-5, rtol=1e-5)
 
@@ -111,19 +111,19 @@ def assert_same(run: SmallRun, slow: SlowTD3) -> None:
     ],
     ids=str,
 )
-def test_updates_equal_those_of_the_paper(recipe: dict[str, Any]) -> None:
+def test_updates_match_reference(recipe: dict[str, Any]) -> None:
     run = filled_td3(Drift, **recipe)
-    slow, sampler = SlowTD3(run), run.algo.experience.sampler
+    reference, sampler = ReferenceTD3(run), run.algo.experience.sampler
     if isinstance(sampler, Prioritised):
-        acted = sampler.replay.acted.nonzero()[:, 0]
+        acted = sampler.replay.has_transition.nonzero()[:, 0]
         sampler.update(acted, torch.linspace(0.1, 3.0, len(acted)))
     for number in range(6):
         generator = torch.Generator().manual_seed(number)
         batch = sampler.sample(run.algo.recipe.batch_size, generator)
         noise = torch.randn(run.algo.rule.noise_shape, generator=generator).double()
-        errors = slow.update(batch, noise)
+        errors = reference.update(batch, noise)
         run.algo.update(torch.Generator().manual_seed(number), number % run.algo.recipe.policy_delay)
-        assert_same(run, slow)
+        assert_same(run, reference)
         if isinstance(sampler, Prioritised):
             for cell in batch.index.unique():
                 priority = (float(errors[batch.index == cell].max()) + 1e-6) ** run.algo.recipe.per_alpha
@@ -131,16 +131,16 @@ def test_updates_equal_those_of_the_paper(recipe: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_actor_and_targets_move_only_every_policy_delay_th_update(delay: int) -> None:
+def test_actor_and_targets_update_only_every_policy_delay(delay: int) -> None:
     run = off_policy_run(Drift, "td3", policy_delay=delay, utd_ratio=1 / 32, n_steps=16, learning_starts=32)
     run.collect()
-    learned(run.algo, run.rollout, run.shuffle())  # warm-up
+    learn_from(run.algo, run.rollout, run.shuffle())  # warm-up
     rule, moved = run.algo.rule, []
     for _ in range(7):  # one update per rollout
         run.collector.open_rollout()
         run.collect()
         before = [flat.clone() for flat in rule.changes[:4]]  # actor, critics, target actor, target critics
-        learned(run.algo, run.rollout, run.shuffle())
+        learn_from(run.algo, run.rollout, run.shuffle())
         moved.append([not torch.equal(new, old) for new, old in zip(rule.changes[:4], before)])
     assert run.algo.experience.updates == 7
     for number, (actor, critics, *targets) in enumerate(moved, 1):
@@ -148,7 +148,7 @@ def test_actor_and_targets_move_only_every_policy_delay_th_update(delay: int) ->
         assert [actor, *targets] == [number % delay == 0] * 3
 
 
-def test_the_smoothing_noise_is_clipped_and_so_is_the_action() -> None:
+def test_target_noise_and_target_action_are_clipped() -> None:
     run = filled_td3(Drift, target_policy_noise=0.2, target_noise_clip=0.5)
     rule, seen = run.algo.rule, []
     critics = rule.target_critics.forward
@@ -183,40 +183,40 @@ def test_exploration_is_uniform_during_warm_up_and_gaussian_after() -> None:
 def test_logged_losses_are_means_over_the_updates_that_computed_them() -> None:
     run = off_policy_run(Drift, "td3", utd_ratio=3 / 32, learning_starts=32)
     run.collect()
-    learned(run.algo, run.rollout, run.shuffle())
+    learn_from(run.algo, run.rollout, run.shuffle())
     run.collector.open_rollout()
     run.collect()
     rule, actor_losses, critic_losses = run.algo.rule, [], []
     actor_loss, critic_loss = rule._actor_loss, rule._critic_loss
 
-    def note(losses: list[float], result: Any) -> Any:
+    def record(losses: list[float], result: Any) -> Any:
         losses.append(result.loss.item())
         return result
 
-    rule._actor_loss = lambda *batch: note(actor_losses, actor_loss(*batch))
-    rule._critic_loss = lambda *batch: note(critic_losses, critic_loss(*batch))
-    metrics = learned(run.algo, run.rollout, run.shuffle())
+    rule._actor_loss = lambda *batch: record(actor_losses, actor_loss(*batch))
+    rule._critic_loss = lambda *batch: record(critic_losses, critic_loss(*batch))
+    metrics = learn_from(run.algo, run.rollout, run.shuffle())
     assert (len(critic_losses), len(actor_losses)) == (3, 1)
     assert float(metrics["critic_loss"]) == pytest.approx(sum(critic_losses) / 3)
     assert float(metrics["actor_loss"]) == pytest.approx(actor_losses[0])
 
 
-def test_a_checkpoint_between_two_actor_updates_changes_no_later_update() -> None:
-    straight = off_policy_run(Drift, "td3", per=True, utd_ratio=3 / 32)
-    rollout = straight.collect()
+def test_checkpoint_between_actor_updates_continues_bit_for_bit() -> None:
+    uninterrupted = off_policy_run(Drift, "td3", per=True, utd_ratio=3 / 32)
+    rollout = uninterrupted.collect()
     for number in range(4):
         if number:
-            straight.collector.open_rollout()
-            straight.collect()
+            uninterrupted.collector.open_rollout()
+            uninterrupted.collect()
         if number == 2:
-            assert straight.algo.experience.updates % 2 == 1
+            assert uninterrupted.algo.experience.updates % 2 == 1
             file = io.BytesIO()
-            torch.save(straight.algo.state_dict(), file)
+            torch.save(uninterrupted.algo.state_dict(), file)
             file.seek(0)
             resumed = off_policy_run(Drift, "td3", seed=1, per=True, utd_ratio=3 / 32)
             resumed.algo.load_state_dict(torch.load(file, weights_only=True))
         if number >= 2:
-            learned(resumed.algo, rollout, keyed_generator(CPU, number), number / 4)
-        learned(straight.algo, rollout, keyed_generator(CPU, number), number / 4)
-    for mine, others in zip(resumed.algo.rule.changes, straight.algo.rule.changes, strict=True):
+            learn_from(resumed.algo, rollout, keyed_generator(CPU, number), number / 4)
+        learn_from(uninterrupted.algo, rollout, keyed_generator(CPU, number), number / 4)
+    for mine, others in zip(resumed.algo.rule.changes, uninterrupted.algo.rule.changes, strict=True):
         assert torch.equal(mine, others)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, their output, exit codes and files."""
+"""The command line as a user runs it: output, exit codes and files of real processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paths import TESTS
 
 from unidle import __version__ as unidle_version
 from unidle.cli import presets as presets_command
-from unidle.cli.main import run as run_here
+from unidle.cli.main import run as run_command
 from unidle.config import Config
 from unidle.config.fields import owners_of
 from unidle.config.settings import RECIPES
@@ -33,59 +33,59 @@ from unidle.envs.pool.slot import episode_seed
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 SMALL = shlex.split("--n-envs 2 --n-steps 16 --batch-size 16 --n-epochs 1 --net-arch 8 --eval-episodes 2")
 SMALL_PRESETS = ["classic", "fast", "device", "dqn", "sac", "site-explore", "td3"]
-Here = Callable[..., "subprocess.CompletedProcess[str]"]
+RunInProcess = Callable[..., "subprocess.CompletedProcess[str]"]
 CLASSIC = ["--preset", "classic"]
 CHOICE = ["train", "--env", "cli_envs:Choice", *CLASSIC, *SMALL]
 
 
-def environment(**extra: str) -> dict[str, str]:
-    places = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", **extra}
+def process_env(**extra: str) -> dict[str, str]:
+    paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **extra}
 
 
-def unidle(folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the program in `folder` to its end."""
+def run_cli(folder: Path, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program in `folder` and wait for it."""
     return subprocess.run(
-        [PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=120, **{"env": environment(), **options}
+        [PROGRAM, *args], cwd=folder, capture_output=True, text=True, timeout=120, **{"env": process_env(), **options}
     )
 
 
-def sound(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+def succeeded(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     assert result.returncode == 0, result.stderr
     return result
 
 
-def complaint(result: subprocess.CompletedProcess[str], code: int = 2) -> str:
-    """The one sentence of a command that failed in order."""
+def error_of(result: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """The one-line error of a command that failed as intended."""
     assert result.returncode == code, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert result.stderr.startswith("unidle: ")
-    sentence = result.stderr.removeprefix("unidle: ").strip()
-    assert sentence.endswith((".", "?", ")")), sentence
-    return sentence
+    message = result.stderr.removeprefix("unidle: ").strip()
+    assert message.endswith((".", "?", ")")), message
+    return message
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """As `unidle(tmp_path, …)`, but in this process, which has loaded torch already: for what needs no real one."""
+def run_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunInProcess:
+    """Like `run_cli(tmp_path, …)`, but in this process, where torch is already loaded: much faster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
-        code = run_here(list(words))
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+        code = run_command(list(args))
+        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
 
     return run
 
 
-def settings_of(run: Path) -> dict[str, Any]:
+def read_settings(run: Path) -> dict[str, Any]:
     tree = yaml.safe_load((run / "config.yaml").read_text())
     return {**tree["recipe"], **tree["engine"], **tree["run"]}
 
 
-def steps_of(run: Path) -> list[int]:
+def logged_steps(run: Path) -> list[int]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [record["step"] for record in records if record["kind"] == "iteration"]
 
@@ -94,7 +94,7 @@ def steps_of(run: Path) -> list[int]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short run in runs/a."""
     folder = tmp_path_factory.mktemp("trained")
-    sound(unidle(folder, *CHOICE, "--timesteps", "64", "--run-name", "a", "--quiet"))
+    succeeded(run_cli(folder, *CHOICE, "--timesteps", "64", "--run-name", "a", "--quiet"))
     return folder
 
 
@@ -103,28 +103,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("algo", RECIPES)
 @pytest.mark.parametrize("command", ["train", "diagnose", "tune"])
-def test_help_shows_the_settings_of_the_algorithm_and_of_no_other(
-    command: str, algo: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_lists_only_settings_of_the_algorithm(command: str, algo: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run_here([command, "--algo", algo, "--help"])
+        run_command([command, "--algo", algo, "--help"])
     flags = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
     for owner, recipe in RECIPES.items():
         for name in vars(recipe()):
             assert (f"--{name.replace('_', '-')}" in flags) == (algo in owners_of(name)), (owner, name)
 
 
-def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "unidle", "--version"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment(), timeout=60)
-    assert sound(done).stdout.strip() == unidle_version
+def test_package_runs_as_module(tmp_path: Path) -> None:
+    args = [sys.executable, "-m", "unidle", "--version"]
+    done = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, env=process_env(), timeout=60)
+    assert succeeded(done).stdout.strip() == unidle_version
 
 
-def test_help_answers_at_once(tmp_path: Path) -> None:
-    seconds = []  # of a core: others that are busy don't make it more
+def test_help_is_fast(tmp_path: Path) -> None:
+    seconds = []  # CPU time, so that other load does not count
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        help_text = sound(unidle(tmp_path, "--help")).stdout
+        help_text = succeeded(run_cli(tmp_path, "--help")).stdout
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(seconds) < 0.5
@@ -132,11 +130,11 @@ def test_help_answers_at_once(tmp_path: Path) -> None:
         assert re.search(rf"^  {command} ", help_text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], ["eval", "--help"], ["presets"]])
-def test_what_needs_no_torch_does_not_import_it(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["train", "--help"], ["eval", "--help"], ["presets"]])
+def test_light_commands_do_not_import_torch(args: list[str], tmp_path: Path) -> None:
     script = (
         "import sys\nfrom unidle.cli import main\n"
-        f"try: main({words!r})\nexcept SystemExit as end: assert not end.code\n"
+        f"try: main({args!r})\nexcept SystemExit as end: assert not end.code\n"
         "assert 'unidle.cli.main' in sys.modules and 'torch' not in sys.modules"
     )
     result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -144,10 +142,10 @@ def test_what_needs_no_torch_does_not_import_it(words: list[str], tmp_path: Path
     assert result.stdout.strip()
 
 
-def test_the_help_of_train_lists_every_setting(tmp_path: Path) -> None:
-    help_text = sound(unidle(tmp_path, "train", "--help")).stdout
+def test_train_help_lists_every_setting(tmp_path: Path) -> None:
+    help_text = succeeded(run_cli(tmp_path, "train", "--help")).stdout
     flags = set(re.findall(r"--[a-z-]+", help_text))
-    assert "None" not in help_text  # a user types none
+    assert "None" not in help_text  # users write none
     assert "--workers auto|INT" in help_text
     assert "--target-kl none|FLOAT" in help_text
     missing = {name for name in Config().flat() if f"--{name.replace('_', '-')}" not in flags}
@@ -159,7 +157,7 @@ def test_the_help_of_train_lists_every_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "keys"),
+    ("args", "keys"),
     [
         (["train", "--resume", "runs/a"], {"run", "step", "best_evaluation", "faults", "checkpoint", "report"}),
         (["eval", "runs/a", "--episodes", "3"], {"run", "episodes", "mean_return", "std_return", "returns"}),
@@ -170,8 +168,8 @@ def test_the_help_of_train_lists_every_setting(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_json_is_one_object_on_stdout_and_nothing_else(trained: Path, words: list[str], keys: set[str]) -> None:
-    result = sound(unidle(trained, *words, "--json"))
+def test_json_prints_only_one_object_to_stdout(trained: Path, args: list[str], keys: set[str]) -> None:
+    result = succeeded(run_cli(trained, *args, "--json"))
     assert len(result.stdout.splitlines()) == 1
     answer = json.loads(result.stdout)
     assert keys <= answer.keys()
@@ -179,8 +177,8 @@ def test_json_is_one_object_on_stdout_and_nothing_else(trained: Path, words: lis
         assert (trained / answer["path"]).stat().st_size > 0
 
 
-def test_json_of_train_tells_what_the_run_folder_holds(tmp_path: Path) -> None:
-    result = sound(unidle(tmp_path, *CHOICE, "--timesteps", "64", "--run-name", "a", "--json"))
+def test_train_json_describes_run_folder(tmp_path: Path) -> None:
+    result = succeeded(run_cli(tmp_path, *CHOICE, "--timesteps", "64", "--run-name", "a", "--json"))
     answer = json.loads(result.stdout)
     assert len(result.stdout.splitlines()) == 1
     assert (answer["run"], answer["step"], answer["timesteps"]) == ("runs/a", 64, 64)
@@ -188,30 +186,32 @@ def test_json_of_train_tells_what_the_run_folder_holds(tmp_path: Path) -> None:
     assert (tmp_path / answer["report"]).exists()
 
 
-def test_json_is_alone_on_stdout_even_if_the_environment_prints(here: Here) -> None:
-    chatty = ["--env", "cli_envs:Chatty", "--no-subproc", "--timesteps", "32", "--run-name", "a"]
-    for words in (["train", *SMALL, *chatty], ["eval", "runs/a"], ["check-env", "cli_envs:Chatty"]):
-        result = sound(here(*words, "--json"))
+def test_json_redirects_env_output_to_stderr(run_in_process: RunInProcess) -> None:
+    printing_env = ["--env", "cli_envs:PrintingEnv", "--no-subproc", "--timesteps", "32", "--run-name", "a"]
+    for args in (["train", *SMALL, *printing_env], ["eval", "runs/a"], ["check-env", "cli_envs:PrintingEnv"]):
+        result = succeeded(run_in_process(*args, "--json"))
         assert isinstance(json.loads(result.stdout), dict)
         assert "reset\n" in result.stderr
-    assert "reset\n" in sound(here("eval", "runs/a")).stdout
+    assert "reset\n" in succeeded(run_in_process("eval", "runs/a")).stdout
 
 
-def test_json_does_not_silence_progress_and_notes(here: Here) -> None:
-    said = sound(here("train", "--env", "cli_envs:Choice", *SMALL, "--timesteps", "64", "--json")).stderr
-    assert "No --preset given" in said
-    assert re.search(r"^100 %  step 64 of 64  ", said, re.MULTILINE)
+def test_json_keeps_progress_on_stderr(run_in_process: RunInProcess) -> None:
+    stderr = succeeded(
+        run_in_process("train", "--env", "cli_envs:Choice", *SMALL, "--timesteps", "64", "--json")
+    ).stderr
+    assert "No --preset given" in stderr
+    assert re.search(r"^100 %  step 64 of 64  ", stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [["frobnicate"], ["eval", "nowhere"], ["eval", "nowhere", "--episodes", "x"]])
-def test_json_of_a_mistake_is_one_object_with_the_sentence(tmp_path: Path, words: list[str]) -> None:
-    result = unidle(tmp_path, *words, "--json")
-    assert json.loads(result.stdout) == {"error": complaint(result)}
+@pytest.mark.parametrize("args", [["frobnicate"], ["eval", "nowhere"], ["eval", "nowhere", "--episodes", "x"]])
+def test_json_of_usage_error_is_one_object(tmp_path: Path, args: list[str]) -> None:
+    result = run_cli(tmp_path, *args, "--json")
+    assert json.loads(result.stdout) == {"error": error_of(result)}
 
 
-# -- mistakes --------------------------------------------------------------------------------------------------------
+# -- usage errors ------------------------------------------------------------------------------------------------------
 
-MISTAKES = {
+USAGE_ERRORS = {
     "frobnicate": "There is no command `frobnicate`; choose one of train, eval, ",
     "tun": "There is no command `tun`; did you mean `tune`?",
     "diagnose --env CartPole-v1 --secs 3": "--secs: there is no setting `secs`; did you mean `seconds`?",
@@ -225,7 +225,7 @@ MISTAKES = {
     "train --resume nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "eval nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
 }
-MORE_MISTAKES = {
+MORE_USAGE_ERRORS = {
     "train": "No environment given; add --env, for example --env CartPole-v1.",
     "train CartPole-v1": "Unrecognised arguments `CartPole-v1`; `unidle train --help` lists the options.",
     "train --env CartPole-v1 --learning_rat 1": "there is no setting `learning_rat`; did you mean `learning_rate`?",
@@ -248,12 +248,16 @@ MORE_MISTAKES = {
     "train --env CartPole-v1 --subproc true": "--subproc takes no value, but got `true`; use --subproc or --no-subproc",
     "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value, but got `auto`; use --subproc or",
     "train --env CartPole-v1 --run-name a/b": "use a plain folder name",
+    f"train --env CartPole-v1 --run-name {'a' * 300}": "use a plain folder name",
+    f"train --env CartPole-v1 --runs-dir {'a' * 300}": "(File name too long); choose another --runs-dir.",
+    f"train --resume {'a' * 5000}": "is too long or not UTF-8; rename the run folder.",
+    f"train --env CartPole-v1 --env-kwargs '{'[' * 9000}'": "is not a mapping such as",
     "train --env CartPole-v1 --network os:nope": "Module `os` has no callable `nope`; check the name",
     "train --env nowhere:Env": "Module `nowhere` cannot be found; run from its folder, or check the name.",
     "train --env os:getcwd --preset classic --quiet": "os:getcwd returned str, not a gymnasium.Env; ",
     "export nowhere --onnx": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
     "report nowhere": "nowhere is not a run folder (it has no config.yaml); give a run folder, such",
-    "eval": "Missing from unidle eval: PATH Run folder, such as runs/my-run",
+    "eval": "Missing argument PATH (Run folder, such as runs/my-run)",
     "eval runs/a --seed 1e30": "--seed: '1e30' is not an integer",
     "eval runs/a --episodes many": "--episodes: 'many' is not an integer",
     "eval runs/a --speed 3": "Unrecognised arguments `--speed 3`; `unidle eval --help` lists the options.",
@@ -263,56 +267,63 @@ MORE_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_gets_one_sentence_and_leaves_nothing_behind(words: str, tmp_path: Path) -> None:
-    assert MISTAKES[words] in complaint(unidle(tmp_path, *shlex.split(words)))
+@pytest.mark.parametrize("args", USAGE_ERRORS)
+def test_usage_error_is_one_line_and_creates_no_files(args: str, tmp_path: Path) -> None:
+    assert USAGE_ERRORS[args] in error_of(run_cli(tmp_path, *shlex.split(args)))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", MORE_MISTAKES)
-def test_so_do_many_more(words: str, tmp_path: Path, here: Here) -> None:
-    assert MORE_MISTAKES[words] in complaint(here(*shlex.split(words)))
+@pytest.mark.parametrize("args", MORE_USAGE_ERRORS)
+def test_usage_error_in_process_is_one_line_and_creates_no_files(
+    args: str, tmp_path: Path, run_in_process: RunInProcess
+) -> None:
+    assert MORE_USAGE_ERRORS[args] in error_of(run_in_process(*shlex.split(args)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_that_cannot_be_written_gets_one_sentence(tmp_path: Path, here: Here) -> None:
-    sound(here("train", "--env", "CartPole-v1", *SMALL, *CLASSIC, "--timesteps", "64", "--run-name", "a", "--quiet"))
+def test_unwritable_report_is_one_line_error(tmp_path: Path, run_in_process: RunInProcess) -> None:
+    succeeded(
+        run_in_process(
+            "train", "--env", "CartPole-v1", *SMALL, *CLASSIC, "--timesteps", "64", "--run-name", "a", "--quiet"
+        )
+    )
     run = tmp_path / "runs/a"
-    for name in ("report.html.tmp", "policy.onnx"):
+    for name in (f"report.{os.getpid()}.tmp", "policy.onnx"):
         (run / name).mkdir()
-    said = complaint(here("report", "runs/a"))
-    assert "The page cannot be written to runs/a (Is a directory); make the folder writable." in said
-    assert "The page cannot be written to / (" in complaint(here("report", "runs/a", "--html=/"))
-    assert "policy.onnx cannot be written (Is a directory); make" in complaint(here("export", "runs/a", "--onnx"))
+    error = error_of(run_in_process("report", "runs/a"))
+    assert "The page cannot be written to runs/a (Is a directory); make the folder writable." in error
+    assert "The page cannot be written to / (" in error_of(run_in_process("report", "runs/a", "--html=/"))
+    assert "policy.onnx cannot be written (Is a directory); make" in error_of(
+        run_in_process("export", "runs/a", "--onnx")
+    )
     assert (
-        "The report could not be written" in here("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
+        "The report could not be written"
+        in run_in_process("train", "--resume", "runs/a", "--timesteps", "128", "--quiet").stderr
     )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_env_and_train_say_the_same_of_a_bad_environment_before_training(
-    fault: str, tmp_path: Path, here: Here
-) -> None:
-    which = ["cli_envs:Faulty", "--env-kwargs", f"{{fault: {fault}}}"]
-    assert complaint(here("check-env", *which)) == FAULTS[fault]
-    assert complaint(here("train", "--env", *which, *SMALL, *CLASSIC, "--quiet")) == FAULTS[fault]
+def test_check_env_and_train_report_same_env_error(fault: str, tmp_path: Path, run_in_process: RunInProcess) -> None:
+    env_flags = ["cli_envs:FaultyEnv", "--env-kwargs", f"{{fault: {fault}}}"]
+    assert error_of(run_in_process("check-env", *env_flags)) == FAULTS[fault]
+    assert error_of(run_in_process("train", "--env", *env_flags, *SMALL, *CLASSIC, "--quiet")) == FAULTS[fault]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bad_environment_ends_both_commands_with_exit_code_2(tmp_path: Path) -> None:
-    which = ["cli_envs:Faulty", "--env-kwargs", "{fault: nan}"]
+def test_invalid_env_exits_with_code_2(tmp_path: Path) -> None:
+    env_flags = ["cli_envs:FaultyEnv", "--env-kwargs", "{fault: nan}"]
     commands = (["check-env"], ["train", *CLASSIC, "--quiet", "--env"])
-    said = [complaint(unidle(tmp_path, *words, *which)) for words in commands]
-    assert said == [FAULTS["nan"]] * 2
+    errors = [error_of(run_cli(tmp_path, *args, *env_flags)) for args in commands]
+    assert errors == [FAULTS["nan"]] * 2
     assert list(tmp_path.iterdir()) == []
 
 
-LATE = [
+LATE_NAN = [
     "train",
     *SMALL,
     *CLASSIC,
     "--env",
-    "cli_envs:Late",
+    "cli_envs:LateNanEnv",
     "--run-name",
     "a",
     "--timesteps",
@@ -324,71 +335,71 @@ SERIAL, WORKERS = ["--no-subproc"], ["--subproc", "--workers", "2"]
 backends = pytest.mark.parametrize("backend", [SERIAL, WORKERS], ids=["serial", "workers"])
 
 
-def faults_of(run: Path) -> list[dict[str, Any]]:
+def logged_faults(run: Path) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [record for record in records if record["kind"] == "fault"]
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("value", ["observation", "reward"])
 @backends
-def test_a_nan_that_comes_late_is_survived_told_and_counted(
-    what: str, backend: list[str], tmp_path: Path, here: Here
+def test_late_nan_is_survived_reported_and_counted(
+    value: str, backend: list[str], tmp_path: Path, run_in_process: RunInProcess
 ) -> None:
     # Environment 1 goes bad after 200 of its steps, in the middle of the run's 13th rollout (steps 384 to 416).
-    result = sound(here(*LATE, *backend, "--env-kwargs", f"{{steps: 200, what: {what}}}", "--json"))
-    sentence = f"Environment 1 returned a NaN or infinite {what} in episode 40 (seed {episode_seed(0, 1, 40)}), step 1."
-    assert sentence in result.stderr.splitlines()
+    result = succeeded(run_in_process(*LATE_NAN, *backend, "--env-kwargs", f"{{steps: 200, what: {value}}}", "--json"))
+    message = f"Environment 1 returned a NaN or infinite {value} in episode 40 (seed {episode_seed(0, 1, 40)}), step 1."
+    assert message in result.stderr.splitlines()
     assert "  faults 1  " in result.stderr
     answer = json.loads(result.stdout)
     assert (answer["step"], answer["faults"]) == (1024, {"exception": 1})
-    assert faults_of(tmp_path / "runs/a") == [
-        {"kind": "fault", "step": 416, "env": 1, "fault": "exception", "text": sentence}
+    assert logged_faults(tmp_path / "runs/a") == [
+        {"kind": "fault", "step": 416, "env": 1, "fault": "exception", "text": message}
     ]
-    assert steps_of(tmp_path / "runs/a") == list(range(32, 1025, 32))
+    assert logged_steps(tmp_path / "runs/a") == list(range(32, 1025, 32))
     assert "1 × exception or NaN" in (tmp_path / "runs/a/report.html").read_text()
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("value", ["observation", "reward"])
 @backends
-def test_a_fault_that_is_not_to_be_survived_ends_training_and_leaves_a_checkpoint_to_go_on_from(
-    what: str, backend: list[str], tmp_path: Path, here: Here
+def test_fatal_fault_leaves_resumable_checkpoint(
+    value: str, backend: list[str], tmp_path: Path, run_in_process: RunInProcess
 ) -> None:
-    often = ["--checkpoint-every", "320", "--env-kwargs", f"{{steps: 200, what: {what}}}"]
-    result = here(*LATE, *often, *backend, "--max-env-restarts", "0", "--quiet", "--json")
+    options = ["--checkpoint-every", "320", "--env-kwargs", f"{{steps: 200, what: {value}}}"]
+    result = run_in_process(*LATE_NAN, *options, *backend, "--max-env-restarts", "0", "--quiet", "--json")
     assert result.returncode == 1
-    told, said = result.stderr.rstrip("\n").split("unidle: ", 1)
-    assert json.loads(result.stdout) == {"error": said}
-    sentence, text, way_out = said.splitlines()
-    assert told.rstrip("\n") == text  # when it happened, and once more as what ended the run
-    assert way_out == "Fix it, then resume with: unidle train --resume runs/a"
-    assert sentence.startswith("Environment 1 failed ")
-    assert "max_env_restarts allows 0." in sentence
-    assert text.startswith(f"Environment 1 returned a NaN or infinite {what} in episode 40 (seed ")
+    warning, error = result.stderr.rstrip("\n").split("unidle: ", 1)
+    assert json.loads(result.stdout) == {"error": error}
+    summary, fault, hint = error.splitlines()
+    assert warning.rstrip("\n") == fault  # reported when it happened, and again as the reason for the end
+    assert hint == "Fix it, then resume with: unidle train --resume runs/a"
+    assert summary.startswith("Environment 1 failed ")
+    assert "max_env_restarts allows 0." in summary
+    assert fault.startswith(f"Environment 1 returned a NaN or infinite {value} in episode 40 (seed ")
     kept = sorted(path.name for path in (tmp_path / "runs/a/checkpoints").iterdir())
-    assert kept == ["step-000000000320.pt", "step-000000000384.pt"]  # the one that was due, and where it ended
+    assert kept == ["step-000000000320.pt", "step-000000000384.pt"]  # the periodic one, and the last step
     assert "384" in (tmp_path / "runs/a/report.html").read_text()
-    answer = json.loads(sound(here("eval", "runs/a", "--episodes", "2", "--json")).stdout)
+    answer = json.loads(succeeded(run_in_process("eval", "runs/a", "--episodes", "2", "--json")).stdout)
     assert answer["step"] == 384
     assert all(0 <= value <= 5 for value in answer["returns"])
-    sound(here("train", "--resume", "runs/a", "--max-env-restarts", "10", "--quiet"))
-    assert steps_of(tmp_path / "runs/a") == list(range(32, 1025, 32))
+    succeeded(run_in_process("train", "--resume", "runs/a", "--max-env-restarts", "10", "--quiet"))
+    assert logged_steps(tmp_path / "runs/a") == list(range(32, 1025, 32))
 
 
-def test_a_run_that_fails_ends_the_process_with_exit_code_1_and_one_that_survives_with_0(tmp_path: Path) -> None:
-    failed = unidle(tmp_path, *LATE, "--max-env-restarts", "0", "--quiet")
+def test_exit_code_is_1_for_failed_run_and_0_for_survived_fault(tmp_path: Path) -> None:
+    failed = run_cli(tmp_path, *LATE_NAN, "--max-env-restarts", "0", "--quiet")
     assert failed.returncode == 1
     assert "\nunidle: Environment 1 failed " in failed.stderr
     assert "Environment 1 returned a NaN or infinite observation in episode 40" in failed.stderr
     assert "Traceback" not in failed.stderr
-    survived = sound(unidle(tmp_path, *LATE, "--quiet", "--run-name", "b"))
+    survived = succeeded(run_cli(tmp_path, *LATE_NAN, "--quiet", "--run-name", "b"))
     assert survived.stderr.startswith("Environment 1 returned a NaN or infinite observation in episode 40")
     assert survived.stdout == ""
 
 
 @pytest.mark.parametrize("command", ["train", "diagnose"])
-def test_a_job_that_runs_out_of_gpu_memory_ends_with_what_to_do(command: str, tmp_path: Path) -> None:
-    job = ["--env", "cli_envs:Choice", *CLASSIC, *SMALL, "--network", "own_networks:Insatiable"]
-    result = unidle(tmp_path, command, *job, *(["--seconds", "1"] if command == "diagnose" else []))
+def test_out_of_gpu_memory_error_suggests_fix(command: str, tmp_path: Path) -> None:
+    job = ["--env", "cli_envs:Choice", *CLASSIC, *SMALL, "--network", "custom_networks:OutOfMemoryNetwork"]
+    result = run_cli(tmp_path, command, *job, *(["--seconds", "1"] if command == "diagnose" else []))
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
@@ -397,20 +408,18 @@ def test_a_job_that_runs_out_of_gpu_memory_ends_with_what_to_do(command: str, tm
 
 
 @backends
-def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_once(
-    backend: list[str], tmp_path: Path, here: Here
-) -> None:
-    raising = ["train", *SMALL, *CLASSIC, "--env", "cli_envs:Raising", "--timesteps", "640", "--run-name", "a"]
-    result = sound(here(*raising, *backend))
-    said = result.stderr
-    faults = faults_of(tmp_path / "runs/a")
+def test_repeated_env_traceback_is_shown_once(backend: list[str], tmp_path: Path, run_in_process: RunInProcess) -> None:
+    raising = ["train", *SMALL, *CLASSIC, "--env", "cli_envs:RaisingEnv", "--timesteps", "640", "--run-name", "a"]
+    result = succeeded(run_in_process(*raising, *backend))
+    stderr = result.stderr
+    faults = logged_faults(tmp_path / "runs/a")
     assert len(faults) > 5
-    assert said.count("  Traceback (most recent call last):\n") == 1
-    assert said.count("  ConnectionError: the simulator does not answer\n") == 1
-    assert all("Traceback" in fault["text"] for fault in faults)  # where all of them can be read
-    shown = re.findall(r"^Environment \d failed in episode .*: ConnectionError: the simulator", said, re.MULTILINE)
-    held_back = re.findall(r"(?:^| \()(\d+) similar messages not shown", said, re.MULTILINE)
-    assert len(shown) < len(faults) == len(shown) + sum(map(int, held_back))
+    assert stderr.count("  Traceback (most recent call last):\n") == 1
+    assert stderr.count("  ConnectionError: the simulator does not answer\n") == 1
+    assert all("Traceback" in fault["text"] for fault in faults)  # the file has every traceback
+    shown = re.findall(r"^Environment \d failed in episode .*: ConnectionError: the simulator", stderr, re.MULTILINE)
+    suppressed = re.findall(r"(?:^| \()(\d+) similar messages not shown", stderr, re.MULTILINE)
+    assert len(shown) < len(faults) == len(shown) + sum(map(int, suppressed))
     assert re.search(
         rf"^faults +{len(faults)} × exception or NaN; .* runs/a/metrics.jsonl for details$", result.stdout, re.MULTILINE
     )
@@ -419,17 +428,19 @@ def test_the_traceback_of_an_environment_that_raises_again_and_again_is_shown_on
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: Here) -> None:
-    words = "--num_envs 2 --n_steps=8 --batch-size auto --net-arch 8,8 --no-subproc --n-epochs 1 --target-kl none"
-    words += " --workers auto --slices none --checkpoint-every=auto"
-    more = "--total-timesteps 1.6e1 --eval-every 0 --no-tensorboard --normalize-obs --target-return none --run-name a"
-    kwargs = ["--env-kwargs", "{answer: 1}", "--preset", "classic", "--quiet", "--no-pin-cores"]
-    sound(here("train", "--env", "cli_envs:Choice", *kwargs, *words.split(), *more.split()))
-    settings = settings_of(tmp_path / "runs/a")
+def test_every_flag_spelling_reaches_config(tmp_path: Path, run_in_process: RunInProcess) -> None:
+    flags = "--num_envs 2 --n_steps=8 --batch-size auto --net-arch 8,8 --no-subproc --n-epochs 1 --target-kl none"
+    flags += " --workers auto --slices none --checkpoint-every=auto"
+    more_flags = (
+        "--total-timesteps 1.6e1 --eval-every 0 --no-tensorboard --normalize-obs --target-return none --run-name a"
+    )
+    options = ["--env-kwargs", "{answer: 1}", "--preset", "classic", "--quiet", "--no-pin-cores"]
+    succeeded(run_in_process("train", "--env", "cli_envs:Choice", *options, *flags.split(), *more_flags.split()))
+    settings = read_settings(tmp_path / "runs/a")
     expected = {
         "n_envs": 2,
         "n_steps": 8,
-        "batch_size": 16,  # the largest divisor of 16 that is not above classic's 64
+        "batch_size": 16,  # the largest divisor of 16, at most classic's 64
         "net_arch": [8, 8],
         "subproc": False,
         "pin_cores": False,
@@ -444,30 +455,32 @@ def test_every_way_to_write_a_flag_arrives_in_the_config(tmp_path: Path, here: H
     assert not (tmp_path / "runs/a/tensorboard").exists()
 
 
-@pytest.mark.parametrize("words", ["--subproc auto --pin_cores none", "--subproc=none --pin-cores=auto"])
-def test_a_switch_is_left_to_unidle_by_the_word_that_any_setting_is(words: str, tmp_path: Path, here: Here) -> None:
+@pytest.mark.parametrize("args", ["--subproc auto --pin_cores none", "--subproc=none --pin-cores=auto"])
+def test_switch_accepts_auto_and_none(args: str, tmp_path: Path, run_in_process: RunInProcess) -> None:
     (tmp_path / "a.yaml").write_text("subproc: false\npin_cores: true\n")
-    sound(here(*CHOICE, "--config", "a.yaml", *words.split(), "--timesteps", "32", "--quiet", "--run-name", "a"))
-    settings = settings_of(tmp_path / "runs/a")
+    succeeded(
+        run_in_process(*CHOICE, "--config", "a.yaml", *args.split(), "--timesteps", "32", "--quiet", "--run-name", "a")
+    )
+    settings = read_settings(tmp_path / "runs/a")
     assert settings["subproc"] is settings["pin_cores"] is None
 
 
 @pytest.mark.parametrize("flag", [["--num_envs", "4"], ["--num-envs=4"], ["--n_envs", "4"], ["--n-envs=4"]])
-def test_num_envs_is_n_envs(flag: list[str], tmp_path: Path, here: Here) -> None:
-    words = ["--n-steps", "4", "--batch-size", "4", "--timesteps", "1", "--eval-every", "0", "--run-name", "a"]
-    sound(here("train", "--env", "cli_envs:Choice", *words, *flag, "--quiet"))
-    assert settings_of(tmp_path / "runs/a")["n_envs"] == 4
+def test_num_envs_is_alias_of_n_envs(flag: list[str], tmp_path: Path, run_in_process: RunInProcess) -> None:
+    args = ["--n-steps", "4", "--batch-size", "4", "--timesteps", "1", "--eval-every", "0", "--run-name", "a"]
+    succeeded(run_in_process("train", "--env", "cli_envs:Choice", *args, *flag, "--quiet"))
+    assert read_settings(tmp_path / "runs/a")["n_envs"] == 4
 
 
-def test_batch_size_auto_is_the_largest_divisor_not_above_the_presets(tmp_path: Path, here: Here) -> None:
-    words = ["--n-envs", "3", "--n-steps", "70", "--n-epochs", "1", "--timesteps", "1", "--eval-every", "0"]
+def test_auto_batch_size_is_largest_divisor_up_to_presets(tmp_path: Path, run_in_process: RunInProcess) -> None:
+    args = ["--n-envs", "3", "--n-steps", "70", "--n-epochs", "1", "--timesteps", "1", "--eval-every", "0"]
     for preset in ("classic", "fast"):
-        sound(
-            here(
+        succeeded(
+            run_in_process(
                 "train",
                 "--env",
                 "cli_envs:Choice",
-                *words,
+                *args,
                 "--preset",
                 preset,
                 "--run-name",
@@ -479,26 +492,28 @@ def test_batch_size_auto_is_the_largest_divisor_not_above_the_presets(tmp_path: 
                 "8",
             )
         )
-    assert settings_of(tmp_path / "runs/classic")["batch_size"] == 42  # of 210, at most 64
-    assert settings_of(tmp_path / "runs/fast")["batch_size"] == 210  # at most 2048
+    assert read_settings(tmp_path / "runs/classic")["batch_size"] == 42  # of 210, at most 64
+    assert read_settings(tmp_path / "runs/fast")["batch_size"] == 210  # at most 2048
 
 
-def test_a_flag_overrides_the_file_which_overrides_the_preset(tmp_path: Path, here: Here) -> None:
+def test_flag_overrides_file_and_file_overrides_preset(tmp_path: Path, run_in_process: RunInProcess) -> None:
     (tmp_path / "mine.yaml").write_text("n_steps: 8\nbatch_size: 8\ngamma: 0.9\nnet_arch: [8]\neval_every: 0\n")
-    words = ["--preset", "fast", "--config", "mine.yaml", "--gamma", "0.5", "--timesteps", "1", "--n-epochs", "2"]
-    sound(here("train", "--env", "cli_envs:Choice", *words, "--run-name", "a", "--quiet"))
-    settings = settings_of(tmp_path / "runs/a")
+    args = ["--preset", "fast", "--config", "mine.yaml", "--gamma", "0.5", "--timesteps", "1", "--n-epochs", "2"]
+    succeeded(run_in_process("train", "--env", "cli_envs:Choice", *args, "--run-name", "a", "--quiet"))
+    settings = read_settings(tmp_path / "runs/a")
     assert settings["preset"] == "fast"
-    assert settings["n_envs"] == 16  # the preset's
-    assert settings["n_steps"] == 8  # the file's, where the preset has 256
-    assert settings["gamma"] == 0.5  # the flag's, where the file has 0.9
-    assert settings["n_epochs"] == 2  # the flag's, where the preset has 15
+    assert settings["n_envs"] == 16  # from the preset
+    assert settings["n_steps"] == 8  # from the file; the preset has 256
+    assert settings["gamma"] == 0.5  # from the flag; the file has 0.9
+    assert settings["n_epochs"] == 2  # from the flag; the preset has 15
 
 
-def test_the_config_file_of_a_run_reproduces_it(tmp_path: Path, here: Here) -> None:
-    sound(here(*CHOICE, "--timesteps", "96", "--seed", "3", "--gamma", "0.9", "--run-name", "a", "--quiet"))
-    sound(here("train", "--config", "runs/a/config.yaml", "--run-name", "b", "--quiet"))
-    learned = [
+def test_config_file_of_run_reproduces_the_run(tmp_path: Path, run_in_process: RunInProcess) -> None:
+    succeeded(
+        run_in_process(*CHOICE, "--timesteps", "96", "--seed", "3", "--gamma", "0.9", "--run-name", "a", "--quiet")
+    )
+    succeeded(run_in_process("train", "--config", "runs/a/config.yaml", "--run-name", "b", "--quiet"))
+    metrics = [
         [
             (key, value)
             for line in (tmp_path / f"runs/{name}/metrics.jsonl").read_text().splitlines()
@@ -507,29 +522,43 @@ def test_the_config_file_of_a_run_reproduces_it(tmp_path: Path, here: Here) -> N
         ]
         for name in ("a", "b")
     ]
-    assert len(learned[0]) > 20
-    assert learned[0] == learned[1]
+    assert len(metrics[0]) > 20
+    assert metrics[0] == metrics[1]
 
 
-def test_subproc_and_no_subproc_choose_where_environments_live(here: Here) -> None:
+def test_subproc_flag_chooses_process_of_envs(run_in_process: RunInProcess) -> None:
     run = [*CHOICE, "--timesteps", "1", "--eval-every", "0"]
-    assert re.search(r"2 worker processes \(\S+ µs per step", sound(here(*run, "--subproc", "--workers", "2")).stderr)
-    assert re.search(r"in this process \(\S+ µs per step", sound(here(*run, "--no-subproc")).stderr)
+    assert re.search(
+        r"2 worker processes \(\S+ µs per step", succeeded(run_in_process(*run, "--subproc", "--workers", "2")).stderr
+    )
+    assert re.search(r"in this process \(\S+ µs per step", succeeded(run_in_process(*run, "--no-subproc")).stderr)
 
 
-def test_an_environment_and_a_network_are_found_in_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "place.py").write_text("import cli_envs\ndef make(): return cli_envs.Choice()\n")
-    (tmp_path / "mind.py").write_text("import torch\ndef make(sees, does): return torch.nn.Linear(2, 5)\n")
-    words = ["train", "--env", "place:make", "--network", "mind:make", *SMALL, "--timesteps", "32", "--subproc"]
-    sound(unidle(tmp_path, *words, "--eval-every", "0", "--run-name", "a", "--quiet"))
-    assert "mean return" in sound(unidle(tmp_path, "eval", "runs/a", "--episodes", "2")).stdout
+def test_env_and_network_are_found_in_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "local_env.py").write_text("import cli_envs\ndef make(): return cli_envs.Choice()\n")
+    (tmp_path / "local_network.py").write_text(
+        "import torch\ndef make(observation_space, action_space): return torch.nn.Linear(2, 5)\n"
+    )
+    args = [
+        "train",
+        "--env",
+        "local_env:make",
+        "--network",
+        "local_network:make",
+        *SMALL,
+        "--timesteps",
+        "32",
+        "--subproc",
+    ]
+    succeeded(run_cli(tmp_path, *args, "--eval-every", "0", "--run-name", "a", "--quiet"))
+    assert "mean return" in succeeded(run_cli(tmp_path, "eval", "runs/a", "--episodes", "2")).stdout
 
 
-def test_discretize_cuts_a_continuous_action_into_bins(tmp_path: Path, here: Here) -> None:
+def test_discretize_splits_continuous_action_into_bins(tmp_path: Path, run_in_process: RunInProcess) -> None:
     from unidle.api import load
 
     pendulum = ["train", "--env", "Pendulum-v1", *SMALL, "--timesteps", "32", "--eval-every", "0", "--quiet"]
-    sound(here(*pendulum, "--discretize", "3", "--run-name", "a"))
+    succeeded(run_in_process(*pendulum, "--discretize", "3", "--run-name", "a"))
     run = load(tmp_path / "runs/a")
     assert run.agent.action_layout.nvec == (3,)
     observation = run.agent.obs_layout.space.sample()
@@ -537,47 +566,49 @@ def test_discretize_cuts_a_continuous_action_into_bins(tmp_path: Path, here: Her
     assert actions == {-2.0, 0.0, 2.0}
 
 
-def test_plain_lines_are_shown_when_piped(tmp_path: Path) -> None:
-    result = sound(unidle(tmp_path, *CHOICE, "--timesteps", "64", "--run-name", "a", env=environment(FORCE_COLOR="1")))
-    assert "\x1b[2K" not in result.stderr  # what a live panel is drawn with
+def test_piped_output_is_plain_lines(tmp_path: Path) -> None:
+    result = succeeded(
+        run_cli(tmp_path, *CHOICE, "--timesteps", "64", "--run-name", "a", env=process_env(FORCE_COLOR="1"))
+    )
+    assert "\x1b[2K" not in result.stderr  # escape code of the live display
     assert re.search(r"^100 %  step 64 of 64  ", result.stderr, re.MULTILINE)
     assert re.search(r"^evaluation .* over 2 episodes", result.stderr, re.MULTILINE)
     assert "runs/a/checkpoints/best.pt" in result.stdout
 
 
-def test_quiet_shows_no_progress_and_no_summary(here: Here) -> None:
-    result = sound(here(*CHOICE, "--timesteps", "64", "--quiet"))
+def test_quiet_prints_no_progress_and_no_summary(run_in_process: RunInProcess) -> None:
+    result = succeeded(run_in_process(*CHOICE, "--timesteps", "64", "--quiet"))
     assert result.stdout + result.stderr == ""
 
 
-def test_quiet_still_tells_what_is_ignored(tmp_path: Path, here: Here) -> None:
-    (tmp_path / "theirs.yaml").write_text("policy: MlpPolicy\nn_timesteps: 64\nsde_sample_freq: 4\n")
-    words = ["--config", "theirs.yaml", "--env", "cli_envs:Choice", *SMALL]
-    result = sound(here("train", *words, "--quiet"))
+def test_quiet_still_reports_ignored_settings(tmp_path: Path, run_in_process: RunInProcess) -> None:
+    (tmp_path / "theirs.yaml").write_text("policy: MlpPolicy\nn_timesteps: 64\ndevice: mps\n")
+    args = ["--config", "theirs.yaml", "--env", "cli_envs:Choice", *SMALL]
+    result = succeeded(run_in_process("train", *args, "--quiet"))
     assert result.stdout == ""
-    assert "`sde_sample_freq`" in result.stderr
+    assert "`device: mps` is not supported and is ignored" in result.stderr
     assert " % " not in result.stderr
 
 
-# -- names, and going on ---------------------------------------------------------------------------------------------
+# -- run names and resume ----------------------------------------------------------------------------------------------
 
 
-def test_a_second_run_of_the_same_name_is_refused(trained: Path) -> None:
+def test_existing_run_name_is_rejected(trained: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (trained / "runs/a").rglob("*")}
-    sentence = complaint(unidle(trained, *CHOICE, "--run-name", "a", "--quiet"))
-    assert sentence == "There is already a run in runs/a; resume it with --resume runs/a, or choose another --run-name."
+    message = error_of(run_cli(trained, *CHOICE, "--run-name", "a", "--quiet"))
+    assert message == "There is already a run in runs/a; resume it with --resume runs/a, or choose another --run-name."
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_runs_without_a_name_get_one_each(tmp_path: Path, here: Here) -> None:
+def test_unnamed_runs_get_unique_names(tmp_path: Path, run_in_process: RunInProcess) -> None:
     for _ in range(2):
-        sound(here(*CHOICE, "--timesteps", "1", "--eval-every", "0", "--quiet"))
+        succeeded(run_in_process(*CHOICE, "--timesteps", "1", "--eval-every", "0", "--quiet"))
     names = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert names == ["cli_envs-Choice-ppo-classic-seed0", "cli_envs-Choice-ppo-classic-seed0-2"]
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "message"),
     [
         ("--learning-rate 1e-3", "A resumed run keeps its recipe, but learning_rate would change it; remove it,"),
         ("--n-envs 4 --gamma 0.5", "A resumed run keeps its recipe, but n_envs, gamma would change it"),
@@ -595,39 +626,48 @@ def test_runs_without_a_name_get_one_each(tmp_path: Path, here: Here) -> None:
         ),
     ],
 )
-def test_resume_refuses_to_change_what_is_learned(
-    words: str, sentence: str, trained: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+def test_resume_rejects_recipe_changes(
+    args: str, message: str, trained: Path, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained)
     before = (trained / "runs/a/config.yaml").read_text()
-    assert sentence in complaint(here("train", "--resume", "runs/a", *words.split()))
+    assert message in error_of(run_in_process("train", "--resume", "runs/a", *args.split()))
     assert (trained / "runs/a/config.yaml").read_text() == before
 
 
-def test_resume_with_more_timesteps_goes_on(trained: Path) -> None:
+def test_resume_with_more_timesteps_continues(trained: Path) -> None:
     shutil.copytree(trained / "runs/a", trained / "runs/longer")
-    words = ["--resume", "runs/longer", "--timesteps", "160", "--learning-rate", "3e-4", "--subproc"]  # 3e-4: as it was
-    answer = json.loads(sound(unidle(trained, "train", *words, "--json")).stdout)
+    args = [
+        "--resume",
+        "runs/longer",
+        "--timesteps",
+        "160",
+        "--learning-rate",
+        "3e-4",
+        "--subproc",
+    ]  # 3e-4 is no change
+    answer = json.loads(succeeded(run_cli(trained, "train", *args, "--json")).stdout)
     assert answer["step"] == 160
-    assert steps_of(trained / "runs/longer") == [32, 64, 96, 128, 160]
-    assert settings_of(trained / "runs/longer")["timesteps"] == 160
-    assert steps_of(trained / "runs/a") == [32, 64]
+    assert logged_steps(trained / "runs/longer") == [32, 64, 96, 128, 160]
+    assert read_settings(trained / "runs/longer")["timesteps"] == 160
+    assert logged_steps(trained / "runs/a") == [32, 64]
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """The program at work in a process group of its own, as a shell would have it."""
+def start_cli(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """The running program, in its own process group as under a shell."""
     process = subprocess.Popen(
-        [PROGRAM, *words],
+        [PROGRAM, *args],
         cwd=folder,
-        env=environment(),
+        env=process_env(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
     )
     try:
         yield process
@@ -639,7 +679,7 @@ def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
@@ -648,57 +688,59 @@ def children_of(pid: int) -> set[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no such process is left, or only its entry that nobody has read yet."""
+    """Whether the process has exited; it may still be a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def stop_it(folder: Path, number: int, send: Callable[[int, int], None]) -> subprocess.Popen[str]:
-    """Train without end, with two workers; send the signal in the midst of it and wait for the end."""
+def train_and_signal(folder: Path, signum: int, send: Callable[[int, int], None]) -> subprocess.Popen[str]:
+    """Train endlessly with two workers, send the signal during training and wait for the exit."""
     endless = ["--timesteps", "100000000", "--eval-every", "0", "--run-name", "a", "--subproc", "--workers", "2"]
-    with started(folder, *CHOICE, *endless) as process:
+    with start_cli(folder, *CHOICE, *endless) as process:
         metrics = folder / "runs/a/metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
         workers = children_of(process.pid)
         assert len(workers) == 2
-        send(process.pid, number)
-        _, said = process.communicate(timeout=30)
-    assert process.returncode == 0, said
-    assert "Stopping after this iteration and saving" in said
+        send(process.pid, signum)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + signum, stderr
+    assert "Stopping after this iteration and saving" in stderr
+    assert "exited unexpectedly" not in stderr
     wait_for(lambda: all(map(is_gone, workers)), 5)
     return process
 
 
 def assert_saved_and_resumable(folder: Path) -> None:
-    steps = steps_of(folder / "runs/a")
+    steps = logged_steps(folder / "runs/a")
     assert (folder / f"runs/a/checkpoints/step-{steps[-1]:012d}.pt").exists()
     assert (folder / "runs/a/report.html").exists()
-    sound(unidle(folder, "train", "--resume", "runs/a", "--timesteps", str(steps[-1] + 64), "--quiet"))
-    assert steps_of(folder / "runs/a") == [*steps, steps[-1] + 32, steps[-1] + 64]
+    succeeded(run_cli(folder, "train", "--resume", "runs/a", "--timesteps", str(steps[-1] + 64), "--quiet"))
+    assert logged_steps(folder / "runs/a") == [*steps, steps[-1] + 32, steps[-1] + 64]
 
 
-def test_ctrl_c_saves_and_the_run_can_be_resumed(tmp_path: Path) -> None:
-    stop_it(tmp_path, signal.SIGINT, os.killpg)  # as a terminal sends it: to the workers too
+def test_ctrl_c_saves_a_resumable_run(tmp_path: Path) -> None:
+    train_and_signal(tmp_path, signal.SIGINT, os.killpg)  # to the workers too, as a terminal does
     assert_saved_and_resumable(tmp_path)
 
 
-def test_so_does_a_sigterm(tmp_path: Path) -> None:
-    stop_it(tmp_path, signal.SIGTERM, os.kill)
+def test_sigterm_saves_a_resumable_run(tmp_path: Path) -> None:
+    train_and_signal(tmp_path, signal.SIGTERM, os.kill)
     assert_saved_and_resumable(tmp_path)
 
 
-def test_so_does_a_sigterm_to_the_whole_group_as_timeout_and_slurm_send_it(tmp_path: Path) -> None:
-    stop_it(tmp_path, signal.SIGTERM, os.killpg)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signal_to_process_group_stops_cleanly(signum: int, tmp_path: Path) -> None:
+    train_and_signal(tmp_path, signum, os.killpg)  # as timeout, a closed terminal and SLURM do
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["in front", "as a shell's background job"])
-def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background job"])
+def test_second_ctrl_c_stops_immediately(background: bool, tmp_path: Path) -> None:
     slow = ["--env-kwargs", "{pause: 0.05}", "--n-steps", "1024", "--no-subproc", "--run-name", "a"]  # 100 s a rollout
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.default_int_handler)
     try:
-        running = started(tmp_path, *CHOICE, *slow)  # inherits an ignored Ctrl-C
+        running = start_cli(tmp_path, *CHOICE, *slow)  # inherits the ignored SIGINT
         process = running.__enter__()
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -706,14 +748,14 @@ def test_a_second_ctrl_c_stops_at_once(background: bool, tmp_path: Path) -> None
         ending.push(running.__exit__)
         assert process.stderr is not None
         wait_for((tmp_path / "runs/a/checkpoints/step-000000000000.pt").exists)
-        time.sleep(0.2)  # so that it is stepping
+        time.sleep(0.2)  # environments are stepping by now
         process.send_signal(signal.SIGINT)
         assert any("Ctrl-C again: stop immediately" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert said.splitlines()[-1] == "unidle: Stopped immediately; the last checkpoint is kept."
-    assert "Traceback" not in said
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert stderr.splitlines()[-1] == "unidle: Stopped immediately; the last checkpoint is kept."
+    assert "Traceback" not in stderr
 
 
 # -- presets ---------------------------------------------------------------------------------------------------------
@@ -732,27 +774,27 @@ META_WORLD = ["mt10-20m", "mt10-2m", "mt10-paper-1024", "mt10-paper-400", "mt50-
         (16, ["classic", "fast", "heavy", "beast", *LARGE, *META_WORLD, "sac", "site-explore", "td3"], "beast"),
     ],
 )
-def test_the_table_of_presets_tells_which_fit_and_what_to_take_instead(
+def test_presets_table_shows_fit_and_alternative(
     cores: int, fits: list[str], instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(presets_command, "available_cores", lambda: cores)
     monkeypatch.setattr(presets_command, "available_memory", lambda: 64 * 2**30)
-    assert run_here(["presets"]) == 0
+    assert run_command(["presets"]) == 0
     table, _, rest = capsys.readouterr().out.partition("\n\n")
     rows = [line.split(maxsplit=1) for line in table.splitlines()[1:]]
     assert [name for name, row in rows if row.rstrip().endswith("  fits")] == fits
     for name, row in rows:
-        if name not in fits:  # for fixed numbers there is nothing else to take
+        if name not in fits:  # presets with fixed sizes have no alternative
             assert row.rstrip().endswith("  too small" if name in META_WORLD else f"  too small, use {instead}")
     assert f"This machine: {cores} {'core' if cores == 1 else 'cores'}, 64 GB of memory. `heavy` is" in rest
 
 
-def test_presets_that_want_more_memory_do_not_fit(
+def test_presets_that_need_more_memory_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(presets_command, "available_cores", lambda: 64)
     monkeypatch.setattr(presets_command, "available_memory", lambda: 2 * 2**30)
-    assert run_here(["presets", "--json"]) == 0
+    assert run_command(["presets", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["presets"]
     assert [row["preset"] for row in rows if row["fits"]] == [
         "classic",
@@ -767,22 +809,22 @@ def test_presets_that_want_more_memory_do_not_fit(
     assert {row["instead"] for row in rows if row["fits"]} == {None}
 
 
-def test_the_table_names_no_preset_to_take_where_none_fits(
+def test_presets_table_has_no_alternative_if_none_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(presets_command, "available_cores", lambda: 1)
     monkeypatch.setattr(presets_command, "available_memory", lambda: 2**29)
-    assert run_here(["presets"]) == 0
+    assert run_command(["presets"]) == 0
     table, _, rest = capsys.readouterr().out.partition("\n\n")
     assert all(line.rstrip().endswith("  too small") for line in table.splitlines()[1:])
     assert "This machine: 1 core, 0.5 GB of memory. Even `classic` may run out of memory." in rest
 
 
-def test_presets_count_only_the_cores_that_slurm_or_the_affinity_mask_grants(tmp_path: Path) -> None:
+def test_presets_count_only_granted_cores(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     granted = [
-        {"env": environment(SLURM_CPUS_PER_TASK="1")},
+        {"env": process_env(SLURM_CPUS_PER_TASK="1")},
         {"preexec_fn": lambda: os.sched_setaffinity(0, {core})},
     ]
     for options in granted:
-        assert "This machine: 1 core, " in sound(unidle(tmp_path, "presets", **options)).stdout
+        assert "This machine: 1 core, " in succeeded(run_cli(tmp_path, "presets", **options)).stdout

@@ -1,3 +1,5 @@
+"""Cores and memory that are available to this process: affinity, cgroups and SLURM."""
+
 from __future__ import annotations
 
 import os
@@ -27,7 +29,7 @@ def write_v1(cgroup: Path, quota: int, period: int, path: str = "") -> None:
     (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
 
 
-def test_without_limits_the_affinity_mask_counts(cgroup: Path) -> None:
+def test_affinity_mask_limits_cores(cgroup: Path) -> None:
     assert machine.available_cores() == 8
 
 
@@ -43,32 +45,32 @@ def test_without_limits_the_affinity_mask_counts(cgroup: Path) -> None:
         ("", 8),
     ],
 )
-def test_a_cgroup_v2_quota_limits_the_cores(cgroup: Path, line: str, cores: int) -> None:
+def test_cgroup_v2_quota_limits_cores(cgroup: Path, line: str, cores: int) -> None:
     (cgroup / "cpu.max").write_text(line + "\n")
     assert machine.available_cores() == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(400_000, 4), (50_000, 1), (-1, 8)])
-def test_a_cgroup_v1_quota_limits_the_cores(cgroup: Path, quota: int, cores: int) -> None:
+def test_cgroup_v1_quota_limits_cores(cgroup: Path, quota: int, cores: int) -> None:
     write_v1(cgroup, quota, 100_000)
     assert machine.available_cores() == cores
 
 
 @pytest.mark.parametrize(
-    ("own", "above", "root", "cores"),
+    ("own", "parent", "root", "cores"),
     [(3, 5, 7, 3), (5, 3, 7, 3), (5, 7, 3, 3), (None, 4, None, 4), (None,) * 3 + (8,)],
 )
-def test_of_the_cgroup_of_this_process_and_those_above_it_the_least_quota_counts(
-    cgroup: Path, own: int | None, above: int | None, root: int | None, cores: int
+def test_smallest_quota_of_cgroup_and_its_parents_limits_cores(
+    cgroup: Path, own: int | None, parent: int | None, root: int | None, cores: int
 ) -> None:
     (cgroup / "membership").write_text("0::/system.slice/job.scope\n")
     (cgroup / "system.slice/job.scope").mkdir(parents=True)
-    for folder, quota in (("system.slice/job.scope", own), ("system.slice", above), (".", root)):
+    for folder, quota in (("system.slice/job.scope", own), ("system.slice", parent), (".", root)):
         (cgroup / folder / "cpu.max").write_text(f"{quota * 100_000 if quota else 'max'} 100000\n")
     assert machine.available_cores() == cores
 
 
-def test_the_limits_of_another_cgroup_do_not_count(cgroup: Path) -> None:
+def test_limits_of_other_cgroups_are_ignored(cgroup: Path) -> None:
     (cgroup / "membership").write_text("0::/mine\n")
     (cgroup / "other").mkdir()
     (cgroup / "other/cpu.max").write_text("100000 100000\n")
@@ -77,32 +79,32 @@ def test_the_limits_of_another_cgroup_do_not_count(cgroup: Path) -> None:
     assert machine.available_memory() > 1
 
 
-def test_the_cgroup_of_this_process_is_found_in_the_trees_of_v1_too(cgroup: Path) -> None:
+def test_cgroup_of_process_is_found_in_v1_hierarchies(cgroup: Path) -> None:
     (cgroup / "membership").write_text("4:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/elsewhere\n0::/\n")
     write_v1(cgroup, -1, 100_000)
     write_v1(cgroup, 200_000, 100_000, "job")
     (cgroup / "memory/job").mkdir(parents=True)
-    (cgroup / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # how v1 says: no limit
+    (cgroup / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # no limit, in cgroup v1
     (cgroup / "memory/job/memory.limit_in_bytes").write_text(f"{2**20}\n")
     assert machine.available_cores() == 2
     assert machine.available_memory() == 2**20
 
 
-def test_in_a_container_that_does_not_see_its_own_path_the_root_counts(cgroup: Path) -> None:
+def test_root_cgroup_is_used_if_own_path_is_outside_container(cgroup: Path) -> None:
     (cgroup / "membership").write_text("0::/../../docker/abc\n")
     (cgroup / "cpu.max").write_text("300000 100000\n")
     assert machine.available_cores() == 3
 
 
-@pytest.mark.parametrize(("granted", "cores"), [("4", 4), ("64", 8), ("0", 8), ("x", 8), ("", 8)])
-def test_the_slurm_grant_limits_the_cores(
-    cgroup: Path, monkeypatch: pytest.MonkeyPatch, granted: str, cores: int
+@pytest.mark.parametrize(("allocated", "cores"), [("4", 4), ("64", 8), ("0", 8), ("x", 8), ("", 8)])
+def test_slurm_allocation_limits_cores(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch, allocated: str, cores: int
 ) -> None:
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", granted)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", allocated)
     assert machine.available_cores() == cores
 
 
-def test_the_least_of_all_limits_counts(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smallest_of_all_limits_applies(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cgroup / "cpu.max").write_text("600000 100000\n")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "5")
     assert machine.available_cores() == 5
@@ -111,7 +113,7 @@ def test_the_least_of_all_limits_counts(cgroup: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
-def test_a_process_pinned_to_one_core_has_one() -> None:
+def test_process_pinned_to_one_core_has_one_core() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
         "from unidle.config.machine import available_cores; print(available_cores())"
@@ -120,7 +122,7 @@ def test_a_process_pinned_to_one_core_has_one() -> None:
     assert result.stdout.strip() == "1"
 
 
-def test_a_container_limit_bounds_the_memory(cgroup: Path) -> None:
+def test_container_limit_limits_memory(cgroup: Path) -> None:
     total = machine.available_memory()
     assert total > 2**20
     (cgroup / "memory.max").write_text(f"{2**20}\n")
@@ -131,7 +133,7 @@ def test_a_container_limit_bounds_the_memory(cgroup: Path) -> None:
     assert machine.available_memory() == total
 
 
-def test_so_does_the_least_limit_of_the_cgroups_above_this_process(cgroup: Path) -> None:
+def test_smallest_limit_of_parent_cgroups_limits_memory(cgroup: Path) -> None:
     (cgroup / "membership").write_text("0::/a/b\n")
     (cgroup / "a/b").mkdir(parents=True)
     (cgroup / "a/b/memory.max").write_text("max\n")
@@ -140,23 +142,21 @@ def test_so_does_the_least_limit_of_the_cgroups_above_this_process(cgroup: Path)
     assert machine.available_memory() == 2**20
 
 
-def test_free_memory_is_what_the_machine_and_the_least_cgroup_have_left(
-    cgroup: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_memory_is_minimum_of_machine_and_cgroup(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_MEMORY", cgroup / "meminfo")
-    assert machine.free_memory() == machine.available_memory()  # nothing tells
+    assert machine.free_memory() == machine.available_memory()  # no /proc/meminfo
     (cgroup / "meminfo").write_text("MemTotal:  4096 kB\nMemFree:  1 kB\nMemAvailable:  3072 kB\n")
     assert machine.free_memory() == 3 * 2**20
     (cgroup / "memory.max").write_text(f"{4 * 2**20}\n")
     (cgroup / "memory.current").write_text(f"{3 * 2**20}\n")
     assert machine.free_memory() == 2**20
-    (cgroup / "memory.stat").write_text(f"anon 5\ninactive_file {2**20}\n")  # which may be dropped at any time
+    (cgroup / "memory.stat").write_text(f"anon 5\ninactive_file {2**20}\n")  # page cache that can be reclaimed
     assert machine.free_memory() == 2 * 2**20
     (cgroup / "memory.max").write_text("max\n")
     assert machine.free_memory() == 3 * 2**20
 
 
-def test_so_it_is_in_the_trees_of_cgroup_v1(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_uses_cgroup_v1_limits(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_MEMORY", cgroup / "meminfo")
     (cgroup / "memory").mkdir()
     (cgroup / "memory/memory.limit_in_bytes").write_text(f"{4 * 2**20}\n")
@@ -164,7 +164,7 @@ def test_so_it_is_in_the_trees_of_cgroup_v1(cgroup: Path, monkeypatch: pytest.Mo
     assert machine.free_memory() == 0
 
 
-def test_threads_are_limited_to_one_unless_the_user_said_otherwise(
+def test_threads_are_limited_to_one_unless_user_sets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     environ = {"MKL_NUM_THREADS": "4"}

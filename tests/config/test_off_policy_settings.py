@@ -1,4 +1,4 @@
-"""SAC's and DQN's settings: each algorithm takes its own, and says in a sentence what it does not."""
+"""Settings per algorithm: each accepts its own settings and rejects those of others with a clear error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import unidle
-from unidle.cli.main import run as run_here
+from unidle.cli.main import run as run_cli
 from unidle.config import Config, DQNRecipe, PPORecipe, SACRecipe
 from unidle.config.fields import owners_of
 from unidle.config.files import load_yaml
 from unidle.config.presets import default_preset, load_preset
-from unidle.config.resolve import lay
+from unidle.config.resolve import resolve_layers
 from unidle.config.settings import RECIPES
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
-NOT_THE_DEFAULT: dict[str, Any] = {
+NON_DEFAULT: dict[str, Any] = {
     "n_epochs": 3,
     "share_trunk": True,
     "recurrent": "gru",
@@ -37,6 +37,8 @@ NOT_THE_DEFAULT: dict[str, Any] = {
     "normalize_advantage": False,
     "normalize_obs": True,
     "normalize_reward": True,
+    "ortho_init": False,
+    "ent_coef_init": 0.5,
     "log_std_init": -1.0,
     "action_distribution": "beta",
     "actor_obs": ("policy",),
@@ -65,27 +67,28 @@ NOT_THE_DEFAULT: dict[str, Any] = {
     "exploration_final_eps": 0.01,
     "exploration_fraction": 0.2,
 }
-OF_PPO = [
+PPO_ONLY = [
     *("n_epochs", "share_trunk", "recurrent", "recurrent_size", "gae_lambda", "clip_range", "clip_schedule"),
     *("clip_range_vf", "vf_coef", "target_kl", "normalize_advantage", "normalize_obs", "normalize_reward"),
+    "ortho_init",
     "log_std_init",
     "action_distribution",
     "actor_obs",
     "critic_obs",
 ]
-OF_SAC_AND_TD3 = ["n_critics", "critic_arch"]
-OF_TD3 = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
-OF_SAC = ["weight_init", "target_entropy", "value_limit", "n_tasks"]
-OF_DQN = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
+SAC_AND_TD3 = ["n_critics", "critic_arch"]
+TD3_ONLY = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
+SAC_ONLY = ["weight_init", "ent_coef_init", "target_entropy", "value_limit", "n_tasks"]
+DQN_ONLY = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
 OFF_POLICY = ["buffer_size", "learning_starts", "utd_ratio", "n_step", "per", "per_alpha", "per_beta", "tau"]
 OWNERS = {
-    **{name: ["ppo"] for name in OF_PPO},
+    **{name: ["ppo"] for name in PPO_ONLY},
     "ent_coef": ["ppo", "sac"],
     **{name: ["sac", "td3", "dqn"] for name in OFF_POLICY},
-    **{name: ["sac", "td3"] for name in OF_SAC_AND_TD3},
-    **{name: ["td3"] for name in OF_TD3},
-    **{name: ["sac"] for name in OF_SAC},
-    **{name: ["dqn"] for name in OF_DQN},
+    **{name: ["sac", "td3"] for name in SAC_AND_TD3},
+    **{name: ["td3"] for name in TD3_ONLY},
+    **{name: ["sac"] for name in SAC_ONLY},
+    **{name: ["dqn"] for name in DQN_ONLY},
 }
 SHARED = {
     *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "adam_eps"),
@@ -93,13 +96,13 @@ SHARED = {
 }
 
 
-def config_of(algo: str, **values: Any) -> Config:
+def make_config(algo: str, **values: Any) -> Config:
     preset = {"ppo": "classic"}.get(algo, algo)
     return load_preset(preset).apply(Config()).with_values({"env": "CartPole-v1", "algo": algo, **values}, "test")
 
 
-def test_every_setting_of_the_recipe_has_owners_or_is_shared() -> None:
-    assert OWNERS.keys() == NOT_THE_DEFAULT.keys()
+def test_every_recipe_setting_is_shared_or_owned() -> None:
+    assert OWNERS.keys() == NON_DEFAULT.keys()
     for algo, recipe in RECIPES.items():
         own = {name for name, owners in OWNERS.items() if algo in owners}
         assert {field.name for field in dataclasses.fields(recipe)} == own | SHARED
@@ -107,22 +110,22 @@ def test_every_setting_of_the_recipe_has_owners_or_is_shared() -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "td3", "dqn"])
-@pytest.mark.parametrize("name", NOT_THE_DEFAULT)
-def test_a_setting_is_taken_by_its_owners_and_refused_by_all_others(name: str, algo: str) -> None:
+@pytest.mark.parametrize("name", NON_DEFAULT)
+def test_setting_is_accepted_only_by_its_algorithms(name: str, algo: str) -> None:
     if algo in OWNERS[name]:
-        config = config_of(algo, **{name: NOT_THE_DEFAULT[name]})
-        assert getattr(validated(config).recipe, name) == NOT_THE_DEFAULT[name]
+        config = make_config(algo, **{name: NON_DEFAULT[name]})
+        assert getattr(validated(config).recipe, name) == NON_DEFAULT[name]
         return
-    with pytest.raises(UsageError) as refusal:
-        config_of(algo, **{name: NOT_THE_DEFAULT[name]})
+    with pytest.raises(UsageError) as error:
+        make_config(algo, **{name: NON_DEFAULT[name]})
     owners = OWNERS[name]
     names = {1: "{}", 2: "{} and {}", 3: "{}, {} and {}"}[len(owners)].format(*map(str.upper, owners))
-    assert str(refusal.value) == (
+    assert str(error.value) == (
         f"`{name}` is a setting of {names}, not of {algo.upper()}; remove it, or use --algo {owners[0]}."
     )
 
 
-def test_another_algorithm_takes_over_what_was_changed_and_its_own_defaults() -> None:
+def test_changing_algorithm_keeps_changed_values_and_uses_new_defaults() -> None:
     config = Config().with_values({"n_envs": 3, "gamma": 0.9}, "test").with_values({"algo": "sac"}, "test")
     assert config.recipe == SACRecipe(n_envs=3, gamma=0.9)
     with pytest.raises(UsageError, match=r"`n_epochs` is a setting of PPO, not of SAC; remove it"):
@@ -133,7 +136,7 @@ def test_another_algorithm_takes_over_what_was_changed_and_its_own_defaults() ->
 
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         (
             {"buffer_size": 127, "n_envs": 8, "n_steps": 8},
@@ -152,14 +155,14 @@ def test_another_algorithm_takes_over_what_was_changed_and_its_own_defaults() ->
         ({"n_step": 0}, "`n_step` is 0; it must be at least 1."),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        validated(config_of(algo, **values))
-    assert str(refusal.value) == sentence.format(algo=algo)
+def test_invalid_off_policy_setting_is_rejected(algo: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validated(make_config(algo, **values))
+    assert str(error.value) == message.format(algo=algo)
 
 
 @pytest.mark.parametrize(
-    ("algo", "values", "sentence"),
+    ("algo", "values", "message"),
     [
         ("sac", {"ent_coef": 0}, "`ent_coef` is 0.0; it must be above 0, or auto."),
         ("sac", {"ent_coef": -0.5}, "`ent_coef` is -0.5; it must not be negative."),
@@ -170,17 +173,15 @@ def test_what_cannot_be_is_refused_in_a_sentence(algo: str, values: dict[str, An
         ("dqn", {"exploration_fraction": -0.1}, "`exploration_fraction` is -0.1; it must be between 0 and 1."),
     ],
 )
-def test_what_one_algorithm_cannot_take_is_refused_in_a_sentence(
-    algo: str, values: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UsageError) as refusal:
-        validated(config_of(algo, **values))
-    assert str(refusal.value) == sentence
+def test_invalid_algorithm_specific_setting_is_rejected(algo: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validated(make_config(algo, **values))
+    assert str(error.value) == message
 
 
-def test_a_critic_needs_a_unit_in_every_layer() -> None:
+def test_critic_layers_need_at_least_one_unit() -> None:
     with pytest.raises(UsageError, match=r"`critic_arch` is \(8, 0\); every layer needs at least 1 unit"):
-        validated(config_of("sac", critic_arch=(8, 0)))
+        validated(make_config("sac", critic_arch=(8, 0)))
 
 
 @pytest.mark.parametrize(
@@ -189,33 +190,33 @@ def test_a_critic_needs_a_unit_in_every_layer() -> None:
         ("sac", {"buffer_size": 128, "n_envs": 8, "n_steps": 8}),
         ("sac", {"ent_coef": "auto"}),
         ("sac", {"learning_starts": 0}),
-        ("sac", {"batch_size": 3}),  # no divisor of anything
+        ("sac", {"batch_size": 3}),  # need not divide anything
         ("dqn", {"exploration_fraction": 0, "exploration_final_eps": 0}),
         ("dqn", {"tau": 1.0}),
         ("dqn", {"max_grad_norm": math.inf}),
         ("dqn", {"utd_ratio": 0}),
     ],
 )
-def test_what_is_just_possible_is_taken(algo: str, values: dict[str, Any]) -> None:
-    config = config_of(algo, **values)
+def test_boundary_values_are_accepted(algo: str, values: dict[str, Any]) -> None:
+    config = make_config(algo, **values)
     assert validated(config) == config
 
 
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
-def test_the_presets_are_valid_and_survive_a_file(algo: str, tmp_path: Path) -> None:
-    config = validated(config_of(algo))
+def test_presets_are_valid_and_survive_yaml(algo: str, tmp_path: Path) -> None:
+    config = validated(make_config(algo))
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load_yaml(tmp_path / "config.yaml") == config
 
 
-# -- which preset is taken ---------------------------------------------------------------------------------------------
+# -- default preset ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
-def test_an_algorithm_without_a_preset_takes_its_own_and_says_so(algo: str, has_gpu: bool) -> None:
+def test_preset_of_algorithm_is_used_by_default_with_note(algo: str, has_gpu: bool) -> None:
     assert default_preset(has_gpu, "unidle/CartPole-v1", algo) == algo
-    layers = lay(None, None, has_gpu, algo=algo)
+    layers = resolve_layers(None, None, has_gpu, algo=algo)
     assert layers.config.recipe.algo == algo
     assert layers.config.run.preset == algo
     assert layers.notes == [
@@ -223,14 +224,14 @@ def test_an_algorithm_without_a_preset_takes_its_own_and_says_so(algo: str, has_
     ]
 
 
-def test_ppo_by_its_name_takes_what_no_name_does() -> None:
+def test_explicit_ppo_has_same_default_preset() -> None:
     for has_gpu in (False, True):
         assert default_preset(has_gpu, "CartPole-v1", "ppo") == default_preset(has_gpu, "CartPole-v1")
 
 
-def test_an_algorithm_that_a_config_file_names_takes_its_own_preset_too(tmp_path: Path) -> None:
+def test_algorithm_in_config_file_selects_its_preset(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("recipe: {algo: sac, n_envs: 2}\n")
-    layers = lay(None, tmp_path / "mine.yaml", False)
+    layers = resolve_layers(None, tmp_path / "mine.yaml", False)
     assert layers.config.recipe.algo == "sac"
     assert layers.config.run.preset == "sac"
     assert layers.config.recipe.n_envs == 2
@@ -239,21 +240,21 @@ def test_an_algorithm_that_a_config_file_names_takes_its_own_preset_too(tmp_path
 TINY = ["--timesteps", "64", "--n-envs", "2", "--n-steps", "8", "--batch-size", "8", "--net-arch", "8"]
 
 
-def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
+def test_command_line_trains_with_preset_of_algorithm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    few = ["--learning-starts", "16", "--no-subproc", "--eval-every", "0", "--no-tensorboard", "--run-name", "r"]
-    assert run_here(["train", "--env", "Pendulum-v1", "--algo", "sac", *TINY, *few]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "using `sac` because the algorithm is sac" in said
+    flags = ["--learning-starts", "16", "--no-subproc", "--eval-every", "0", "--no-tensorboard", "--run-name", "r"]
+    assert run_cli(["train", "--env", "Pendulum-v1", "--algo", "sac", *TINY, *flags]) == 0
+    output = " ".join(capsys.readouterr().err.split())
+    assert "using `sac` because the algorithm is sac" in output
     recipe = unidle.load(tmp_path / "runs/r").config.recipe
     assert (recipe.algo, recipe.activation, recipe.learning_starts) == ("sac", "relu", 16)
     assert math.isinf(recipe.max_grad_norm)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("flags", "message"),
     [
         (["--algo", "sac", "--n-epochs", "3"], "`n_epochs` is a setting of PPO, not of SAC; remove it"),
         (["--algo", "dqn", "--normalize-obs"], "`normalize_obs` is a setting of PPO, not of DQN"),
@@ -266,17 +267,17 @@ def test_the_command_line_takes_the_preset_of_the_algorithm_and_trains(
         ),
     ],
 )
-def test_the_command_line_says_which_setting_is_anothers(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_command_line_rejects_setting_of_other_algorithm(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_here(["train", "--env", "CartPole-v1", *words]) == 2
-    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert run_cli(["train", "--env", "CartPole-v1", *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("flags", "message"),
     [
         (["--n-parallel-envs", "0"], "`n_envs` is 0; it must be at least 1."),
         (
@@ -286,15 +287,15 @@ def test_the_command_line_says_which_setting_is_anothers(
         (["--n_parallel_envs=many"], "`n_envs` must be an integer, not 'many'"),
     ],
 )
-def test_the_command_line_leaves_only_how_steps_are_collected_open_in_a_fixed_preset(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_command_line_rejects_recipe_change_of_fixed_preset(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_here(["train", "--preset", "mt10-2m", "--env", "Pendulum-v1", *words]) == 2
-    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert run_cli(["train", "--preset", "mt10-2m", "--env", "Pendulum-v1", *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_resumed_run_keeps_the_recipe_of_its_algorithm(tmp_path: Path) -> None:
+def test_resume_rejects_recipe_changes(tmp_path: Path) -> None:
     run = unidle.train(
         "CartPole-v1",
         algo="dqn",
@@ -313,14 +314,14 @@ def test_a_resumed_run_keeps_the_recipe_of_its_algorithm(tmp_path: Path) -> None
             unidle.resume(run.path, quiet=True, **setting)
 
 
-def five_poles() -> SyncVectorEnv:
-    """As a user's factory makes them: as many as it has, whatever the preset says."""
+def five_cartpoles() -> SyncVectorEnv:
+    """A vector environment factory whose number of environments is not the preset's."""
     return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 5, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def test_a_factory_of_vector_environments_needs_no_other_batch_size(tmp_path: Path) -> None:
+def test_vector_env_factory_keeps_default_batch_size(tmp_path: Path) -> None:
     run = unidle.train(
-        five_poles,
+        five_cartpoles,
         algo="dqn",
         runs_dir=str(tmp_path),
         timesteps=80,

@@ -1,4 +1,4 @@
-"""Settings under their former names, and config files from before each algorithm had its own settings."""
+"""Former names of settings, and config files from before each algorithm had its own settings."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from pathlib import Path
 import pytest
 
 import unidle
-from unidle.cli.flags import current_flags
+from unidle.cli.flags import replace_renamed_flags
 from unidle.config import Config, DQNRecipe, PPORecipe, SACRecipe, recipe_for
 from unidle.config.fields import owners_of, section_of
 from unidle.config.files import load_yaml
 from unidle.config.renamed import RENAMED, with_current_names
-from unidle.config.resolve import lay
+from unidle.config.resolve import resolve_layers
 from unidle.config.settings import RECIPES
 
 SHORT = {"timesteps": 32, "n_envs": 2, "n_steps": 8, "eval_every": 0, "subproc": False, "tensorboard": False}
 
 
 def old_file(recipe: str) -> str:
-    """What earlier versions wrote: the settings of every algorithm."""
+    """A config file of an earlier version, with the settings of every algorithm."""
     shared = "n_epochs: 10, ent_coef: 0.0, recurrent: none, buffer_size: 500, adam_eps: 1.0e-08, double: true"
     renamed = "temperature: auto, prioritised: true, priority_alpha: 0.5"
     return f"recipe: {{{recipe}, {shared}, {renamed}}}\nrun: {{env: A-v0}}\n"
 
 
-def test_no_former_name_is_a_setting_and_every_current_name_is() -> None:
+def test_renamed_maps_former_names_to_existing_settings() -> None:
     assert [name for name in RENAMED if section_of(name)] == []
     assert [name for name in RENAMED.values() if not section_of(name)] == []
 
 
 @pytest.mark.parametrize("name", RENAMED)
-def test_a_former_name_is_understood_with_one_sentence(name: str) -> None:
+def test_former_name_is_accepted_with_note(name: str) -> None:
     assert with_current_names({name: 1, "seed": 2}) == (
         {RENAMED[name]: 1, "seed": 2},
         [f"`{name}` is now `{RENAMED[name]}`; using it."],
     )
     flag, current = name.replace("_", "-"), RENAMED[name].replace("_", "-")
     _, notes = with_current_names({name: 1})
-    assert current_flags([f"--{flag}", "1"]) == ([f"--{current}", "1"], notes)
-    assert current_flags([f"--no-{flag}"]) == ([f"--no-{current}"], notes)
-    assert current_flags([f"--{name}=1"]) == ([f"--{current}=1"], notes)
+    assert replace_renamed_flags([f"--{flag}", "1"]) == ([f"--{current}", "1"], notes)
+    assert replace_renamed_flags([f"--no-{flag}"]) == ([f"--no-{current}"], notes)
+    assert replace_renamed_flags([f"--{name}=1"]) == ([f"--{current}=1"], notes)
 
 
-def test_a_value_under_the_current_name_wins() -> None:
+def test_current_name_overrides_former_name() -> None:
     assert with_current_names({"net_arch": (8,), "network_arch": (4,)})[0] == {"net_arch": (8,)}
 
 
-def test_a_config_file_may_use_former_names(tmp_path: Path) -> None:
+def test_config_file_accepts_former_names(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "recipe: {algo: sac, network_arch: [8], temperature: 0.2, updates_per_step: 2}\n"
     )
-    layers = lay(None, tmp_path / "mine.yaml", has_gpu=False)
+    layers = resolve_layers(None, tmp_path / "mine.yaml", has_gpu=False)
     assert layers.config.recipe == SACRecipe(net_arch=(8,), ent_coef=0.2, utd_ratio=2.0)
     assert layers.notes[:3] == [
         "`network_arch` is now `net_arch`; using it.",
@@ -60,7 +60,7 @@ def test_a_config_file_may_use_former_names(tmp_path: Path) -> None:
     ]
 
 
-def test_keyword_arguments_may_have_former_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_accepts_former_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = unidle.train("CartPole-v1", algo="dqn", network_arch=(4,), runs_dir=str(tmp_path), quiet=True, **SHORT)
     assert run.config.recipe.net_arch == (4,)
     assert "`network_arch` is now `net_arch`; using it." in capsys.readouterr().err
@@ -71,19 +71,17 @@ def test_keyword_arguments_may_have_former_names(tmp_path: Path, capsys: pytest.
     [
         ("algo: sac, n_envs: 3", SACRecipe(n_envs=3, buffer_size=500, per=True, per_alpha=0.5)),
         ("algo: dqn, n_envs: 3", DQNRecipe(n_envs=3, buffer_size=500, per=True, per_alpha=0.5, double_dqn=True)),
-        ("algo: ppo, n_envs: 3", PPORecipe(n_envs=3)),  # whose Adam epsilon was 1e-5, whatever the file says
+        ("algo: ppo, n_envs: 3", PPORecipe(n_envs=3)),  # PPO always used an Adam epsilon of 1e-5
     ],
 )
-def test_a_file_with_the_settings_of_all_algorithms_gives_those_of_its_own(
-    recipe: str, expected: PPORecipe, tmp_path: Path
-) -> None:
+def test_old_file_keeps_only_settings_of_its_algorithm(recipe: str, expected: PPORecipe, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(old_file(recipe))
     assert load_yaml(tmp_path / "config.yaml").recipe == expected
-    assert lay(None, tmp_path / "config.yaml", has_gpu=False).config.recipe.algo == expected.algo
+    assert resolve_layers(None, tmp_path / "config.yaml", has_gpu=False).config.recipe.algo == expected.algo
 
 
 @pytest.mark.parametrize("algo", RECIPES)
-def test_a_current_file_is_read_as_it_is(algo: str, tmp_path: Path) -> None:
+def test_current_file_is_read_unchanged(algo: str, tmp_path: Path) -> None:
     config = Config(recipe_for(algo, adam_eps=1e-3))
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load_yaml(tmp_path / "config.yaml") == config

@@ -1,3 +1,5 @@
+"""Validation of settings."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,7 +22,7 @@ from unidle.config.validate import (
 from unidle.errors import UsageError
 
 sizes = st.integers(1, 5_000)
-unhurried = settings(deadline=None)  # the machine is shared
+no_deadline = settings(deadline=None)  # the machine is shared
 
 
 NO_WORKERS = (
@@ -33,12 +35,12 @@ def config_with(**values: Any) -> Config:
     return Config().with_values({"env": "CartPole-v1", **values}, "test")
 
 
-def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
+def test_default_config_is_valid_and_unchanged() -> None:
     assert validated(config_with()) == config_with()
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         *(
             ({name: 0}, f"`{name}` is 0; it must be at least 1.")
@@ -54,6 +56,10 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ({"ent_coef": -0.1}, "`ent_coef` is -0.1; it must not be negative."),
         ({"vf_coef": -1}, "`vf_coef` is -1.0; it must not be negative."),
         ({"max_env_restarts": -1}, "`max_env_restarts` is -1; it must not be negative."),
+        ({"timesteps": 2**63}, "`timesteps` is 9223372036854775808; it must be below 2**63."),
+        ({"timesteps": 16**5000}, "`timesteps` is a number with thousands of digits; it must be below 2**63."),
+        ({"net_arch": (64, 2**63)}, "`net_arch` is (64, 9223372036854775808); it must be below 2**63."),
+        ({"run_name": "\udcff"}, "`run_name` is '\\udcff'; it must be valid UTF-8."),
         ({"seed": -1}, "`seed` is -1; it must be between 0 and 2**63 - 1."),
         ({"seed": 2**63}, "`seed` is 9223372036854775808; it must be between 0 and 2**63 - 1."),
         ({"subproc": False, "workers": 8}, NO_WORKERS),
@@ -87,15 +93,18 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ),
         (
             {"n_envs": 3, "n_steps": 100, "batch_size": 64},
-            "Batch size 64 does not divide n_envs × n_steps = 3 × 100 = 300; use 60 or 75, or --batch-size auto.",
+            "Batch size 64 does not divide n_envs × n_steps = 3 × 100 = 300; use 60 or 75, --batch-size auto, or a "
+            "multiple of 16 as --n-envs.",
         ),
         (
             {"n_steps": 100, "batch_size": 128},
-            "Batch size 128 does not divide n_envs × n_steps = 1 × 100 = 100; use 100, or --batch-size auto.",
+            "Batch size 128 does not divide n_envs × n_steps = 1 × 100 = 100; use 100, --batch-size auto, or a "
+            "multiple of 32 as --n-envs.",
         ),
         (
             {"n_steps": 100, "batch_size": 0},
-            "Batch size 0 does not divide n_envs × n_steps = 1 × 100 = 100; use 1, or --batch-size auto.",
+            "Batch size 0 does not divide n_envs × n_steps = 1 × 100 = 100; use 1, --batch-size auto, or a "
+            "multiple of 1 as --n-envs.",
         ),
         (
             {"batch_size": 1},
@@ -108,10 +117,10 @@ def test_the_defaults_with_an_environment_are_valid_and_unchanged() -> None:
         ),
     ],
 )
-def test_an_impossible_setting_is_refused_with_its_sentence(values: dict[str, Any], sentence: str) -> None:
+def test_invalid_setting_is_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
         validated(config_with(**values))
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(
@@ -132,13 +141,13 @@ def test_an_impossible_setting_is_refused_with_its_sentence(values: dict[str, An
         {"recurrent": "gru", "n_envs": 9, "n_steps": 1, "batch_size": 9},
     ],
 )
-def test_the_edge_of_what_is_possible_is_accepted(values: dict[str, Any]) -> None:
+def test_boundary_values_are_accepted(values: dict[str, Any]) -> None:
     assert validated(config_with(**values)) == config_with(**values)
 
 
-@unhurried
+@no_deadline
 @given(n_envs=st.integers(1, 64), n_steps=st.integers(1, 512), limit=st.integers(2, 4096))
-def test_auto_takes_the_largest_batch_the_preset_allows(n_envs: int, n_steps: int, limit: int) -> None:
+def test_auto_batch_size_is_largest_divisor_within_limit(n_envs: int, n_steps: int, limit: int) -> None:
     config = config_with(n_envs=n_envs, n_steps=n_steps, batch_size="auto", normalize_advantage=False)
     size = validated(config, limit).recipe.batch_size
     assert isinstance(size, int)
@@ -148,34 +157,34 @@ def test_auto_takes_the_largest_batch_the_preset_allows(n_envs: int, n_steps: in
     assert not any(total % larger == 0 for larger in range(size + 1, min(limit, total) + 1))
 
 
-def test_auto_without_a_preset_stays_within_the_default_batch_size() -> None:
+def test_auto_batch_size_without_preset_is_limited_by_default() -> None:
     config = config_with(n_envs=3, n_steps=100, batch_size="auto")
     assert validated(config).recipe.batch_size == 60
 
 
-def test_auto_that_finds_only_a_batch_of_one_is_refused() -> None:
+def test_auto_batch_size_of_one_is_rejected() -> None:
     with pytest.raises(UsageError, match="over a batch of 1"):
         validated(config_with(n_steps=2053, batch_size="auto"))  # a prime
 
 
-@unhurried
+@no_deadline
 @given(n=st.integers(1, 3_000))
-def test_divisors_are_all_that_divide_in_order(n: int) -> None:
+def test_divisors_are_complete_and_sorted(n: int) -> None:
     assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
 
 
-@unhurried
+@no_deadline
 @given(n=sizes, limit=st.integers(-5, 6_000))
-def test_the_largest_divisor_divides_and_nothing_larger_does(n: int, limit: int) -> None:
+def test_largest_divisor_is_maximal_within_limit(n: int, limit: int) -> None:
     result = largest_divisor(n, limit)
     assert n % result == 0
     assert result <= max(1, limit)
     assert not any(n % d == 0 for d in range(result + 1, min(limit, n) + 1))
 
 
-@unhurried
+@no_deadline
 @given(n=sizes, size=st.integers(1, 6_000))
-def test_the_nearest_divisors_enclose_the_size_with_none_between(n: int, size: int) -> None:
+def test_nearest_divisors_enclose_size(n: int, size: int) -> None:
     below, above = nearest_divisors(n, size)
     assert n % below == 0
     assert n % above == 0
@@ -188,9 +197,9 @@ def test_the_nearest_divisors_enclose_the_size_with_none_between(n: int, size: i
         assert (below == above) == (n % size == 0)
 
 
-@unhurried
+@no_deadline
 @given(n_envs=st.integers(1, 32), n_steps=st.integers(1, 512), size=st.integers(1, 4096))
-def test_a_suggested_batch_size_is_accepted_when_taken(n_envs: int, n_steps: int, size: int) -> None:
+def test_suggested_batch_sizes_are_valid(n_envs: int, n_steps: int, size: int) -> None:
     for suggestion in nearest_divisors(n_envs * n_steps, size):
         config = config_with(n_envs=n_envs, n_steps=n_steps, batch_size=suggestion, normalize_advantage=False)
         assert validated(config).recipe.batch_size == suggestion
@@ -200,20 +209,20 @@ def test_a_suggested_batch_size_is_accepted_when_taken(n_envs: int, n_steps: int
     ("n_steps", "batch_size", "expected"),
     [(128, 256, 64), (128, 32, 32), (48, 96, 48), (100, 75, 25), (1, 8, 1)],
 )
-def test_a_training_sequence_is_the_longest_that_fits_both(n_steps: int, batch_size: int, expected: int) -> None:
+def test_sequence_length_divides_n_steps_and_batch_size(n_steps: int, batch_size: int, expected: int) -> None:
     recipe = PPORecipe(n_envs=24, n_steps=n_steps, batch_size=batch_size, recurrent="lstm")
     assert sequence_length(recipe) == expected
 
 
-def test_without_recurrence_a_sequence_is_one_step() -> None:
+def test_sequence_length_without_recurrence_is_one() -> None:
     assert sequence_length(PPORecipe(n_steps=128, batch_size=64)) == 1
 
 
-def test_env_kwargs_that_no_file_can_hold_are_refused() -> None:
+def test_env_kwargs_that_cannot_be_saved_are_rejected() -> None:
     config = Config().with_values({"env": "CartPole-v1"}, "flags")
     plain = dataclasses.replace(config, run=dataclasses.replace(config.run, env_kwargs={"size": [1, 2.5], "on": True}))
     assert validated(plain).run.env_kwargs == {"size": [1, 2.5], "on": True}
     for value in (np.float32(2), print):
         run = dataclasses.replace(config.run, env_kwargs={"limit": value})
-        with pytest.raises(UsageError, match=r"`env_kwargs` are saved to .*, so they must be plain"):
+        with pytest.raises(UsageError, match=r"`env_kwargs` .* are saved to .*, so they must be plain"):
             validated(dataclasses.replace(config, run=run))

@@ -1,4 +1,4 @@
-"""Whole runs with each action distribution."""
+"""Training with each bounded action distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import unidle
 
 
 class Aim(gymnasium.Env):
-    """One step: the closer the action is to the target, which lies near the range's end, the better."""
+    """One-step episodes; the best action depends on the observation and can be close to the action bounds."""
 
     observation_space = spaces.Box(-1, 1, (1,))
     action_space = spaces.Box(np.array([-2.0], np.float32), np.array([6.0], np.float32))
@@ -24,15 +24,15 @@ class Aim(gymnasium.Env):
         return np.array([self.target], np.float32), {}
 
     def step(self, action):  # type: ignore[no-untyped-def]
-        wanted = 2.0 + 3.5 * self.target
-        return np.zeros(1, np.float32), -abs(float(action[0]) - wanted), True, False, {}
+        best_action = 2.0 + 3.5 * self.target
+        return np.zeros(1, np.float32), -abs(float(action[0]) - best_action), True, False, {}
 
 
 SETTINGS = {"preset": "classic", "n_envs": 8, "n_steps": 64, "batch_size": 128, "learning_rate": 3e-3, "gamma": 0.0}
 
 
 @pytest.mark.parametrize("distribution", ["squashed", "beta"])
-def test_ppo_learns_with_bounded_distributions(distribution: str, tmp_path: Path) -> None:
+def test_ppo_learns_with_bounded_action_distribution(distribution: str, tmp_path: Path) -> None:
     run = unidle.train(
         Aim, **SETTINGS, timesteps=24_000, action_distribution=distribution, runs_dir=str(tmp_path), quiet=True, seed=1
     )
@@ -41,20 +41,20 @@ def test_ppo_learns_with_bounded_distributions(distribution: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("distribution", ["squashed", "beta"])
-def test_a_resumed_run_equals_one_that_was_not_interrupted(distribution: str, tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(distribution: str, tmp_path: Path) -> None:
     settings = {**SETTINGS, "action_distribution": distribution, "runs_dir": str(tmp_path), "quiet": True}
     settings |= {"eval_every": 0, "normalize_obs": True, "ent_coef": 0.01}
-    whole = unidle.train(Aim, **settings, timesteps=2048, run_name="whole")
-    unidle.train(Aim, **settings, timesteps=1024, run_name="parts")
-    parts = unidle.resume(tmp_path / "parts", env=Aim, timesteps=2048)
-    for (name, one), (_, other) in zip(
-        whole.agent.policy.state_dict().items(), parts.agent.policy.state_dict().items()
+    uninterrupted = unidle.train(Aim, **settings, timesteps=2048, run_name="uninterrupted")
+    unidle.train(Aim, **settings, timesteps=1024, run_name="resumed")
+    resumed = unidle.resume(tmp_path / "resumed", env=Aim, timesteps=2048)
+    for (name, expected), (_, actual) in zip(
+        uninterrupted.agent.policy.state_dict().items(), resumed.agent.policy.state_dict().items()
     ):
-        assert one.equal(other), name
+        assert expected.equal(actual), name
 
 
 @pytest.mark.parametrize("distribution", ["squashed", "beta"])
-def test_an_unbounded_box_is_refused_before_anything_starts(distribution: str, tmp_path: Path) -> None:
+def test_unbounded_box_is_rejected_before_training(distribution: str, tmp_path: Path) -> None:
     class Unbounded(Aim):
         action_space = spaces.Box(-np.inf, np.inf, (1,))
 

@@ -1,4 +1,4 @@
-"""Networks by name."""
+"""Networks given by import path."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from unidle.engine.build import resolve_network
 from unidle.errors import UsageError
 
 
-def test_a_network_is_found_by_its_name_and_keeps_it() -> None:
+def test_network_is_resolved_from_its_import_path() -> None:
     factory, name = resolve_network("torch.nn:Linear")
     assert factory is torch.nn.Linear
     assert name == "torch.nn:Linear"
-    for wrong in ("torch.nn", "torch.nn:NoSuchThing", "<lambda>"):
+    for invalid in ("torch.nn", "torch.nn:NoSuchThing", "<lambda>"):
         with pytest.raises(UsageError):
-            resolve_network(wrong)
+            resolve_network(invalid)

@@ -1,4 +1,4 @@
-"""Training on a CUDA GPU: it learns, it repeats itself, and it resumes bit for bit."""
+"""Training on a CUDA GPU: it learns, is reproducible, and resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from identity_envs import NameTheObservation, OnlyAllowed, RememberTheCue, SayTheAction
+from identity_envs import ActionIdentityEnv, CueMemoryEnv, MaskedActionsEnv, ObservationIdentityEnv
 
 import unidle
-from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder
 
 pytestmark = pytest.mark.gpu
 
-PICTURES = spaces.Box(0, 255, (40, 40, 3), "uint8")
-HEADS = spaces.Dict(turn=spaces.MultiDiscrete([2, 5, 3]), push=spaces.Box(-1, 1, (2,)))
+IMAGES = spaces.Box(0, 255, (40, 40, 3), "uint8")
+MIXED_ACTIONS = spaces.Dict(turn=spaces.MultiDiscrete([2, 5, 3]), push=spaces.Box(-1, 1, (2,)))
 
 TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "CartPole": ("CartPole-v1", {"normalize_obs": True, "normalize_reward": True}),
-    "pictures": (lambda: NameTheObservation(PICTURES), {}),
-    "heads of different sizes and reals": (lambda: SayTheAction(HEADS), {"target_kl": 0.05}),
-    "masks": (OnlyAllowed, {"ent_coef": 0.01}),
-    "gru": (RememberTheCue, {"recurrent": "gru", "recurrent_size": 16}),
-    "overlap": ("Pendulum-v1", {"overlap": "strict", "normalize_obs": True, "workers": 2}),
-    "on the device": ("unidle/CartPole-v1", {"normalize_obs": True}),
-    "on the device, continuous": ("unidle/Pendulum-v1", {"normalize_reward": True}),
-    "overlap, gru": (RememberTheCue, {"overlap": "strict", "recurrent": "gru", "recurrent_size": 16}),
+    "images": (lambda: ObservationIdentityEnv(IMAGES), {}),
+    "mixed discrete and continuous actions": (lambda: ActionIdentityEnv(MIXED_ACTIONS), {"target_kl": 0.05}),
+    "action masks": (MaskedActionsEnv, {"ent_coef": 0.01}),
+    "gru": (CueMemoryEnv, {"recurrent": "gru", "recurrent_size": 16}),
+    "strict overlap": ("Pendulum-v1", {"overlap": "strict", "normalize_obs": True, "workers": 2}),
+    "device env": ("unidle/CartPole-v1", {"normalize_obs": True}),
+    "device env, continuous": ("unidle/Pendulum-v1", {"normalize_reward": True}),
+    "strict overlap, gru": (CueMemoryEnv, {"overlap": "strict", "recurrent": "gru", "recurrent_size": 16}),
 }
 SMALL = {
     "preset": "classic",
@@ -57,7 +58,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_same_seed_gives_the_same_weights_on_the_gpu_and_another_seed_others(name: str, tmp_path: Path) -> None:
+def test_weights_on_gpu_depend_only_on_seed(name: str, tmp_path: Path) -> None:
     env, extra = TASKS[name]
     runs = [
         unidle.train(env=env, seed=seed, run_name=str(number), runs_dir=str(tmp_path), **{**SMALL, **extra})
@@ -69,7 +70,7 @@ def test_the_same_seed_gives_the_same_weights_on_the_gpu_and_another_seed_others
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_run_stopped_and_resumed_on_the_gpu_equals_one_that_was_not(name: str, tmp_path: Path) -> None:
+def test_resumed_run_on_gpu_equals_uninterrupted_run(name: str, tmp_path: Path) -> None:
     env, extra = TASKS[name]
     settings = {**SMALL, **extra, "seed": 3, "runs_dir": str(tmp_path)}
 
@@ -77,14 +78,14 @@ def test_a_run_stopped_and_resumed_on_the_gpu_equals_one_that_was_not(name: str,
         if context.record["iteration"] == 4:
             context.stop()
 
-    whole = unidle.train(env=env, run_name="whole", **settings)
-    unidle.train(env=env, run_name="parts", after_iteration=[stop], **settings)
+    uninterrupted = unidle.train(env=env, run_name="uninterrupted", **settings)
+    unidle.train(env=env, run_name="resumed", after_iteration=[stop], **settings)
     factory = env if callable(env) else None
-    parts = unidle.resume(tmp_path / "parts", env=factory, quiet=True)
-    assert_equal(final_policy(parts.path), final_policy(whole.path))
+    resumed = unidle.resume(tmp_path / "resumed", env=factory, quiet=True)
+    assert_equal(final_policy(resumed.path), final_policy(uninterrupted.path))
 
 
-def test_cartpole_is_solved_on_the_gpu(tmp_path: Path) -> None:
+def test_ppo_solves_cartpole_on_gpu(tmp_path: Path) -> None:
     settings = {**SMALL, "n_envs": 16, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "timesteps": 120_000}
     run = unidle.train(
         env="CartPole-v1",
@@ -94,11 +95,11 @@ def test_cartpole_is_solved_on_the_gpu(tmp_path: Path) -> None:
     assert run.summary()["best_evaluation"] >= 475
 
 
-def test_a_policy_trained_on_the_gpu_gives_the_same_actions_on_the_cpu(tmp_path: Path) -> None:
+def test_policy_trained_on_gpu_gives_same_actions_on_cpu(tmp_path: Path) -> None:
     run = unidle.train(env="Pendulum-v1", runs_dir=str(tmp_path), **{**SMALL, "precision": "fp32"})
     from unidle.engine.agent import Agent
 
-    on_gpu, on_cpu = (Agent(run.folder.for_use(), run.config, None, device) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (Agent(run.folder.best_or_latest(), run.config, None, device) for device in ("cuda", "cpu"))
     torch.manual_seed(0)
-    for row in torch.randn(20, 3).clamp(-1, 1).numpy():
-        assert on_gpu.predict(row) == pytest.approx(on_cpu.predict(row), abs=1e-5)
+    for observation in torch.randn(20, 3).clamp(-1, 1).numpy():
+        assert on_gpu.predict(observation) == pytest.approx(on_cpu.predict(observation), abs=1e-5)

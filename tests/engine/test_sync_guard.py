@@ -1,4 +1,4 @@
-"""On a GPU nothing in an iteration makes the host wait but the event that says actions have arrived."""
+"""On a GPU, the host waits in an iteration only for the event that signals that actions have arrived."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_iterations_wait_for_nothing_but_the_actions(
+def test_iterations_wait_only_for_actions(
     overlap: str, env: str, recurrent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: Counter[str] = Counter()
-    watching = False
+    is_counting = False
 
-    def counted(owner: Any, name: str, label: str) -> None:
+    def count_calls(owner: Any, name: str, label: str) -> None:
         original = getattr(owner, name)
 
         def count(*arguments: Any, **settings: Any) -> Any:
-            waits[label] += watching
+            waits[label] += is_counting
             return original(*arguments, **settings)
 
         monkeypatch.setattr(owner, name, count)
 
-    counted(torch.cuda.Event, "synchronize", "event")
-    counted(torch.cuda.Stream, "synchronize", "stream")
-    counted(torch.cuda, "synchronize", "device")
-    counted(Inference, "launch", "inferences")
+    count_calls(torch.cuda.Event, "synchronize", "event")
+    count_calls(torch.cuda.Stream, "synchronize", "stream")
+    count_calls(torch.cuda, "synchronize", "device")
+    count_calls(Inference, "launch", "inferences")
     slots: list[RolloutSlot] = []
     original_init = RolloutSlot.__init__
 
-    def remember(self: RolloutSlot, *arguments: Any, **settings: Any) -> None:
+    def record_slot(self: RolloutSlot, *arguments: Any, **settings: Any) -> None:
         original_init(self, *arguments, **settings)
         slots.append(self)
 
-    monkeypatch.setattr(RolloutSlot, "__init__", remember)
+    monkeypatch.setattr(RolloutSlot, "__init__", record_slot)
     iterations = 0
 
     def guard(context: unidle.CallbackContext) -> None:
-        nonlocal watching, iterations
+        nonlocal is_counting, iterations
         iterations += 1
-        watching = 3 <= iterations < 8
+        is_counting = 3 <= iterations < 8
         for slot in slots:
-            service, notes = slot.inference, slot.staging
-            there, back = (service._block_obs, service._positions, service._starts), service._staged
-            for memory in (*there, back, service._block_actions):
+            inference, staging = slot.inference, slot.staging
+            to_gpu = (inference._block_obs, inference._positions, inference._starts)
+            for memory in (*to_gpu, inference._staged, inference._block_actions):
                 assert memory.is_pinned()
-            for noted in (notes.outcomes, notes.starts, notes.last_obs):
-                assert torch.from_numpy(noted).is_pinned()
-        torch.cuda.set_sync_debug_mode("error" if watching else "default")
+            for array in (staging.outcomes, staging.starts, staging.last_obs):
+                assert torch.from_numpy(array).is_pinned()
+        torch.cuda.set_sync_debug_mode("error" if is_counting else "default")
 
     try:
         unidle.train(
@@ -89,7 +89,7 @@ def test_iterations_wait_for_nothing_but_the_actions(
     assert iterations == 10
     assert len(slots) == (2 if overlap == "strict" else 1)
     assert waits["stream"] == waits["device"] == 0
-    # One for each inference; and two per iteration: for the metrics of what was learned, and at once afterwards, where
-    # there is nothing to wait for, for the device's clock to be read.
+    # One per inference and two per iteration: for the metrics of the update, and right after it, without any wait, for
+    # reading the device's clock.
     assert waits["event"] == waits["inferences"] + 2 * 5
     assert waits["inferences"] > 5

@@ -1,3 +1,5 @@
+"""The probe reads spaces, step time and action masks; random actions respect spaces and masks."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,16 +8,17 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from toy_envs import Masked, Pictures, Scripted, Senses, Walk
+from toy_envs import ImageEnv, Masked, MixedDictEnv, Scripted, Walk
 
 from unidle.envs.make import env_maker
-from unidle.envs.spec import mask_from, probe, random_action
+from unidle.envs.probe import probe
+from unidle.envs.spec import mask_from, random_action
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
 
 
-@pytest.mark.parametrize("env", [Walk, Senses, Pictures])
-def test_a_probe_learns_the_spaces_and_the_price_of_a_step(env: type[gymnasium.Env]) -> None:
+@pytest.mark.parametrize("env", [Walk, MixedDictEnv, ImageEnv])
+def test_probe_reads_spaces_and_step_time(env: type[gymnasium.Env]) -> None:
     env_spec = probe(env_maker(env))
     assert env_spec.obs_layout.space == env.observation_space
     assert env_spec.action_layout.space == env.action_space
@@ -23,19 +26,19 @@ def test_a_probe_learns_the_spaces_and_the_price_of_a_step(env: type[gymnasium.E
     assert 0 < env_spec.step_seconds < 1
 
 
-def test_a_large_observation_has_its_price_although_the_step_itself_is_free() -> None:
-    picture = np.zeros(4 * 2**20, np.uint8)
-    space = spaces.Box(0, 255, picture.shape, np.uint8)
+def test_step_time_includes_copying_the_observation() -> None:
+    image = np.zeros(4 * 2**20, np.uint8)
+    space = spaces.Box(0, 255, image.shape, np.uint8)
 
-    class Large(Scripted):
+    class LargeObservation(Scripted):
         def step(self, action: Any) -> Any:
-            return picture, 0.0, False, False, {}
+            return image, 0.0, False, False, {}
 
-    env_spec = probe(env_maker(lambda: Large(space, (picture, {}))))
-    assert env_spec.step_seconds > 4e-5  # 100 GB/s: no core copies so fast
+    env_spec = probe(env_maker(lambda: LargeObservation(space, (image, {}))))
+    assert env_spec.step_seconds > 4e-5  # less would be 100 GB/s, faster than a core can copy
 
 
-def test_a_probe_closes_its_environment_even_if_it_fails() -> None:
+def test_probe_closes_env_after_failure() -> None:
     closed = []
 
     class Closing(Scripted):
@@ -48,24 +51,24 @@ def test_a_probe_closes_its_environment_even_if_it_fails() -> None:
     assert closed == [True]
 
 
-def test_an_unsupported_space_is_said_before_anything_is_stepped() -> None:
+def test_unsupported_space_is_rejected_before_stepping() -> None:
     with pytest.raises(UsageError, match=r"^observation is a Text space"):
         probe(env_maker(lambda: Scripted(spaces.Text(3), reset=None)))
 
 
-def test_discretize_reaches_the_layout_of_actions() -> None:
-    assert probe(env_maker(Pictures), discretize=5).action_layout.nvec == (5, 5)
+def test_discretize_reaches_action_layout() -> None:
+    assert probe(env_maker(ImageEnv), discretize=5).action_layout.nvec == (5, 5)
 
 
 @pytest.mark.parametrize("in_observation", [False, True])
-def test_a_mask_is_found_in_info_or_in_the_observation_and_obeyed(in_observation: bool) -> None:
+def test_probe_finds_and_obeys_action_mask(in_observation: bool) -> None:
     env_spec = probe(env_maker(lambda: Masked(in_observation)))  # a disallowed action would raise
     assert env_spec.obs_layout.mask_width == 4
     assert env_spec.obs_layout.mask_key == ("action_mask" if in_observation else None)
 
 
-def test_a_mask_without_anything_to_mask_is_left_alone() -> None:
-    class Reals(Scripted):
+def test_mask_is_ignored_without_discrete_actions() -> None:
+    class ContinuousActions(Scripted):
         action_space = spaces.Tuple((spaces.Box(-1, 1), spaces.Box(-1, 1)))
 
         def __init__(self) -> None:
@@ -74,28 +77,28 @@ def test_a_mask_without_anything_to_mask_is_left_alone() -> None:
             super().__init__(spaces.Box(-1, 1, (1,)), (where, info), (where, 0.0, False, False, info))
             self.action_space = spaces.Tuple((spaces.Box(-1, 1), spaces.Box(-1, 1)))
 
-    assert probe(env_maker(Reals)).obs_layout.mask_width == 0
+    assert probe(env_maker(ContinuousActions)).obs_layout.mask_width == 0
 
 
-def test_a_mask_that_is_missing_after_some_steps_is_said() -> None:
+def test_mask_missing_after_some_steps_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"^info\['action_mask'\] is missing after some steps"):
         probe(env_maker(lambda: Masked(forget=3)))
 
 
-def test_a_mask_that_allows_nothing_is_said() -> None:
+def test_mask_without_allowed_action_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"^action_mask allows no action for head 0; allow at least one"):
         probe(env_maker(lambda: Masked(allow=0)))
 
 
-def test_the_mask_in_the_observation_goes_before_the_one_in_info() -> None:
+def test_mask_in_observation_takes_precedence_over_info() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(2)})
-    inside, outside = np.array([1, 0]), np.array([0, 1])
-    assert mask_from({"action_mask": inside}, {"action_mask": outside}, space) is inside
-    assert mask_from(np.zeros(1), {"action_mask": outside}, spaces.Box(0, 1)) is outside
+    in_observation, in_info = np.array([1, 0]), np.array([0, 1])
+    assert mask_from({"action_mask": in_observation}, {"action_mask": in_info}, space) is in_observation
+    assert mask_from(np.zeros(1), {"action_mask": in_info}, spaces.Box(0, 1)) is in_info
     assert mask_from(np.zeros(1), {}, spaces.Box(0, 1)) is None
 
 
-def test_random_actions_cover_the_space_and_stay_inside_it() -> None:
+def test_random_actions_cover_and_stay_in_space() -> None:
     space = spaces.Dict(
         {
             "go": spaces.MultiDiscrete([3, 2]),
@@ -108,27 +111,27 @@ def test_random_actions_cover_the_space_and_stay_inside_it() -> None:
     assert all(space.contains(action) for action in drawn)
     assert {tuple(action["go"]) for action in drawn} == {(i, j) for i in range(3) for j in range(2)}
     assert {int(action["level"][0]) for action in drawn} == {-1, 0, 1}
-    bounded, free = np.stack([action["how"] for action in drawn]).T
+    bounded, unbounded = np.stack([action["how"] for action in drawn]).T
     assert bounded.min() < -1.5
     assert bounded.max() > 4.5
-    assert abs(free.std() - 1) < 0.2
+    assert abs(unbounded.std() - 1) < 0.2
 
 
-def test_random_actions_obey_a_mask() -> None:
+def test_random_actions_obey_mask() -> None:
     layout, rng = ActionLayout.of(spaces.MultiDiscrete([3, 2])), np.random.default_rng(0)
     mask = np.array([1, 0, 1, 0, 1], np.uint8)
     assert {tuple(random_action(layout, rng, mask)) for _ in range(50)} == {(0, 1), (2, 1)}
 
 
 class LateMask(Walk):
-    """Gives a mask after steps only."""
+    """Sets the mask in step() only."""
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         *outcome, _ = super().step(action)
         return (*outcome, {"action_mask": np.ones(3, np.int8)})  # type: ignore[return-value]
 
 
-class OldReset(Walk):
+class ResetWithoutKeywords(Walk):
     def reset(self) -> tuple[np.ndarray, dict]:  # type: ignore[override]
         return super().reset()
 
@@ -138,22 +141,25 @@ class NoSpaces(gymnasium.Env):
         return np.zeros(1), {}
 
 
-class Yes(Walk):
+class StringTruncated(Walk):
     def step(self, action: Any) -> Any:
         observation, reward, _, _, info = super().step(action)
         return observation, reward, False, "no", info
 
 
 @pytest.mark.parametrize(
-    ("env", "sentence"),
+    ("env", "message"),
     [
         (LateMask, "info['action_mask'] is set by step() but not by reset(); set it in both."),
-        (OldReset, "reset() must accept seed and options as keywords: def reset(self, *, seed=None, options=None)."),
+        (
+            ResetWithoutKeywords,
+            "reset() must accept seed and options as keywords: def reset(self, *, seed=None, options=None).",
+        ),
         (NoSpaces, "The environment has no observation_space; set it in __init__ to one of gymnasium.spaces."),
-        (Yes, "step() must return terminated and truncated as bools; wrap them in bool(…)."),
+        (StringTruncated, "step() must return terminated and truncated as bools; wrap them in bool(…)."),
     ],
 )
-def test_an_environment_of_another_shape_gets_its_sentence(env: Any, sentence: str) -> None:
-    with pytest.raises(UsageError) as mistake:
+def test_env_that_violates_gymnasium_api_gets_specific_error(env: Any, message: str) -> None:
+    with pytest.raises(UsageError) as error:
         probe(env_maker(env))
-    assert str(mistake.value) == sentence
+    assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""The callback for Stable-Baselines3, in real training."""
+"""IdleMeter, the callback for Stable-Baselines3, in real training."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from unidle.integrations.sb3 import ENVIRONMENT, LEARNING, ROLLOUT, IdleMeter  # noqa: E402
 from unidle.meter.attribution.phases import PhaseMeter  # noqa: E402
 
-_SLEPT_S = 0.01  # many times what SB3 itself needs for a step, even on cores that others use too
+_STEP_SECONDS = 0.01  # many times SB3's own time per step, even on a busy machine
 
 
-class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+class SlowSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
-        time.sleep(_SLEPT_S)
+        time.sleep(_STEP_SECONDS)
         return super().step(action)
 
 
-def make() -> gymnasium.Env[Any, Any]:
-    return Slow(gymnasium.make("CartPole-v1"))
+def make_slow_env() -> gymnasium.Env[Any, Any]:
+    return SlowSteps(gymnasium.make("CartPole-v1"))
 
 
-class Logged(BaseCallback):  # type: ignore[misc]
-    """Keeps what was logged."""
+class LoggedNames(BaseCallback):  # type: ignore[misc]
+    """Collects the names of logged values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,16 +43,16 @@ class Logged(BaseCallback):  # type: ignore[misc]
         self.names |= set(self.logger.name_to_value)
 
 
-def test_a_slow_environment_is_the_largest_row_and_the_shares_sum_to_one(capsys: pytest.CaptureFixture[str]) -> None:
-    model = sb3.PPO("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, device="cpu")
-    meter, logged = IdleMeter(), Logged()
-    began = time.monotonic()
+def test_slow_environment_has_largest_share(capsys: pytest.CaptureFixture[str]) -> None:
+    model = sb3.PPO("MlpPolicy", make_slow_env(), n_steps=32, batch_size=32, n_epochs=1, device="cpu")
+    meter, logged = IdleMeter(), LoggedNames()
+    start = time.monotonic()
     model.learn(128, callback=[meter, logged])
-    took = time.monotonic() - began
+    elapsed = time.monotonic() - start
     seconds = {row.phase: row.seconds for row in meter.rows}
     shares = {row.phase: row.share for row in meter.rows}
     assert max(shares, key=lambda phase: shares[phase]) == ENVIRONMENT
-    assert 128 * _SLEPT_S <= seconds[ENVIRONMENT] < sum(seconds.values()) <= took
+    assert 128 * _STEP_SECONDS <= seconds[ENVIRONMENT] < sum(seconds.values()) <= elapsed
     assert shares[ROLLOUT] > 0
     assert shares[LEARNING] > 0
     assert sum(shares.values()) == pytest.approx(1)
@@ -60,8 +60,8 @@ def test_a_slow_environment_is_the_largest_row_and_the_shares_sum_to_one(capsys:
     assert ENVIRONMENT in capsys.readouterr().err
 
 
-def test_the_environment_is_left_as_it_was_and_learning_can_go_on() -> None:
-    model = sb3.DQN("MlpPolicy", make(), learning_starts=8, train_freq=4, device="cpu")
+def test_environment_is_restored_after_each_learn_call() -> None:
+    model = sb3.DQN("MlpPolicy", make_slow_env(), learning_starts=8, train_freq=4, device="cpu")
     for _ in range(2):
         meter = IdleMeter(quiet=True)
         model.learn(32, callback=meter, reset_num_timesteps=False)
@@ -69,14 +69,14 @@ def test_the_environment_is_left_as_it_was_and_learning_can_go_on() -> None:
         assert {row.phase for row in meter.rows} == {ENVIRONMENT, ROLLOUT, LEARNING, "unattributed"}
 
 
-def test_the_table_is_not_made_anew_for_each_step_of_off_policy_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+def test_table_is_not_rebuilt_in_each_off_policy_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds: list[int] = []
     rows = PhaseMeter.rows
-    monkeypatch.setattr(PhaseMeter, "rows", lambda meter: made.append(1) or rows(meter))
+    monkeypatch.setattr(PhaseMeter, "rows", lambda meter: builds.append(1) or rows(meter))
     model = sb3.DQN("MlpPolicy", "CartPole-v1", learning_starts=10**6, train_freq=1, device="cpu")
-    logged = Logged()
+    logged = LoggedNames()
     model.learn(500, callback=[IdleMeter(quiet=True), logged])
-    assert len(made) < 10  # one at the first rollout, one at the end, and one in each few seconds
+    assert len(builds) < 10  # at the first rollout, at the end, and every few seconds
     assert "idle/learning_share" in logged.names
 
 
@@ -85,16 +85,16 @@ class Interrupted(BaseCallback):  # type: ignore[misc]
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("thread", [False, True])
-def test_after_training_that_was_interrupted_the_next_is_measured(thread: bool) -> None:
-    model = sb3.DQN("MlpPolicy", make(), learning_starts=8, train_freq=4, device="cpu")
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_training_after_interrupted_training_is_measured(in_thread: bool) -> None:
+    model = sb3.DQN("MlpPolicy", make_slow_env(), learning_starts=8, train_freq=4, device="cpu")
     step = model.get_env().step
 
     def interrupt() -> None:
         with pytest.raises(KeyboardInterrupt):
             model.learn(32, callback=[IdleMeter(quiet=True), Interrupted()])
 
-    if thread:
+    if in_thread:
         other = threading.Thread(target=interrupt)
         other.start()
         other.join()
@@ -106,16 +106,16 @@ def test_after_training_that_was_interrupted_the_next_is_measured(thread: bool) 
     assert model.get_env().step == step
 
 
-def test_a_step_that_somebody_else_put_there_stays() -> None:
-    model = sb3.DQN("MlpPolicy", make(), learning_starts=8, train_freq=4, device="cpu")
+def test_step_replaced_by_other_code_is_kept() -> None:
+    model = sb3.DQN("MlpPolicy", make_slow_env(), learning_starts=8, train_freq=4, device="cpu")
     env = model.get_env()
-    theirs = env.step = lambda actions, step=env.step: step(actions)
+    other_step = env.step = lambda actions, step=env.step: step(actions)
     model.learn(16, callback=IdleMeter(quiet=True))
-    assert env.step is theirs
+    assert env.step is other_step
 
-    class Late(Logged):
+    class ReplacesStep(LoggedNames):
         def _on_training_start(self) -> None:
-            env.step = theirs
+            env.step = other_step
 
-    model.learn(16, callback=[IdleMeter(quiet=True), Late()])
-    assert env.step is theirs
+    model.learn(16, callback=[IdleMeter(quiet=True), ReplacesStep()])
+    assert env.step is other_step

@@ -1,4 +1,4 @@
-"""The metric log: which records reach which writer, and what happens when a writer fails."""
+"""The metric log: which records reach metric writers, and what happens if a writer fails."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from unidle.metrics.log import MetricLog
 from unidle.metrics.wandb import WandbWriter
 
 
-class Memory:
-    """Keeps what it is given; fails at the steps in `fails_at`, and when it is closed if -1 is among them."""
+class InMemoryWriter:
+    """Keeps metrics in memory; raises at the steps in `fails_at`, and in `close` if they include -1."""
 
     def __init__(self, *fails_at: int) -> None:
         self.fails_at, self.written, self.is_closed = fails_at, list[tuple[int, dict[str, float]]](), False
@@ -31,7 +31,7 @@ class Memory:
             raise ConnectionError("no route to host")
 
 
-def metric_log(folder: Path, *writers: Memory) -> tuple[MetricLog, list[str]]:
+def metric_log(folder: Path, *writers: InMemoryWriter) -> tuple[MetricLog, list[str]]:
     messages: list[str] = []
     return MetricLog(JsonlWriter(folder / "metrics.jsonl"), writers, messages.append), messages
 
@@ -40,32 +40,32 @@ def record(step: int, **more: Any) -> dict[str, Any]:
     return {"kind": "iteration", "step": step, "train/loss": 0.5, **more}
 
 
-def test_writers_get_every_number_but_no_text(tmp_path: Path) -> None:
-    memory = Memory()
-    log, _ = metric_log(tmp_path, memory)
+def test_writers_receive_numbers_but_no_text(tmp_path: Path) -> None:
+    writer = InMemoryWriter()
+    log, _ = metric_log(tmp_path, writer)
     log.write(record(64, **{"rollout/episodes": 3, "eval/best": True, "note": "text"}))
     log.close()
-    assert memory.written == [(64, {"train/loss": 0.5, "rollout/episodes": 3.0, "eval/best": 1.0})]
-    assert memory.is_closed
+    assert writer.written == [(64, {"train/loss": 0.5, "rollout/episodes": 3.0, "eval/best": 1.0})]
+    assert writer.is_closed
 
 
-def test_faults_are_recorded_but_are_not_metrics(tmp_path: Path) -> None:
-    memory = Memory()
-    log, _ = metric_log(tmp_path, memory)
+def test_faults_are_recorded_but_not_sent_to_writers(tmp_path: Path) -> None:
+    writer = InMemoryWriter()
+    log, _ = metric_log(tmp_path, writer)
     log.write({"kind": "fault", "step": 8, "env": 1, "text": "Environment 1 failed."})
     log.close()
-    assert memory.written == []
+    assert writer.written == []
     assert [r["kind"] for r in read_records(tmp_path / "metrics.jsonl")] == ["fault"]
 
 
-def test_a_writer_that_raises_is_dropped_with_one_message_and_the_others_continue(tmp_path: Path) -> None:
-    failing, working = Memory(20), Memory()
+def test_failing_writer_is_dropped_with_one_message(tmp_path: Path) -> None:
+    failing, working = InMemoryWriter(20), InMemoryWriter()
     log, messages = metric_log(tmp_path, failing, working)
     for step in (10, 20, 30, 40):
         log.write(record(step))
     log.close()
     assert messages == [
-        "The metric writer Memory failed and gets no more metrics (ConnectionError: no route to host); "
+        "The metric writer InMemoryWriter failed and gets no more metrics (ConnectionError: no route to host); "
         "training continues."
     ]
     assert [step for step, _ in failing.written] == [10]
@@ -73,17 +73,15 @@ def test_a_writer_that_raises_is_dropped_with_one_message_and_the_others_continu
     assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [10, 20, 30, 40]
 
 
-def test_a_writer_that_fails_to_close_does_not_keep_others_from_closing(tmp_path: Path) -> None:
-    failing, working = Memory(-1), Memory()
+def test_all_writers_are_closed_if_one_fails_to_close(tmp_path: Path) -> None:
+    failing, working = InMemoryWriter(-1), InMemoryWriter()
     log, messages = metric_log(tmp_path, failing, working)
     log.close()
     assert working.is_closed
-    assert messages == ["The metric writer Memory could not be closed (ConnectionError: no route to host)."]
+    assert messages == ["The metric writer InMemoryWriter could not be closed (ConnectionError: no route to host)."]
 
 
-def test_without_the_package_wandb_the_error_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as Python marks a module that must not be found
+def test_missing_wandb_package_error_says_how_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # makes the import fail
     with pytest.raises(UsageError, match=r"pip install 'unidle\[wandb\]'"):
         WandbWriter(tmp_path, {})

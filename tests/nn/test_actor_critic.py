@@ -1,3 +1,5 @@
+"""The actor-critic policy: masks, trunks, initial weights and custom networks."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unidle.config import PPORecipe, Recipe
+from unidle.config import PPORecipe, Recipe, recipe_for
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic, n_parameters
 from unidle.spaces.actions import ActionLayout
@@ -33,8 +35,8 @@ def make_policy(
     )
 
 
-def random_rows(policy: ActorCritic, *lead: int) -> Tensor:
-    """Rows of normal numbers, all actions allowed."""
+def random_obs(policy: ActorCritic, *lead: int) -> Tensor:
+    """Normally distributed observations; all actions are allowed."""
     layout = policy.obs_layout
     obs = np.zeros((int(np.prod(lead)), layout.obs_bytes), np.uint8)
     write = layout.writer(obs)
@@ -47,11 +49,11 @@ def random_rows(policy: ActorCritic, *lead: int) -> Tensor:
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
-def test_actor_and_critic_agree_whether_asked_alone_or_together(share: bool, recurrent: str) -> None:
+def test_act_and_value_match_forward(share: bool, recurrent: str) -> None:
     recipe = replace(SMALL, share_trunk=share, recurrent=recurrent, recurrent_size=6)
     policy = make_policy(recipe=recipe)
     n, steps = 4, 5
-    obs = random_rows(policy, n, steps)
+    obs = random_obs(policy, n, steps)
     starts = torch.rand(n, steps, generator=torch.Generator().manual_seed(3)) < 0.4
     state = torch.randn(n, policy.state_size)
     params, values = policy(obs, starts, state)
@@ -67,14 +69,14 @@ def test_actor_and_critic_agree_whether_asked_alone_or_together(share: bool, rec
 
 
 @pytest.mark.parametrize("recurrent", [("none", 0), ("gru", 6), ("lstm", 12)])
-def test_the_state_is_as_large_as_the_recurrent_layer_needs(recurrent: tuple[str, int]) -> None:
+def test_state_size_matches_recurrent_layer(recurrent: tuple[str, int]) -> None:
     kind, size = recurrent
     assert make_policy(recipe=replace(SMALL, recurrent=kind, recurrent_size=6)).state_size == size
 
 
-def test_a_mask_in_the_row_forbids_its_actions() -> None:
+def test_masked_actions_are_never_sampled() -> None:
     policy = make_policy(action=spaces.MultiDiscrete([4, 3]), masked=True)
-    obs = random_rows(policy, 50)
+    obs = random_obs(policy, 50)
     mask = torch.tensor([0, 1, 0, 1, 1, 0, 0], dtype=torch.uint8)
     start = policy.obs_layout.mask_offset
     obs[:25, start : start + 7] = mask
@@ -88,41 +90,41 @@ def test_a_mask_in_the_row_forbids_its_actions() -> None:
     assert set(actions[:25, 1].tolist()) == {0.0}
 
 
-def test_a_mask_is_no_part_of_what_the_policy_sees() -> None:
+def test_action_mask_does_not_affect_values() -> None:
     policy = make_policy(action=spaces.Discrete(4), masked=True)
-    obs = random_rows(policy, 6)
+    obs = random_obs(policy, 6)
     values = policy.value(obs)
     start = policy.obs_layout.mask_offset
     obs[:, start : start + 3] = 0
     assert torch.equal(policy.value(obs), values)
 
 
-def test_separate_trunks_learn_separately_and_a_shared_one_does_not() -> None:
+def test_value_gradient_reaches_actor_trunk_only_if_shared() -> None:
     for share in (False, True):
         policy = make_policy(recipe=replace(SMALL, share_trunk=share))
-        _, values = policy(random_rows(policy, 5, 1))
+        _, values = policy(random_obs(policy, 5, 1))
         values.sum().backward()
         reached = any(p.grad is not None for p in policy.actor_trunk.parameters())
         assert reached == share
         assert (policy.critic_trunk is None) == share
 
 
-def test_sharing_saves_one_trunk() -> None:
-    apart, together = (n_parameters(make_policy(recipe=replace(SMALL, share_trunk=share))) for share in (False, True))
+def test_shared_trunk_saves_its_parameters() -> None:
+    separate, shared = (n_parameters(make_policy(recipe=replace(SMALL, share_trunk=share))) for share in (False, True))
     trunk = (3 * 8 + 8) + (8 * 8 + 8)
     heads = (8 * 7 + 7) + (8 + 1) + 2
-    assert (apart, together) == (2 * trunk + heads, trunk + heads)
+    assert (separate, shared) == (2 * trunk + heads, trunk + heads)
 
 
-def test_heads_can_sit_on_the_features_without_hidden_layers() -> None:
+def test_heads_work_without_hidden_layers() -> None:
     policy = make_policy(recipe=replace(SMALL, net_arch=()))
-    params, values = policy(random_rows(policy, 2, 3))
+    params, values = policy(random_obs(policy, 2, 3))
     assert params.logits.shape == (2, 3, 5)
     assert values.shape == (2, 3)
     assert policy.actor_head.in_features == 3
 
 
-def test_initial_weights_are_orthogonal_with_a_small_gain_for_the_actor() -> None:
+def test_initial_weights_are_orthogonal_with_small_actor_gain() -> None:
     policy = make_policy(recipe=replace(SMALL, net_arch=(16, 16)))
     for layer, gain in [
         (policy.actor_trunk[2], 2**0.5),
@@ -135,30 +137,30 @@ def test_initial_weights_are_orthogonal_with_a_small_gain_for_the_actor() -> Non
         assert (layer.bias == 0).all()
 
 
-def test_the_first_policy_is_nearly_uniform_whatever_it_sees() -> None:
+def test_initial_policy_is_nearly_uniform() -> None:
     policy = make_policy(action=spaces.Discrete(5))
-    params, _ = policy.act(random_rows(policy, 100))
+    params, _ = policy.act(random_obs(policy, 100))
     probabilities = policy.distribution.log_probs(params.logits).exp()
     assert (probabilities - 0.2).abs().max() < 0.01
 
 
-def test_the_deviation_of_real_actions_starts_where_the_recipe_says() -> None:
+def test_log_std_starts_at_log_std_init() -> None:
     policy = make_policy(action=spaces.Box(-1, 1, (3,)), recipe=replace(SMALL, log_std_init=-0.7))
-    params, _ = policy.act(random_rows(policy, 2))
+    params, _ = policy.act(random_obs(policy, 2))
     torch.testing.assert_close(params.log_std, torch.full((3,), -0.7))
     assert params.log_std.requires_grad
 
 
-def test_normalize_obs_gives_the_encoder_running_statistics() -> None:
+def test_normalize_obs_adds_running_stats_to_encoder() -> None:
     assert make_policy().encoder.norm is None
     assert make_policy(recipe=replace(SMALL, normalize_obs=True)).encoder.norm is not None
 
 
-# -- a network of the user's own ---------------------------------------------------------------------------------------
+# -- custom networks ---------------------------------------------------------------------------------------------------
 
 
-class Eyes(nn.Module):
-    """Looks at the camera and the speed of a Dict observation."""
+class CameraAndSpeed(nn.Module):
+    """Features from the camera and the speed of a Dict observation."""
 
     def __init__(self, observation_space: spaces.Dict) -> None:
         super().__init__()
@@ -171,14 +173,14 @@ class Eyes(nn.Module):
 CAR = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))})
 
 
-def test_a_custom_network_is_made_from_both_spaces_and_trained_with_the_rest() -> None:
-    torch.manual_seed(0)  # there are few enough units for all of them to be off by chance
+def test_custom_network_is_built_from_both_spaces_and_trained() -> None:
+    torch.manual_seed(0)  # with another seed, all of these few units might be saturated
     CAR.seed(0)
     given_spaces = []
 
     def network(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
         given_spaces.append((observation_space, action_space))
-        return Eyes(observation_space)
+        return CameraAndSpeed(observation_space)
 
     policy = make_policy(observation=CAR, network=network)
     assert given_spaces == [(CAR, JOINT)]
@@ -191,7 +193,7 @@ def test_a_custom_network_is_made_from_both_spaces_and_trained_with_the_rest() -
     assert n_parameters(policy.encoder) == n_parameters(policy.encoder.module)
 
 
-def test_a_custom_network_that_returns_no_features_is_refused() -> None:
+def test_custom_network_without_features_is_rejected() -> None:
     class Constant(nn.Module):
         def forward(self, observation: Tensor) -> Tensor:
             return torch.zeros(6)
@@ -200,6 +202,16 @@ def test_a_custom_network_that_returns_no_features_is_refused() -> None:
         make_policy(network=lambda *_: Constant())
 
 
-def test_a_custom_network_with_normalize_obs_is_refused() -> None:
+def test_custom_network_with_normalize_obs_is_rejected() -> None:
     with pytest.raises(UsageError, match="normalize_obs does not apply to a custom network"):
         make_policy(recipe=replace(SMALL, normalize_obs=True), network=lambda *_: nn.Linear(3, 4))
+
+
+def test_weights_can_have_torchs_default_initialisation() -> None:
+    obs_layout = ObservationLayout.of(spaces.Box(-1, 1, (3,), np.float32))
+    actions = ActionLayout.of(spaces.Discrete(2))
+    biases = {
+        ortho_init: ActorCritic(obs_layout, actions, recipe_for(ortho_init=ortho_init)).critic_head.bias.item()
+        for ortho_init in (True, False)
+    }
+    assert biases[True] == 0 != biases[False]

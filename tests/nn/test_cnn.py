@@ -1,3 +1,5 @@
+"""The image encoder: shapes, channel order, layers and initial weights."""
+
 from __future__ import annotations
 
 import math
@@ -22,7 +24,7 @@ def random_images(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 4), (3, 40, 64), (36, 36), (12, 35, 3), (2, 8, 8), (8, 8), (10, 9, 1)])
-def test_images_of_any_size_and_order_become_512_features(shape: tuple[int, ...]) -> None:
+def test_images_of_any_shape_give_512_features(shape: tuple[int, ...]) -> None:
     encoder = image_encoder(shape)
     features = encoder(random_images(2, 3, *shape))
     assert features.shape == (2, 3, 512)
@@ -30,7 +32,7 @@ def test_images_of_any_size_and_order_become_512_features(shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 44), (9, 12)])
-def test_a_image_gives_the_same_features_channels_first_or_last(height: int, width: int) -> None:
+def test_channels_first_and_last_give_same_features(height: int, width: int) -> None:
     first, last = image_encoder((3, height, width)), image_encoder((height, width, 3))
     last.load_state_dict(first.state_dict())
     images = random_images(4, 3, height, width)
@@ -38,14 +40,14 @@ def test_a_image_gives_the_same_features_channels_first_or_last(height: int, wid
 
 
 @pytest.mark.parametrize("size", [40, 9])
-def test_a_image_without_channels_is_one_with_a_single_channel(size: int) -> None:
-    flat, deep = image_encoder((size, size)), image_encoder((1, size, size))
-    deep.load_state_dict(flat.state_dict())
+def test_image_without_channel_axis_has_one_channel(size: int) -> None:
+    flat, with_channel = image_encoder((size, size)), image_encoder((1, size, size))
+    with_channel.load_state_dict(flat.state_dict())
     images = random_images(4, size, size)
-    torch.testing.assert_close(flat(images), deep(images.unsqueeze(1)))
+    torch.testing.assert_close(flat(images), with_channel(images.unsqueeze(1)))
 
 
-def test_large_images_get_the_layers_of_the_nature_dqn() -> None:
+def test_large_images_get_nature_dqn_layers() -> None:
     encoder = image_encoder((84, 84, 4))
     layers = [layer for layer in encoder.convolutions if isinstance(layer, nn.Conv2d)]
     assert [(c.in_channels, c.out_channels, c.kernel_size[0], c.stride[0]) for c in layers] == [
@@ -56,14 +58,14 @@ def test_large_images_get_the_layers_of_the_nature_dqn() -> None:
     assert encoder.project[0].in_features == 64 * 7 * 7
 
 
-def test_pixels_are_scaled_to_one() -> None:
+def test_pixels_are_scaled_to_unit_range() -> None:
     encoder = image_encoder((8, 8))
     white = torch.full((1, 8, 8), 255, dtype=torch.uint8)
     expected = encoder.project(encoder.convolutions(torch.ones(1, 1, 8, 8)))
     torch.testing.assert_close(encoder(white), expected)
 
 
-def test_convolutions_start_with_gain_root_two() -> None:
+def test_initial_convolutions_have_gain_sqrt_2() -> None:
     kernel = image_encoder((84, 84, 4)).convolutions[0].weight.flatten(1)
     torch.testing.assert_close(kernel @ kernel.T, 2 * torch.eye(32), atol=1e-5, rtol=0)
     assert math.isclose(kernel.norm(dim=1).mean().item(), math.sqrt(2), rel_tol=1e-5)

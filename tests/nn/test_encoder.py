@@ -1,3 +1,5 @@
+"""Encoders: packed observations to features, and custom networks."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -30,14 +32,14 @@ OBSERVATION = {
 }
 
 
-def rows_of(layout: ObservationLayout, *observations: Any) -> Tensor:
+def packed(layout: ObservationLayout, *observations: Any) -> Tensor:
     return torch.from_numpy(np.stack([layout.pack(observation) for observation in observations]))
 
 
-def test_numbers_come_as_they_are_bits_as_numbers_and_classes_as_one_hot() -> None:
+def test_numbers_pass_through_and_categories_become_one_hot() -> None:
     layout = ObservationLayout.of(BODY)
     encoder = Encoder(layout, normalize=False)
-    features = encoder(rows_of(layout, OBSERVATION))
+    features = encoder(packed(layout, OBSERVATION))
     count_and_speed, lamps = [300.0, 0.5, -2.0], [1.0, 0.0]
     dials, gear = [0.0, 1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0]
     assert features.tolist() == [count_and_speed + lamps + dials + gear]
@@ -57,78 +59,78 @@ def test_numbers_come_as_they_are_bits_as_numbers_and_classes_as_one_hot() -> No
         BODY,
     ],
 )
-def test_every_kind_of_space_gives_as_many_features_as_announced(space: spaces.Space) -> None:
+def test_features_of_each_space_have_announced_size(space: spaces.Space) -> None:
     layout = ObservationLayout.of(space)
     encoder = Encoder(layout, normalize=False)
     space.seed(0)
-    obs = rows_of(layout, *(space.sample() for _ in range(6)))
+    obs = packed(layout, *(space.sample() for _ in range(6)))
     features = encoder(obs)
     assert features.dtype == torch.float32
     assert features.shape == (6, encoder.n_features)
     assert torch.allclose(encoder(obs.view(2, 3, -1)).view(6, -1), features, atol=1e-6)
 
 
-def test_normalisation_is_learned_from_rows_and_cut_off_at_ten_deviations() -> None:
+def test_normalised_features_are_standardised_and_clipped_at_10() -> None:
     layout = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (2,)))
     encoder = Encoder(layout, normalize=True)
     rng = np.random.default_rng(0)
     seen = rng.normal([5.0, -1.0], [2.0, 0.1], (500, 2)).astype(np.float32)
-    encoder.update_norm(rows_of(layout, *seen).view(50, 10, -1))
-    features = encoder(rows_of(layout, *seen))
+    encoder.update_norm(packed(layout, *seen).view(50, 10, -1))
+    features = encoder(packed(layout, *seen))
     torch.testing.assert_close(features.mean(0), torch.zeros(2), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0, unbiased=False), torch.ones(2), atol=1e-4, rtol=0)
-    far = encoder(rows_of(layout, np.array([1e6, -1e6], np.float32)))
+    far = encoder(packed(layout, np.array([1e6, -1e6], np.float32)))
     assert far.tolist() == [[10.0, -10.0]]
 
 
-def test_pictures_classes_and_bits_are_not_normalised() -> None:
+def test_images_categories_and_bits_are_not_normalised() -> None:
     space = spaces.Tuple((spaces.Box(0, 255, (9, 9), np.uint8), spaces.Discrete(3), spaces.MultiBinary(2)))
     layout = ObservationLayout.of(space)
     encoder = Encoder(layout, normalize=True)
-    obs = rows_of(layout, *(space.sample() for _ in range(5)))
+    obs = packed(layout, *(space.sample() for _ in range(5)))
     before = encoder(obs)
     encoder.update_norm(obs)
     assert encoder.norm is None
     assert torch.equal(encoder(obs), before)
 
 
-def test_a_number_that_is_not_finite_is_found_in_its_row() -> None:
+def test_all_finite_finds_nan_and_infinity() -> None:
     layout = ObservationLayout.of(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(2)}))
     encoder = Encoder(layout, normalize=False)
     values = [[0.0, 1.0], [np.nan, 0.0], [0.0, np.inf]]
-    obs = rows_of(layout, *({"a": np.array(value, np.float32), "b": 1} for value in values))
+    obs = packed(layout, *({"a": np.array(value, np.float32), "b": 1} for value in values))
     assert encoder.all_finite(obs).tolist() == [True, False, False]
 
 
-def test_no_rows_at_all_are_encoded_and_searched_too() -> None:
+def test_empty_batch_can_be_encoded_and_checked() -> None:
     layout = ObservationLayout.of(BODY)
     encoder = Encoder(layout, normalize=False)
-    none = torch.from_numpy(np.concatenate([np.zeros((3, layout.obs_bytes), np.uint8)[:0]]))  # strides of 0
-    assert encoder(none).shape == (0, encoder.n_features)
-    assert encoder.all_finite(none).shape == (0,)
+    empty_batch = torch.from_numpy(np.concatenate([np.zeros((3, layout.obs_bytes), np.uint8)[:0]]))  # strides of 0
+    assert encoder(empty_batch).shape == (0, encoder.n_features)
+    assert encoder.all_finite(empty_batch).shape == (0,)
 
 
-def test_classes_alone_are_always_finite() -> None:
+def test_categories_are_always_finite() -> None:
     layout = ObservationLayout.of(spaces.Discrete(3))
-    assert Encoder(layout, normalize=False).all_finite(rows_of(layout, 0, 2)).tolist() == [True, True]
+    assert Encoder(layout, normalize=False).all_finite(packed(layout, 0, 2)).tolist() == [True, True]
 
 
-# -- a network of the user's own ---------------------------------------------------------------------------------------
+# -- custom networks ---------------------------------------------------------------------------------------------------
 
 
 class SpeedAndGear(nn.Module):
-    """Keeps what it was given, and returns speed and gear side by side."""
+    """Keeps its input; returns speed and gear concatenated."""
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
         self.seen = observation
         return torch.cat([observation["speed"], observation["gear"].float().unsqueeze(-1)], -1)
 
 
-def test_a_custom_network_gets_the_structure_of_the_space_as_one_batch_of_tensors() -> None:
+def test_custom_network_gets_space_structure_in_one_batch() -> None:
     layout = ObservationLayout.of(BODY)
     module = SpeedAndGear()
     encoder = CustomEncoder(layout, normalize=False, module=module)
-    features = encoder(rows_of(layout, *[OBSERVATION] * 6).view(2, 3, -1))
+    features = encoder(packed(layout, *[OBSERVATION] * 6).view(2, 3, -1))
     assert encoder.n_features == 3
     assert features.tolist() == [[[0.5, -2.0, 1.0]] * 3] * 2
     assert {key: tuple(value.shape) for key, value in module.seen.items()} == {
@@ -140,14 +142,14 @@ def test_a_custom_network_gets_the_structure_of_the_space_as_one_batch_of_tensor
     }
 
 
-def test_a_custom_network_does_not_see_the_action_mask_key() -> None:
+def test_custom_network_does_not_see_action_mask_key() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(2), "speed": spaces.Box(-1, 1, (2,)), "gear": BODY["gear"]})
     module = SpeedAndGear()
     CustomEncoder(ObservationLayout.of(space, mask_width=2), normalize=False, module=module)
     assert set(module.seen) == {"speed", "gear"}
 
 
-def test_a_custom_network_gets_tuples_as_tuples() -> None:
+def test_custom_network_gets_tuples_as_tuples() -> None:
     class Sum(nn.Module):
         def forward(self, observation: tuple[Tensor, ...]) -> Tensor:
             first, second = observation
@@ -156,7 +158,7 @@ def test_a_custom_network_gets_tuples_as_tuples() -> None:
     layout = ObservationLayout.of(spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (3,)))))
     encoder = CustomEncoder(layout, normalize=False, module=Sum())
     ones = np.ones(3, np.float32)
-    assert encoder(rows_of(layout, (ones, ones))).tolist() == [[2.0, 2.0, 2.0]]
+    assert encoder(packed(layout, (ones, ones))).tolist() == [[2.0, 2.0, 2.0]]
 
 
 class Returns(nn.Module):
@@ -169,11 +171,11 @@ class Returns(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [None, (2,), (6,), (2, 3, 4), (1, 3), (4, 3)])
-def test_a_custom_network_must_return_a_batch_of_features(shape: tuple[int, ...] | None) -> None:
+def test_custom_network_must_return_batch_of_features(shape: tuple[int, ...] | None) -> None:
     with pytest.raises(UsageError, match=r"^Your network must map a batch of observations to a \[batch, features\] "):
         CustomEncoder(ObservationLayout.of(spaces.Box(-1, 1, (3,))), normalize=False, module=Returns(shape))
 
 
-def test_a_custom_network_is_not_normalised_for() -> None:
+def test_custom_network_with_normalize_obs_is_rejected() -> None:
     with pytest.raises(UsageError, match=r"^normalize_obs does not apply to a custom network"):
         CustomEncoder(ObservationLayout.of(spaces.Box(-1, 1, (3,))), normalize=True, module=Returns((2, 3)))

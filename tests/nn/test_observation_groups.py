@@ -1,4 +1,4 @@
-"""Actor and critic that see different parts of a Dict observation."""
+"""Actor and critic with different keys of a Dict observation (asymmetric actor-critic)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def random_obs(*lead: int, seed: int = 0) -> Tensor:
     return obs
 
 
-def with_other(key: str, obs: Tensor) -> Tensor:
-    """The same observations with other numbers under `key`."""
+def with_changed(key: str, obs: Tensor) -> Tensor:
+    """The same observations with other values under `key`."""
     changed = obs.clone()
     leaf = next(leaf for leaf in LAYOUT.leaves if leaf.path == (key,))
     leaf_tensor(changed, leaf).copy_(leaf_tensor(random_obs(*obs.shape[:-1], seed=9), leaf))
@@ -52,10 +52,10 @@ def with_other(key: str, obs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
-def test_the_actor_does_not_depend_on_privileged_keys_and_the_critic_does(recurrent: str) -> None:
+def test_only_critic_depends_on_privileged_keys(recurrent: str) -> None:
     policy = new_policy(replace(ASYMMETRIC, recurrent=recurrent, recurrent_size=4))  # type: ignore[arg-type]
     obs, state = random_obs(6), torch.randn(6, policy.state_size)
-    other = with_other("privileged", obs)
+    other = with_changed("privileged", obs)
     assert torch.equal(policy.act(obs, state)[0].mean, policy.act(other, state)[0].mean)
     assert not torch.equal(policy.value(obs, state), policy.value(other, state))
     both = [policy(seen.unsqueeze(1), torch.zeros(6, 1), state) for seen in (obs, other)]
@@ -63,7 +63,7 @@ def test_the_actor_does_not_depend_on_privileged_keys_and_the_critic_does(recurr
     assert not torch.equal(both[0][1], both[1][1])
 
 
-def test_a_key_that_nobody_names_is_not_seen() -> None:
+def test_unnamed_key_is_ignored() -> None:
     policy, obs = new_policy(), random_obs(6)
     other = obs.clone()
     leaf_tensor(other, LAYOUT.leaves[2]).fill_(2)
@@ -72,7 +72,7 @@ def test_a_key_that_nobody_names_is_not_seen() -> None:
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_the_value_loss_reaches_the_critic_alone_and_the_policy_loss_the_actor_alone(recurrent: str) -> None:
+def test_each_loss_reaches_only_its_own_network(recurrent: str) -> None:
     policy = new_policy(replace(ASYMMETRIC, recurrent=recurrent, recurrent_size=4))  # type: ignore[arg-type]
     obs, starts, state = random_obs(6, 2), torch.zeros(6, 2), torch.randn(6, policy.state_size)
     for which in (0, 1):
@@ -86,7 +86,7 @@ def test_the_value_loss_reaches_the_critic_alone_and_the_policy_loss_the_actor_a
 
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])
-def test_sequences_equal_single_steps_with_both_states_carried(recurrent: str) -> None:
+def test_sequences_match_single_steps_with_both_states(recurrent: str) -> None:
     policy = new_policy(replace(ASYMMETRIC, recurrent=recurrent, recurrent_size=4))  # type: ignore[arg-type]
     n, length = 5, 7
     obs, state = random_obs(n, length), torch.randn(n, policy.state_size)
@@ -99,7 +99,7 @@ def test_sequences_equal_single_steps_with_both_states_carried(recurrent: str) -
         state = after
 
 
-def test_each_encoder_normalises_by_statistics_of_its_own_part() -> None:
+def test_each_encoder_normalises_with_its_own_stats() -> None:
     policy = new_policy(replace(ASYMMETRIC, normalize_obs=True))
     obs = random_obs(4, 10)
     policy.update_norm(obs)
@@ -116,7 +116,7 @@ def test_equal_groups_share_one_encoder() -> None:
     assert policy.encoder.n_features == 8
 
 
-def test_naming_all_keys_is_the_default_bit_for_bit() -> None:
+def test_naming_all_keys_matches_default_bit_for_bit() -> None:
     named = new_policy(replace(ASYMMETRIC, actor_obs=tuple(SPACE.spaces), critic_obs=tuple(SPACE.spaces)))
     default = new_policy(PPORecipe(net_arch=(8, 8)))
     assert named.state_dict().keys() == default.state_dict().keys()
@@ -124,25 +124,25 @@ def test_naming_all_keys_is_the_default_bit_for_bit() -> None:
     assert torch.equal(named.value(random_obs(5)), default.value(random_obs(5)))
 
 
-def test_not_finite_numbers_are_found_in_parts_that_nobody_sees() -> None:
+def test_non_finite_values_in_unused_keys_are_found() -> None:
     policy = new_policy(replace(ASYMMETRIC, critic_obs=("policy",)))
     obs = random_obs(3)
     leaf_tensor(obs, LAYOUT.leaves[1])[1, 2] = torch.nan
     assert policy.encoder.all_finite(obs).tolist() == [True, False, True]
 
 
-def test_kernels_and_numpy_code_leave_it_to_torch() -> None:
-    """Also where the actor's part alone would be a plain vector."""
+def test_kernels_and_numpy_reject_observation_groups() -> None:
+    """Even if the actor's group alone is a plain vector."""
     policy = new_policy()
     assert describe_small_mlp(policy) == "the observation is not one float32 vector"
     assert numpy_unsupported(policy, 1) is not None
 
 
-def test_your_own_network_is_made_once_for_each_group() -> None:
-    made = []
+def test_custom_network_is_built_once_per_group() -> None:
+    networks_built = []
 
     def network(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
-        made.append(list(observation_space))  # type: ignore[call-overload]
+        networks_built.append(list(observation_space))  # type: ignore[call-overload]
 
         class Joined(nn.Module):
             def forward(self, seen: dict[str, Tensor]) -> Tensor:
@@ -151,11 +151,11 @@ def test_your_own_network_is_made_once_for_each_group() -> None:
         return Joined()
 
     policy = ActorCritic(LAYOUT, ActionLayout.of(spaces.Discrete(2)), ASYMMETRIC, network)
-    assert made == [["policy"], ["policy", "privileged"]]
+    assert networks_built == [["policy"], ["policy", "privileged"]]
     assert policy.value(random_obs(4)).shape == (4,)
 
 
-def test_a_mask_in_the_observation_belongs_to_no_group() -> None:
+def test_action_mask_key_belongs_to_no_group() -> None:
     space = spaces.Dict({**SPACE.spaces, "action_mask": spaces.MultiBinary(3)})
     layout = ObservationLayout.of(space, 3)
     policy = ActorCritic(layout, ActionLayout.of(spaces.Discrete(3)), ASYMMETRIC)
@@ -167,7 +167,7 @@ def test_a_mask_in_the_observation_belongs_to_no_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         (
             {"actor_obs": ("polcy",)},
@@ -181,8 +181,8 @@ def test_a_mask_in_the_observation_belongs_to_no_group() -> None:
         ({"share_trunk": True}, r"`share_trunk` needs equal `actor_obs` and `critic_obs`; remove it\."),
     ],
 )
-def test_bad_groups_are_refused_with_one_sentence(settings: dict, sentence: str) -> None:
-    with pytest.raises(UsageError, match=f"^{sentence}$"):
+def test_invalid_groups_are_rejected(settings: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}$"):
         new_policy(replace(ASYMMETRIC, **settings))
 
 

@@ -1,4 +1,4 @@
-"""What acts in SAC and DQN: densities against torch's distributions, frequencies and values in closed form."""
+"""The policies of SAC and DQN: densities against torch.distributions, frequencies and Q values in closed form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import EpsilonGreedy, Params, SquashedActions
 from unidle.spaces.observations import ObservationLayout
 
-ROWS = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32))
+LAYOUT = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32))
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 10.0], np.float32))
 N = 200_000
 
@@ -34,7 +34,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def rows_of(observations: Tensor, mask: Tensor | None = None, layout: ObservationLayout = ROWS) -> Tensor:
+def packed(observations: Tensor, mask: Tensor | None = None, layout: ObservationLayout = LAYOUT) -> Tensor:
     obs = torch.zeros(len(observations), layout.obs_bytes, dtype=torch.uint8)
     obs[:, : 4 * observations.shape[1]] = observations.contiguous().view(torch.uint8)
     if mask is not None:
@@ -42,30 +42,31 @@ def rows_of(observations: Tensor, mask: Tensor | None = None, layout: Observatio
     return obs
 
 
-def real_params(mean: Tensor, log_std: Tensor) -> Params:
+def gaussian_params(mean: Tensor, log_std: Tensor) -> Params:
     return Params(mean[..., :0], mean, log_std)
 
 
 # -- the squashed Gaussian ---------------------------------------------------------------------------------------------
 
 
-def test_log_probabilities_are_those_of_torchs_squashed_normal() -> None:
+def test_log_prob_matches_torch_squashed_normal() -> None:
     actions = SquashedActions(ActionLayout.of(BOX))
     mean, log_std = torch.randn(500, 2, generator=seeded(1)), torch.randn(500, 2, generator=seeded(2)).clamp(-2, 0.5)
     noise = torch.randn(500, 2, generator=seeded(3))
-    action, log_prob = actions.sampled_with_log_prob(real_params(mean, log_std), noise)
+    action, log_prob = actions.sample_with_log_prob(gaussian_params(mean, log_std), noise)
     normal = Normal(mean.double(), log_std.double().exp())
     squashed = TransformedDistribution(normal, [TanhTransform(cache_size=1)])
-    expected = squashed.transforms[0](mean.double() + log_std.double().exp() * noise)  # the cache knows the way back
+    # The cache of the transform saves the inversion of tanh.
+    expected = squashed.transforms[0](mean.double() + log_std.double().exp() * noise)
     assert_close(action.double(), expected, atol=1e-6, rtol=1e-6)
     assert_close(log_prob.double(), squashed.log_prob(expected).sum(-1), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("far", [8.0, 20.0, 60.0, -20.0, -60.0])
-def test_far_out_where_tanh_is_1_the_log_probability_is_still_finite_and_right(far: float) -> None:
+def test_log_prob_is_exact_where_tanh_rounds_to_1(far: float) -> None:
     actions = SquashedActions(ActionLayout.of(spaces.Box(-1, 1, (1,))))
     mean = torch.tensor([[far]], requires_grad=True)
-    action, log_prob = actions.sampled_with_log_prob(real_params(mean, torch.zeros(1, 1)), torch.tensor([[0.5]]))
+    action, log_prob = actions.sample_with_log_prob(gaussian_params(mean, torch.zeros(1, 1)), torch.tensor([[0.5]]))
     assert abs(action.item()) == pytest.approx(1.0, abs=1e-5)
     # log(1 − tanh² u) → log 4 − 2 |u|
     expected = -0.125 - 0.5 * math.log(2 * math.pi) - (math.log(4) - 2 * abs(far + 0.5))
@@ -74,46 +75,46 @@ def test_far_out_where_tanh_is_1_the_log_probability_is_still_finite_and_right(f
     assert slope.item() == pytest.approx(2 * math.copysign(1, far), rel=1e-4)
 
 
-def test_the_density_of_squashed_actions_sums_up_to_1() -> None:
+def test_squashed_density_integrates_to_1() -> None:
     mean, log_std = torch.tensor([[0.4]]), torch.tensor([[-0.3]])
     actions = SquashedActions(ActionLayout.of(spaces.Box(-1, 1, (1,))))
     u = torch.linspace(-8, 8, 20_001).unsqueeze(-1)
-    action, log_prob = actions.sampled_with_log_prob(real_params(mean, log_std), (u - mean) / log_std.exp())
+    action, log_prob = actions.sample_with_log_prob(gaussian_params(mean, log_std), (u - mean) / log_std.exp())
     assert torch.trapezoid(log_prob.exp(), action.squeeze(-1)).item() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_gradients_pass_through_a_sampled_action() -> None:
+def test_gradients_pass_through_sampled_action() -> None:
     actions = SquashedActions(ActionLayout.of(spaces.Box(-1, 1, (1,))))
     mean = torch.tensor([[0.3]], requires_grad=True)
     log_std = torch.tensor([[-0.5]], requires_grad=True)
-    action, _ = actions.sampled_with_log_prob(real_params(mean, log_std), torch.tensor([[0.7]]))
+    action, _ = actions.sample_with_log_prob(gaussian_params(mean, log_std), torch.tensor([[0.7]]))
     by_mean, by_log_std = torch.autograd.grad(action.sum(), (mean, log_std))
     slope = 1 - math.tanh(0.3 + math.exp(-0.5) * 0.7) ** 2
     assert by_mean.item() == pytest.approx(slope)
     assert by_log_std.item() == pytest.approx(slope * math.exp(-0.5) * 0.7)
 
 
-def test_acting_and_learning_sample_the_same_action_and_the_mode_is_the_middle() -> None:
+def test_sample_matches_sample_for_learning_and_mode_is_tanh_of_mean() -> None:
     actions = SquashedActions(ActionLayout.of(BOX))
-    params = real_params(torch.randn(50, 2, generator=seeded(1)), torch.randn(50, 2, generator=seeded(2)))
+    params = gaussian_params(torch.randn(50, 2, generator=seeded(1)), torch.randn(50, 2, generator=seeded(2)))
     noise = actions.noise((50,), seeded(3))
-    assert torch.equal(actions.sample(params, noise), actions.sampled_with_log_prob(params, noise)[0])
+    assert torch.equal(actions.sample(params, noise), actions.sample_with_log_prob(params, noise)[0])
     assert torch.equal(actions.mode(params), torch.tanh(params.mean))
 
 
-def test_actions_fill_the_range_of_the_space_and_leave_it_never() -> None:
+def test_actions_reach_but_never_leave_the_space() -> None:
     actions = SquashedActions(ActionLayout.of(BOX))
     for mean in (-100.0, 100.0):
         action = actions.to_env(
-            actions.sample(real_params(torch.full((1, 2), mean), torch.zeros(1, 2)), torch.zeros(1))
+            actions.sample(gaussian_params(torch.full((1, 2), mean), torch.zeros(1, 2)), torch.zeros(1))
         )
         assert action.tolist() == [[-2.0, 0.0] if mean < 0 else [4.0, 10.0]]
     assert actions.to_env(torch.zeros(1, 2)).tolist() == [[1.0, 5.0]]
 
 
-def test_the_deviation_is_kept_in_its_range() -> None:
-    policy = new_policy(ROWS, ActionLayout.of(BOX), SACRecipe())
-    obs = rows_of(torch.zeros(1, 4))
+def test_log_std_is_clamped() -> None:
+    policy = new_policy(LAYOUT, ActionLayout.of(BOX), SACRecipe())
+    obs = packed(torch.zeros(1, 4))
     for bias, log_std in ((50.0, 2.0), (-50.0, -20.0), (-1.0, -1.0)):
         with torch.no_grad():
             policy.actor_head.weight.zero_()
@@ -121,29 +122,29 @@ def test_the_deviation_is_kept_in_its_range() -> None:
         assert policy.act(obs)[0].log_std.tolist() == [[log_std, log_std]]
 
 
-# -- at random ---------------------------------------------------------------------------------------------------------
+# -- random actions during warm-up -------------------------------------------------------------------------------------
 
 
 def uniform_distance(values: Tensor, low: float, high: float) -> float:
-    """Kolmogorov and Smirnov's: the largest gap between what was drawn and a uniform distribution."""
+    """The Kolmogorov-Smirnov statistic against a uniform distribution."""
     place = (values.double().sort().values - low) / (high - low)
     rank = torch.arange(1, len(values) + 1, dtype=torch.float64) / len(values)
     return float((place - rank).abs().max())
 
 
-def test_at_random_every_action_of_a_box_is_as_likely_whatever_the_network_says() -> None:
+def test_random_box_actions_are_uniform() -> None:
     actions = SquashedActions(ActionLayout.of(BOX))
-    params = real_params(torch.tensor([3.0, -5.0]).expand(N, 2), torch.tensor([-4.0, 1.0]).expand(N, 2))
+    params = gaussian_params(torch.tensor([3.0, -5.0]).expand(N, 2), torch.tensor([-4.0, 1.0]).expand(N, 2))
     actions.at_random.fill_(1.0)
     drawn = actions.to_env(actions.sample(params, actions.noise((N,), seeded())))
     for real, (low, high) in enumerate(zip(BOX.low, BOX.high)):
-        assert uniform_distance(drawn[:, real], float(low), float(high)) < 1.63 / math.sqrt(N)  # 1 in 100
+        assert uniform_distance(drawn[:, real], float(low), float(high)) < 1.63 / math.sqrt(N)  # significance level 1 %
     assert abs(torch.corrcoef(drawn.T)[0, 1].item()) < 0.01
     actions.at_random.fill_(0.0)
     assert uniform_distance(actions.sample(params, actions.noise((N,), seeded()))[:, 0], -1.0, 1.0) > 0.5
 
 
-def test_at_random_every_category_that_is_allowed_is_as_likely() -> None:
+def test_random_categories_are_uniform_over_allowed_ones() -> None:
     actions = SquashedActions(ActionLayout.of(spaces.Discrete(5)))
     mask = torch.tensor([1, 0, 1, 1, 0])
     logits = actions.masked(torch.tensor([9.0, 5.0, -9.0, 0.0, 2.0]), mask)
@@ -158,22 +159,22 @@ def test_at_random_every_category_that_is_allowed_is_as_likely() -> None:
     assert_close(shares, torch.softmax(logits, -1), atol=5 * math.sqrt(0.25 / N), rtol=0)
 
 
-def test_whether_actions_are_random_travels_with_the_weights() -> None:
-    one, other = (new_policy(ROWS, ActionLayout.of(BOX), SACRecipe()) for _ in range(2))
+def test_state_dict_includes_at_random() -> None:
+    one, other = (new_policy(LAYOUT, ActionLayout.of(BOX), SACRecipe()) for _ in range(2))
     one.distribution.at_random.fill_(1.0)
     other.load_state_dict(one.state_dict())
     assert other.distribution.at_random == 1.0
 
 
-# -- greedy, or any ----------------------------------------------------------------------------------------------------
+# -- epsilon-greedy ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3, 1.0])
-def test_greedy_frequencies_under_epsilon_are_those_of_the_closed_form(epsilon: float) -> None:
+def test_epsilon_greedy_frequencies_match_closed_form(epsilon: float) -> None:
     layout = ActionLayout.of(spaces.MultiDiscrete([3, 5]))
     actions = EpsilonGreedy(layout)
     mask = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0])
-    values = torch.tensor([1.0, 1.5, 9.0, 8.0, -3.0, -1.0, -2.0, 7.0])  # the best of all are forbidden
+    values = torch.tensor([1.0, 1.5, 9.0, 8.0, -3.0, -1.0, -2.0, 7.0])  # the largest values are masked
     params = Params(actions.masked(values, mask).expand(N, 8), torch.empty(N, 0), torch.empty(0))
     actions.epsilon.fill_(epsilon)
     drawn = actions.sample(params, actions.noise((N,), seeded())).long()
@@ -188,7 +189,7 @@ def test_greedy_frequencies_under_epsilon_are_those_of_the_closed_form(epsilon: 
     assert actions.mode(params)[0].tolist() == [1.0, 2.0]
 
 
-def test_the_noise_at_its_ends_picks_the_first_and_the_last_that_are_allowed() -> None:
+def test_extreme_noise_picks_first_and_last_allowed_action() -> None:
     actions = EpsilonGreedy(ActionLayout.of(spaces.Discrete(4)))
     params = Params(actions.masked(torch.arange(4.0), torch.tensor([0, 1, 1, 0])), torch.empty(0), torch.empty(0))
     for epsilon in (1e-6, 0.05, 0.3, 1.0):
@@ -200,15 +201,15 @@ def test_the_noise_at_its_ends_picks_the_first_and_the_last_that_are_allowed() -
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_each_head(dueling: bool) -> None:
+def test_q_values_match_layers_and_dueling_centres_advantages(dueling: bool) -> None:
     nvec = [2, 4, 3]
     recipe = DQNRecipe(net_arch=(6,), activation="tanh", dueling=dueling)
-    policy = new_policy(ROWS, ActionLayout.of(spaces.MultiDiscrete(nvec)), recipe)
+    policy = new_policy(LAYOUT, ActionLayout.of(spaces.MultiDiscrete(nvec)), recipe)
     assert isinstance(policy, QPolicy)
     observations = torch.randn(7, 4, generator=seeded())
     latent = torch.tanh(nn.functional.linear(observations, policy.trunk[0].weight, policy.trunk[0].bias))
     advantages = nn.functional.linear(latent, policy.head.weight, policy.head.bias)
-    values, start = policy.values(rows_of(observations)), 0
+    values, start = policy.values(packed(observations)), 0
     assert values.shape == (7, 3, 4)
     for head, n in enumerate(nvec):
         expected = advantages[:, start : start + n]
@@ -221,11 +222,11 @@ def test_values_are_those_of_the_layers_and_duelling_centres_the_advantages_of_e
         start += n
 
 
-def test_a_mask_forbids_in_both_policies() -> None:
+def test_action_mask_applies_in_both_policies() -> None:
     layout = ObservationLayout.of(spaces.Box(-np.inf, np.inf, (4,), np.float32), 3)
     actions = ActionLayout.of(spaces.Discrete(3))
     mask = torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=torch.uint8)
-    obs = rows_of(torch.randn(2, 4, generator=seeded()), mask, layout)
+    obs = packed(torch.randn(2, 4, generator=seeded()), mask, layout)
     for algo in ("sac", "dqn"):
         policy = new_policy(layout, actions, recipe_for(algo))  # type: ignore[arg-type]
         assert policy.masked
@@ -239,7 +240,7 @@ def test_a_mask_forbids_in_both_policies() -> None:
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize(("members", "widths"), [(1, (8, 8)), (2, ()), (5, (7, 3, 9))])
-def test_an_ensemble_is_so_many_separate_networks(members: int, widths: tuple[int, ...], activation: str) -> None:
+def test_ensemble_matches_separate_networks(members: int, widths: tuple[int, ...], activation: str) -> None:
     torch.manual_seed(0)
     ensemble = Ensemble(members, 4, widths, 3, activation)
     inputs = torch.randn(11, 4)
@@ -263,7 +264,7 @@ def test_an_ensemble_is_so_many_separate_networks(members: int, widths: tuple[in
             assert_close(grads[len(linears) + layer][member, 0], linear.bias.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_members_of_an_ensemble_begin_apart_and_as_torchs_layers_do() -> None:
+def test_ensemble_members_differ_and_use_torch_initialisation() -> None:
     torch.manual_seed(0)
     ensemble = Ensemble(3, 100, (64,), 1, "relu")
     weights = ensemble.weights[0]
@@ -273,11 +274,11 @@ def test_members_of_an_ensemble_begin_apart_and_as_torchs_layers_do() -> None:
         assert uniform_distance(values.detach().flatten(), -0.1, 0.1) < 1.63 / math.sqrt(values.numel())
 
 
-# -- what they do not take ---------------------------------------------------------------------------------------------
+# -- unsupported action spaces -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("algo", "space", "sentence"),
+    ("algo", "space", "message"),
     [
         ("sac", spaces.Box(-np.inf, np.inf, (2,)), "SAC needs an action space with finite bounds; give the Box"),
         (
@@ -296,15 +297,13 @@ def test_members_of_an_ensemble_begin_apart_and_as_torchs_layers_do() -> None:
         ("dqn", spaces.Dict(turn=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,))), "not a Box"),
     ],
 )
-def test_a_space_that_an_algorithm_does_not_take_is_refused_in_a_sentence(
-    algo: Any, space: spaces.Space, sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        new_policy(ROWS, ActionLayout.of(space), recipe_for(algo))
+def test_unsupported_action_space_is_rejected(algo: Any, space: spaces.Space, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        new_policy(LAYOUT, ActionLayout.of(space), recipe_for(algo))
 
 
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
-def test_a_box_in_bins_is_a_choice(algo: Any) -> None:
-    policy = new_policy(ROWS, ActionLayout.of(spaces.Box(-2, 2, (1,)), 5), recipe_for(algo))
+def test_discretised_box_is_a_discrete_action(algo: Any) -> None:
+    policy = new_policy(LAYOUT, ActionLayout.of(spaces.Box(-2, 2, (1,)), 5), recipe_for(algo))
     assert isinstance(policy, SACPolicy if algo == "sac" else QPolicy)
     assert policy.distribution.n_logits == 5

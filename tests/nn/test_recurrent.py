@@ -1,3 +1,5 @@
+"""The recurrent layer: sequences, single steps and resets at episode starts."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,7 +18,7 @@ def core_and_input(kind: str) -> tuple[RecurrentCore, torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_without_episode_starts_a_sequence_is_torchs_own_layer(kind: str) -> None:
+def test_sequence_without_starts_matches_torch_layer(kind: str) -> None:
     core, features, state = core_and_input(kind)
     layer = (nn.LSTM if kind == "lstm" else nn.GRU)(FEATURES, SIZE, batch_first=True)
     layer.load_state_dict({f"{name}_l0": value for name, value in core.cell.state_dict().items()})
@@ -26,11 +28,11 @@ def test_without_episode_starts_a_sequence_is_torchs_own_layer(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_sequence_equals_single_steps_with_the_state_zeroed_at_episode_starts(kind: str) -> None:
+def test_sequence_matches_single_steps_with_state_resets(kind: str) -> None:
     core, features, state = core_and_input(kind)
     starts = torch.rand(N, STEPS, generator=torch.Generator().manual_seed(2)) < 0.3
     starts[0, 0], starts[1, 0] = True, False
-    assert starts.any(0).sum() > 2  # there is something to reset
+    assert starts.any(0).sum() > 2  # several resets
     whole = core(features, starts, state)
     for t in range(STEPS):
         state = core.step(features[:, t], torch.where(starts[:, t, None], 0.0, state))
@@ -38,7 +40,7 @@ def test_a_sequence_equals_single_steps_with_the_state_zeroed_at_episode_starts(
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_nothing_is_remembered_across_an_episode_start(kind: str) -> None:
+def test_state_does_not_cross_episode_start(kind: str) -> None:
     core, features, state = core_and_input(kind)
     starts = torch.zeros(N, STEPS, dtype=torch.bool)
     starts[:, 4] = True
@@ -50,7 +52,7 @@ def test_nothing_is_remembered_across_an_episode_start(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_recurrent_weights_start_orthogonal_without_bias(kind: str) -> None:
+def test_initial_weights_are_orthogonal_with_zero_bias(kind: str) -> None:
     core, _, _ = core_and_input(kind)
     for name, weight in core.cell.named_parameters():
         if "bias" in name:

@@ -1,4 +1,4 @@
-"""Films of toy episodes, written by the command and read back frame by frame."""
+"""Videos of episodes, written by `unidle eval --video` and read back frame by frame."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("env", ["cli_envs:Film", "cli_envs:SelfMadeFilm"])
+@pytest.mark.parametrize("env", ["cli_envs:RenderingEnv", "cli_envs:FixedRenderModeEnv"])
 @pytest.mark.parametrize("seed", [None, 3, 4])
-def test_video_shows_every_moment_of_the_first_episode(
+def test_video_has_a_frame_for_every_step_of_first_episode(
     env: str, seed: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = unidle.train(env, **SMALL)
@@ -44,37 +44,37 @@ def test_video_shows_every_moment_of_the_first_episode(
     assert json.loads(capsys.readouterr().out)["video"] == "runs/a/video.mp4"
     frames = iio.imread("runs/a/video.mp4")
     steps = run.evaluate(2, seed=seed).lengths[0]
-    assert frames.shape == (steps + 1, 32, 48, 3)  # what it began with, and what each step led to; sides made even
+    assert frames.shape == (steps + 1, 32, 48, 3)  # the first observation and one frame per step; sizes rounded to even
     brightness = frames.mean((1, 2, 3))
     assert brightness == pytest.approx([25 * step for step in range(steps + 1)], abs=4)
     assert iio.immeta("runs/a/video.mp4")["fps"] == 20
 
 
-def test_the_first_episode_depends_on_the_seed() -> None:
-    run = unidle.train("cli_envs:Film", **SMALL)
+def test_first_episode_depends_on_seed() -> None:
+    run = unidle.train("cli_envs:RenderingEnv", **SMALL)
     assert len({run.evaluate(1, seed=seed).lengths[0] for seed in (1, 3, 4)}) > 1
 
 
-@pytest.mark.parametrize("env", ["cli_envs:Dark", "cli_envs:Choice"])
-def test_an_environment_that_renders_nothing_gets_a_sentence(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("env", ["cli_envs:NonRenderingEnv", "cli_envs:Choice"])
+def test_env_that_does_not_render_is_an_error(env: str, capsys: pytest.CaptureFixture[str]) -> None:
     unidle.train(env, **SMALL)
     assert command(["eval", "runs/a", "--episodes", "1", "--video"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"unidle: {env} does not render images; create it with render_mode='rgb_array' in its factory.\n"
+    output = capsys.readouterr().err
+    assert output == f"unidle: {env} does not render images; create it with render_mode='rgb_array' in its factory.\n"
     assert not Path("runs/a/video.mp4").exists()
 
 
-def test_without_the_packages_the_sentence_says_how_to_get_them(
+def test_missing_video_packages_error_says_how_to_install_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unidle.train("cli_envs:Film", **SMALL)
+    unidle.train("cli_envs:RenderingEnv", **SMALL)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert command(["eval", "runs/a", "--episodes", "1", "--video"]) == 2
     assert "pip install 'unidle[video]'" in capsys.readouterr().err
 
 
-def test_a_policy_with_masks_is_filmed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    unidle.train("cli_envs:MaskedFilm", **SMALL)
+def test_masked_policy_can_be_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    unidle.train("cli_envs:MaskedRenderingEnv", **SMALL)
     assert command(["eval", "runs/a", "--episodes", "1", "--video"]) == 0
     assert len(iio.imread("runs/a/video.mp4")) >= 4
     assert "video       runs/a/video.mp4" in capsys.readouterr().out

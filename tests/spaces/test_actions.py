@@ -1,3 +1,5 @@
+"""Action layouts: flat actions, discretised boxes and action masks."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,8 +17,8 @@ from unidle.spaces.actions import ActionLayout
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-def any_row(layout: ActionLayout, rng: np.random.Generator) -> np.ndarray:
-    """A valid flat row; the ends of the ranges come up as often as what lies between."""
+def random_row(layout: ActionLayout, rng: np.random.Generator) -> np.ndarray:
+    """A valid flat action; the ends of each range occur as often as values between them."""
     heads = [rng.integers(n) for n in layout.nvec]
     low = np.where(np.isfinite(layout.low), layout.low, -100).astype(np.float64)
     high = np.where(np.isfinite(layout.high), layout.high, 100).astype(np.float64)
@@ -27,16 +29,16 @@ def any_row(layout: ActionLayout, rng: np.random.Generator) -> np.ndarray:
 
 
 @given(nested(leaf_spaces()), SEEDS)
-def test_any_flat_row_decodes_to_an_action_of_the_space(space: spaces.Space, seed: int) -> None:
+def test_flat_actions_decode_to_actions_of_the_space(space: spaces.Space, seed: int) -> None:
     layout = ActionLayout.of(space)
-    row = any_row(layout, np.random.default_rng(seed))
-    action, quickly = layout.decode(row), layout.decoder()(row)
+    row = random_row(layout, np.random.default_rng(seed))
+    action, fast_action = layout.decode(row), layout.decoder()(row)
     assert space.contains(action)
-    assert space.contains(quickly)
-    np.testing.assert_array_equal(layout.encode(quickly), layout.encode(action))
+    assert space.contains(fast_action)
+    np.testing.assert_array_equal(layout.encode(fast_action), layout.encode(action))
 
 
-def test_an_action_does_not_change_when_its_row_is_written_again() -> None:
+def test_decoded_action_does_not_alias_its_row() -> None:
     row = np.zeros(2, np.float32)
     action = ActionLayout.of(spaces.Box(-1, 1, (2,))).decoder()(row)
     row[:] = 1.0
@@ -45,7 +47,7 @@ def test_an_action_does_not_change_when_its_row_is_written_again() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8, np.int64, np.bool_])
-def test_a_box_of_any_shape_and_dtype_gets_its_action_in_them(shape: tuple[int, ...], dtype: type) -> None:
+def test_box_actions_have_shape_and_dtype_of_the_space(shape: tuple[int, ...], dtype: type) -> None:
     space = spaces.Box(0, 1, shape, dtype)
     for layout in (ActionLayout.of(space), ActionLayout.of(space, discretize=2)):
         action = layout.decode(np.ones(layout.width, np.float32))
@@ -53,56 +55,56 @@ def test_a_box_of_any_shape_and_dtype_gets_its_action_in_them(shape: tuple[int, 
 
 
 @given(nested(leaf_spaces(dtypes=(np.float32, *INTEGERS))), SEEDS)
-def test_encoding_takes_an_action_back_to_its_row(space: spaces.Space, seed: int) -> None:
+def test_encode_inverts_decode(space: spaces.Space, seed: int) -> None:
     layout = ActionLayout.of(space)
-    row = any_row(layout, np.random.default_rng(seed))
-    once = layout.encode(layout.decode(row))  # an integer Box rounds what lies between two of its numbers
-    np.testing.assert_array_equal(once[: layout.heads], row[: layout.heads])
-    np.testing.assert_allclose(once, row, atol=0.5)
-    np.testing.assert_array_equal(layout.encode(layout.decode(once)), once)
+    row = random_row(layout, np.random.default_rng(seed))
+    rounded = layout.encode(layout.decode(row))  # an integer Box rounds
+    np.testing.assert_array_equal(rounded[: layout.heads], row[: layout.heads])
+    np.testing.assert_allclose(rounded, row, atol=0.5)
+    np.testing.assert_array_equal(layout.encode(layout.decode(rounded)), rounded)
 
 
 @given(boxes(dtypes=(np.float32,)), SEEDS)
-def test_real_actions_pass_unchanged_in_both_directions(space: spaces.Box, seed: int) -> None:
+def test_real_actions_round_trip_unchanged(space: spaces.Box, seed: int) -> None:
     layout = ActionLayout.of(space)
-    row = any_row(layout, np.random.default_rng(seed))
+    row = random_row(layout, np.random.default_rng(seed))
     np.testing.assert_array_equal(layout.encode(layout.decode(row)), row)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_bounds_of_a_float64_box_are_rounded_inwards(low: float, width: float) -> None:
+def test_float64_bounds_are_rounded_inwards(low: float, width: float) -> None:
     space = spaces.Box(low, low + width, (1,), np.float64)
     layout = ActionLayout.of(space)
     assert layout.low.dtype == layout.high.dtype == np.float32
-    if layout.low <= layout.high:  # else there is no float32 in between
+    if layout.low <= layout.high:  # otherwise no float32 lies in the range
         assert space.low <= layout.low.astype(np.float64)
         assert layout.high.astype(np.float64) <= space.high
-    # And no further than to the next float32.
+    # But no further than to the next float32.
     assert np.nextafter(layout.low, np.float32(-np.inf)).astype(np.float64) < space.low
     assert np.nextafter(layout.high, np.float32(np.inf)).astype(np.float64) > space.high
 
 
-def test_a_joint_locked_between_two_float32_numbers_still_gets_an_action_of_its_space() -> None:
+def test_range_without_any_float32_decodes_into_the_space() -> None:
     space = spaces.Box(0.1, 0.1, (1,), np.float64)
     layout = ActionLayout.of(space)
     for row in (layout.low, layout.high):
         assert space.contains(layout.decode(row))
 
 
-def test_bounds_beyond_float32_become_its_largest_numbers() -> None:
+def test_bounds_beyond_float32_are_clamped() -> None:
     layout = ActionLayout.of(spaces.Box(-1e300, 1e300, (1,), np.float64))
     largest = np.finfo(np.float32).max
     assert (layout.low.item(), layout.high.item()) == (-largest, largest)
 
 
-def test_an_integer_box_is_rounded_to_the_nearest_whole_number() -> None:
+def test_integer_box_rounds_to_nearest_integer() -> None:
     space = spaces.Box(-3, 4, (4,), np.int16)
     action = ActionLayout.of(space).decode(np.array([-2.6, 0.4, 3.5, 4.0], np.float32))
     assert action.tolist() == [-3, 0, 4, 4]
     assert action.dtype == np.int16
 
 
-def test_the_whole_range_of_int64_decodes_without_overflow() -> None:
+def test_full_int64_range_decodes_without_overflow() -> None:
     limits = np.iinfo(np.int64)
     space = spaces.Box(limits.min, limits.max, (1,), np.int64)
     layout = ActionLayout.of(space)
@@ -110,13 +112,13 @@ def test_the_whole_range_of_int64_decodes_without_overflow() -> None:
     assert layout.decode(layout.high).item() > 2**62
 
 
-def test_an_integer_box_without_bounds_is_known_as_unbounded() -> None:
+def test_integer_box_without_bounds_is_unbounded() -> None:
     assert ActionLayout.of(spaces.Box(-np.inf, np.inf, (2,), np.int64)).bounded.tolist() == [False, False]
     assert ActionLayout.of(spaces.Box(-5, 5, (2,), np.int64)).bounded.tolist() == [True, True]
     assert ActionLayout.of(spaces.Box(0, np.inf, (1,), np.float32)).bounded.tolist() == [False]
 
 
-def test_heads_come_first_and_reals_last_whatever_the_order_of_the_space() -> None:
+def test_heads_come_before_reals_in_any_space_order() -> None:
     space = spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(3, start=5), spaces.MultiBinary(2)))
     layout = ActionLayout.of(space)
     assert layout.nvec == (3, 2, 2)
@@ -128,7 +130,7 @@ def test_heads_come_first_and_reals_last_whatever_the_order_of_the_space() -> No
 
 
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Box(0, 1, (0,))])
-def test_a_space_without_actions_is_refused(space: spaces.Space) -> None:
+def test_empty_action_space_is_rejected(space: spaces.Space) -> None:
     with pytest.raises(UsageError, match="action space is empty"):
         ActionLayout.of(space)
 
@@ -142,17 +144,17 @@ def test_a_space_without_actions_is_refused(space: spaces.Space) -> None:
         spaces.OneOf((spaces.Discrete(2),)),
     ],
 )
-def test_a_space_without_a_policy_is_named_with_its_place(part: spaces.Space) -> None:
-    with pytest.raises(UsageError) as refusal:
+def test_unsupported_space_is_rejected_with_its_path(part: spaces.Space) -> None:
+    with pytest.raises(UsageError) as error:
         ActionLayout.of(spaces.Dict({"arm": spaces.Tuple((spaces.Discrete(2), part))}))
-    assert str(refusal.value).startswith(f"action['arm'][1] is a {type(part).__name__} space, ")
+    assert str(error.value).startswith(f"action['arm'][1] is a {type(part).__name__} space, ")
 
 
 # -- discretize --------------------------------------------------------------------------------------------------------
 
 
 @given(boxes(unbounded=False), st.integers(2, 12))
-def test_bins_reach_both_ends_of_the_range_and_stay_inside(space: spaces.Box, bins: int) -> None:
+def test_bins_cover_the_range_and_stay_inside(space: spaces.Box, bins: int) -> None:
     layout = ActionLayout.of(space, discretize=bins)
     assert layout.nvec == (bins,) * int(np.prod(space.shape))
     assert layout.reals == 0
@@ -163,13 +165,13 @@ def test_bins_reach_both_ends_of_the_range_and_stay_inside(space: spaces.Box, bi
 
 
 @given(st.integers(2, 200), st.integers(-50, 50))
-def test_as_many_bins_as_whole_numbers_give_each_number_once(bins: int, low: int) -> None:
+def test_one_bin_per_integer_gives_each_integer_once(bins: int, low: int) -> None:
     layout = ActionLayout.of(spaces.Box(low, low + bins - 1, (1,), np.int32), discretize=bins)
     values = [layout.decode(np.array([category], np.float32)).item() for category in range(bins)]
     assert values == list(range(low, low + bins))
 
 
-def test_bins_are_evenly_spaced_and_found_again() -> None:
+def test_bins_are_evenly_spaced_and_encode_back() -> None:
     layout = ActionLayout.of(spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 8.0]), dtype=np.float64), discretize=5)
     obs = np.array([[i, 4 - i] for i in range(5)], np.float32)
     actions = np.stack([layout.decode(row) for row in obs])
@@ -179,7 +181,7 @@ def test_bins_are_evenly_spaced_and_found_again() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_an_unbounded_box_cannot_be_cut_into_bins(dtype: type) -> None:
+def test_unbounded_box_cannot_be_discretised(dtype: type) -> None:
     space = spaces.Dict({"push": spaces.Box(-np.inf, np.inf, (2,), dtype)})
     with pytest.raises(UsageError, match=r"^action\['push'\] has no finite bounds.*7 bins; leave out --discretize"):
         ActionLayout.of(space, discretize=7)
@@ -221,13 +223,13 @@ PAIR = spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 2])))
         (spaces.Tuple((spaces.Box(0, 1), spaces.Box(0, 1))), ({}, {}), []),
     ],
 )
-def test_a_mask_is_taken_in_every_form_that_the_space_suggests(space: spaces.Space, mask: Any, flat: list[int]) -> None:
-    taken = ActionLayout.of(space).flatten_mask(mask)
-    assert taken.dtype == np.uint8
-    assert taken.tolist() == flat
+def test_mask_is_accepted_in_every_form(space: spaces.Space, mask: Any, flat: list[int]) -> None:
+    flat_mask = ActionLayout.of(space).flatten_mask(mask)
+    assert flat_mask.dtype == np.uint8
+    assert flat_mask.tolist() == flat
 
 
-def test_a_discretised_box_can_be_masked_bin_by_bin() -> None:
+def test_discretised_box_is_masked_per_bin() -> None:
     layout = ActionLayout.of(spaces.Box(-1, 1, (2,)), discretize=3)
     assert layout.flatten_mask(([1, 1, 0], [0, 1, 1])).tolist() == [1, 1, 0, 0, 1, 1]
 
@@ -243,21 +245,19 @@ def test_a_discretised_box_can_be_masked_bin_by_bin() -> None:
         (GRID, ([1, 1, 1],), (3, 5)),
     ],
 )
-def test_a_mask_of_the_wrong_size_is_refused_with_both_sizes(
-    space: spaces.Space, mask: Any, sizes: tuple[int, int]
-) -> None:
-    has, wants = sizes
-    with pytest.raises(UsageError, match=rf"^action_mask has {has} entries\D+{wants}\b.*fix the mask"):
+def test_mask_of_wrong_size_is_rejected_with_both_sizes(space: spaces.Space, mask: Any, sizes: tuple[int, int]) -> None:
+    actual, expected = sizes
+    with pytest.raises(UsageError, match=rf"^action_mask has {actual} entries\D+{expected}\b.*fix the mask"):
         ActionLayout.of(space).flatten_mask(mask)
 
 
-def test_masks_that_are_right_in_sum_but_not_head_by_head_are_refused() -> None:
+def test_mask_with_wrong_head_sizes_is_rejected() -> None:
     with pytest.raises(UsageError, match="action_mask has 3 entries for head 0, which has 2"):
         ActionLayout.of(GRID).flatten_mask((np.ones(3), np.ones(2)))
 
 
 @pytest.mark.parametrize("mask", [(np.ones(2),), {0: np.ones(2), 1: 7}])
-def test_a_mask_without_the_structure_of_the_action_is_refused(mask: Any) -> None:
+def test_mask_with_wrong_structure_is_rejected(mask: Any) -> None:
     with pytest.raises(UsageError, match=r"^action_mask has "):
         ActionLayout.of(PAIR).flatten_mask(mask)
 
@@ -265,17 +265,17 @@ def test_a_mask_without_the_structure_of_the_action_is_refused(mask: Any) -> Non
 @pytest.mark.parametrize(
     ("mask", "head"), [([1, 1, 1, 1, 1], None), ([0, 1, 0, 0, 1], None), ([0, 0, 1, 1, 1], 0), ([1, 0, 0, 0, 0], 1)]
 )
-def test_a_head_with_nothing_allowed_is_found(mask: list[int], head: int | None) -> None:
+def test_empty_head_finds_head_without_allowed_actions(mask: list[int], head: int | None) -> None:
     layout = ActionLayout.of(GRID)
     assert layout.empty_head(layout.flatten_mask(mask)) == head
 
 
-def test_a_head_of_256_allowed_actions_is_not_taken_for_an_empty_one() -> None:
+def test_head_with_256_allowed_actions_is_not_empty() -> None:
     layout = ActionLayout.of(spaces.Discrete(256))
     assert layout.empty_head(np.ones(256, np.uint8)) is None
 
 
-def test_an_action_without_heads_has_no_empty_one() -> None:
+def test_action_without_heads_has_no_empty_head() -> None:
     layout = ActionLayout.of(spaces.Box(-1, 1, (2,)))
     assert layout.mask_width == 0
     assert layout.empty_head(np.ones(0, np.uint8)) is None

@@ -1,3 +1,5 @@
+"""Observation layouts: packing, tensor views, masks and images."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -8,7 +10,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from space_strategies import INTEGERS, draw_from, leaf_spaces, nested
+from space_strategies import INTEGERS, leaf_spaces, nested, sample_with_seed
 
 from unidle.errors import UsageError
 from unidle.nn.encoder import leaf_tensor
@@ -17,24 +19,24 @@ from unidle.spaces.observations import ObservationLayout, image_axes
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-def assert_same(space: spaces.Space, given_value: object, expected: object) -> None:
-    """Equal in structure, dtype and value; a float64 as exactly as float32 can say it."""
+def assert_same(space: spaces.Space, actual: object, expected: object) -> None:
+    """Equal in structure, dtype and value; float64 values up to float32 precision."""
     if isinstance(space, spaces.Dict):
-        assert isinstance(given_value, dict)
-        assert set(given_value) == set(space.spaces)
+        assert isinstance(actual, dict)
+        assert set(actual) == set(space.spaces)
         for key, part in space.spaces.items():
-            assert_same(part, given_value[key], expected[key])
+            assert_same(part, actual[key], expected[key])
     elif isinstance(space, spaces.Tuple):
-        assert isinstance(given_value, tuple)
-        assert len(given_value) == len(space.spaces)
-        for part, one, other in zip(space.spaces, given_value, expected):
+        assert isinstance(actual, tuple)
+        assert len(actual) == len(space.spaces)
+        for part, one, other in zip(space.spaces, actual, expected):
             assert_same(part, one, other)
     else:
         expected = np.asarray(expected)
         if expected.dtype == np.float64:
             expected = expected.astype(np.float32).astype(np.float64)
-        assert np.asarray(given_value).dtype == space.dtype
-        np.testing.assert_array_equal(given_value, expected, strict=True)
+        assert np.asarray(actual).dtype == space.dtype
+        np.testing.assert_array_equal(actual, expected, strict=True)
 
 
 def field(value: object, path: tuple) -> np.ndarray:
@@ -44,18 +46,18 @@ def field(value: object, path: tuple) -> np.ndarray:
 
 
 @given(nested(leaf_spaces()), SEEDS)
-def test_a_packed_observation_unpacks_to_itself(space: spaces.Space, seed: int) -> None:
+def test_pack_and_unpack_round_trip(space: spaces.Space, seed: int) -> None:
     layout = ObservationLayout.of(space)
-    value = draw_from(space, seed)
+    value = sample_with_seed(space, seed)
     row = layout.pack(value)
     assert row.shape == (layout.obs_bytes,)
     assert_same(space, layout.unpack(row), value)
 
 
 @given(nested(leaf_spaces()), SEEDS)
-def test_torch_sees_in_a_row_what_numpy_put_there(space: spaces.Space, seed: int) -> None:
+def test_torch_reads_values_that_numpy_packed(space: spaces.Space, seed: int) -> None:
     layout = ObservationLayout.of(space)
-    values = [draw_from(space, seed + i) for i in range(6)]
+    values = [sample_with_seed(space, seed + i) for i in range(6)]
     obs = torch.from_numpy(np.stack([layout.pack(value) for value in values])).view(2, 3, -1)
     for leaf in layout.leaves:
         tensor = leaf_tensor(obs, leaf)
@@ -63,11 +65,11 @@ def test_torch_sees_in_a_row_what_numpy_put_there(space: spaces.Space, seed: int
         expected = np.stack([field(value, leaf.path) for value in values]).reshape(tensor.shape)
         if expected.dtype.kind == "f":
             expected = expected.astype(np.float32)
-        np.testing.assert_array_equal(tensor.numpy(), expected)  # of any dtype, but of the same value
+        np.testing.assert_array_equal(tensor.numpy(), expected)  # equal values; dtypes may differ
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, *INTEGERS])
-def test_the_ends_of_every_dtype_survive_in_both(dtype: type) -> None:
+def test_dtype_limits_survive_in_numpy_and_torch(dtype: type) -> None:
     low, high = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     layout = ObservationLayout.of(spaces.Box(low, high, (2,), dtype))
     ends = np.array([low, high], dtype)
@@ -76,7 +78,7 @@ def test_the_ends_of_every_dtype_survive_in_both(dtype: type) -> None:
     assert leaf_tensor(torch.from_numpy(row), layout.leaves[0]).tolist() == [int(low), int(high)]
 
 
-def test_a_leaf_is_a_view_of_its_row_and_not_a_copy() -> None:
+def test_leaf_is_a_view_of_its_row() -> None:
     layout = ObservationLayout.of(spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (4,)))))
     obs = torch.zeros(2, layout.obs_bytes, dtype=torch.uint8)
     numbers = leaf_tensor(obs, layout.leaves[1])
@@ -85,7 +87,7 @@ def test_a_leaf_is_a_view_of_its_row_and_not_a_copy() -> None:
 
 
 @given(nested(leaf_spaces()))
-def test_every_field_is_aligned_and_apart_from_the_others(space: spaces.Space) -> None:
+def test_fields_are_aligned_and_do_not_overlap(space: spaces.Space) -> None:
     layout = ObservationLayout.of(space, mask_width=5)
     ends = [(leaf.offset, leaf.offset + leaf.nbytes) for leaf in layout.leaves]
     ends.append((layout.mask_offset, layout.mask_offset + 5))
@@ -95,7 +97,7 @@ def test_every_field_is_aligned_and_apart_from_the_others(space: spaces.Space) -
     assert layout.obs_bytes % 8 == 0
 
 
-def test_a_writer_changes_only_its_own_row() -> None:
+def test_writer_changes_only_its_row() -> None:
     layout = ObservationLayout.of(spaces.Box(-1, 1, (3,)))
     obs = np.zeros((3, layout.obs_bytes), np.uint8)
     layout.writer(obs)(1, np.ones(3, np.float32))
@@ -103,7 +105,7 @@ def test_a_writer_changes_only_its_own_row() -> None:
     np.testing.assert_array_equal(layout.unpack(obs[1]), np.ones(3, np.float32))
 
 
-def test_the_float_views_are_all_that_can_be_nan_and_share_the_rows_memory() -> None:
+def test_float_views_cover_all_floats_and_share_memory() -> None:
     real = {"near": spaces.Box(-1, 1, (3,), np.float32), "far": spaces.Box(-1, 1, (2, 2), np.float64)}
     whole = {"eye": spaces.Box(0, 255, (5,), np.uint8), "gear": spaces.Discrete(3), "on": spaces.MultiBinary(2)}
     layout = ObservationLayout.of(spaces.Dict({**real, **whole}), mask_width=3)
@@ -116,7 +118,7 @@ def test_the_float_views_are_all_that_can_be_nan_and_share_the_rows_memory() -> 
     assert all(np.isnan(view[[0, 1, 3]]).all() for view in views)
 
 
-def test_a_mask_has_its_own_field_beside_the_observation() -> None:
+def test_mask_has_its_own_field() -> None:
     space = spaces.Box(-1, 1, (3,))
     layout = ObservationLayout.of(space, mask_width=5)
     obs = np.zeros((2, layout.obs_bytes), np.uint8)
@@ -127,7 +129,7 @@ def test_a_mask_has_its_own_field_beside_the_observation() -> None:
     np.testing.assert_array_equal(layout.unpack(obs[1]), np.ones(3, np.float32))
 
 
-def test_a_mask_that_is_a_key_of_the_observation_is_no_leaf_of_it() -> None:
+def test_mask_key_of_the_observation_is_not_a_leaf() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "where": spaces.Discrete(9)})
     layout = ObservationLayout.of(space, mask_width=4)
     assert layout.mask_key == "action_mask"
@@ -136,7 +138,7 @@ def test_a_mask_that_is_a_key_of_the_observation_is_no_leaf_of_it() -> None:
     assert layout.unpack(row) == {"where": 7}
 
 
-def test_without_masking_that_key_is_an_ordinary_part_of_the_observation() -> None:
+def test_mask_key_is_an_ordinary_leaf_without_masking() -> None:
     space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "where": spaces.Discrete(9)})
     assert [leaf.path for leaf in ObservationLayout.of(space).leaves] == [("action_mask",), ("where",)]
 
@@ -148,17 +150,17 @@ def test_without_masking_that_key_is_an_ordinary_part_of_the_observation() -> No
         ((4, 84, 84), (4, 84, 84)),
         ((84, 96), (1, 84, 96)),
         ((8, 8, 1), (1, 8, 8)),
-        ((7, 84, 3), None),  # too flat to convolve
+        ((7, 84, 3), None),  # too small to convolve
         ((7, 9), None),
         ((200,), None),
         ((4, 84, 84, 3), None),
     ],
 )
-def test_a_picture_is_told_by_its_shape(shape: tuple[int, ...], axes: tuple[int, int, int] | None) -> None:
+def test_images_are_recognised_by_shape(shape: tuple[int, ...], axes: tuple[int, int, int] | None) -> None:
     assert image_axes(shape) == axes
 
 
-def test_only_bytes_are_pictures() -> None:
+def test_only_uint8_boxes_are_images() -> None:
     def is_image(space: spaces.Space) -> bool:
         return ObservationLayout.of(space).leaves[0].is_image
 
@@ -177,21 +179,21 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_a_space_without_tensor_form_is_named_with_its_place(kind: str) -> None:
+def test_unsupported_space_is_rejected_with_its_path(kind: str) -> None:
     space = spaces.Dict({"a": spaces.Tuple((UNSUPPORTED[kind], spaces.Discrete(2))), "b": spaces.Discrete(2)})
-    with pytest.raises(UsageError) as refusal:
+    with pytest.raises(UsageError) as error:
         ObservationLayout.of(space)
-    assert str(refusal.value).startswith(f"observation['a'][0] is a {kind} space, ")
-    assert "wrap the environment" in str(refusal.value)
+    assert str(error.value).startswith(f"observation['a'][0] is a {kind} space, ")
+    assert "wrap the environment" in str(error.value)
 
 
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Box(0, 1, (0,))])
-def test_a_space_with_nothing_in_it_is_refused(space: spaces.Space) -> None:
+def test_empty_observation_space_is_rejected(space: spaces.Space) -> None:
     with pytest.raises(UsageError, match="observation space is empty"):
         ObservationLayout.of(space)
 
 
-def test_an_empty_part_beside_others_stays_in_the_structure() -> None:
+def test_empty_part_stays_in_the_structure() -> None:
     space = spaces.Dict({"seen": spaces.Discrete(3), "unused": spaces.Dict({})})
     layout = ObservationLayout.of(space)
     assert layout.unpack(layout.pack({"seen": 2, "unused": {}})) == {"seen": 2, "unused": {}}

@@ -1,4 +1,4 @@
-"""Classic control on tensors is Gymnasium's, step by step, from the same states and actions."""
+"""Classic control on tensors against Gymnasium, step by step, from the same states and actions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unidle.envs.device.device_env import uniform
 from unidle.tasks.classic_control import TASKS, Classic
 
 N = 2000
-# What one step may differ by from Gymnasium's, which computes in float64 and shows float32: at float64 the rounding of
-# what is shown, at float32 that of the computation. Acrobot at full speed takes large Runge-Kutta steps.
+# How far a step may differ from Gymnasium's, which computes in float64 and returns float32: in float64 by the rounding
+# of the observation, in float32 by that of the computation. Acrobot at full speed takes large Runge-Kutta steps.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5}
 
 
@@ -23,19 +23,19 @@ def tolerance(name: str, dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": bound, "atol": bound}
 
 
-def theirs(name: str) -> Any:
+def gymnasium_env(name: str) -> Any:
     return gymnasium.make(name.removeprefix("unidle/")).unwrapped
 
 
 def random_states(name: str, rng: np.random.Generator) -> np.ndarray:
-    """[N, P] states all over the place, some of them about to end their episode."""
-    wide = {
+    """[N, P] states over a wide range, some of them about to end their episode."""
+    ranges = {
         "CartPole": [[-2.5, -3, -0.22, -3], [2.5, 3, 0.22, 3]],
         "Pendulum": [[-10, -8], [10, 8]],
         "Acrobot": [[-3.1, -3.1, -12, -28], [3.1, 3.1, 12, 28]],
         "MountainCar": [[-1.2, -0.07], [0.6, 0.07]],
     }
-    low, high = next(bounds for key, bounds in wide.items() if key in name)
+    low, high = next(bounds for key, bounds in ranges.items() if key in name)
     return rng.uniform(low, high, (N, len(low))).astype(np.float32)
 
 
@@ -47,9 +47,9 @@ def random_actions(space: gymnasium.Space, rng: np.random.Generator) -> np.ndarr
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", TASKS)
-def test_a_step_from_any_state_is_gymnasiums(name: str, dtype: torch.dtype) -> None:
+def test_step_matches_gymnasium_from_any_state(name: str, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
-    env, reference = Classic(TASKS[name], N, 0), theirs(name)
+    env, reference = Classic(TASKS[name], N, 0), gymnasium_env(name)
     reference.reset(seed=0)
     assert env.observation_space == reference.observation_space
     assert env.action_space == reference.action_space
@@ -75,20 +75,20 @@ def test_a_step_from_any_state_is_gymnasiums(name: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_an_episode_runs_as_gymnasiums_does_to_the_same_time_limit(name: str) -> None:
+def test_episode_and_time_limit_match_gymnasium(name: str) -> None:
     rng = np.random.default_rng(1)
     env = Classic(TASKS[name], 1, 3)
     spec = gymnasium.spec(name.removeprefix("unidle/"))
     assert env.episode_limit == spec.max_episode_steps
     state, _ = env.begin()
-    reference = theirs(name)
+    reference = gymnasium_env(name)
     reference.reset(seed=0)
     reference.state = state["physics"][0].double().numpy()
     close = tolerance(name, torch.float32)
     for length in range(1, env.episode_limit + 1):
         action = random_actions(env.action_space, rng)[:1]
         state, step = env.step(state, torch.from_numpy(action))
-        # From the same state each time: the errors of float32 must not add up, or chaos would be tested instead.
+        # Each step starts from the same state: accumulated float32 errors would test chaos instead.
         discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
         observation, _, terminated, _, _ = reference.step(int(action[0, 0]) if discrete else action[0])
         torch.testing.assert_close(step.final_observation[0], torch.from_numpy(observation).float(), **close)
@@ -102,8 +102,8 @@ def test_an_episode_runs_as_gymnasiums_does_to_the_same_time_limit(name: str) ->
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_resets_are_spread_like_gymnasiums_and_each_episode_has_its_own(name: str) -> None:
-    env, reference = Classic(TASKS[name], N, 0), theirs(name)
+def test_reset_distribution_matches_gymnasium_and_differs_per_episode(name: str) -> None:
+    env, reference = Classic(TASKS[name], N, 0), gymnasium_env(name)
     state, first = env.begin()
     drawn = torch.stack([torch.as_tensor(reference.reset(seed=seed)[0]) for seed in range(1000)]).float()
     torch.testing.assert_close(first.mean(0), drawn.mean(0), rtol=0.05, atol=0.15 * float(drawn.std(0).max()) + 1e-6)
@@ -116,7 +116,7 @@ def test_resets_are_spread_like_gymnasiums_and_each_episode_has_its_own(name: st
     assert len(torch.unique(after["physics"], dim=0)) > 0.99 * N
 
 
-def test_only_environments_whose_episode_ended_are_reset() -> None:
+def test_only_finished_episodes_are_reset() -> None:
     env = Classic(TASKS["unidle/CartPole-v1"], 4, 0)
     state, _ = env.begin()
     state["length"] = torch.tensor([499, 0, 499, 7])
@@ -128,13 +128,13 @@ def test_only_environments_whose_episode_ended_are_reset() -> None:
     assert (step.observation[0].abs() <= 0.05).all()
 
 
-def test_random_numbers_are_uniform_and_independent_of_one_another() -> None:
+def test_random_numbers_are_uniform_and_independent() -> None:
     env, episode = torch.arange(5000), torch.arange(5000) % 7
     numbers = uniform(3, env, episode, 4)
     assert numbers.min() >= 0
     assert numbers.max() < 1
     counts = torch.histc(numbers, 20, 0.0, 1.0)
-    assert (counts - 1000).abs().max() < 150  # 5 deviations
+    assert (counts - 1000).abs().max() < 150  # 5 standard deviations
     correlation = torch.corrcoef(torch.cat((numbers.T, env[None] / 5000.0)))
     assert (correlation - torch.eye(5)).abs().max() < 0.07
     assert torch.equal(numbers, uniform(3, env, episode, 4))

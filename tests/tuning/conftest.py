@@ -1,4 +1,4 @@
-"""Lets the tests here import the slow jobs of the benchmarks."""
+"""Makes the slow jobs of the benchmarks importable."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`unidle diagnose` on real jobs with a planted cause, and its account of a run."""
+"""`unidle diagnose`: real jobs with a planted cause, time tables of a run, and the report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import facts, profile
+from job_facts import facts, profile
 from paths import BENCHMARKS
 
 from unidle.cli.main import run as command_line
 from unidle.config import Config, PPORecipe, Run
-from unidle.config.resolve import lay
+from unidle.config.resolve import resolve_layers
 from unidle.config.validate import validated
 from unidle.engine.trainer import Trainer
 from unidle.errors import TrainingError, UsageError
@@ -38,9 +38,9 @@ from unidle.tuning.short_run import ShortRun, gpu_table, run_for, thread_table
 SMALL = "--preset classic --n-envs 4 --n-steps 32 --batch-size 32 --n-epochs 2 --net-arch 16,16 --seconds 1"
 
 
-def diagnose_on_one_core(words: str) -> dict[str, Any]:
+def diagnose_on_one_core(flags: str) -> dict[str, Any]:
     pin = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); "
-    code = f"{pin}from unidle.cli.main import main; main({['diagnose', *words.split(), '--json']!r})"
+    code = f"{pin}from unidle.cli.main import main; main({['diagnose', *flags.split(), '--json']!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
@@ -62,22 +62,23 @@ def diagnose_on_one_core(words: str) -> dict[str, Any]:
         (f"--env slow_envs:Cheap {SMALL} --batch-size 2", "small batches"),
     ],
 )
-def test_a_planted_cause_is_named(job: str, cause: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line(["diagnose", *job.split(), "--json"]) == 0  # here: another process imports torch again
+def test_diagnose_names_a_planted_cause(job: str, cause: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # In this process: a new one would import torch again.
+    assert command_line(["diagnose", *job.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found.get("cause") == cause, found.get("verdict", found)
     table = found["table"]
     assert table["busy"] + sum(table["idle"].values()) + table["unattributed"] == pytest.approx(1.0)
 
 
-def test_a_healthy_job_has_nothing_to_gain() -> None:
-    # On one core nobody can help learning, and a batch of 512 is work enough.
-    words = "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 4"
-    found = diagnose_on_one_core(f"{words} --net-arch 512,512 --seconds 1")
-    assert found.get("cause") == "nothing to gain", found.get("verdict", found)
+def test_healthy_job_has_no_faster_settings() -> None:
+    # On one core nothing can speed up learning, and a batch of 512 is enough work.
+    flags = "--env slow_envs:Cheap --preset classic --n-envs 8 --n-steps 256 --batch-size 512 --n-epochs 4"
+    found = diagnose_on_one_core(f"{flags} --net-arch 512,512 --seconds 1")
+    assert found.get("cause") == "no faster settings", found.get("verdict", found)
 
 
-def test_nothing_is_left_of_the_run(tmp_path: Path) -> None:
+def test_diagnose_leaves_no_files(tmp_path: Path) -> None:
     before = set(Path.cwd().iterdir())
     assert command_line(["diagnose", "--env", "CartPole-v1", *SMALL.split(), "--runs-dir", str(tmp_path)]) == 0
     assert list(tmp_path.iterdir()) == []
@@ -85,21 +86,21 @@ def test_nothing_is_left_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-5", "100000"])
-def test_a_senseless_time_is_refused(seconds: str) -> None:
+def test_seconds_out_of_range_are_refused(seconds: str) -> None:
     from unidle.cli.diagnose import diagnose_command
 
     with pytest.raises(UsageError, match="between 1 and 3600"):
         diagnose_command(["--env", "CartPole-v1", "--preset", "classic", "--seconds", seconds])
 
 
-# -- the account of a run -------------------------------------------------------------------------------------------
+# -- time tables of a run ----------------------------------------------------------------------------------------------
 
 
 def record(wall: float, **spent: float) -> dict[str, Any]:
     return {"wall": wall, **{f"time/{name}": spent.get(name, 0.0) for name in PHASES}}
 
 
-def test_the_trainers_table_is_of_what_lies_between_two_records() -> None:
+def test_thread_table_covers_the_time_between_two_records() -> None:
     first = record(100.0, environment=90.0, learn=10.0)
     table = thread_table(first, record(110.0, environment=96.0, learn=13.0))
     assert table == Table(False, 0.0, {"environment": 0.6, "learn": 0.3}, pytest.approx(0.1))
@@ -109,7 +110,7 @@ def segment(length: float, busy: float, **idle: float) -> dict[str, Any]:
     return {"length": length, "gpu": {"busy": busy, "idle": idle, "unattributed": 1 - busy - sum(idle.values())}}
 
 
-def test_the_gpus_table_weighs_all_segments_by_their_length() -> None:
+def test_gpu_table_weights_segments_by_length() -> None:
     table = gpu_table([segment(1.0, 0.2, environment=0.7), segment(3.0, 0.6, sync=0.4)])
     assert table is not None
     assert table.busy == pytest.approx(0.5)
@@ -117,12 +118,12 @@ def test_the_gpus_table_weighs_all_segments_by_their_length() -> None:
     assert table.busy + sum(table.idle.values()) + table.unattributed == pytest.approx(1.0)
 
 
-def test_without_a_gpu_the_meter_has_no_table_of_it() -> None:
+def test_gpu_table_is_none_without_a_gpu() -> None:
     assert gpu_table([]) is None
     assert gpu_table([{"length": 1.0, "gpu": None}, {"length": 1.0}]) is None
 
 
-def test_long_iterations_are_shortened_and_minibatches_stay_whole() -> None:
+def test_long_iterations_are_shortened_to_whole_minibatches() -> None:
     # An iteration of 40 + 20 s, of 16 × 100 steps in minibatches of 400: 100 steps can be halved twice.
     slow = profile(step_seconds=0.1, stepping=(dataclasses.replace(profile().stepping[0], seconds=40.0),))
     slow = dataclasses.replace(slow, collecting=40.0, pace=Pace(0.002, 20.0))
@@ -134,7 +135,7 @@ def test_long_iterations_are_shortened_and_minibatches_stay_whole() -> None:
     assert shortened(whole, slow, 1.0).recipe.n_steps == 100
 
 
-def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_take_more(
+def test_short_run_keeps_user_settings_and_leaves_no_run_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[Trainer] = []
@@ -145,15 +146,15 @@ def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_ta
             meters.append(options)
             super().__init__(say, **options)
 
-    def noted(*given: Any) -> Path:
-        built.append(given[0])
-        return training.train(*given)
+    def recording_train(*arguments: Any) -> Path:
+        built.append(arguments[0])
+        return training.train(*arguments)
 
-    monkeypatch.setattr(short_run, "train", noted)
+    monkeypatch.setattr(short_run, "train", recording_train)
     monkeypatch.setattr(short_run, "RunMeter", Meter)
-    layers = lay("classic", None, False, "CartPole-v1")
+    layers = resolve_layers("classic", None, False, "CartPole-v1")
     wanted = {"env": "CartPole-v1", "n_envs": 2, "n_steps": 16, "batch_size": 32, "trace": True, "tensorboard": True}
-    config = endless(validated(layers.settled_with(wanted)))
+    config = endless(validated(layers.with_flags(wanted)))
     found = run_for(config, 0.1, print)
     run = built[0].config.run
     assert (run.tensorboard, run.trace, run.wandb, run.eval_every) == (True, False, False, 0)
@@ -167,49 +168,47 @@ def test_a_run_is_like_the_users_own_but_for_what_it_leaves_and_its_meter_may_ta
     assert built[1].config.run.tensorboard is False
 
 
-WATCHED = """
+WATCH_SCRIPT = """
 import dataclasses, json, pathlib, sys
 from unidle.engine.callbacks import RunGpu
 from unidle.meter.attribution.run_meter import RunMeter
 from unidle.timeline import Timeline
-from unidle.tuning.short_run import _Watcher
+from unidle.tuning.short_run import _SensorMeter
 
-def watched(gpu):
-    watcher = _Watcher(RunMeter(print))
-    watcher.begin(pathlib.Path(sys.argv[1]), Timeline(), 0, gpu)
-    watcher.end()
-    return dataclasses.asdict(watcher.readings())
+def readings_of(gpu):
+    sensor_meter = _SensorMeter(RunMeter(print))
+    sensor_meter.begin(pathlib.Path(sys.argv[1]), Timeline(), 0, gpu)
+    sensor_meter.end()
+    return dataclasses.asdict(sensor_meter.readings())
 
 uuids = [f"{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}" for n in "123"]
-print(json.dumps([watched(RunGpu(uuid, lambda: 0)) for uuid in uuids] + [watched(None)]))
+print(json.dumps([readings_of(RunGpu(uuid, lambda: 0)) for uuid in uuids] + [readings_of(None)]))
 """
 
 
-def test_the_gpu_that_is_watched_is_the_one_trained_on(
-    fake_driver: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
-    words = [sys.executable, "-c", WATCHED, str(tmp_path)]
-    done = subprocess.run(words, env=fake_driver(), capture_output=True, text=True, timeout=100, check=False)
+def test_readings_are_of_the_gpu_trained_on(fake_driver: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", WATCH_SCRIPT, str(tmp_path)]
+    done = subprocess.run(argv, env=fake_driver(), capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout, done.stderr
     first, second, unknown, none = json.loads(done.stdout)
     assert (first["gpu_memory"], second["gpu_memory"]) == (0.25, 0.25)
     assert set(first["throttled"].values()) == {1.0}
-    assert second["throttled"] == {}  # the driver tells no reasons of the second one
-    for of_no_gpu in (unknown, none):
-        assert (of_no_gpu["gpu_memory"], of_no_gpu["throttled"]) == (None, {})
-        assert of_no_gpu["host_memory"] > 0
+    assert second["throttled"] == {}  # the driver gives no throttle reasons for the second GPU
+    for without_gpu in (unknown, none):
+        assert (without_gpu["gpu_memory"], without_gpu["throttled"]) == (None, {})
+        assert without_gpu["host_memory"] > 0
 
 
 @pytest.mark.parametrize("iterations", [0, 1])
-def test_one_that_is_stopped_too_early_gets_a_sentence(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stopped_before_two_iterations_raises(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(RunMeter):
         """Ctrl-C after the first iteration."""
 
-        def iteration(self, *given: Any, **more: Any) -> None:
+        def iteration(self, *arguments: Any, **options: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     def stopped(trainer: Trainer) -> Path:
-        """The same before it, where no signal can be timed."""
+        """Stops before the first iteration, when a signal cannot be timed."""
         trainer._stop()
         return training.train(trainer)
 
@@ -217,13 +216,13 @@ def test_one_that_is_stopped_too_early_gets_a_sentence(iterations: int, monkeypa
         monkeypatch.setattr(short_run, "RunMeter", Interrupted)
     else:
         monkeypatch.setattr(short_run, "train", stopped)
-    layers = lay("classic", None, False, "CartPole-v1")
+    layers = resolve_layers("classic", None, False, "CartPole-v1")
     wanted = {"env": "CartPole-v1", "n_envs": 2, "n_steps": 16, "batch_size": 32, "tensorboard": False}
     with pytest.raises(TrainingError, match=r"^The job was stopped before its second iteration ended"):
-        run_for(endless(validated(layers.settled_with(wanted))), 1.0, print)
+        run_for(endless(validated(layers.with_flags(wanted))), 1.0, print)
 
 
-def test_ctrl_c_in_a_probe_does_not_speak_of_checkpoints(
+def test_message_after_ctrl_c_in_a_probe_omits_checkpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from unidle.cli.main import run
@@ -237,67 +236,75 @@ def test_ctrl_c_in_a_probe_does_not_speak_of_checkpoints(
     assert last == "unidle: Stopped before the diagnosis was complete; nothing was saved."
 
 
-def test_a_missing_package_is_told_before_anything_is_probed(
+def test_missing_package_is_reported_before_probing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from unidle.cli.main import run
 
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert run(["diagnose", "--env", "CartPole-v1", *SMALL.split()]) == 2
-    said = capsys.readouterr().err
-    assert "need the package psutil" in said
-    assert "Probing" not in said
+    output = capsys.readouterr().err
+    assert "need the package psutil" in output
+    assert "Probing" not in output
 
 
-# -- how it is said -------------------------------------------------------------------------------------------------
+# -- report ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_has_the_verdict_first_and_the_two_lists_apart() -> None:
+def test_report_has_verdict_first_and_separates_engine_from_recipe() -> None:
     given = facts(table=Table(False, 0.0, {"environment": 0.6, "learn": 0.3}, 0.1))
-    said = list(lines(Diagnosis(given, verdict_on(given), 5, 50)))
-    assert said[0] == f"{verdict_on(given).sentence} (by probes)"
-    assert next(line for line in said if "share" in line).endswith("in training")
-    assert not any("erving" in line for line in said)
-    ceilings = next(i for i, line in enumerate(said) if line.startswith("upper limits"))
-    assert next(i for i, line in enumerate(said) if line.startswith("training with these settings: ")) < ceilings
-    assert "100 %" in next(line for line in said if line.strip().startswith("100"))
-    engine = next(i for i, line in enumerate(said) if line.startswith("Engine changes"))
-    recipe = next(i for i, line in enumerate(said) if line.startswith("Recipe changes"))
-    assert recipe_remark(given) in said[recipe]
-    assert "GPU" not in said[recipe]
-    assert "GPU" in recipe_remark(facts(of_profile={"on_gpu": True}))
-    assert any("--overlap strict" in line for line in said[recipe:])
-    assert not any("--overlap strict" in line for line in said[engine:recipe])
-    assert any("5 iterations of 50 steps instead of 100" in line for line in said)
+    report_lines = list(lines(Diagnosis(given, verdict_on(given), 5, 50)))
+    assert report_lines[0] == f"{verdict_on(given).sentence} (by probes)"
+    assert next(line for line in report_lines if "share" in line).endswith("in training")
+    assert not any("erving" in line for line in report_lines)
+    ceilings = next(i for i, line in enumerate(report_lines) if line.startswith("upper limits"))
+    assert (
+        next(i for i, line in enumerate(report_lines) if line.startswith("training with these settings: ")) < ceilings
+    )
+    assert "100 %" in next(line for line in report_lines if line.strip().startswith("100"))
+    engine = next(i for i, line in enumerate(report_lines) if line.startswith("Engine changes"))
+    recipe = next(i for i, line in enumerate(report_lines) if line.startswith("Recipe changes"))
+    assert recipe_remark(given) in report_lines[recipe]
+    assert "GPU" not in report_lines[recipe]
+    assert "GPU" in recipe_remark(facts(profile_changes={"on_gpu": True}))
+    assert any("--overlap strict" in line for line in report_lines[recipe:])
+    assert not any("--overlap strict" in line for line in report_lines[engine:recipe])
+    assert any("5 iterations of 50 steps instead of 100" in line for line in report_lines)
 
 
-ONE_PIECE = {"on_gpu": True, "on_device": True, "fixed_workers": True, "stepping": (), "collecting": 0.0}
+WHOLE_ITERATION_ON_DEVICE = {
+    "on_gpu": True,
+    "on_device": True,
+    "fixed_workers": True,
+    "stepping": (),
+    "collecting": 0.0,
+}
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_iterations_in_one_piece_on_the_device_are_not_called_learning(compiled: bool) -> None:
+def test_whole_iterations_on_the_device_are_not_called_learning(compiled: bool) -> None:
     pace = Pace(0.0, 0.005)
-    probed = ProbeResults(profile(**ONE_PIECE, pace=pace), None, False, None, None, False)
+    probed = ProbeResults(profile(**WHOLE_ITERATION_ON_DEVICE, pace=pace), None, False, None, None, False)
     config = facts(engine={"workers": None, "slices": None, "compile": compiled}, recipe={"precision": "tf32"}).config
     table = Table(False, 0.0, {"learn": 0.98, "logging": 0.02}, 0.0)
     real = ShortRun(100, 0.005, table, 0.0, facts().readings, {})
     given = _facts(config, probed, real, 1.0)
     found = Diagnosis(given, verdict_on(given), 100, 100)
-    said = "\n".join(lines(found))
-    assert "learning computes" not in said
-    assert "learns for" not in said
-    assert "learning alone" not in said
-    assert "iterations on the device" in said.split("upper limits")[0].split("share")[1]
+    report = "\n".join(lines(found))
+    assert "learning computes" not in report
+    assert "learns for" not in report
+    assert "learning alone" not in report
+    assert "iterations on the device" in report.split("upper limits")[0].split("share")[1]
     assert result(found)["shares"] == {"iterations on the device": 1.0}
-    assert (found.verdict.cause == "nothing to gain") == compiled
+    assert (found.verdict.cause == "no faster settings") == compiled
     assert [one.flags for one in found.verdict.engine if one.flags] == ([] if compiled else ["--compile"])
 
 
-def test_what_is_doubtful_is_called_so() -> None:
-    given = facts(seconds=20.0)  # its parts make 6
-    said = list(lines(Diagnosis(given, verdict_on(given), 5, 100)))
-    assert any(line.startswith("note: the parts of an iteration") for line in said)
-    assert next(line for line in said if "--overlap strict" in line).strip().startswith("about 1.5 ×  ")
+def test_report_marks_uncertain_predictions() -> None:
+    given = facts(seconds=20.0)  # the parts add up to 6 s
+    report_lines = list(lines(Diagnosis(given, verdict_on(given), 5, 100)))
+    assert any(line.startswith("note: the parts of an iteration") for line in report_lines)
+    assert next(line for line in report_lines if "--overlap strict" in line).strip().startswith("about 1.5 ×  ")
     assert not any(line.strip().startswith("about") for line in lines(Diagnosis(facts(), verdict_on(facts()), 5, 100)))
     crowded = facts(readings={"others_cores": 2.0})
     assert any(
@@ -306,7 +313,7 @@ def test_what_is_doubtful_is_called_so() -> None:
     assert not any(line.startswith("note:") for line in lines(Diagnosis(facts(), verdict_on(facts()), 5, 100)))
 
 
-def test_the_result_is_plain_data_with_everything_in_it() -> None:
+def test_result_is_json_serialisable_and_complete() -> None:
     found = json.loads(json.dumps(result(Diagnosis(facts(), verdict_on(facts()), 5, 100))))
     assert found["cause"] == "environment computes"
     assert found["profile"]["stepping"][0]["workers"] == 4

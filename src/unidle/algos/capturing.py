@@ -1,4 +1,4 @@
-"""The interface by which algorithms have functions captured as CUDA graphs; the engine implements it."""
+"""The interface for capturing functions as CUDA graphs; engine/cuda_graphs.py implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NODES_PER_GRAPH = 5000  # a larger graph takes long to capture and to launch
 
 
 class Capturer(Protocol):
-    """Makes a function on static tensors faster without changing what it does (see engine/cuda_graphs.py)."""
+    """Makes a function on static tensors faster without changing its results (see engine/cuda_graphs.py)."""
 
     def __call__(
         self,
@@ -24,7 +24,7 @@ class Capturer(Protocol):
     ) -> Callable[[], None]:
         """`function` or a faster equivalent; `changes` are the tensors it modifies.
 
-        `instead` is an equivalent to use if `function` fails here. `generators` are the random generators it uses.
+        `instead` is an equivalent function to use if `function` fails. `generators` are the generators it draws from.
         """
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
@@ -46,4 +46,4 @@ class _NoCapture:
         pass
 
 
-as_it_is = _NoCapture()  # captures nothing and reports nothing
+no_capture = _NoCapture()  # captures nothing and reports nothing

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-DORMANT = "plasticity/critic/dormant"  # the metric
-TOO_DORMANT = 0.3
+DORMANT = "plasticity/critic/dormant"  # name of the metric
+TOO_DORMANT = 0.3  # share of the neurons
 
 
-def remedy(share: float) -> str:
+def dormancy_warning(share: float) -> str:
     """The warning for a critic with this share of dormant neurons."""
     return (
         f"{share:.0%} of the critic's neurons are dormant and hardly learn; train on more tasks as you add parameters, "

@@ -1,6 +1,6 @@
-"""Deep Q-learning (Mnih et al. 2015) with its usual improvements, read top to bottom.
+"""Deep Q-learning (Mnih et al. 2015) with its usual improvements.
 
-Actions are ε-greedy. An update from a batch of (s, a, R, γᵐ, s'), R being the return of m steps, takes these steps:
+Actions are ε-greedy. An update from a batch of (s, a, R, γᵐ, s'), where R is the m-step return, takes these steps:
 
     y  = R + γᵐ max Q̄(s', ·)                     target (Mnih et al. 2015, algorithm 1)
     y  = R + γᵐ Q̄(s', argmax Q(s', ·))           target of double DQN (van Hasselt et al. 2016)
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
 from unidle.buffers.replay import Transitions
@@ -42,7 +44,8 @@ class DQN:
         self.target = copy.deepcopy(policy)
         self.parameters, self.target_parameters = FlatParameters(policy), FlatParameters(self.target)
         device = self.parameters.flat.device
-        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        setting = partial(per_member, [recipe], device=device)
+        self.learning_rate, self.max_grad_norm, self.tau = map(setting, ("learning_rate", "max_grad_norm", "tau"))
         self._adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=recipe.adam_eps)
         self._until_target = torch.full((), recipe.target_update_interval, device=device)  # updates
         self.sums = torch.zeros(len(self.metrics), device=device)
@@ -55,11 +58,11 @@ class DQN:
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update the Q network and, when it is due, the target network; returns |TD error| [B]."""
         means, errors = self._gradient(self.parameters, self._loss, batch)
-        norm = self.parameters.clip_(self.recipe.max_grad_norm)
+        norms = self.parameters.clip_(self.max_grad_norm)
         self._adam.step()
         with torch.no_grad():
             self._update_target()
-            self.sums.add_(torch.cat((means, norm.unsqueeze(0))))
+            self.sums.add_(torch.cat((means, norms)))
         return errors
 
     def _loss(self, batch: Transitions) -> Loss:
@@ -75,7 +78,7 @@ class DQN:
             return Loss(loss, torch.stack((loss, q.mean())), errors.abs().mean(-1))
 
     def _next_value(self, obs: Tensor) -> Tensor:
-        """Max Q̄(s, ·), or double DQN's estimate; the mean over heads [B]."""
+        """The maximum of Q̄(s, ·), or double DQN's estimate, averaged over heads [B]."""
         values = self.target.values(obs)
         if not self.recipe.double_dqn:
             return values.amax(-1).mean(-1)
@@ -83,27 +86,27 @@ class DQN:
         return values.gather(-1, chosen).squeeze(-1).mean(-1)
 
     def _update_target(self) -> None:
-        """Every `target_update_interval` updates; a mask instead of a branch, so that it can be captured."""
+        """Update the target network every `target_update_interval` calls, without a branch: a CUDA graph has none."""
         self._until_target.sub_(1)
         is_due = self._until_target == 0
-        self.target_parameters.flat.data.lerp_(self.parameters.flat.detach(), is_due * self.recipe.tau)
+        self.target_parameters.flat.data.lerp_(self.parameters.flat.detach(), (is_due * self.tau).unsqueeze(1))
         self._until_target.add_(is_due * self.recipe.target_update_interval)
 
     # -- exploration, metrics, checkpoints -----------------------------------------------------------------------------
 
-    def explore(self, progress: float, *, warm_up: bool) -> None:
+    def set_exploration(self, progress: float, *, warm_up: bool) -> None:
         """ε falls linearly from 1 to `exploration_final_eps` over `exploration_fraction` of the run."""
         recipe = self.recipe
         fallen = min(1.0, progress / recipe.exploration_fraction) if recipe.exploration_fraction else 1.0
         epsilon = 1.0 + fallen * (recipe.exploration_final_eps - 1.0)
         self.policy.distribution.epsilon.fill_(1.0 if warm_up else epsilon)
 
-    def current(self) -> dict[str, Tensor]:
-        """The current ε."""
+    def current_metrics(self) -> dict[str, Tensor]:
+        """The exploration rate ε."""
         return {"epsilon": self.policy.distribution.epsilon.clone()}
 
     def plasticity(self, batch: Transitions) -> dict[str, Tensor]:
-        """Not measured."""
+        """Empty: not measured for DQN."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

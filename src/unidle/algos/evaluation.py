@@ -12,7 +12,7 @@ from unidle.kernels.dispatch import Report
 from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.distributions import Parameters
 
-_BYTES_AT_ONCE = 1 << 29  # of activations
+_MAX_CHUNK_BYTES = 1 << 29  # of activations
 
 
 def sequences(field: Tensor, length: int) -> Tensor:
@@ -23,32 +23,32 @@ def sequences(field: Tensor, length: int) -> Tensor:
 
 
 class Evaluation:
-    """Computes log-probabilities and values of rollouts, collected by this policy or an older one."""
+    """Computes log-probabilities and values of rollouts, which this policy or an older one collected."""
 
     def __init__(self, policy: ActorCritic, recipe: PPORecipe, length: int, report: Report) -> None:
         """`length` is the length of training sequences; `report` is called if memory runs out."""
         assert isinstance(recipe.batch_size, int)
         self._policy, self._length, self._micro_batches = policy, length, MicroBatches("Evaluation", report)
-        # On a CPU, chunks that fit in its caches. On a GPU each chunk costs launches, so as many rows as surely fit in
-        # memory; the memory use of a CNN or a custom network is unknown.
+        # On a CPU, chunks that fit in its caches. On a GPU each chunk costs launches, so chunks are as large as surely
+        # fits in memory; the memory use of a CNN or a custom network is unknown.
         widths = sum(recipe.net_arch) + policy.encoder.n_features
-        is_known = policy.log_std.is_cuda and policy.encoder.is_plain
-        self._rows_at_once = max(recipe.batch_size, _BYTES_AT_ONCE // (4 * widths) if is_known else 4096)
+        is_known = policy.log_std.is_cuda and policy.encoder.is_float_vector
+        self._chunk_rows = max(recipe.batch_size, _MAX_CHUNK_BYTES // (4 * widths) if is_known else 4096)
 
     def score(self, policy: ActorCritic, rollout: Rollout) -> Tensor:
         """Log-probabilities [T, N] of the actions, by `policy`."""
-        return policy.distribution.score(self._forward(policy, rollout)[0], rollout.actions)[0]
+        return policy.distribution.log_prob_and_entropy(self._forward(policy, rollout)[0], rollout.actions)[0]
 
     @torch.no_grad()
     def rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probabilities [T, N] of the actions, and values [T + 1, N]."""
-        policy, score, length = self._policy, self._policy.distribution.score, self._length
+        policy, score, length = self._policy, self._policy.distribution.log_prob_and_entropy, self._length
         if policy.core is None:
             params, values = self._forward(policy, rollout)
             return score(params, rollout.actions)[0], values
 
-        # The stored recurrent states come from the weights that acted. From the second step of a sequence on, learning
-        # recomputes them, and so does this.
+        # The stored recurrent states were computed with the weights that acted. Learning recomputes them from the
+        # second step of a sequence on, and so does this.
         def unrolled(obs: Tensor, starts: Tensor, states: Tensor, *actions: Tensor) -> Tensor:
             params, values = policy(obs, starts, states)
             return torch.stack([values, *(score(params, taken)[0] for taken in actions)], -1)
@@ -82,8 +82,8 @@ class Evaluation:
         return policy.distribution.unpack(packed[:-1], policy.log_std), value.squeeze(-1).contiguous()
 
     def _in_chunks(self, function, *columns: Tensor, rows_each: int = 1) -> Tensor:  # type: ignore[no-untyped-def]
-        """`function` over chunks of the columns, of `rows_each` rows per entry, so that memory stays bounded."""
-        size = max(1, self._rows_at_once // rows_each)
+        """`function` on chunks of the columns, whose entries have `rows_each` rows each, to bound memory use."""
+        size = max(1, self._chunk_rows // rows_each)
 
         def work(count: int) -> Tensor:
             return torch.cat(

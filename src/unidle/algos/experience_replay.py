@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unidle.algos.capturing import Capturer
 from unidle.buffers.multitask import TaskReplay
-from unidle.buffers.placement import HOST, ReplayBuffer, lies_on_host, new_replay_buffer
+from unidle.buffers.placement import HOST, ReplayBuffer, fits_only_on_host, new_replay_buffer
 from unidle.buffers.prefetch import Prefetch
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.rollout import Rollout
@@ -29,8 +29,8 @@ _UPDATES_PER_GRAPH = 8
 class ExperienceReplay:
     """The replay buffer of a run, and the number of updates that are due.
 
-    `buffer` stores the transitions. Updates sample from `sampler`: the buffer itself, or, if it is on the host, batches
-    that are copied to the device ahead of their updates.
+    `buffer` stores the transitions. Updates sample from `sampler`: the buffer itself, or a `Prefetch` if it is on the
+    host.
     """
 
     def __init__(
@@ -47,22 +47,24 @@ class ExperienceReplay:
     ) -> None:
         """`tasks_of` maps observations [N, obs_bytes] to their tasks [N], if there are several."""
         self._recipe, self._capture, self._tasks_of, self._device = recipe, capture, tasks_of, device
-        self._on_host = lies_on_host(recipe, obs_bytes, width, device, n_tasks, report)
-        place = HOST if self._on_host else device
-        self.buffer: ReplayBuffer = new_replay_buffer(recipe, obs_bytes, width, place, n_tasks, Dispatch(report))
+        self._on_host = fits_only_on_host(recipe, obs_bytes, width, device, n_tasks, report)
+        buffer_device = HOST if self._on_host else device
+        self.buffer: ReplayBuffer = new_replay_buffer(
+            recipe, obs_bytes, width, buffer_device, n_tasks, Dispatch(report)
+        )
         self.sampler: ReplayBuffer | Prefetch = self.buffer
         if self._on_host:
             assert isinstance(recipe.batch_size, int)
             self.sampler = Prefetch(self.buffer, recipe.batch_size, device)
         self._ended = torch.zeros(recipe.n_envs, dtype=torch.bool, device=device)  # by the last stored step
-        self._starts = torch.zeros(recipe.n_envs, dtype=torch.bool, device=place)
-        # Successors of all steps: the true final observation where an episode was truncated. The last one is a dummy.
-        self._successors = torch.zeros(recipe.total_batch + 1, obs_bytes, dtype=torch.uint8, device=place)
+        self._starts = torch.zeros(recipe.n_envs, dtype=torch.bool, device=buffer_device)
+        # Next observations of all steps: the final one where an episode was truncated. The last entry is a dummy.
+        self._next_obs = torch.zeros(recipe.total_batch + 1, obs_bytes, dtype=torch.uint8, device=buffer_device)
         self._adds: dict[int, Callable[[], None]] = {}  # one per rollout: a captured graph is tied to its tensors
-        self._utd_ratio = Fraction(str(recipe.utd_ratio))  # exact in decimal: 0.29 × 100 is 29
+        self._utd_ratio = Fraction(str(recipe.utd_ratio))  # exact, as a decimal: 0.29 × 100 is 29
         self.steps = self.updates = 0
-        # Updates are due for steps after `_since`, in addition to the `_before` already done.
-        self._since, self._before = recipe.learning_starts, 0
+        # Updates that are due: `_updates_before`, and `utd_ratio` for every step after `_first_step`.
+        self._first_step, self._updates_before = recipe.learning_starts, 0
 
     def store_and_update(
         self, rollout: Rollout, updates: Updates, shuffle: torch.Generator
@@ -71,22 +73,23 @@ class ExperienceReplay:
 
         Does not yield before the first update, so that a GPU does not idle.
         """
-        due = left = self.store(rollout)
+        due = remaining = self.store(rollout)
         updates.begin(shuffle, self.updates - due)
         if isinstance(self.sampler, Prefetch):
             yield from _with_prefetch(due, updates, self.sampler, shuffle)
             return due
-        while left:
-            left -= updates.run(left)
+        while remaining:
+            remaining -= updates.run(remaining)
             yield
         return due
 
     def store(self, rollout: Rollout) -> int:
         """Store a rollout; returns how many updates are due, and counts them as done."""
         stored = _copy_to_host(rollout) if self._on_host else rollout
-        self._successors[:-1].copy_(stored.obs[1:].flatten(0, 1))
-        self._successors[stored.final_at] = stored.final_obs
-        # The first rollout; later, environments that were restarted between two rollouts: their episode is truncated.
+        self._next_obs[:-1].copy_(stored.obs[1:].flatten(0, 1))
+        self._next_obs[stored.final_at] = stored.final_obs
+        # True in the first rollout, and later for environments that were restarted between two rollouts, whose episodes
+        # are truncated.
         self._starts.copy_(rollout.starts[0] & ~self._ended)
         if self._on_host:
             self._add(stored, self._tasks(rollout).to(HOST))
@@ -98,7 +101,7 @@ class ExperienceReplay:
             self._adds[id(rollout)]()
         self._ended.copy_(rollout.terminated[-1] | rollout.truncated[-1])
         self.steps += self._recipe.total_batch
-        total = self._before + math.floor(self._utd_ratio * max(0, self.steps - self._since))
+        total = self._updates_before + math.floor(self._utd_ratio * max(0, self.steps - self._first_step))
         due, self.updates = total - self.updates, total
         return due
 
@@ -110,7 +113,7 @@ class ExperienceReplay:
 
     def _add(self, rollout: Rollout, tasks: Tensor) -> None:
         self.buffer.start(rollout.obs[0], self._starts)
-        successors = self._successors[:-1].view(*rollout.shape, -1)
+        next_obs = self._next_obs[:-1].view(*rollout.shape, -1)
         for step in range(rollout.shape[0]):
             transition = (
                 rollout.actions[step],
@@ -118,7 +121,7 @@ class ExperienceReplay:
                 rollout.terminated[step],
                 rollout.truncated[step],
                 rollout.obs[step + 1],
-                successors[step],
+                next_obs[step],
             )
             if isinstance(self.buffer, TaskReplay):
                 self.buffer.add(*transition, tasks[step])
@@ -127,14 +130,14 @@ class ExperienceReplay:
 
     @property
     def is_warm_up(self) -> bool:
-        """Whether actions are still random: `learning_starts` steps are not yet stored."""
-        return self.steps < self._since and not self._before
+        """Whether actions are still random, because fewer than `learning_starts` steps are stored."""
+        return self.steps < self._first_step and not self._updates_before
 
     def set_progress(self, progress: float) -> None:
         """Anneal β of prioritised replay to 1 over the run."""
         if isinstance(self.buffer, Prioritised):
-            first = self._recipe.per_beta
-            self.buffer.beta.fill_(first + (1 - first) * progress)
+            initial = self._recipe.per_beta
+            self.buffer.beta.fill_(initial + (1 - initial) * progress)
 
     def update_priorities(self, index: Tensor, errors: Tensor) -> None:
         """Set the priorities of sampled transitions from their TD errors, if replay is prioritised."""
@@ -143,23 +146,29 @@ class ExperienceReplay:
 
     @property
     def changes(self) -> list[Tensor]:
-        """Tensors that an update changes here."""
+        """Tensors of the buffer that an update changes."""
         return [self.buffer.highest, *self.buffer.tree.levels] if isinstance(self.buffer, Prioritised) else []
 
     def state_dict(self) -> dict[str, Any]:
         """The counters and the whole buffer."""
-        counts = {"steps": self.steps, "updates": self.updates, "since": self._since, "before": self._before}
-        return {**counts, "ended": self._ended, "memory": self.buffer.state_dict()}
+        return {
+            "steps": self.steps,
+            "updates": self.updates,
+            "since": self._first_step,
+            "before": self._updates_before,
+            "ended": self._ended,
+            "memory": self.buffer.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy a checkpoint's values into the existing tensors; without a buffer, fill it again before learning."""
+        """Copy a checkpoint's values into the existing tensors; without a buffer, refill it before learning resumes."""
         self.steps, self.updates = state["steps"], state["updates"]
-        self._since, self._before = state["since"], state["before"]
+        self._first_step, self._updates_before = state["since"], state["before"]
         if "memory" in state:
             self._ended.copy_(state["ended"])
             self.buffer.load_state_dict(state["memory"])
         else:
-            self._since, self._before = self.steps + self._recipe.learning_starts, self.updates
+            self._first_step, self._updates_before = self.steps + self._recipe.learning_starts, self.updates
 
 
 class Updates:
@@ -175,10 +184,10 @@ class Updates:
     ) -> None:
         """`update` takes the generator to draw from and its phase; `changes` are the tensors that it changes."""
         self._n_phases, self._done = n_phases, 0
-        self._at_once = n_phases * max(1, _UPDATES_PER_GRAPH // n_phases) if device.type == "cuda" else 1
+        self._per_graph = n_phases * max(1, _UPDATES_PER_GRAPH // n_phases) if device.type == "cuda" else 1
         self._generators: list[torch.Generator] = []  # one per graph
 
-        def several(phases: Sequence[int]) -> Callable[[], None]:
+        def captured(phases: Sequence[int]) -> Callable[[], None]:
             generator = torch.Generator(device)
             self._generators.append(generator)
 
@@ -188,48 +197,49 @@ class Updates:
 
             return capture("updates", run, changes, generators=(generator,))
 
-        first = several([0])
-        self._several = several([number % n_phases for number in range(self._at_once)])
-        self._one = [first, *(several([phase]) for phase in range(1, n_phases))]
+        # In this order: it decides the seed of each generator.
+        first = captured([0])
+        self._run_several = captured([number % n_phases for number in range(self._per_graph)])
+        self._run_one = [first, *(captured([phase]) for phase in range(1, n_phases))]
 
     def begin(self, generator: torch.Generator, done: int = 0) -> None:
         """Seed the random streams from `generator`'s seed; `done` is the number of earlier updates."""
         self._done = done
         for number, own in enumerate(self._generators):
-            offset = number if number < 2 else number + 1  # 2 is the prefetch's
+            offset = number if number < 2 else number + 1  # 2 is for prefetching
             own.manual_seed((generator.initial_seed() + offset) % 2**63)
 
     def run(self, count: int) -> int:
         """Run some of `count` updates, at least one; returns how many."""
         phase = self._done % self._n_phases
-        if phase == 0 and count >= self._at_once > 1:
-            self._several()
-            ran = self._at_once
+        if phase == 0 and count >= self._per_graph > 1:
+            self._run_several()
+            done = self._per_graph
         else:
-            self._one[phase]()
-            ran = 1
-        self._done += ran
-        return ran
+            self._run_one[phase]()
+            done = 1
+        self._done += done
+        return done
 
 
 def _copy_to_host(rollout: Rollout) -> Rollout:
     """A copy on the host; waits for the device."""
-    copied = copy.copy(rollout)
+    on_host = copy.copy(rollout)
     for name, value in vars(rollout).items():
-        setattr(copied, name, value.to(HOST))
-    return copied
+        setattr(on_host, name, value.to(HOST))
+    return on_host
 
 
 def _with_prefetch(
     due: int, updates: Updates, prefetch: Prefetch, shuffle: torch.Generator
 ) -> Generator[None, None, None]:
     """Run `due` updates; each batch is copied to the device during the update before it."""
-    draws = torch.Generator().manual_seed((shuffle.initial_seed() + 2) % 2**63)
+    generator = torch.Generator().manual_seed((shuffle.initial_seed() + 2) % 2**63)
     for number in range(due):
         if number == 0:
-            prefetch.send(draws)
+            prefetch.send(generator)
         prefetch.take()
         updates.run(1)
         if number + 1 < due:
-            prefetch.send(draws)
+            prefetch.send(generator)
         yield

@@ -18,6 +18,8 @@ from unidle.nn.optim.flat_parameters import FlatParameters
 
 _Result = TypeVar("_Result")
 _NONE = torch.empty(0)
+# Called between a gradient and the step along it; changes the flat gradient [member, parameter] in place.
+AfterGradient = Callable[[Tensor], object]
 
 
 class Loss(NamedTuple):
@@ -42,14 +44,14 @@ class MicroBatches:
             try:
                 return work(self.count)
             except torch.OutOfMemoryError as error:
-                # After a capture that ran out of memory, the capturer decides what to do.
-                is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-                if self.count >= rows or is_capturing:
+                if self.count >= rows:
                     raise
                 self.count = min(rows, 2 * self.count)
                 self._report(
                     self._what, error, "does not fit in memory and is split into micro-batches, with the same result"
                 )
+                if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                    raise  # a capture that ran out of memory must start over
             # Outside the handler: the error keeps all intermediate tensors alive.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -76,7 +78,7 @@ def _gradient(
     each: list[Tensor] = []
     for first, end in pairwise(rows * number // count for number in range(count + 1)):
         part, share = loss_of(slice(first, end)), (end - first) / rows
-        parameters.add(part.loss, share)
+        parameters.add_gradient(part.loss, share)
         means.append(share * part.means)
         each.append(part.each)
     return torch.stack(means).sum(0), torch.cat(each)

@@ -1,4 +1,4 @@
-"""What the off-policy algorithms share.
+"""The common part of off-policy algorithms.
 
 An algorithm (sac.py, dqn.py, td3.py) is an `UpdateRule`: it learns from one batch. `OffPolicy` does the rest:
 
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.experience_replay import ExperienceReplay, Updates
-from unidle.algos.micro_batches import Loss, MicroBatches
+from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
 from unidle.buffers.replay import Transitions
 from unidle.buffers.rollout import Rollout
 from unidle.config import OffPolicyRecipe
@@ -30,13 +30,26 @@ Update = Callable[[Transitions, Tensor], Tensor]  # batch, noise → |TD error| 
 ChooseUpdate = Callable[[Dispatch, Any, Transitions, Tensor], Update]
 
 
-class Gradient(Protocol):
-    """Computes gradients, in micro-batches where a batch does not fit in memory."""
+class Gradient:
+    """Computes gradients, in micro-batches where a batch does not fit in memory; each is passed to `after_gradient`."""
+
+    def __init__(self, micro_batches: MicroBatches, after_gradient: AfterGradient | None = None) -> None:
+        self._micro_batches, self._after_gradient = micro_batches, after_gradient
 
     def __call__(
         self, parameters: FlatParameters, loss: Callable[..., Loss], *batch: Transitions | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Put the gradient of `loss(*batch)` into `parameters.grad`; returns `Loss.means` and `Loss.each`."""
+        means, each = self._micro_batches.gradient(
+            parameters, len(batch[0]), lambda rows: loss(*(part[rows] for part in batch))
+        )
+        self.finish(parameters.grad)
+        return means, each
+
+    def finish(self, grad: Tensor) -> None:
+        """Pass `grad`, which was computed without `__call__`, to `after_gradient`."""
+        if self._after_gradient is not None:
+            self._after_gradient(grad)
 
 
 class UpdateRule(Protocol):
@@ -46,17 +59,17 @@ class UpdateRule(Protocol):
     sums: Tensor  # [metrics] summed over updates
     policy: Any
     parameters: FlatParameters  # of the policy
-    learning_rate: Tensor  # []
+    learning_rate: Tensor  # [member]
     changes: list[Tensor]  # all tensors that an update changes
     noise_shape: tuple[int, ...]  # of the standard normal noise that an update needs
     phases: Sequence[Update]  # update number n is phases[n % len(phases)]
     n_tasks: int
 
-    def explore(self, progress: float, *, warm_up: bool) -> None:
+    def set_exploration(self, progress: float, *, warm_up: bool) -> None:
         """Set the exploration of the policy; during warm-up actions are uniformly random."""
 
-    def current(self) -> dict[str, Tensor]:
-        """Current values to log."""
+    def current_metrics(self) -> dict[str, Tensor]:
+        """Metrics that are not sums over updates."""
 
     def plasticity(self, batch: Transitions) -> dict[str, Tensor]:
         """Plasticity metrics of the networks on `batch`."""
@@ -73,24 +86,28 @@ class OffPolicy:
 
     def __init__(
         self,
-        kind: Callable[[Any, Any, Gradient], UpdateRule],
+        make_rule: Callable[[Any, Any, Gradient], UpdateRule],
         policy: Any,
         recipe: OffPolicyRecipe,
-        capture: Capturer = as_it_is,
+        capture: Capturer = no_capture,
         report: Report = no_report,
+        after_gradient: AfterGradient | None = None,
         *,
         choose_update: ChooseUpdate | None = None,
     ) -> None:
         """`policy` is already on its device: its parameters become views of one flat tensor there."""
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._batch_size = policy, recipe, recipe.batch_size
+        self.after_gradient = after_gradient
         self.micro_batches = MicroBatches("A minibatch", report)
-        self.rule = rule = kind(policy, recipe, accumulated(self.micro_batches))
+        self.rule = rule = make_rule(policy, recipe, Gradient(self.micro_batches, after_gradient))
         self.parameters = rule.parameters
         self._device = self.parameters.flat.device
         self._dispatch = Dispatch(report)
         self._phases = list(rule.phases)
-        self._choose_update = choose_update if self._device.type == "cuda" else None
+        # Kernels compute gradient and step together, and a CUDA graph cannot record arbitrary Python code.
+        has_hook = after_gradient is not None
+        self._choose_update = choose_update if self._device.type == "cuda" and not has_hook else None
         self.experience = ExperienceReplay(
             recipe,
             policy.obs_layout.obs_bytes,
@@ -102,9 +119,10 @@ class OffPolicy:
             report=report,
         )
         changes = [*rule.changes, *self.experience.changes]
-        self._updates = Updates(self.update, changes, self._device, capture, len(self._phases))
+        capture_updates = no_capture if has_hook else capture
+        self._updates = Updates(self.update, changes, self._device, capture_updates, len(self._phases))
         self._progress = 0.0
-        rule.explore(0.0, warm_up=self.experience.is_warm_up)
+        rule.set_exploration(0.0, warm_up=self.experience.is_warm_up)
 
     def set_progress(self, progress: float) -> None:
         """Update schedules; `progress` is the finished part of the run, 0 to 1."""
@@ -113,7 +131,7 @@ class OffPolicy:
         self.rule.learning_rate.fill_(self.recipe.learning_rate * scale)
         self.experience.set_progress(progress)
 
-    def learning(
+    def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: object = None
     ) -> Generator[None, None, dict[str, Tensor]]:
         """Store `rollout` and run the updates that are due, yielding between them; returns metrics as tensors.
@@ -123,17 +141,17 @@ class OffPolicy:
         rule = self.rule
         rule.sums.zero_()
         due = yield from self.experience.store_and_update(rollout, self._updates, shuffle)
-        rule.explore(self._progress, warm_up=self.experience.is_warm_up)
-        metrics = dict(zip(rule.metrics, rule.sums / max(1, due))) | rule.current()
+        rule.set_exploration(self._progress, warm_up=self.experience.is_warm_up)
+        metrics = dict(zip(rule.metrics, rule.sums / max(1, due))) | rule.current_metrics()
         metrics["learning_rate"] = rule.learning_rate.clone()
         metrics["micro_batches"] = torch.full_like(rule.learning_rate, self.micro_batches.count)
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         metrics["updates"] = torch.full((), float(due), device=self._device)
-        metrics["updates_in_all"] = torch.full((), float(self.experience.updates), device=self._device)
+        metrics["n_updates"] = torch.full((), float(self.experience.updates), device=self._device)
         return metrics
 
     def update(self, generator: torch.Generator, phase: int = 0) -> None:
-        """Learn from one sampled batch."""
+        """Update from one sampled batch."""
         batch = self.experience.sampler.sample(self._batch_size, generator)
         noise = torch.randn(self.rule.noise_shape, generator=generator, device=self._device)
         if self._choose_update is not None:  # on the first batch, before anything is captured
@@ -143,7 +161,7 @@ class OffPolicy:
 
     @torch.no_grad()
     def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
-        """Plasticity metrics on a batch from a separate random stream; empty before the first update."""
+        """Plasticity metrics on a batch drawn from a separate random stream; empty before the first update."""
         if not self.experience.updates:
             return {}
         buffer = self.experience.buffer
@@ -159,19 +177,3 @@ class OffPolicy:
         """Copy a checkpoint's values into the existing tensors."""
         self.rule.load_state_dict(state)
         self.experience.load_state_dict(state["experience"])
-
-
-def accumulated(micro_batches: MicroBatches) -> Gradient:
-    """A `Gradient` that is accumulated over `micro_batches`."""
-
-    def gradient(
-        parameters: FlatParameters, loss: Callable[..., Loss], *batch: Transitions | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return micro_batches.gradient(parameters, len(batch[0]), lambda rows: loss(*(part[rows] for part in batch)))
-
-    return gradient
-
-
-def whole_batch() -> Gradient:
-    """A `Gradient` of whole batches, split only if memory runs out."""
-    return accumulated(MicroBatches("A minibatch", no_report))

@@ -1,7 +1,7 @@
 """Plasticity metrics: how much of a network can still learn.
 
-*Dormant* (Sokar et al. 2023; McLean et al. 2025): neuron i of a layer is dormant if its score sᵢ = mean |hᵢ| / (mean of
-that over the layer + 1e-9) is at most 0.1, h being its activations on a batch. The ratio is over all hidden layers.
+*Dormant* (Sokar et al. 2023; McLean et al. 2025): neuron i of a layer is dormant if its score, mean |hᵢ| / (the layer's
+average of mean |h| + 1e-9), is at most 0.1; h are activations on a batch. The share is over all hidden layers.
 *Rank* (Kumar et al. 2021): the smallest k such that the k largest singular values of the last hidden layer's features
 [samples, width] sum to 0.99 of the total; on at most 512 samples, spread evenly over the batch.
 *Norms*: of each layer's weights, and of their gradient in the last update, after clipping.
@@ -23,7 +23,7 @@ from unidle.nn.encoder import Encoder
 from unidle.nn.ensemble import Ensemble
 from unidle.nn.optim.flat_parameters import FlatParameters
 
-_SCORE, _EPSILON = 0.1, 1e-9
+_MAX_SCORE, _EPSILON = 0.1, 1e-9
 _RANK_SAMPLES, _RANK_SHARE = 512, 0.99
 
 
@@ -34,7 +34,7 @@ class _Actor(Protocol):
     def actor_trunk(self) -> nn.Sequential: ...
 
 
-def of_actor_and_critic(
+def actor_critic_plasticity(
     policy: _Actor,
     critics: Critics,
     parameters: tuple[FlatParameters, FlatParameters],
@@ -44,14 +44,14 @@ def of_actor_and_critic(
     """Metrics of the actor and the first critic; `parameters` are theirs, in this order."""
     _, inputs = critics.inputs(batch.obs, batch.actions)
     parts = {
-        "critic": of_ensemble(critics.ensemble, inputs, parameters[1], clip),
-        "actor": of_trunk(policy.actor_trunk, policy.encoder(batch.obs), parameters[0], clip),
+        "critic": ensemble_plasticity(critics.ensemble, inputs, parameters[1], clip),
+        "actor": trunk_plasticity(policy.actor_trunk, policy.encoder(batch.obs), parameters[0], clip),
     }
-    return {f"plasticity/{of}/{name}": value for of, part in parts.items() for name, value in part.items()}
+    return {f"plasticity/{part}/{name}": value for part, metrics in parts.items() for name, value in metrics.items()}
 
 
 @torch.no_grad()
-def of_ensemble(network: Ensemble, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
+def ensemble_plasticity(network: Ensemble, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
     """Metrics of the first member, on inputs [B, n]; `flat` holds its parameters, `clip` is `max_grad_norm`."""
     hidden, values = [], inputs
     for weight, bias in zip(network.weights[:-1], network.biases[:-1]):
@@ -61,8 +61,8 @@ def of_ensemble(network: Ensemble, inputs: Tensor, flat: FlatParameters, clip: f
 
 
 @torch.no_grad()
-def of_trunk(network: nn.Sequential, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
-    """Metrics of linear layers with an activation after each, as above."""
+def trunk_plasticity(network: nn.Sequential, inputs: Tensor, flat: FlatParameters, clip: float) -> dict[str, Tensor]:
+    """Metrics of linear layers with an activation after each; arguments as for `ensemble_plasticity`."""
     hidden, values = [], inputs
     for module in network:
         values = module(values)
@@ -83,24 +83,24 @@ def dormant_ratio(hidden: list[Tensor]) -> Tensor:
     dormant = []
     for values in hidden:
         mean = values.abs().mean(0)
-        dormant.append(mean / (mean.mean() + _EPSILON) <= _SCORE)
+        dormant.append(mean / (mean.mean() + _EPSILON) <= _MAX_SCORE)
     return torch.cat(dormant).float().mean()
 
 
 def feature_rank(features: Tensor) -> Tensor:
     """[] effective rank of features [B, width]."""
-    some = features[:: -(-len(features) // _RANK_SAMPLES)].double()  # squares lose small values in single precision
-    # The smaller Gram matrix has the squares of all singular values.
-    product = some @ some.T if len(some) < some.shape[1] else some.T @ some
-    values = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().flip(0)
-    upto = values.cumsum(0)
-    return (upto < _RANK_SHARE * upto[-1]).sum() + 1
+    sample = features[:: -(-len(features) // _RANK_SAMPLES)].double()  # squares lose small values in single precision
+    # The eigenvalues of the smaller Gram matrix are the squares of all singular values.
+    gram = sample @ sample.T if len(sample) < sample.shape[1] else sample.T @ sample
+    singular_values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(0)
+    cumulative = singular_values.cumsum(0)
+    return (cumulative < _RANK_SHARE * cumulative[-1]).sum() + 1
 
 
 def _norms(
     weights: list[Tensor], flat: FlatParameters, clip: float, part: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    scale = (clip / (torch.linalg.vector_norm(flat.grad) + 1e-6)).clamp(max=1.0)  # 1 if it is clipped already
+    scale = (clip / (torch.linalg.vector_norm(flat.grad) + 1e-6)).clamp(max=1.0)  # 1 if `grad` is clipped already
     norms: dict[str, Tensor] = {}
     for layer, weight in enumerate(weights):
         norms[f"weight_norm/{layer}"] = torch.linalg.vector_norm(part(weight))

@@ -1,15 +1,15 @@
-"""Proximal policy optimisation (Schulman et al. 2017), the clipped version, read top to bottom.
+"""Proximal policy optimisation (Schulman et al. 2017), the clipped version.
 
-    rollout → log-probabilities, values, advantages (`preparing`) → epochs of minibatches (`learning`)
+    rollout → log-probabilities, values, advantages (`prepare_in_parts`) → epochs of minibatches (`update_in_parts`)
 
-The collector runs the actor alone; log-probabilities and values of the whole rollout come from one batched pass here,
-with the weights that learning starts from, so every ratio is 1 at the first minibatch. Where older weights acted (the
-rollout was collected while the previous one was learned from), this is decoupled PPO (Hilton et al. 2022): clipping is
-relative to the weights that learning starts from, a truncated importance weight corrects for the policy that acted, and
-advantages weigh the following steps by it too (V-trace, Espeholt et al. 2018).
+The collector runs only the actor; log-probabilities and values of the whole rollout come from one batched pass here,
+with the weights that learning starts from, so every ratio is 1 at the first minibatch. If older weights acted (because
+the rollout was collected during the previous update), this is decoupled PPO (Hilton et al. 2022): clipping is relative
+to the weights that learning starts from, a truncated importance weight corrects for the policy that acted, and
+advantages weight the following steps by it too (V-trace, Espeholt et al. 2018).
 
-What has faster implementations goes through `ops` (ppo_ops.py), which also captures CUDA graphs and splits minibatches
-that do not fit in memory. Nothing here depends on that.
+Operations with faster implementations go through `ops` (ppo_ops.py), which also captures CUDA graphs and splits
+minibatches that do not fit in memory. Nothing here depends on that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch import Tensor
 
 from unidle.algos.evaluation import sequences
 from unidle.algos.experience_replay import ExperienceReplay
-from unidle.algos.micro_batches import Loss
+from unidle.algos.member_settings import per_member
+from unidle.algos.micro_batches import AfterGradient, Loss
 from unidle.algos.run_to_end import run_to_end
 from unidle.buffers.advantages import discounted_returns
 from unidle.buffers.rollout import Rollout
@@ -40,11 +41,8 @@ from unidle.spaces.distributions import Parameters
 _REWARD_CLIP = 10.0
 _ADVANTAGE_EPS = 1e-8
 _KL_MARGIN = 1.5  # a minibatch whose KL divergence exceeds the target by this factor ends the iteration
-# Importance weights are unbounded, and a few large ones would dominate the loss.
-_MAX_WEIGHT = 2.0
+_MAX_IMPORTANCE = 2.0  # importance weights are unbounded, and a few large ones would dominate the loss
 _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-
-AfterGradient = Callable[[Tensor], object]  # changes the flat gradient in place
 
 
 @dataclass
@@ -59,7 +57,7 @@ class Batch:
     returns: Tensor  # [S, L]
     starts: Tensor | None  # [S, L] where episodes start, for a recurrent policy
     states: Tensor | None  # [S, state] recurrent state at the start of each sequence
-    weights: Tensor | None  # [S, L] importance weights if older weights acted, else None
+    weights: Tensor | None  # [S, L] truncated importance weights if older weights acted, else None
 
     def at(self, index: Tensor) -> Batch:
         """The minibatch of these sequences."""
@@ -76,7 +74,7 @@ class Ops(Protocol):
     gae: Callable[..., tuple[Tensor, Tensor]]  # `buffers.advantages.gae`
 
     def prepare(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
-        """`PPO.preparing`."""
+        """`PPO.prepare_in_parts`."""
 
     def minibatches(self, batch: Batch, shuffle: torch.Generator) -> Iterator[Tensor]:
         """One epoch: the sequences in random order, [minibatches per step, sequences per minibatch] at a time."""
@@ -115,7 +113,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
 class PPO:
     """A policy, its optimiser, and the update from a rollout."""
 
-    experience: ExperienceReplay | None = None  # it learns from rollouts, not from a replay buffer
+    experience: ExperienceReplay | None = None  # PPO learns from rollouts, without a replay buffer
 
     def __init__(
         self,
@@ -128,9 +126,10 @@ class PPO:
         self.policy, self.recipe, self.after_gradient = policy, recipe, after_gradient
         self.parameters = FlatParameters(policy)
         device = self.parameters.flat.device
-        # Tensors, so that a captured update sees them change.
-        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
-        self.clip_range = torch.tensor(recipe.clip_range, device=device)
+        setting = partial(per_member, [recipe], device=device)
+        self.learning_rate, self.clip_range = setting("learning_rate"), setting("clip_range")
+        self.vf_coef, self.ent_coef = setting("vf_coef"), setting("ent_coef")
+        self.max_grad_norm, self.max_kl = setting("max_grad_norm"), _KL_MARGIN * setting("target_kl")
         self.adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=recipe.adam_eps)
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
@@ -139,15 +138,15 @@ class PPO:
         shared = ("ent_coef", "vf_coef", "clip_range_vf", "normalize_advantage", "max_grad_norm")
         settings = {name: getattr(recipe, name) for name in shared}
         self.coefficients = Coefficients(**settings, advantage_eps=_ADVANTAGE_EPS, max_kl=max_kl)
-        self.counters = Counters.zeros(len(_METRICS), device)
+        self.counters = Counters.zeros(len(self.parameters.flat), len(_METRICS), device)
         self.ops = make_ops(self)
 
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout, progress: float, shuffle: torch.Generator) -> dict[str, Tensor]:
-        """`learning` at `progress`, without pauses."""
+        """`update_in_parts` at `progress`, without pauses."""
         self.set_progress(progress)
-        return run_to_end(self.learning(rollout, shuffle))
+        return run_to_end(self.update_in_parts(rollout, shuffle))
 
     def set_progress(self, progress: float) -> None:
         """Update schedules; `progress` is the finished part of the run, 0 to 1."""
@@ -155,7 +154,7 @@ class PPO:
         self.learning_rate.fill_(recipe.learning_rate * (remaining if recipe.lr_schedule == "linear" else 1.0))
         self.clip_range.fill_(recipe.clip_range * (remaining if recipe.clip_schedule == "linear" else 1.0))
 
-    def learning(
+    def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: ActorCritic | None = None
     ) -> Generator[None, None, dict[str, Tensor]]:
         """Learn from `rollout`, yielding between parts of the work, so that inference can run in between.
@@ -170,17 +169,17 @@ class PPO:
                 self.ops.step(batch, minibatches)
                 yield
             if self.recipe.target_kl is not None and not counters.stopped.is_cuda and counters.stopped:
-                break  # on a GPU reading it would be a sync; there the remaining updates are masked instead
+                break  # on a GPU, reading it would sync; there the remaining steps are masked instead
         metrics = self._metrics(batch)
-        # Last: the statistics must not change between acting on observations and learning from them.
+        # At the end: the statistics must not change between acting on observations and learning from them.
         self.policy.update_norm(rollout.obs[:-1])
         return metrics
 
     def prepare(self, rollout: Rollout, behaviour: ActorCritic | None = None) -> Batch:
-        """`preparing` without pauses."""
-        return run_to_end(self.preparing(rollout, behaviour))
+        """`prepare_in_parts` without pauses."""
+        return run_to_end(self.prepare_in_parts(rollout, behaviour))
 
-    def preparing(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
+    def prepare_in_parts(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
         """Compute log-probabilities, values, advantages and importance weights, and cut the rollout into sequences."""
         with torch.no_grad():
             log_probs, values = self.ops.evaluate(rollout)
@@ -189,7 +188,7 @@ class PPO:
         if behaviour is not None:
             with torch.no_grad():
                 # Recomputed here: cheaper than at every inference, and with the same rounding.
-                weights = (log_probs - self.ops.log_probs(behaviour, rollout)).exp().clamp(max=_MAX_WEIGHT)
+                weights = (log_probs - self.ops.log_probs(behaviour, rollout)).exp().clamp(max=_MAX_IMPORTANCE)
             yield
         batch = self._batch(rollout, log_probs, values, weights)
         yield
@@ -218,7 +217,7 @@ class PPO:
         returns: Tensor,
         weights: Tensor | None,
     ) -> Batch:
-        """The rollout and the tensors computed from it, as sequences."""
+        """Cut the rollout and the tensors computed from it into sequences."""
         recurrent = self.policy.core is not None
         cut = partial(sequences, length=self.sequence_length)
         return Batch(
@@ -253,7 +252,7 @@ class PPO:
         of which `batch` may be a part.
         """
         recipe = self.recipe
-        log_probs, entropy = self.policy.distribution.score(params, batch.actions)
+        log_probs, entropy = self.policy.distribution.log_prob_and_entropy(params, batch.actions)
         advantages = batch.advantages
         if recipe.normalize_advantage:
             advantages = (advantages - all_advantages.mean()) / (all_advantages.std() + _ADVANTAGE_EPS)
@@ -262,9 +261,9 @@ class PPO:
         policy_term = clipped_policy_loss(ratio, advantages, self.clip_range, batch.weights)
         value_term = value_loss(values, batch.values, batch.returns, recipe.clip_range_vf)
         entropy_term = entropy.mean()
-        loss = policy_term + recipe.vf_coef * value_term
+        loss = policy_term + self.vf_coef * value_term  # [member]
         if recipe.ent_coef:
-            loss = loss - recipe.ent_coef * entropy_term
+            loss = loss - self.ent_coef * entropy_term
         with torch.no_grad():
             kl = approximate_kl(log_ratio)
             clip_fraction = ((ratio - 1).abs() > self.clip_range).float().mean()
@@ -272,28 +271,29 @@ class PPO:
 
     def step(self, metrics: Tensor) -> None:
         """Clip the gradient and step along it, unless the KL divergence has ended the iteration."""
-        norm = self.parameters.clip_(self.recipe.max_grad_norm)
-        counters, max_kl = self.counters, self.coefficients.max_kl
+        norms, counters = self.parameters.clip_(self.max_grad_norm), self.counters
+        may_stop = self.recipe.target_kl is not None
         with torch.no_grad():
-            if max_kl is not None:
+            if may_stop:
                 kl = metrics[_METRICS.index("approx_kl")]
-                counters.stopped.copy_(torch.maximum(counters.stopped, (kl > max_kl).float()))
-            terms = torch.cat((metrics, norm.unsqueeze(0)))
-            counters.sums.add_(torch.where(counters.stopped > 0, 0.0, terms))  # not a product: a term may be infinite
+                counters.stopped.copy_(torch.maximum(counters.stopped, (kl > self.max_kl).float()))
+            terms, stopped = torch.cat((metrics, norms)), counters.stopped.unsqueeze(1) > 0
+            counters.sums.add_(torch.where(stopped, 0.0, terms))  # no multiplication by 0: a term may be infinite
             counters.minibatches.add_(1.0 - counters.stopped)
-        self.adam.step(skip=None if max_kl is None else counters.stopped)
+        self.adam.step(skip=counters.stopped if may_stop else None)
 
     def _metrics(self, batch: Batch) -> dict[str, Tensor]:
         counters = self.counters
-        metrics = dict(zip(_METRICS, counters.sums / counters.minibatches.clamp(min=1)))
+        means = counters.sums / counters.minibatches.clamp(min=1).unsqueeze(1)
+        metrics = dict(zip(_METRICS, means.unbind(1)))  # [member] each
         metrics["explained_variance"] = explained_variance(batch.values, batch.returns)
         metrics["learning_rate"] = self.learning_rate.clone()
         metrics["clip_range"] = self.clip_range.clone()
         metrics["updates"] = counters.minibatches.clone()
         if batch.weights is not None:
-            metrics["weights_capped"] = (batch.weights >= _MAX_WEIGHT).float().mean()
-            # Kish's effective sample size, as a share of the batch.
-            metrics["effective_share"] = batch.weights.mean().square() / batch.weights.square().mean()
+            metrics["importance_clip_fraction"] = (batch.weights >= _MAX_IMPORTANCE).float().mean()
+            # Kish's effective sample size as a share of the batch.
+            metrics["effective_sample_share"] = batch.weights.mean().square() / batch.weights.square().mean()
         metrics |= self.ops.metrics()
         metrics["weights_finite"] = torch.isfinite(self.parameters.flat.detach()).all()
         if self.policy.log_std.numel():
@@ -301,7 +301,7 @@ class PPO:
         return metrics
 
     def plasticity(self, seed: int, step: int) -> dict[str, Tensor]:
-        """Not measured."""
+        """Empty: not measured for PPO."""
         return {}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

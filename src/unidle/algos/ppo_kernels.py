@@ -1,4 +1,4 @@
-"""PPO's Triton kernels: each built for one `PPO`, and verified against its reference."""
+"""Builds PPO's Triton kernels for one `PPO`, and verifies each against its reference."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, Params
 
 __all__ = ["gae", "shuffle"]
 
-_EXACT = 1e-3  # tolerance where both sides start from the same numbers and no product is in TF32
+_TIGHT = 1e-3  # tolerance where both sides start from the same numbers and no product is in TF32
 Gae = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass
 class Sample:
-    """A batch cut from the first rollout, to verify kernels on."""
+    """A batch from the first rollout, to verify kernels with."""
 
     rollout: Rollout
     log_probs: Tensor  # [T, N] by the reference
@@ -42,7 +42,7 @@ class Sample:
 def first_sample(
     ppo: PPO, rollout: Rollout, evaluate: Callable[[Rollout], tuple[Tensor, Tensor]], reference_gae: Gae, size: int
 ) -> Sample:
-    """A batch of `rollout` as the references make it, and a minibatch of `size` sequences."""
+    """A batch of `rollout` as the references compute it, and a minibatch of `size` sequences."""
     with torch.no_grad():
         log_probs, values = evaluate(rollout)
         targets = _targets(ppo, rollout, values, reference_gae)
@@ -63,7 +63,7 @@ def _importance(ppo: PPO, rollout: Rollout) -> Tensor | None:
 
 
 def _targets(ppo: PPO, rollout: Rollout, values: Tensor, compute: Gae) -> tuple[Tensor, Tensor]:
-    """Advantages and returns by `compute`, with a value of 0 after truncated episodes."""
+    """Advantages and returns by `compute`; the bootstrap value of truncated episodes is 0."""
     ends = torch.zeros_like(rollout.rewards), rollout.terminated, rollout.truncated
     return compute(rollout.rewards, values, *ends, ppo.recipe.gamma, ppo.recipe.gae_lambda, _importance(ppo, rollout))
 
@@ -99,7 +99,7 @@ def _small_mlp(policy: ActorCritic) -> SmallMlp:
 
 
 class SmallNetwork:
-    """Evaluates rollouts with a small MLP, or with a copy of it whose parameters are one flat tensor too."""
+    """Evaluates rollouts with a small MLP, or with a copy of it."""
 
     def __init__(self, policy: ActorCritic) -> None:
         self._kernel, self._tensors = FusedEvaluation(_small_mlp(policy)), small_mlp_tensors(policy)
@@ -127,7 +127,7 @@ def verify_evaluation(sample: Sample, network: SmallNetwork) -> None:
 
 
 def new_minibatch(ppo: PPO) -> FusedMinibatch:
-    """The kernel that learns from minibatches of a small MLP."""
+    """The kernel that learns from minibatches, for a small MLP."""
     assert isinstance(ppo.recipe.batch_size, int)
     mlp, tensors = _small_mlp(ppo.policy), small_mlp_tensors(ppo.policy)
     return FusedMinibatch(mlp, tensors, ppo.adam, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.recipe.batch_size)
@@ -142,7 +142,7 @@ def verify_minibatch(
     expected = ppo.parameters.grad.clone()
     kernel.gradient(batch, order)
     compare("gradient", ppo.parameters.grad, expected)
-    # Adam along the same gradient: where that is close to 0, rounding alone changes the sign of a step.
+    # Compare steps along the same gradient: where it is close to 0, rounding can change the sign of Adam's step.
     plain_step = _changes(ppo, lambda: ppo.step(kernel.gradient(batch, order)))
     for ours, theirs in zip(_changes(ppo, lambda: kernel.learn(batch, order.unsqueeze(0))), plain_step):
         compare("step", ours, theirs)
@@ -161,11 +161,11 @@ def verify_step(ppo: PPO, step: Callable[[Tensor], None]) -> None:
     metrics = torch.tensor([1.0, 2.0, 3.0, 0.0, 5.0], device=ppo.parameters.flat.device)  # a KL divergence of 0
     ours = _changes(ppo, lambda: step(metrics))  # first: the reference clips the gradient in place
     for one, other in zip(ours, _changes(ppo, lambda: ppo.step(metrics))):
-        compare("step", one, other, _EXACT)
+        compare("step", one, other, _TIGHT)
 
 
 def _changes(ppo: PPO, step: Callable[[], None]) -> list[Tensor]:
-    """How `step` changes the parameters and the counters; both are restored."""
+    """The changes that `step` makes to the parameters, and the counters after it; all are restored."""
     flat, counters = ppo.parameters.flat.detach(), ppo.counters
     counted = [counters.sums, counters.minibatches, counters.stopped]
     with restored([flat, *ppo.adam.state_dict().values(), *counted]) as before:
@@ -174,7 +174,7 @@ def _changes(ppo: PPO, step: Callable[[], None]) -> list[Tensor]:
 
 
 def loss_unsupported(ppo: PPO) -> str | None:
-    """Why there is no kernel for this policy's loss; None if there is one."""
+    """Why the kernel does not support this policy's loss; None if it does."""
     distribution = ppo.policy.distribution
     if distribution.name not in KERNEL_DISTRIBUTIONS:
         return f"the action distribution is {distribution.name}"
@@ -182,7 +182,7 @@ def loss_unsupported(ppo: PPO) -> str | None:
 
 
 class NetworkLoss:
-    """The loss of any network's outputs, and their gradient."""
+    """The loss of any network, whose outputs and their gradient are computed with autograd."""
 
     def __init__(self, ppo: PPO) -> None:
         distribution = ppo.policy.distribution
@@ -193,30 +193,30 @@ class NetworkLoss:
 
     def __call__(self, batch: Batch, part: Tensor, whole: Tensor) -> Loss:
         """Loss and metrics of the sequences `part` of the minibatch `whole`."""
-        picked = (None if field is None else field.index_select(0, part) for field in (batch.starts, batch.states))
-        params, values = self._policy(batch.obs.index_select(0, part), *picked)
+        recurrent = (None if field is None else field.index_select(0, part) for field in (batch.starts, batch.states))
+        params, values = self._policy(batch.obs.index_select(0, part), *recurrent)
         return Loss(*self.kernel((params.logits, params.mean, params.log_std, values), batch, part, whole))
 
 
 def verify_loss(ppo: PPO, sample: Sample, loss: NetworkLoss) -> None:
     """RuntimeError unless loss, metrics and gradients match the reference."""
     batch, order, kernel = sample.batch, sample.order, loss.kernel
-    # As after some optimiser steps: at the first one no ratio is clipped.
+    # As after some optimiser steps: before the first one, all ratios are 1 and none is clipped.
     noise = torch.empty_like(batch.log_probs).normal_(generator=_generator(ppo))
     batch.log_probs = batch.log_probs + 0.3 * noise
     minibatch = batch.at(order)
     with torch.no_grad():
         (logits, mean, log_std), values = ppo.policy(minibatch.obs, minibatch.starts, minibatch.states)
-    given = logits, mean, log_std, values = [
+    outputs = logits, mean, log_std, values = [
         tensor.detach().contiguous().requires_grad_() for tensor in (logits, mean, log_std, values)
     ]
-    plain = ppo.loss(Params(logits, mean, log_std), values, minibatch, minibatch.advantages)
-    gradients = torch.autograd.grad(plain.loss, given, materialize_grads=True)
+    reference = ppo.loss(Params(logits, mean, log_std), values, minibatch, minibatch.advantages)
+    gradients = torch.autograd.grad(reference.loss, outputs, materialize_grads=True)
     norm = kernel.advantage_norm(batch, order)
     with torch.no_grad():
         value, metrics, *ours = kernel.launch(logits, mean, log_std, values, batch, order, norm)
-    names = ("loss", "gradients by logits", "gradients by means", "gradients by log_std", "gradients by values")
-    for name, one, other in zip(names, (value, *ours), (plain.loss, *gradients)):
-        compare(name, one, other, _EXACT)
-    for one, other in zip(metrics, plain.means):
-        compare("metrics", one, other, _EXACT)
+    names = ("loss", "logit gradients", "mean gradients", "log_std gradients", "value gradients")
+    for name, one, other in zip(names, (value, *ours), (reference.loss, *gradients)):
+        compare(name, one, other, _TIGHT)
+    for one, other in zip(metrics, reference.means):
+        compare("metrics", one, other, _TIGHT)

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
+from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, no_capture
 from unidle.algos.evaluation import Evaluation
-from unidle.algos.micro_batches import Loss, MicroBatches
-from unidle.algos.ppo import PPO, AfterGradient, Batch
+from unidle.algos.micro_batches import AfterGradient, Loss, MicroBatches
+from unidle.algos.ppo import PPO, Batch
 from unidle.buffers.advantages import gae
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
@@ -26,13 +26,13 @@ from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.numpy_views import numpy_actor_critic, numpy_unsupported
 
 _NODES_PER_MINIBATCH = 250  # of a CUDA graph, at most; and about 60 more for each step of a recurrent sequence
-_HOOKED = "after_gradient is set, and this kernel computes gradient and step together"
+_HAS_HOOK = "after_gradient is set, and this kernel computes gradient and step together"
 
 
 def new_ppo(
     policy: ActorCritic,
     recipe: PPORecipe,
-    capture: Capturer = as_it_is,
+    capture: Capturer = no_capture,
     report: Report = no_report,
     after_gradient: AfterGradient | None = None,
 ) -> PPO:
@@ -79,8 +79,8 @@ class PPOOps:
         )
         # For each rollout buffer, its first batch and the function that learns from it. A CUDA graph refers to tensors
         # by address, so later batches are copied into the first.
-        self._bound: dict[int, tuple[Batch, Callable[[], None]]] = {}
-        self._learns: dict[int, Callable[[], None]] = {}
+        self._static_batches: dict[int, tuple[Batch, Callable[[], None]]] = {}
+        self._learn_on: dict[int, Callable[[], None]] = {}
         # Several minibatches per graph; on a CPU one at a time, so that environments do not wait longer.
         at_most = (
             NODES_PER_GRAPH // (_NODES_PER_MINIBATCH + 60 * ppo.sequence_length) if self.device.type == "cuda" else 1
@@ -91,20 +91,20 @@ class PPOOps:
     # -- one iteration -------------------------------------------------------------------------------------------------
 
     def prepare(self, rollout: Rollout, behaviour: ActorCritic | None) -> Generator[None, None, Batch]:
-        """`PPO.preparing`, in tensors that stay the same for each rollout buffer."""
+        """`PPO.prepare_in_parts`, in tensors that stay the same for each rollout buffer."""
         is_first, self._chosen = not self._chosen, True
         if is_first and self.device.type == "cuda":
             self.choose_triton(rollout)
-        batch = yield from self.ppo.preparing(rollout, behaviour)
+        batch = yield from self.ppo.prepare_in_parts(rollout, behaviour)
         if is_first:
             self._choose_numpy(batch)
-        if id(rollout) not in self._bound:
-            self._bound[id(rollout)] = batch, self._captured(batch)
-        bound, learn = self._bound[id(rollout)]
+        if id(rollout) not in self._static_batches:
+            self._static_batches[id(rollout)] = batch, self._captured(batch)
+        bound, learn = self._static_batches[id(rollout)]
         for kept, new in zip(vars(bound).values(), vars(batch).values()):
             if kept is not None and kept.data_ptr() != new.data_ptr():
                 kept.copy_(new)
-        self._learns[id(bound)] = learn
+        self._learn_on[id(bound)] = learn
         return bound
 
     def _captured(self, batch: Batch) -> Callable[[], None]:
@@ -122,7 +122,7 @@ class PPOOps:
     def step(self, batch: Batch, minibatches: Tensor) -> None:
         """Learn from these minibatches of a batch that `prepare` returned."""
         self.orders.copy_(minibatches)
-        self._learns[id(batch)]()
+        self._learn_on[id(batch)]()
 
     def metrics(self) -> dict[str, Tensor]:
         """The number of micro-batches that a minibatch is split into."""
@@ -177,7 +177,7 @@ class PPOOps:
                 for name, ours, reference in zip(("metrics", "gradient"), found, expected):
                     compare(name, ours, reference)
 
-        unsupported = self.numpy_unsupported or (_HOOKED if ppo.after_gradient else None)
+        unsupported = self.numpy_unsupported or (_HAS_HOOK if ppo.after_gradient else None)
         if self.device.type == "cpu":
             minibatch = self.dispatch.choose("PPO minibatch", None, build, verify, unsupported)
             if minibatch is not None:
@@ -215,7 +215,7 @@ class PPOOps:
                 None,
                 lambda: kernels.new_minibatch(ppo),
                 partial(kernels.verify_minibatch, ppo, sample, self.gradient),
-                unsupported or (_HOOKED if ppo.after_gradient else None),
+                unsupported or (_HAS_HOOK if ppo.after_gradient else None),
             )
             if minibatch is not None:
                 self.learn = minibatch.learn

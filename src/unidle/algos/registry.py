@@ -13,6 +13,7 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer
 from unidle.algos.dqn import DQN
 from unidle.algos.experience_replay import ExperienceReplay
+from unidle.algos.micro_batches import AfterGradient
 from unidle.algos.off_policy import OffPolicy
 from unidle.algos.ppo_ops import iteration_nodes, new_ppo
 from unidle.algos.sac import SAC
@@ -33,19 +34,20 @@ AnyPolicy = ActorCritic | SACPolicy | TD3Policy | QPolicy
 
 
 class Algorithm(Protocol):
-    """What the engine needs of an algorithm: a policy, and its update from a rollout."""
+    """The interface of an algorithm for the engine: a policy, and its update from a rollout."""
 
     policy: Any
     parameters: FlatParameters  # of the policy
+    after_gradient: AfterGradient | None  # the hook between gradient and step, if there is one
 
     @property
     def experience(self) -> ExperienceReplay | None:
-        """The replay buffer and its schedule; None if the algorithm learns from rollouts."""
+        """The replay buffer and its schedule; None if the algorithm has no replay buffer."""
 
     def set_progress(self, progress: float) -> None:
         """Update schedules; `progress` is the finished part of the run, 0 to 1."""
 
-    def learning(
+    def update_in_parts(
         self, rollout: Rollout, shuffle: torch.Generator, behaviour: Any = None
     ) -> Generator[None, None, dict[str, Tensor]]:
         """Learn from `rollout`, yielding between parts of the work; returns metrics as tensors.
@@ -69,7 +71,7 @@ class Entry:
 
     algorithm: Callable[..., Algorithm]
     policy: Callable[..., AnyPolicy]
-    # CUDA-graph nodes of one iteration's updates; None: they cannot be captured together with the rollout.
+    # CUDA-graph nodes of one iteration's updates; None: the updates cannot be captured together with the rollout.
     iteration_nodes: Callable[[Any], int | None] = lambda recipe: None
 
 
@@ -88,6 +90,8 @@ def new_policy(
     return ALGORITHMS[recipe.algo].policy(obs_layout, action_layout, recipe, network)
 
 
-def new_algorithm(policy: Any, recipe: Recipe, capture: Capturer, report: Report) -> Algorithm:
+def new_algorithm(
+    policy: Any, recipe: Recipe, capture: Capturer, report: Report, after_gradient: AfterGradient | None = None
+) -> Algorithm:
     """The recipe's algorithm for training `policy`, which is already on its device."""
-    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report)
+    return ALGORITHMS[recipe.algo].algorithm(policy, recipe, capture, report, after_gradient)

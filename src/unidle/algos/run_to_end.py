@@ -1,4 +1,4 @@
-"""Runs a generator that yields between parts of its work (see `registry.Algorithm.learning`) to its end."""
+"""Runs a generator that yields between parts of its work, such as `registry.Algorithm.learning`, to its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Result = TypeVar("_Result")
 
 
 def run_to_end(work: Generator[None, None, _Result]) -> _Result:
-    """Run `work` without pauses; returns its return value."""
+    """Run all parts of `work` and return its return value."""
     while True:
         try:
             next(work)

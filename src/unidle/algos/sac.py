@@ -1,7 +1,7 @@
-"""Soft actor-critic (Haarnoja et al. 2018) with a learned temperature (Haarnoja et al. 2019), read top to bottom.
+"""Soft actor-critic (Haarnoja et al. 2018) with a learned temperature (Haarnoja et al. 2019).
 
-The policy maximises reward and entropy, E[Σ γᵗ (r + α H(π(·|s)))]. An update from a batch of (s, a, R, γᵐ, s'), R being
-the return of m steps, takes these steps in order (equation numbers: Haarnoja et al. 2019, arXiv:1812.05905):
+The policy maximises reward and entropy, E[Σ γᵗ (r + α H(π(·|s)))]. An update from a batch of (s, a, R, γᵐ, s'), where R
+is the m-step return, takes these steps in order (equation numbers: Haarnoja et al. 2019, arXiv:1812.05905):
 
     V(s') = min Q̄(s', a') − α log π(a'|s'),  a' ~ π(·|s')         value of the next state       (3)
     J(Q)  = ½ E[(Q(s, a) − (R + γᵐ V(s')))²]                       critic loss                   (5)
@@ -9,8 +9,9 @@ the return of m steps, takes these steps in order (equation numbers: Haarnoja et
     J(α)  = E[−log α (log π(ã|s) + H̄)]                             temperature loss              (18)
     Q̄     ← τ Q + (1 − τ) Q̄                                        target networks
 
-The minimum is over the critics. For a Discrete action space the expectations over a' and ã are sums (Christodoulou
-2019), and the critics return the values of all actions at once.
+The minimum is over the critics. J(α) has log α where equation 18 has α, as in most implementations. For a Discrete
+action space the expectations over a' and ã are sums (Christodoulou 2019), and the critics return the values of all
+actions at once.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
-from unidle.algos.plasticity import of_actor_and_critic
+from unidle.algos.plasticity import actor_critic_plasticity
 from unidle.buffers.replay import Transitions
 from unidle.config import SACRecipe
 from unidle.nn.critics import Critics
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.nn.sac_policy import SACPolicy
+from unidle.spaces.distributions import MASKED_BELOW
 
 _DISCRETE_ENTROPY = 0.98  # target entropy of a Discrete action space, as a share of the maximum
-_HE_HEAD = 3e-3  # bound of the critics' output layers with weight_init: he
+_HE_HEAD = 3e-3  # bound of the initial weights and biases of the critics' output layers with weight_init: he
 
 
 class SAC:
@@ -57,18 +61,19 @@ class SAC:
             n_tasks=recipe.n_tasks,
         )
         if recipe.weight_init == "he":
-            self.critics.ensemble.begin_as_he(_HE_HEAD)
+            self.critics.ensemble.init_he(_HE_HEAD)
         self.critics.to(device)
         self.targets = copy.deepcopy(self.critics)
         self.parameters = FlatParameters(policy)
         self.critic_parameters = FlatParameters(self.critics)
         self.target_flat = FlatParameters(self.targets).flat.detach()
         self.targets.requires_grad_(False)
-        first_alpha = 1.0 if recipe.ent_coef == "auto" else recipe.ent_coef
-        self.log_alpha = torch.full((recipe.n_tasks,), math.log(first_alpha), device=device)  # [tasks]
+        initial_alpha = recipe.ent_coef_init if recipe.ent_coef == "auto" else recipe.ent_coef
+        self.log_alpha = torch.full((1, recipe.n_tasks), math.log(initial_alpha), device=device)  # [member, task]
         self.alpha_grad = torch.zeros_like(self.log_alpha)
         self.target_entropy = _target_entropy(policy, recipe)
-        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        setting = partial(per_member, [recipe], device=device)
+        self.learning_rate, self.max_grad_norm, self.tau = map(setting, ("learning_rate", "max_grad_norm", "tau"))
         self.adams = {
             "actor": self._adam(self.parameters.flat, self.parameters.grad),
             "critics": self._adam(self.critic_parameters.flat, self.critic_parameters.grad),
@@ -88,20 +93,20 @@ class SAC:
 
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update critics, targets, actor and temperature; returns |TD error| [B]."""
-        tasks = self.policy.tasks(batch.obs) if self.n_tasks > 1 else None  # an episode has one task
-        alpha = self.log_alpha.exp()
+        tasks = self.policy.tasks(batch.obs) if self.n_tasks > 1 else None  # next_obs has the same task
+        alpha = self.log_alpha.exp().squeeze(0)
         alpha = alpha.expand(len(batch)) if tasks is None else alpha[tasks]  # [B]
         critic_means, errors = self._gradient(self.critic_parameters, self._critic_loss, batch, alpha, noise[0])
         self.step("critics")
-        actor_means, missing = self._gradient(self.parameters, self._actor_loss, batch, alpha, noise[1])
+        actor_means, entropy_gap = self._gradient(self.parameters, self._actor_loss, batch, alpha, noise[1])
         self.step("actor")
         if self.recipe.ent_coef == "auto":
-            self._update_alpha(batch, tasks, missing)
+            self._update_alpha(batch, tasks, entropy_gap)
         self.sums.add_(torch.cat((critic_means, actor_means)))
         return errors
 
     def _critic_loss(self, batch: Transitions, alpha: Tensor, noise: Tensor) -> Loss:
-        """Equation 5, and |TD error| of each transition."""
+        """Equation 5, summed over critics, and |TD error| of each transition averaged over critics."""
         with torch.no_grad():
             target = batch.returns + batch.discounts * self._next_value(batch.next_obs, alpha, noise)
         q = self.critics(batch.obs, batch.actions)  # [E, B] or [E, B, categories]
@@ -119,70 +124,71 @@ class SAC:
         """Equation 3: V(s) [B], from one sampled action or as a sum over all categories."""
         params, _ = self.policy.act(obs)
         distribution = self.policy.distribution
-        if distribution.heads:
+        if distribution.heads:  # Discrete
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
             values = self.targets(obs, None).amin(0) - alpha.unsqueeze(-1) * log_probs
             return (log_probs.exp() * values).sum(-1)
-        actions, log_prob = distribution.sampled_with_log_prob(params, noise)
+        actions, log_prob = distribution.sample_with_log_prob(params, noise)
         value: Tensor = self.targets(obs, actions).amin(0) - alpha * log_prob
         return value
 
     def _actor_loss(self, batch: Transitions, alpha: Tensor, noise: Tensor) -> Loss:
-        """Equation 9, and log π + H̄ of each transition: how much its entropy is below the target."""
+        """Equation 9, and log π + H̄ of each transition: by how much its entropy is below the target."""
         params, _ = self.policy.act(batch.obs)
         distribution = self.policy.distribution
         target_entropy: Tensor | float = self.target_entropy
-        if distribution.heads:
+        if distribution.heads:  # Discrete
             log_probs = distribution.log_probs(params.logits).squeeze(-2)
             with torch.no_grad():
                 q = self.critics(batch.obs, None).amin(0)
             losses = (log_probs.exp() * (alpha.unsqueeze(-1) * log_probs - q)).sum(-1)
             log_prob = (log_probs.exp() * log_probs).sum(-1)
-            if self.recipe.target_entropy is None:  # of the actions that the mask allows
-                target_entropy = _DISCRETE_ENTROPY * (log_probs > -1e7).sum(-1).log()
+            if self.recipe.target_entropy is None:  # masked actions do not count
+                target_entropy = _DISCRETE_ENTROPY * (log_probs > MASKED_BELOW).sum(-1).log()
         else:
-            actions, log_prob = distribution.sampled_with_log_prob(params, noise)
+            actions, log_prob = distribution.sample_with_log_prob(params, noise)
             losses = alpha * log_prob - self.critics(batch.obs, actions).amin(0)
         loss = (batch.valid * losses).mean()
         with torch.no_grad():
             return Loss(loss, torch.stack((loss, -log_prob.mean())), log_prob + target_entropy)
 
     @torch.no_grad()
-    def _update_alpha(self, batch: Transitions, tasks: Tensor | None, missing: Tensor) -> None:
-        """Step log α along equation 18; `missing` is log π + H̄ [B]."""
-        grads = -batch.valid * missing / len(missing)
+    def _update_alpha(self, batch: Transitions, tasks: Tensor | None, entropy_gap: Tensor) -> None:
+        """Step log α along the gradient of J(α); `entropy_gap` is log π + H̄ [B]."""
+        grads = -batch.valid * entropy_gap / len(entropy_gap)
         self.alpha_grad.zero_()
         if tasks is None:
             self.alpha_grad.add_(grads.sum())
         else:  # not index_add, whose order of summation varies on a GPU
-            own = tasks.unsqueeze(1) == torch.arange(self.n_tasks, device=tasks.device)
-            self.alpha_grad.add_((grads.unsqueeze(1) * own).sum(0))
+            one_hot = tasks.unsqueeze(1) == torch.arange(self.n_tasks, device=tasks.device)
+            self.alpha_grad.add_((grads.unsqueeze(1) * one_hot).sum(0))
+        self._gradient.finish(self.alpha_grad)
         self.adams["temperature"].step()
 
     @torch.no_grad()
     def step(self, name: str) -> None:
-        """Clip the gradient of the actor or the critics and step; the target networks follow the critics."""
+        """Clip the gradient of the actor or the critics and step; with the critics, update the target networks."""
         parameters = self.parameters if name == "actor" else self.critic_parameters
         if math.isfinite(self.recipe.max_grad_norm):
-            parameters.clip_(self.recipe.max_grad_norm)
+            parameters.clip_(self.max_grad_norm)
         self.adams[name].step()
         if name == "critics":
-            self.target_flat.lerp_(self.critic_parameters.flat.detach(), self.recipe.tau)
+            self.target_flat.lerp_(self.critic_parameters.flat.detach(), self.tau.unsqueeze(1))
 
     # -- exploration, metrics, checkpoints -----------------------------------------------------------------------------
 
-    def explore(self, progress: float, *, warm_up: bool) -> None:
-        """Uniformly random actions during warm-up; then the policy explores by itself."""
+    def set_exploration(self, progress: float, *, warm_up: bool) -> None:
+        """Uniformly random actions during warm-up; then the stochastic policy explores."""
         self.policy.distribution.at_random.fill_(warm_up)
 
-    def current(self) -> dict[str, Tensor]:
+    def current_metrics(self) -> dict[str, Tensor]:
         """The temperature, averaged over tasks."""
         return {"temperature": self.log_alpha.exp().mean()}
 
     def plasticity(self, batch: Transitions) -> dict[str, Tensor]:
         """Plasticity metrics of the actor and the first critic."""
         parameters = self.parameters, self.critic_parameters
-        return of_actor_and_critic(self.policy, self.critics, parameters, batch, self.recipe.max_grad_norm)
+        return actor_critic_plasticity(self.policy, self.critics, parameters, batch, self.recipe.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, temperature and optimisers."""

@@ -1,4 +1,4 @@
-"""Chooses SAC's Triton update on a GPU: describes the algorithm to the kernels and verifies them on the first batch."""
+"""Chooses SAC's update on a GPU: describes SAC to the Triton kernels, and verifies them on the first batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unidle.spaces.distributions import LOG_STD_RANGE
 if TYPE_CHECKING:  # Triton is optional
     from unidle.kernels.triton.sac_update import Layers, SacState, SacUpdate
 
-# Of the actor's gradient: TF32 rounding may change which critic is the minimum for a transition or two.
+# For the actor's gradient: TF32 rounding may change which critic is the minimum for a few transitions.
 _ACTOR_TOLERANCE = 0.1
 
 
@@ -45,7 +45,7 @@ def unsupported(sac: SAC) -> str | None:
     encoder, ensemble = sac.policy.encoder, sac.critics.ensemble
     if not sac.policy.distribution.reals:
         return "actions are discrete"
-    if not encoder.is_plain or encoder.norm is not None:
+    if not encoder.is_float_vector or encoder.norm is not None:
         return "the observation is not one float32 vector"
     if len(ensemble.weights) < 2:
         return "the critics are linear"
@@ -111,19 +111,18 @@ def _layers(ensemble: Ensemble, view: Callable[[Tensor], Tensor]) -> Layers:
 
 def verify(sac: SAC, fused: FusedUpdate, batch: Transitions, noise: Tensor) -> None:
     """RuntimeError if the kernels differ from `sac.update` on this batch. Leaves `sac` unchanged."""
-    reference, ours = (_outcome(sac, partial(update, batch, noise)) for update in (sac.update, fused))
-    for name, mine, theirs in zip(
-        ("TD errors", "critic gradients", "actor gradients", "α gradients", "losses"), ours, reference
-    ):
-        compare(name, mine, theirs, _ACTOR_TOLERANCE if name == "actor gradients" else TOLERANCE)
+    references, results = (_results(sac, partial(update, batch, noise)) for update in (sac.update, fused))
+    names = ("TD errors", "critic gradients", "actor gradients", "α gradients", "losses")
+    for name, ours, reference in zip(names, results, references):
+        compare(name, ours, reference, _ACTOR_TOLERANCE if name == "actor gradients" else TOLERANCE)
     for name in fused.kernels.steps:
         _verify_step(sac, fused, name)
 
 
-def _outcome(sac: SAC, update: Callable[[], Tensor]) -> list[Tensor]:
-    """What an update computes, at a learning rate of 0.
+def _results(sac: SAC, update: Callable[[], Tensor]) -> list[Tensor]:
+    """Results of an update with a learning rate of 0.
 
-    Otherwise rounding alone would lead to different critics, from which the actor then learns.
+    With another one, rounding would lead to different critics, from which the actor then learns.
     """
     with restored([*sac.changes, sac.learning_rate]):
         sac.learning_rate.zero_()
@@ -137,11 +136,11 @@ def _outcome(sac: SAC, update: Callable[[], Tensor]) -> list[Tensor]:
 
 
 def _verify_step(sac: SAC, fused: FusedUpdate, name: str) -> None:
-    """Compare Adam's steps along the same gradient: near 0, rounding alone changes the sign of a step."""
+    """Compare steps along the same gradient: where it is close to 0, rounding can change the sign of Adam's step."""
     optimiser = sac.adams[name]
     changed = [optimiser.flat, sac.target_flat, *optimiser.state_dict().values()]
 
-    def moved(step: Callable[[], None]) -> list[Tensor]:
+    def changes(step: Callable[[], None]) -> list[Tensor]:
         with restored([*changed, optimiser.grad]) as before:
             step()
             return [tensor - value for tensor, value in zip(changed, before)]
@@ -150,5 +149,5 @@ def _verify_step(sac: SAC, fused: FusedUpdate, name: str) -> None:
         optimiser.steps.add_(1.0)
         fused.kernels.steps[name].step()
 
-    for mine, theirs in zip(moved(fused_step), moved(partial(sac.step, name))):
-        compare(f"steps of the {name}", mine, theirs, 1e-3)
+    for ours, reference in zip(changes(fused_step), changes(partial(sac.step, name))):
+        compare(f"steps of the {name}", ours, reference, 1e-3)

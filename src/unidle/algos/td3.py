@@ -1,6 +1,6 @@
-"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018), read top to bottom.
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018).
 
-An update from a batch of (s, a, R, γᵐ, s'), R being the return of m steps, takes these steps (the paper's algorithm 1):
+An update from a batch of (s, a, R, γᵐ, s'), where R is the m-step return, takes these steps (the paper's algorithm 1):
 
     a' = clip(π̄(s') + clip(σ ε, −c, c), −1, 1)     target policy smoothing, ε ~ N(0, 1)
     y  = R + γᵐ min Q̄(s', a')                       clipped double Q-learning: the minimum over the critics
@@ -19,14 +19,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
-from unidle.algos.plasticity import of_actor_and_critic
+from unidle.algos.plasticity import actor_critic_plasticity
 from unidle.buffers.replay import Transitions
 from unidle.config import TD3Recipe
 from unidle.nn.critics import Critics
@@ -51,7 +53,8 @@ class TD3:
         self.parameters, self.critic_parameters = FlatParameters(policy), FlatParameters(self.critics)
         self._target_parameters = FlatParameters(self.target_policy)
         self._target_critic_parameters = FlatParameters(self.target_critics)
-        self.learning_rate = torch.tensor(recipe.learning_rate, device=device)
+        setting = partial(per_member, [recipe], device=device)
+        self.learning_rate, self.max_grad_norm, self.tau = map(setting, ("learning_rate", "max_grad_norm", "tau"))
         self._adams = {
             name: FlatAdam(parameters.flat, parameters.grad, self.learning_rate, eps=recipe.adam_eps)
             for name, parameters in (("actor", self.parameters), ("critics", self.critic_parameters))
@@ -76,7 +79,7 @@ class TD3:
                 (self._target_parameters, self.parameters),
                 (self._target_critic_parameters, self.critic_parameters),
             ):
-                target.flat.data.lerp_(online.flat.detach(), self.recipe.tau)
+                target.flat.data.lerp_(online.flat.detach(), self.tau.unsqueeze(1))
         return errors
 
     def update_critics(self, batch: Transitions, noise: Tensor) -> Tensor:
@@ -97,7 +100,7 @@ class TD3:
             return Loss(loss, torch.stack((loss, q.mean())), errors.abs().mean(0))
 
     def _next_value(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """The minimum of Q̄(s, a) [B], a being the target policy's smoothed action."""
+        """The minimum over critics of Q̄(s, a) [B], where a is the target policy's smoothed action."""
         clip = self.recipe.target_noise_clip
         smoothing = (self.recipe.target_policy_noise * noise).clamp(-clip, clip)
         actions = (self.target_policy.actions(obs) + smoothing).clamp(-1.0, 1.0)
@@ -105,7 +108,7 @@ class TD3:
         return value
 
     def _actor_loss(self, batch: Transitions) -> Loss:
-        """−Q₁ of the policy's actions."""
+        """−Q₁ of the policy's actions; the second mean counts actor updates."""
         q = self.critics.first(batch.obs, self.policy.actions(batch.obs))
         loss = -(batch.valid * q).mean()
         with torch.no_grad():
@@ -114,23 +117,23 @@ class TD3:
     @torch.no_grad()
     def _step(self, name: str, parameters: FlatParameters) -> None:
         if math.isfinite(self.recipe.max_grad_norm):
-            parameters.clip_(self.recipe.max_grad_norm)
+            parameters.clip_(self.max_grad_norm)
         self._adams[name].step()
 
     # -- exploration, metrics, checkpoints -----------------------------------------------------------------------------
 
-    def explore(self, progress: float, *, warm_up: bool) -> None:
-        """Uniformly random actions during warm-up; then Gaussian noise on the policy's."""
+    def set_exploration(self, progress: float, *, warm_up: bool) -> None:
+        """Uniformly random actions during warm-up; then the policy's actions with Gaussian noise."""
         self.policy.distribution.at_random.fill_(warm_up)
 
-    def current(self) -> dict[str, Tensor]:
-        """The mean actor loss of the updates that updated the actor."""
+    def current_metrics(self) -> dict[str, Tensor]:
+        """The mean actor loss over actor updates, of which there are fewer than critic updates."""
         return {"actor_loss": self.sums[2] / self.sums[3].clamp(min=1.0)}
 
     def plasticity(self, batch: Transitions) -> dict[str, Tensor]:
         """Plasticity metrics of the actor and the first critic."""
         parameters = self.parameters, self.critic_parameters
-        return of_actor_and_critic(self.policy, self.critics, parameters, batch, self.recipe.max_grad_norm)
+        return actor_critic_plasticity(self.policy, self.critics, parameters, batch, self.recipe.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Networks and optimisers."""

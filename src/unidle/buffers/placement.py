@@ -1,4 +1,4 @@
-"""Chooses a run's replay buffer and its place: the device of the networks, or the host if it is too large."""
+"""Chooses a run's replay buffer and its device: that of the networks, or the host if the buffer is too large for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unidle.buffers.multitask import TaskReplay
-from unidle.buffers.prefetch import choose_place, in_gib
+from unidle.buffers.prefetch import choose_buffer_device, in_gib
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Replay
 from unidle.config import OffPolicyRecipe
@@ -19,43 +19,44 @@ from unidle.kernels.dispatch import Dispatch, Report
 ReplayBuffer = Replay | TaskReplay | Prioritised
 
 HOST = torch.device("cpu")
-_USABLE = 0.9  # of the free memory; networks, CUDA graphs and workers need the rest
+ON_HOST = "is on the host, and each batch is copied to the GPU"  # in the message; advice recognises it
+_USABLE = 0.9  # share of the free memory; networks, CUDA graphs and workers need the rest
 
 
-def lies_on_host(
+def fits_only_on_host(
     recipe: OffPolicyRecipe, obs_bytes: int, width: int, device: torch.device, n_tasks: int, report: Report
 ) -> bool:
-    """Whether the buffer only fits on the host; UsageError if it does not fit there either. Allocates nothing."""
+    """Whether the buffer fits on the host but not on the device; UsageError if on neither. Allocates nothing."""
     size = recipe.buffer_size
     kind: Any = TaskReplay if n_tasks > 1 else Prioritised if recipe.per else Replay
-    each, on_gpu = kind.bytes_per_place(obs_bytes, width), device.type == "cuda"
+    bytes_each, on_gpu = kind.bytes_per_transition(obs_bytes, width), device.type == "cuda"
     room = int(_USABLE * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
-    why = f"{size:,} steps need {in_gib(size * each)}, but the GPU has {in_gib(room)} free"
-    if kind is Prioritised and on_gpu and size * each > room:
+    why = f"{size:,} steps need {in_gib(size * bytes_each)}, but the GPU has {in_gib(room)} free"
+    if kind is Prioritised and on_gpu and size * bytes_each > room:
         raise UsageError(
-            f"A prioritised replay buffer must be on the GPU: {why}; set --buffer-size to at most {room // each:,}, or "
-            "remove --per."
+            f"A prioritised replay buffer must be on the GPU: {why}; set --buffer-size to at most "
+            f"{room // bytes_each:,}, or remove --per."
         )
-    if choose_place(size, each, device, room, int(_USABLE * free_memory())) == "device":
+    if choose_buffer_device(size, bytes_each, device, room, int(_USABLE * free_memory())) == "device":
         return False
-    report("The replay buffer", UsageError(f"{why}."), "is on the host, and each batch is copied to the GPU")
+    report("The replay buffer", UsageError(f"{why}."), ON_HOST)
     return True
 
 
 def new_replay_buffer(
-    recipe: OffPolicyRecipe, obs_bytes: int, width: int, place: torch.device, n_tasks: int, dispatch: Dispatch
+    recipe: OffPolicyRecipe, obs_bytes: int, width: int, buffer_device: torch.device, n_tasks: int, dispatch: Dispatch
 ) -> ReplayBuffer:
     """An empty buffer of the kind that the recipe asks for."""
     size, n_envs, gamma = recipe.buffer_size, recipe.n_envs, recipe.gamma
-    single_task, multi_task = _implementations(place, dispatch)
+    single_task, multi_task = _implementations(buffer_device, dispatch)
     if n_tasks > 1:
-        return multi_task(size, n_tasks, n_envs, obs_bytes, width, place, gamma)
-    replay = single_task(size, n_envs, obs_bytes, width, place, gamma, n_steps=recipe.n_step)
+        return multi_task(size, n_tasks, n_envs, obs_bytes, width, buffer_device, gamma)
+    replay = single_task(size, n_envs, obs_bytes, width, buffer_device, gamma, n_steps=recipe.n_step)
     return Prioritised(replay, recipe.per_alpha, recipe.per_beta) if recipe.per else replay
 
 
-def _implementations(place: torch.device, dispatch: Dispatch) -> tuple[type[Replay], type[TaskReplay]]:
-    """The buffers that sample with Triton kernels if those agree with the plain ones here, else the plain ones."""
+def _implementations(buffer_device: torch.device, dispatch: Dispatch) -> tuple[type[Replay], type[TaskReplay]]:
+    """The buffers that sample with Triton kernels, if these agree with the plain buffers here; else the plain ones."""
 
     def build() -> tuple[type[Replay], type[TaskReplay]]:
         from unidle.buffers.triton_replay import TritonReplay, TritonTaskReplay
@@ -65,10 +66,10 @@ def _implementations(place: torch.device, dispatch: Dispatch) -> tuple[type[Repl
     def check(kinds: tuple[type[Replay], type[TaskReplay]]) -> None:
         from unidle.buffers.triton_replay import verify
 
-        verify(place)
+        verify(buffer_device)
 
     unsupported = None
-    if place.type != "cuda":
+    if buffer_device.type != "cuda":
         unsupported = "the replay buffer is not on a GPU"
     elif find_spec("triton") is None:
         unsupported = "Triton is not installed"

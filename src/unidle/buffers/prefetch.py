@@ -1,4 +1,4 @@
-"""A replay buffer that is too large for the device: its batches are copied there ahead of their updates."""
+"""For a replay buffer that is too large for the device: its batches are copied there ahead of their updates."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ class Sampler(Protocol):
     """Anything to sample transitions from."""
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """A batch of new tensors."""
+        """A batch, in new tensors."""
 
 
 class Prefetch:
     """Copies batches from a buffer on the host to the device, asynchronously, during the previous update.
 
-    host buffer → staging (pinned) → landing (device) → batch (device). Only `take` writes to `batch`, always the same
-    tensors, so a captured graph can read them; after that the landing is free for the next batch.
+    host buffer → pinned (host) → incoming (device) → batch (device). Only `take` writes to `batch`, always the same
+    tensors, so a captured graph can read them; after that, `incoming` is free for the next batch.
 
-    To an update it is a sampler like any other: `sample` returns the batch that was taken last.
+    An update uses it like any other sampler: `sample` returns the batch that was taken last.
     """
 
     def __init__(self, source: Sampler, batch_size: int, device: torch.device) -> None:
         self._source, self._batch_size, self._device = source, batch_size, device
         example = source.sample(batch_size, torch.Generator())  # for the shapes; not from the run's own random stream
         self._on_gpu = device.type == "cuda"
-        self._staging = Transitions(*(torch.empty_like(t, pin_memory=self._on_gpu) for t in example.tensors()))
-        self._landing = Transitions(*(torch.zeros_like(t, device=device) for t in example.tensors()))
+        self._pinned = Transitions(*(torch.empty_like(t, pin_memory=self._on_gpu) for t in example.tensors()))
+        self._incoming = Transitions(*(torch.zeros_like(t, device=device) for t in example.tensors()))
         self.batch = Transitions(*(torch.zeros_like(t, device=device) for t in example.tensors()))
         if self._on_gpu:
             self._stream = torch.cuda.Stream(device)
-            self._arrived, self._taken = torch.cuda.Event(), torch.cuda.Event()
-            self._taken.record(torch.cuda.current_stream(device))  # the landing exists
+            self._copied, self._consumed = torch.cuda.Event(), torch.cuda.Event()
+            self._consumed.record(torch.cuda.current_stream(device))  # `incoming` is allocated
 
     def send(self, generator: torch.Generator) -> None:
-        """Sample the next batch (with a host generator) and start copying it."""
+        """Sample the next batch, with a generator on the host, and start copying it."""
         sample = self._source.sample(self._batch_size, generator)
         if not self._on_gpu:
-            self._landing.copy_(sample)
+            self._incoming.copy_(sample)
             return
-        self._arrived.synchronize()  # the previous copy finished long ago: no wait
-        self._staging.copy_(sample)
+        self._copied.synchronize()  # the previous copy finished long ago, so this does not wait
+        self._pinned.copy_(sample)
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._taken)
-            self._landing.copy_(self._staging)
-            self._arrived.record(self._stream)
+            self._stream.wait_event(self._consumed)
+            self._incoming.copy_(self._pinned)
+            self._copied.record(self._stream)
 
     def take(self) -> Transitions:
         """The batch that was sent last; the current stream waits for it, the host does not."""
         if not self._on_gpu:
-            self.batch.copy_(self._landing)
+            self.batch.copy_(self._incoming)
             return self.batch
         stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(self._arrived)
-        self.batch.copy_(self._landing)
-        self._taken.record(stream)
+        stream.wait_event(self._copied)
+        self.batch.copy_(self._incoming)
+        self._consumed.record(stream)
         return self.batch
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
@@ -68,11 +68,11 @@ class Prefetch:
         return self.batch
 
 
-def choose_place(
-    capacity: int, bytes_per_place: int, device: torch.device, device_bytes: int, host_bytes: int
+def choose_buffer_device(
+    capacity: int, bytes_per_transition: int, device: torch.device, device_bytes: int, host_bytes: int
 ) -> Literal["device", "host"]:
     """Where a buffer of this size goes: on the device if it fits, else on the host; UsageError if it fits nowhere."""
-    needed = capacity * bytes_per_place
+    needed = capacity * bytes_per_transition
     if device.type == "cpu":
         device_bytes = host_bytes
     if needed <= device_bytes:
@@ -83,7 +83,7 @@ def choose_place(
     raise UsageError(
         f"A replay buffer of {capacity:,} steps needs {in_gib(needed)}, but {on_device}the host has "
         f"{in_gib(host_bytes)} free; set --buffer-size to at most "
-        f"{max(device_bytes, host_bytes) // bytes_per_place:,}."
+        f"{max(device_bytes, host_bytes) // bytes_per_transition:,}."
     )
 
 

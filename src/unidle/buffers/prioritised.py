@@ -1,12 +1,13 @@
 """Prioritised replay (Schaul et al. 2016): sample by TD error, with importance weights.
 
 `SumTree`: non-negative numbers with their partial sums, on the device. A node has 128 children instead of two, so two
-million leaves are three levels: a handful of kernels up and down instead of 21 rounds.
+million leaves take three levels: a handful of kernels up and down the tree instead of 21 rounds.
 
 `Prioritised` adds priorities to a `Replay`: leaf i belongs to cell i and is above 0 exactly where the cell holds a
 transition. Every `add` writes three cells per environment (the step's, the final observation's and the open one), and
-the same three leaves: the first gets the highest priority so far, so that it is sampled soon; the others get 0, as they
-held the oldest transitions or none. An update for a transition that was overwritten meanwhile leaves the 0 unchanged.
+the same three leaves: the first gets the highest priority so far, so that it is sampled soon; the others get 0, because
+they held the oldest transitions or none. An update for a transition that has since been overwritten does not change the
+0.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class SumTree:
     """Non-negative numbers, sampled in proportion to their size.
 
     levels[0] [groups, 128] are the leaves, the last group padded with zeros; element g of the next level is the sum
-    of group g; the last level is one group. Float64: sums over millions of leaves keep the smallest of them.
+    of group g; the last level is one group. In float64, so that sums over millions of leaves do not lose small ones.
     """
 
     def __init__(self, n_leaves: int, device: torch.device) -> None:
@@ -43,8 +44,8 @@ class SumTree:
     def update(self, index: Tensor, value: Tensor) -> None:
         """leaves[index] = value, [B] each; a repeated index gets its largest value.
 
-        Every sum above is recomputed from its children, never adjusted, so rounding errors do not accumulate. Repeated
-        groups are written twice with the same sum. (The largest value, as a GPU writes in no fixed order.)
+        (The largest, because a GPU writes in no fixed order.) Every sum above is recomputed from its children, never
+        adjusted, so rounding errors do not accumulate. A group that occurs twice is written twice, with the same sum.
         """
         self.leaves.index_fill_(0, index, 0.0)
         self.leaves.scatter_reduce_(0, index, value.double(), "amax")
@@ -53,19 +54,19 @@ class SumTree:
             above.view(-1).index_copy_(0, index, below.index_select(0, index).sum(1))
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """[B] leaves, one from each of B equal parts of the total; never an empty one, unless all are."""
+        """[B] leaves, one from each of B equal parts of the total; never one of value 0, unless all are."""
         device = self._child.device
         draws = torch.rand(batch_size, dtype=torch.float64, device=device, generator=generator)
         rest = (torch.arange(batch_size, device=device) + draws) / batch_size * self.total
         node = torch.zeros_like(rest, dtype=torch.long)
         for level in reversed(self.levels):
             children = level.index_select(0, node)  # [B, 128]
-            upto = children.cumsum(1)
+            cumulative = children.cumsum(1)
             # The first non-empty child whose running sum exceeds `rest`; the last one if rounding puts `rest` beyond
             # the total.
-            rank = torch.where(upto > rest.unsqueeze(1), 2 * _WIDTH - self._child, self._child)
+            rank = torch.where(cumulative > rest.unsqueeze(1), 2 * _WIDTH - self._child, self._child)
             child = rank.masked_fill_(children == 0, -1).argmax(1, keepdim=True)
-            rest = rest - (upto - children).gather(1, child).squeeze(1)
+            rest = rest - (cumulative - children).gather(1, child).squeeze(1)
             node = node * _WIDTH + child.squeeze(1)
         return node
 
@@ -82,9 +83,9 @@ class Prioritised:
         self.beta = torch.tensor(beta, dtype=torch.float64, device=device)
 
     @staticmethod
-    def bytes_per_place(obs_bytes: int, width: int) -> int:
+    def bytes_per_transition(obs_bytes: int, width: int) -> int:
         """Bytes per unit of capacity: those of a `Replay`, a leaf, and its share of the sums."""
-        return Replay.bytes_per_place(obs_bytes, width) + 9
+        return Replay.bytes_per_transition(obs_bytes, width) + 9
 
     @property
     def count(self) -> Tensor:
@@ -96,9 +97,9 @@ class Prioritised:
         """Tensors to restore after the warm-up of a captured `add` or `update`."""
         return [*self.replay.counters, self.highest, *self.tree.levels]
 
-    def start(self, obs: Tensor, lines: Tensor | None = None) -> None:
+    def start(self, obs: Tensor, restarted: Tensor | None = None) -> None:
         """As `Replay.start`."""
-        self.replay.start(obs, lines)
+        self.replay.start(obs, restarted)
         self.tree.update(self.replay.cursor, torch.zeros_like(self.replay.cursor))
 
     def add(
@@ -114,13 +115,13 @@ class Prioritised:
         here = self.replay.cursor.clone()
         self.replay.add(actions, rewards, terminated, truncated, next_obs, final_obs)
         new = self.highest.expand(len(here))
-        gone = torch.zeros_like(new)
+        zero = torch.zeros_like(new)
         cells = torch.cat([here, self.replay.after(here), self.replay.cursor])
-        self.tree.update(cells, torch.cat([new, gone, gone]))
+        self.tree.update(cells, torch.cat([new, zero, zero]))
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Transitions:
-        """A batch sampled by priority; weights (N P(i))^-β, normalised by the largest of the batch."""
-        batch = self.replay.at(self.tree.sample(batch_size, generator))
+        """A batch sampled by priority; weights (N P(i))^-β, divided by the largest in the batch."""
+        batch = self.replay.gather(self.tree.sample(batch_size, generator))
         # With P(i) = p(i) / total, N and the total cancel: only the batch's smallest p remains.
         tiny = torch.finfo(torch.float64).tiny  # avoids 0 / 0 in an empty buffer
         priority = self.tree.leaves[batch.index].clamp(min=tiny)
@@ -132,7 +133,7 @@ class Prioritised:
         """Set the priorities of sampled transitions from their TD errors δ [B]."""
         value = (errors.double().abs() + self._epsilon) ** self._alpha
         value = torch.where(value.isfinite(), value, self.highest)  # a NaN would spread to all sums
-        value = torch.where(self.replay.acted[index], value, 0.0)
+        value = torch.where(self.replay.has_transition[index], value, 0.0)
         self.highest.copy_(torch.maximum(self.highest, value.max()))
         self.tree.update(index, value)
 

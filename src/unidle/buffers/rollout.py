@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Rollout:
-    """T steps of N environments. Where an episode ends at t, obs[t + 1] already belongs to the next one."""
+    """T steps of N environments. Where an episode ends at step t, obs[t + 1] is the first observation of the next."""
 
     def __init__(
         self, n_steps: int, n_envs: int, obs_bytes: int, width: int, state_size: int, device: torch.device
@@ -17,8 +17,8 @@ class Rollout:
 
         self.obs = zeros(n_steps + 1, n_envs, obs_bytes, dtype=torch.uint8)  # the last has no action yet
         self.starts = zeros(n_steps + 1, n_envs, dtype=torch.bool)  # obs[t] is the first of its episode
-        # As sampled, before scaling and clipping. Inference is always for all environments; results for those that are
-        # not ready go to one extra step. (In `obs` they go to the last step, which is written last.)
+        # As sampled, before scaling and clipping. Inference always runs for all environments; the results of those that
+        # are not ready go to one extra step. (In `obs` they go to the last step, which is written last.)
         self.actions_and_trash = zeros(n_steps + 1, n_envs, width)
         self.actions = self.actions_and_trash[:-1]
         self.rewards = zeros(n_steps, n_envs)
@@ -26,7 +26,7 @@ class Rollout:
         self.truncated = zeros(n_steps, n_envs, dtype=torch.bool)
         # states[t] is the recurrent state after step t - 1, not yet zeroed where obs[t] starts an episode.
         self.states = zeros(n_steps + 1, n_envs, state_size)
-        # The final observation of every truncated episode, and where it belongs: few, so stored separately.
+        # The final observation of every truncated episode, and its step and environment; few, so stored separately.
         self.final_obs = zeros(0, obs_bytes, dtype=torch.uint8)
         self.final_at = zeros(0, dtype=torch.long)  # t × N + env; T × N for unused entries
 

@@ -9,43 +9,43 @@ from torch import Tensor
 
 from unidle.buffers.multitask import TaskReplay
 from unidle.buffers.replay import Replay, Transitions
-from unidle.kernels.triton.replay_sample import MAX_ENVS, draw, draw_by_task, gather, gather_by_task
+from unidle.kernels.triton.replay_sample import MAX_ENVS, gather, gather_by_task, sample_cells, sample_cells_by_task
 
 
 class TritonReplay(Replay):
     """A `Replay` that samples with kernels."""
 
-    def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
+    def sample_cells(self, batch_size: int, generator: torch.Generator) -> Tensor:
         """[B] cells, uniform among all transitions, with replacement."""
-        if self.n_lines > MAX_ENVS:
-            return super().draw(batch_size, generator)
-        return draw(_uniform(batch_size, generator), self.entered, self.left, self.order)
+        if self.n_envs > MAX_ENVS:
+            return super().sample_cells(batch_size, generator)
+        return sample_cells(_uniform(batch_size, generator), self.n_added, self.n_overwritten, self.order)
 
-    def at(self, cells: Tensor) -> Transitions:
+    def gather(self, cells: Tensor) -> Transitions:
         """The n-step transitions from these cells [B]."""
-        flags = self.terminated, self.ended, self.acted, self.cursor
+        flags = self.terminated, self.ended, self.has_transition, self.cursor
         return _transitions(cells, gather(cells, self.obs, self.actions, self.rewards, *flags, self.powers))
 
 
 class TritonTaskReplay(TaskReplay):
     """A `TaskReplay` that samples with kernels."""
 
-    def draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """[B] cells, equally many of each task, in the order of tasks."""
+    def sample_cells(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """[B] cells, ordered by task: equally many of each, rounded up or down."""
         shift = self.shift(batch_size, generator)
-        return draw_by_task(_uniform(batch_size, generator), shift, self.entered, self.places)
+        return sample_cells_by_task(_uniform(batch_size, generator), shift, self.n_added, self.ring_size)
 
-    def at(self, cells: Tensor) -> Transitions:
+    def gather(self, cells: Tensor) -> Transitions:
         """The transitions in these cells [B]."""
-        stored = self.obs, self.next_obs, self.actions, self.rewards, self.terminated, self.entered
-        return _transitions(cells, gather_by_task(cells, *stored, gamma=self.gamma, places=self.places))
+        stored = self.obs, self.next_obs, self.actions, self.rewards, self.terminated, self.n_added
+        return _transitions(cells, gather_by_task(cells, *stored, gamma=self.gamma, ring_size=self.ring_size))
 
 
 def verify(device: torch.device) -> None:
     """RuntimeError unless small Triton buffers sample the same batches as the plain ones."""
     for kinds in ((TritonReplay, Replay), (TritonTaskReplay, TaskReplay)):
-        mine, theirs = (_sample(kind, device) for kind in kinds)
-        if not all(torch.equal(ours, others) for ours, others in zip(mine.tensors(), theirs.tensors())):
+        batch, reference = (_sample(kind, device) for kind in kinds)
+        if not all(torch.equal(*pair) for pair in zip(batch.tensors(), reference.tensors())):
             raise RuntimeError("the kernel's batches differ from the reference's")
 
 

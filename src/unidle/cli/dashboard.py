@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +14,8 @@ import tyro
 from unidle.cli.flags import parse
 from unidle.errors import UsageError
 
-_TOKEN = re.compile(r"[A-Za-z0-9_.~-]+")  # needs no escaping in a URL or cookie
+_TOKEN = re.compile(r"[A-Za-z0-9_.~-]{16,}")  # cannot be guessed, and needs no escaping in a URL or cookie
+_TOKEN_VARIABLE = "UNIDLE_DASHBOARD_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -20,28 +23,31 @@ class _DashboardFlags:
     """Show the running and finished runs in a folder in a browser, until Ctrl-C.
 
     Each run has a page: a verdict (what the GPU waited for most), busy and idle time by cause, the phases of any time
-    range, power and energy, steps per second, and return against steps, seconds or joules. Pages of running runs update
-    live. The page loads nothing from the internet, and the server reads no file outside the folder. To save or share
-    one run as a file: unidle report runs/my-run --html. Needs the extra `dashboard`.
+    range, power and energy, steps per second, and return against steps, seconds or joules. Pages of active runs
+    update live. The page loads nothing from the internet, and the server reads no file outside the folder. To save or
+    share a run as one file: unidle report runs/my-run --html. Needs the extra `dashboard`.
+
+    Only a browser that has opened the printed address can see the runs: it contains a token, new at every start. Set
+    the environment variable UNIDLE_DASHBOARD_TOKEN for a token of your own.
     """
 
     runs: Annotated[Path, tyro.conf.Positional] = Path("runs")
     """Folder of runs, or one run folder."""
     host: str = "127.0.0.1"
-    """Address to listen on; any other than localhost (127.0.0.1, ::1) needs a token."""
+    """Address to listen on; 127.0.0.1: only this machine can connect."""
     port: int = 8765
     """Port; 0: any free port."""
     token: str | None = None
-    """Access token of letters, digits and - _ . ~; if needed and not given, one is generated and printed."""
+    """Access token of at least 16 letters, digits and - _ . ~. All users of this machine can read it in the list of
+    processes; rather set UNIDLE_DASHBOARD_TOKEN."""
 
 
 def dashboard_command(argv: list[str]) -> None:
     """`unidle dashboard`"""
     flags = parse(_DashboardFlags, argv, "dashboard")
-    if flags.token is not None and not _TOKEN.fullmatch(flags.token):
-        raise UsageError("--token may contain only letters, digits and - _ . ~; omit it to have one generated.")
+    token = _token(flags.token)
     if not 0 <= flags.port <= 65535:
-        raise UsageError(f"--port {flags.port} is not a port; use 1024 to 65535, or 0 for any free port.")
+        raise UsageError(f"--port {flags.port} is not a valid port; use 1024 to 65535, or 0 for any free port.")
 
     try:
         from unidle.report.dashboard.serve import serve
@@ -50,10 +56,21 @@ def dashboard_command(argv: list[str]) -> None:
 
         raise UsageError(f"`unidle dashboard` {NEEDED}") from None
 
-    def say(address: str) -> None:
+    def print_address(address: str) -> None:
         print(f"Dashboard of {flags.runs}: {address}\nPress Ctrl-C to stop it; runs continue.", flush=True)
 
     try:
-        serve(flags.runs, flags.host, flags.port, flags.token, say)
+        serve(flags.runs, flags.host, flags.port, token, print_address)
     except KeyboardInterrupt:
         print()
+
+
+def _token(flag: str | None) -> str | None:
+    source, token = ("--token", flag) if flag is not None else (_TOKEN_VARIABLE, os.environ.get(_TOKEN_VARIABLE))
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise UsageError(
+            f"{source} must be at least 16 letters, digits and - _ . ~; leave it out to have a token generated."
+        )
+    if flag is not None:
+        print(f"--token is visible to all users of this machine; rather set {_TOKEN_VARIABLE}.", file=sys.stderr)
+    return token

@@ -17,12 +17,12 @@ class _DiagnoseFlags(JobFlags):
     Takes all settings of `unidle train`. Measures environments, inference, learning and copies separately, then trains
     for a few seconds without saving anything. Prints a verdict, a table of where the time goes (it sums to 100 %),
     upper bounds on the speed, and changes ranked by predicted speed-up: first those that do not affect learning, then
-    recipe changes. "Nothing to gain" and "use the CPU" are possible answers. Do not run anything else on the machine
-    meanwhile. Needs the extra `meter`.
+    recipe changes. It may also find that no setting would make
+    the job faster, or that the CPU would. Do not run anything else on the machine meanwhile. Needs the extra `meter`.
     """
 
     seconds: float = 20.0
-    """Seconds of training; the measurements before it take about half as long, plus environment start-up."""
+    """Seconds of training; the measurements before it take about half as long, plus the start-up of environments."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -47,12 +47,12 @@ def diagnose_command(argv: list[str]) -> dict[str, Any] | None:
     for note in job.notes:
         messages.show(note)
     try:
-        found = diagnose(job.config, seconds, messages.show)
+        diagnosis = diagnose(job.config, seconds, messages.show)
     except KeyboardInterrupt:
         raise TrainingError("Stopped before the diagnosis was complete; nothing was saved.") from None
     finally:
         messages.close()
     if job.flags.json:
-        return result(found)
-    print(*lines(found), sep="\n")
+        return result(diagnosis)
+    print(*lines(diagnosis), sep="\n")
     return None

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from unidle.cli.flags import Result, parse
+from unidle.cli.trust import is_trusted
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class _EvalFlags:
     """Sample actions instead of taking the mode of the distribution."""
     video: bool = False
     """Record the first episode, with deterministic actions, as video.mp4 in the run folder (extra `video`)."""
+    trust: bool = False
+    """Import the code that the config of a run that you did not create names."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -36,19 +39,20 @@ def eval_command(argv: list[str]) -> Result:
 
     from unidle.api import load
 
-    run = load(flags.run)
+    run = load(flags.run, trust=is_trusted(flags.run, ["env", "wrappers", "network"], flags.trust))
     result = run.evaluate(flags.episodes, seed=flags.seed, deterministic=not flags.stochastic)
     if result.trace is not None:
         _write_trace(flags.run, run.agent.step, result.trace)
-    film = None
+    video = None
     if flags.video:
         from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV
         from unidle.envs.pool.slot import episode_seed
-        from unidle.report.video import film_episode
+        from unidle.report.video import record_video
+        from unidle.writing import remove_link
 
-        seed = run.config.run.seed + 1 if flags.seed is None else flags.seed  # as `evaluate` takes it
+        seed = run.config.run.seed + 1 if flags.seed is None else flags.seed  # as in `evaluate`
         first = episode_seed(seed, FIRST_EVALUATION_ENV, 0)
-        film = film_episode(run.agent, run.maker(), flags.run / "video.mp4", first)
+        video = record_video(run.agent, run.maker(), remove_link(flags.run / "video.mp4"), first)
     if flags.json:
         return {
             "run": str(flags.run),
@@ -59,14 +63,14 @@ def eval_command(argv: list[str]) -> Result:
             "mean_length": result.mean_length,
             "success": result.success,
             "returns": result.returns,
-            "video": str(film) if film else None,
+            "video": str(video) if video else None,
         }
     print(f"{result.episodes} episodes with the policy of step {run.agent.step:,}")
     print(f"mean return {result.mean_return:.1f} ± {result.std_return:.1f}, mean length {result.mean_length:.0f}")
     if result.success is not None:
         print(f"success     {result.success:.0%} of the episodes")
-    if film:
-        print(f"video       {film}")
+    if video:
+        print(f"video       {video}")
     return None
 
 
@@ -77,7 +81,7 @@ def _write_trace(folder: Path, step: int, trace: dict[str, Any]) -> None:
     from unidle.report.page.report import write_report
 
     if is_training(folder.resolve()):
-        return  # that process writes the report, with its own evaluations
+        return  # the training process writes the report, with its own evaluations
     try:
         write_trace(folder, step, trace)
         write_report(folder)

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from unidle.cli.flags import Result, parse
+from unidle.cli.trust import is_trusted
 from unidle.errors import UsageError
 
 
@@ -20,6 +21,8 @@ class _ExportFlags:
     """Run folder, such as runs/my-run."""
     onnx: bool = False
     """Write policy.onnx into the run folder (extra `onnx`)."""
+    trust: bool = False
+    """Import the code that the config of a run that you did not create names."""
     json: bool = False
     """Print the result as a JSON object."""
 
@@ -32,10 +35,12 @@ def export_command(argv: list[str]) -> Result:
 
     from unidle.api import load
     from unidle.engine.export import export_onnx
+    from unidle.writing import remove_link
 
-    agent, path = load(flags.run).agent, flags.run / "policy.onnx"
+    run = load(flags.run, trust=is_trusted(flags.run, ["network"], flags.trust))
+    agent, path = run.agent, flags.run / "policy.onnx"
     try:
-        export_onnx(agent, path)
+        export_onnx(agent, remove_link(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}); make the folder writable.") from None
     if flags.json:

@@ -1,10 +1,11 @@
-"""Builds flags from dataclasses with tyro, and adds aliases, `auto`, `none` and one-sentence errors."""
+"""Builds flags from dataclasses with tyro; adds aliases, `auto`, `none` and one-sentence errors."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
@@ -15,7 +16,9 @@ import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from unidle.config import Config
+from unidle.config.convert import in_brief
 from unidle.config.fields import coerce, is_auto_type, refuse_other_algo, unknown_key
+from unidle.config.files import parse_yaml
 from unidle.config.renamed import RENAMED, renaming
 from unidle.config.settings import RECIPES
 from unidle.errors import UsageError
@@ -25,11 +28,11 @@ Result = dict[str, Any] | None  # the object that --json prints; None: the comma
 TABLE_WIDTH = 120  # columns of a table in a pipe, where rich would assume 80
 
 _ALIASES = {"--num-envs": "--n-envs", "--n-parallel-envs": "--n-envs", "--total-timesteps": "--timesteps"}
-_OPEN_SWITCHES = ("subproc", "pin-cores")  # may also be auto
+_AUTO_SWITCHES = ("subproc", "pin-cores")  # may also be auto
 _SWITCHES = {
-    f"--{no}{name}": f"--{name}={word}" for name in _OPEN_SWITCHES for no, word in (("", "on"), ("no-", "off"))
+    f"--{no}{name}": f"--{name}={word}" for name in _AUTO_SWITCHES for no, word in (("", "on"), ("no-", "off"))
 }
-_SWITCHED_ON = {_SWITCHES[f"--{name}"] for name in _OPEN_SWITCHES}
+_SWITCHED_ON = {_SWITCHES[f"--{name}"] for name in _AUTO_SWITCHES}
 
 _registry = ConstructorRegistry()
 
@@ -42,17 +45,17 @@ _TOGGLES = {
 }
 # Settings whose flag takes one value, written as in a config file; a switch takes none.
 _VALUED = {name for name, value in _DEFAULTS.items() if not isinstance(value, (bool, dict))}
-_VALUED -= {name.replace("-", "_") for name in _OPEN_SWITCHES}
+_VALUED -= {name.replace("-", "_") for name in _AUTO_SWITCHES}
 
 
-def settle(argv: list[str], algo: str | None = None) -> list[str]:
+def normalise_flags(argv: list[str], algo: str | None = None) -> list[str]:
     """`argv` with aliases replaced and each value written as in a config file (1e6, none).
 
     Raises UsageError for an invalid value, or for a setting that `algo` does not have.
     """
-    settled: list[str] = []
-    for word in argv:
-        before = settled[-1] if settled else ""
+    normalised: list[str] = []
+    for word in _joined_wrappers(argv):
+        before = normalised[-1] if normalised else ""
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
             flag = _ALIASES.get(flag.replace("_", "-"), flag.replace("_", "-"))
@@ -60,21 +63,34 @@ def settle(argv: list[str], algo: str | None = None) -> list[str]:
                 refuse_other_algo(_setting(flag), algo)
             if equals and flag in _TOGGLES:
                 raise _takes_no_value(flag, value)
-            settled.append(f"{flag}={_value_of(flag, value, algo)}" if equals else _SWITCHES.get(flag, flag))
+            normalised.append(f"{flag}={_value_of(flag, value, algo)}" if equals else _SWITCHES.get(flag, flag))
         elif before in _SWITCHED_ON and word in ("auto", "none"):
-            settled[-1] = before.replace("=on", "=auto")
+            normalised[-1] = before.replace("=on", "=auto")
         elif (before in _TOGGLES or before in _SWITCHES.values()) and not word.startswith("-"):
             raise _takes_no_value(before.partition("=")[0], word)
         elif before.startswith("--") and "=" not in before:
-            settled.append(_value_of(before, word, algo))
+            normalised.append(_value_of(before, word, algo))
         else:
-            settled.append(word)
-    return settled
+            normalised.append(word)
+    return normalised
 
 
-def current_flags(argv: list[str]) -> tuple[list[str], list[str]]:
-    """`argv` with renamed flags replaced, and a message for each."""
-    current, notes = [], []
+def _joined_wrappers(argv: list[str]) -> list[str]:
+    """`argv` with `--wrapper A --wrapper B` as `--wrappers=A,B`."""
+    rest, wrappers = [], []
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag == "--wrapper":
+            wrappers.append(value if equals else next(words, ""))
+        else:
+            rest.append(word)
+    return [*rest, f"--wrappers={','.join(wrappers)}"] if wrappers else rest
+
+
+def replace_renamed_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """`argv` with former flag names replaced, and a message for each."""
+    replaced, notes = [], []
     for word in argv:
         flag, equals, value = word.partition("=")
         plain = flag.replace("_", "-")
@@ -83,8 +99,8 @@ def current_flags(argv: list[str]) -> tuple[list[str], list[str]]:
         if plain.startswith("--") and name in RENAMED:
             notes.append(renaming(name))
             flag = no + RENAMED[name].replace("_", "-")
-        current.append(flag + equals + value)
-    return current, notes
+        replaced.append(flag + equals + value)
+    return replaced, notes
 
 
 def _takes_no_value(flag: str, value: str) -> UsageError:
@@ -116,7 +132,7 @@ def parse(
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            flags, stray = tyro.cli(
+            flags, unknown = tyro.cli(
                 kind,
                 args=argv,
                 prog=f"unidle {command}",
@@ -128,27 +144,35 @@ def parse(
     except SystemExit as end:
         if not end.code:
             raise  # --help
-        raise UsageError(f"{_gist(stderr.getvalue())}; `unidle {command} --help` lists the options.") from None
-    _refuse_stray(stray, command, kind)
+        raise UsageError(f"{_error_text(stderr.getvalue())}; `unidle {command} --help` lists the options.") from None
+    _reject_unknown(unknown, command, kind)
     return flags
 
 
-def _gist(box: str) -> str:
-    """The error message of tyro, without its box and the help below."""
+def _error_text(box: str) -> str:
+    """The error message of tyro, without the box around it and the help below it."""
     lines = [line.strip("│ ") for line in box.splitlines()[1:]]
-    end = next((i for i, line in enumerate(lines) if line.startswith(("─", "╰"))), len(lines))
-    return " ".join(line for line in lines[:end] if line).removesuffix(" (required)").rstrip(".:")
+    if lines and _is_rule(lines[0]):  # below the title, where the terminal's encoding has no box characters
+        lines = lines[1:]
+    end = next((i for i, line in enumerate(lines) if _is_rule(line)), len(lines))
+    text = " ".join(line for line in lines[:end] if line).removesuffix(" (required)").rstrip(".:")
+    text = re.sub(r"^Missing from unidle [\w-]+: (\S+) (.*)", r"Missing argument \1 (\2)", text)
+    return text.removesuffix(". Expected 1 values")
 
 
-def _refuse_stray(stray: list[str], command: str, kind: Any) -> None:
+def _is_rule(line: str) -> bool:
+    return line.startswith(("─", "╰", "---"))
+
+
+def _reject_unknown(unknown: list[str], command: str, kind: Any) -> None:
     """UsageError for unrecognised arguments."""
-    if not stray:
+    if not unknown:
         return
-    flag = stray[0].partition("=")[0]
+    flag = unknown[0].partition("=")[0]
     if command in ("train", "tune", "diagnose") and flag.startswith("--"):
         own = [f.name for f in dataclasses.fields(kind) if f.name != "engine_file"]  # whose flag is --engine
         raise UsageError(unknown_key(flag.removeprefix("--").replace("-", "_"), flag, own, command))
-    raise UsageError(f"Unrecognised arguments `{' '.join(stray)}`; `unidle {command} --help` lists the options.")
+    raise UsageError(f"Unrecognised arguments `{' '.join(unknown)}`; `unidle {command} --help` lists the options.")
 
 
 def peek(argv: list[str], flag: str) -> str | None:
@@ -209,13 +233,13 @@ def _read_float(text: str) -> float:
 
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """none, or 20; auto if unidle then chooses"""
+    """None or 20; auto or 20 for an OrAuto"""
     none = "auto" if is_auto_type(info.type) else "none"
     readers: dict[Any, tuple[str, Callable[[str], Any]]] = {
         int: (f"{none}|INT", _read_int),
         float: (f"{none}|FLOAT", _read_float),
         str: (f"{none}|STR", str),
-        Path: ("PATH", Path),  # omitted for none
+        Path: ("PATH", Path),  # omitted: None
         tuple[int, ...]: (f"{none}|N,N,…", _read_widths),
         tuple[str, ...]: (f"{none}|NAME,…", lambda text: tuple(text.split(","))),
     }
@@ -251,12 +275,26 @@ def _write(value: Any) -> str:
 @_registry.primitive_rule
 def _layer_widths(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[int, ...]] | None:
     """1024,512,256"""
-    if info.type_origin is not tuple:
+    if info.type_origin is not tuple or get_args(info.type)[0] is not int:
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="N,N,…",
         instance_from_str=lambda words: _read_widths(words[0]),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [_write(value)],
+    )
+
+
+@_registry.primitive_rule
+def _wrappers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[Any, ...]] | None:
+    """gymnasium.wrappers:ClipReward"""
+    if info.type_origin is not tuple or get_args(info.type)[0] is int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="MODULE:CALLABLE,…",
+        instance_from_str=lambda words: tuple(name for name in words[0].split(",") if name),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [_write(value)],
     )
@@ -278,12 +316,9 @@ def _mapping(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]
 
 def _read_mapping(text: str) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError(f"{text!r} is not a mapping such as '{{continuous: true}}'")
-    return value
+        return parse_yaml(text, "the flag")
+    except UsageError:
+        raise ValueError(f"{in_brief(text)} is not a mapping such as '{{continuous: true}}'") from None
 
 
 @_registry.primitive_rule

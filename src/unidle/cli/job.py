@@ -1,4 +1,4 @@
-"""Reads a training job from the command line, for every command that trains."""
+"""Reads a training job from the command line, for all commands that train."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import tyro
 
-from unidle.cli.flags import current_flags, parse, peek, settle, wants_help
+from unidle.cli.flags import normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.config import Config, Engine, PPORecipe, Recipe, Run
 from unidle.config.engine_file import read_engine_file
 from unidle.config.machine import gpu_name
-from unidle.config.resolve import Layers, lay
+from unidle.config.resolve import Layers, resolve_layers
 from unidle.config.validate import validated
 
 if TYPE_CHECKING:
@@ -45,16 +45,18 @@ class Job(Generic[_Flags]):
     config: Config  # validated
     maker: EnvMaker
     notes: list[str]  # messages about the settings
+    cwd: Path  # before an environment, or its module, could change it
 
 
 def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     """The job given by the flags, preset and files of `command`; UsageError if it is invalid."""
-    argv, notes = current_flags(argv)
-    argv = settle(argv)
+    cwd = Path.cwd()
+    argv, notes = replace_renamed_flags(argv)
+    argv = normalise_flags(argv)
     file = peek(argv, "--config")
     layers = _layers(argv, Path(file) if file else None)
     given = layers.config
-    argv = settle(argv, given.recipe.algo)
+    argv = normalise_flags(argv, given.recipe.algo)
     flags = parse(kind, argv, command, kind(given.recipe, given.engine, given.run))
     config = Config(flags.recipe, flags.engine, flags.run)
     if flags.site:
@@ -62,12 +64,13 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     if not config.run.env:
         validated(config, layers.preset_batch_size)  # raises the error for a missing environment
 
-    from unidle.api import fitted
+    from unidle.api import fit_to_env
     from unidle.envs.make import env_maker
 
-    maker = env_maker(config.run.env, config.run.env_kwargs)
-    config, fitting = fitted(config, maker)  # before validation: a vector environment decides n_envs
-    return Job(flags, validated(config, layers.preset_batch_size), maker, [*notes, *layers.notes, *fitting])
+    maker = env_maker(config.run.env, config.run.env_kwargs, config.run.wrappers)
+    config, fitting_notes = fit_to_env(config, maker)  # before validation: a vector environment decides n_envs
+    notes = [*notes, *layers.notes, *fitting_notes]
+    return Job(flags, validated(config, layers.preset_batch_size), maker, notes, cwd)
 
 
 def _layers(argv: list[str], file: Path | None) -> Layers:
@@ -75,6 +78,6 @@ def _layers(argv: list[str], file: Path | None) -> Layers:
     n_envs = peek(argv, "--n-envs")
     known = int(n_envs) if n_envs and n_envs.isdigit() else None
     has_gpu = not wants_help(argv) and gpu_name() is not None
-    layers = lay(peek(argv, "--preset"), file, has_gpu, peek(argv, "--env"), known, peek(argv, "--algo"))
+    layers = resolve_layers(peek(argv, "--preset"), file, has_gpu, peek(argv, "--env"), known, peek(argv, "--algo"))
     engine = peek(argv, "--engine")
     return layers if engine is None else layers.with_engine(read_engine_file(Path(engine)), gpu_name)

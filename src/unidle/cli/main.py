@@ -1,23 +1,29 @@
-"""Runs a command, and turns errors into one sentence and an exit code: 0 success, 2 usage error, 1 anything else.
+"""Runs a command, and turns errors into one sentence and an exit code.
 
-Heavy imports wait until a command needs them, so that `unidle --help` is instant.
+The codes are 0 for success, 2 for a usage error, 128 + n if signal n stopped the command, and 1 for anything else.
+
+Heavy imports are made only by the commands that need them, so that `unidle --help` is instant.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import gc
 import json
-import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any
 
+from unidle.cli.results import Signalled
 from unidle.config.machine import limit_threads
 from unidle.config.settings import RECIPES
 from unidle.errors import TrainingError, UsageError
+from unidle.output import guard_output
 
 _COMMANDS = {
     "train": "train a policy, or resume a run (--resume)",
@@ -33,6 +39,8 @@ _COMMANDS = {
     "watch": "run any command, and report what its GPU waited for",
     "tune": "find faster engine settings for a job by measuring",
 }
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 _HELP = f"""usage: unidle COMMAND [OPTIONS]
 
@@ -52,6 +60,7 @@ examples:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    guard_output()
     code = run(sys.argv[1:] if argv is None else argv)
     gc.freeze()  # else garbage collection at exit traverses all of torch, which takes a second
     sys.exit(code)
@@ -70,35 +79,56 @@ def run(argv: list[str]) -> int:
         print(__version__)
         return 0
     name, rest = argv[0], argv[1:]
-    own = rest[: rest.index("--")] if "--" in rest else rest  # the rest belongs to the watched command
+    flags = rest[: rest.index("--")] if "--" in rest else rest  # after `--`: the watched command
     if name not in _COMMANDS:
         near = difflib.get_close_matches(name, _COMMANDS, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(_COMMANDS)}."
-        return _complain(f"There is no command `{name}`; {hint}", own, 2)
+        return _report_error(f"There is no command `{name}`; {hint}", flags, 2)
     try:
         module = name.replace("-", "_")
-        command: Callable[[list[str]], dict[str, Any] | None] = getattr(
+        command: Callable[[list[str]], dict[str, Any] | Signalled | None] = getattr(
             import_module(f"unidle.cli.{module}"), f"{module}_command"
         )
         # Environments may print; with --json, standard output is only for the result.
-        with redirect_stdout(sys.stderr) if "--json" in own else nullcontext():
+        with redirect_stdout(sys.stderr) if "--json" in flags else nullcontext():
             result = command(rest)
     except UsageError as error:
-        return _complain(str(error), own, 2)
+        return _report_error(str(error), flags, 2)
     except TrainingError as error:
-        return _complain(str(error), own, 1)
-    except BrokenPipeError:  # the reader exited, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it does not raise again
-        return 1
+        return _report_error(str(error), flags, 1)
     except KeyboardInterrupt:
         state = "immediately; the last checkpoint is kept" if name == "train" else "before it finished"
-        return _complain(f"Stopped {state}.", own, 1)
+        return _report_error(f"Stopped {state}.", flags, 128 + signal.SIGINT)
+    except SystemExit as end:
+        if name == "watch" or {"-h", "--help"} & set(flags):
+            raise
+        return _report_error(
+            f"The environment, or other code of yours, called sys.exit({end.code}); remove that.", flags, 1
+        )
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            return _report_defect(error, flags)
+        what = f"{error.filename} ({error.strerror})" if error.filename else f"a file ({error.strerror})"
+        return _report_error(f"Cannot write {what}; free some disk space, or use another folder.", flags, 1)
+    except Exception as error:
+        return _report_defect(error, flags)
+    code = 0
+    if isinstance(result, Signalled):
+        code = 128 + result.signal
+        result = result.result
     if result is not None:
         print(json.dumps(result))
-    return 0
+    return code
 
 
-def _complain(sentence: str, argv: list[str], code: int) -> int:
+def _report_defect(error: Exception, argv: list[str]) -> int:
+    traceback.print_exception(error)
+    if "--json" in argv:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+    return 1
+
+
+def _report_error(sentence: str, argv: list[str], code: int) -> int:
     print(f"unidle: {sentence}", file=sys.stderr)
     if "--json" in argv:
         print(json.dumps({"error": sentence}))

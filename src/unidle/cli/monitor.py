@@ -14,7 +14,7 @@ class _MonitorFlags:
     """Show live GPU and CPU readings until Ctrl-C.
 
     Each reading has its minimum, mean and maximum over the last ten seconds, a sparkline that keeps short bursts, and
-    its real update rate: repeated samples of an old value do not count. – marks a reading that a GPU does not provide.
+    its actual update rate, without repeated samples of an old value. – marks a reading that a GPU does not provide.
     Without an NVIDIA GPU, only the CPU is shown. Needs the extra `meter`.
     """
 
@@ -38,7 +38,7 @@ def monitor_command(argv: list[str]) -> Result:
 
     from rich.console import Console
 
-    from unidle.report.terminal.monitor import ONCE_S, WINDOW_S, Monitor, look_once, watch
+    from unidle.report.terminal.monitor import ONCE_S, WINDOW_S, Monitor, sample_once, watch
 
     is_once = flags.once or flags.json
     monitor = Monitor(flags.pid, flags.csv, ONCE_S if is_once else WINDOW_S)
@@ -49,7 +49,7 @@ def monitor_command(argv: list[str]) -> Result:
         if not is_once:
             watch(monitor, console, flags.interval)
             return None
-        look_once(monitor, flags.interval)
+        sample_once(monitor, flags.interval)
         if flags.json:
             return monitor.result()
         console.print(monitor.panel(console.width))

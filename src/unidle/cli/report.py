@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,19 +26,19 @@ class _ReportFlags:
     """Print the result as a JSON object."""
 
 
-_IN_THE_RUN = "--html=."  # what a bare --html means
+_BARE_HTML = "--html=."  # what a bare --html means
 
 
 def report_command(argv: list[str]) -> Result:
     """`unidle report`"""
     following = [*argv[1:], ""]
     bare = [word == "--html" and not after.endswith(".html") for word, after in zip(argv, following)]
-    flags = parse(_ReportFlags, [_IN_THE_RUN if is_bare else word for word, is_bare in zip(argv, bare)], "report")
+    flags = parse(_ReportFlags, [_BARE_HTML if is_bare else word for word, is_bare in zip(argv, bare)], "report")
     try:
         if flags.html is None:
             from unidle.report.page.report import write_report
 
-            path = write_report(flags.run)
+            path = write_report(flags.run, lambda text: print(f"unidle: {text}", file=sys.stderr))
         else:
             from unidle.report.dashboard.page import write_page
 

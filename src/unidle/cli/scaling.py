@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from unidle.cli.flags import parse, settle
+from unidle.cli.flags import normalise_flags, parse
 from unidle.config import Engine
 from unidle.config.presets import load_preset
 from unidle.errors import TrainingError, UsageError
@@ -49,7 +49,7 @@ class _ScalingFlags:
 
 def scaling_command(argv: list[str]) -> dict[str, Any] | None:
     """`unidle scaling`"""
-    flags = parse(_ScalingFlags, settle(argv), "scaling")
+    flags = parse(_ScalingFlags, normalise_flags(argv), "scaling")
     if not flags.critic or min(flags.actor, *flags.critic) < 1:
         raise UsageError("--actor and --critic need widths of at least 1; use, for example, --critic 200,400.")
 
@@ -69,12 +69,12 @@ def scaling_command(argv: list[str]) -> dict[str, Any] | None:
 
 
 def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
-    """The run with critics of that width: reused if it is finished, else trained or resumed.
+    """The run with critics of that width: reused if finished, else trained or resumed.
 
     Raises TrainingError if the user stops it, so that no further width is trained.
     """
     from unidle.api import load, resume, train
-    from unidle.scaling import is_whole
+    from unidle.scaling import is_finished
 
     preset = load_preset(_PRESETS[flags.tasks])
     run_name = f"scaling-{flags.tasks}-actor{flags.actor}-critic{width}-seed{flags.seed}"
@@ -85,7 +85,7 @@ def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
     settings |= vars(flags.engine)
     if (path / "config.yaml").exists():
         run = load(path)
-        if is_whole(run, settings["timesteps"]):
+        if is_finished(run, settings["timesteps"]):
             return run
         run = resume(path, **settings)
     else:
@@ -93,6 +93,6 @@ def _trained(flags: _ScalingFlags, width: int) -> TrainedRun:
         settings |= {"run_name": run_name, "runs_dir": flags.runs_dir, "save_replay_buffer": flags.save_replay_buffer}
         env = f"metaworld:{flags.tasks.upper()}"
         run = train(env, preset=preset.name, allow_recipe_change=True, **settings)
-    if not is_whole(run, settings["timesteps"]):
+    if not is_finished(run, settings["timesteps"]):
         raise TrainingError("Stopped; run the same command again to continue.")
     return run

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unidle.cli.flags import Result, current_flags, parse, peek, settle, wants_help
+from unidle.cli.flags import Result, normalise_flags, parse, peek, replace_renamed_flags, wants_help
 from unidle.cli.job import JobFlags, job_of
+from unidle.cli.results import Signalled
+from unidle.cli.trust import is_trusted
 from unidle.config import Config
 from unidle.config.engine_file import read_engine_file
 from unidle.config.files import load_yaml, run_config_file
@@ -29,6 +31,8 @@ class _TrainFlags(JobFlags):
 
     resume: Path | None = None
     """Run folder to resume from its latest checkpoint."""
+    trust: bool = False
+    """With --resume: import the code that the config of a run that you did not create names."""
     quiet: bool = False
     """Show no progress, only warnings."""
     json: bool = False
@@ -36,7 +40,7 @@ class _TrainFlags(JobFlags):
 
 
 @explain_out_of_memory()
-def train_command(argv: list[str]) -> Result:
+def train_command(argv: list[str]) -> Result | Signalled:
     """`unidle train`"""
     if peek(argv, "--resume") and not wants_help(argv):
         return _resume(argv)
@@ -44,12 +48,12 @@ def train_command(argv: list[str]) -> Result:
 
     from unidle.api import start
 
-    return _close(start(job.config, job.notes, job.maker, quiet=job.flags.quiet), job.flags)
+    return _close(start(job.config, job.notes, job.maker, quiet=job.flags.quiet, cwd=job.cwd), job.flags)
 
 
-def _resume(argv: list[str]) -> Result:
-    argv, notes = current_flags(argv)
-    argv = settle(argv)
+def _resume(argv: list[str]) -> Result | Signalled:
+    argv, notes = replace_renamed_flags(argv)
+    argv = normalise_flags(argv)
     path = Path(peek(argv, "--resume") or "")
     before = load_yaml(run_config_file(path))
     if peek(argv, "--config") or peek(argv, "--preset"):
@@ -63,7 +67,7 @@ def _resume(argv: list[str]) -> Result:
             notes.append(note)
     for note in notes:
         print(note, file=sys.stderr)
-    argv = settle(argv, given.recipe.algo)
+    argv = normalise_flags(argv, given.recipe.algo)
     flags = parse(_TrainFlags, argv, "train", _TrainFlags(given.recipe, given.engine, given.run, resume=path))
     if flags.site:
         raise UsageError("A resumed run keeps its site; remove --site, or start a new run.")
@@ -75,18 +79,18 @@ def _resume(argv: list[str]) -> Result:
 
     from unidle.api import resume
 
-    return _close(resume(path, quiet=flags.quiet, **changes), flags)
+    trust = is_trusted(path, ["env", "wrappers", "network"], flags.trust)
+    return _close(resume(path, trust=trust, quiet=flags.quiet, **changes), flags)
 
 
-def _close(trained: TrainedRun, flags: _TrainFlags) -> Result:
+def _close(trained: TrainedRun, flags: _TrainFlags) -> Result | Signalled:
     """Print the summary at the end of training, or return it for --json."""
-    if flags.json:
-        return trained.summary()
-    if not flags.quiet:
+    result = trained.summary() if flags.json else None
+    if not flags.json and not flags.quiet:
         from rich.console import Console
 
         from unidle.report.terminal.summary import print_summary
 
-        checkpoint = trained.folder.for_use()
+        checkpoint = trained.folder.best_or_latest()
         print_summary(Console(highlight=False), trained.path, report=trained.report, checkpoint=checkpoint)
-    return None
+    return result if trained.stopped_by is None else Signalled(result, trained.stopped_by)

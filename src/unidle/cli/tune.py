@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unidle.cli.flags import current_flags, settle
+from unidle.cli.flags import normalise_flags, replace_renamed_flags
 from unidle.cli.job import Job, JobFlags, job_of
 from unidle.config import Engine, Recipe
 from unidle.config.engine_file import Machine, engine_yaml
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from unidle.tuning.search.outcomes import Tuned
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
-_LEAST_BUDGET = 30
-# Flags to leave out of the train command: `unidle train` lacks them, reads them differently, or gets them from here.
-_OWN = ("budget", "out", "json", "engine", "allow_recipe_change")
+_MIN_BUDGET = 30
+# Flags left out of the train command: `unidle train` does not have them, or the engine file sets them.
+_EXCLUDED = ("budget", "out", "json", "engine", "allow_recipe_change")
 _SWITCHES = {
     f"--{no}{f.name.replace('_', '-')}"
     for f in dataclasses.fields(Engine)
@@ -56,7 +56,7 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
     """`unidle tune`"""
     job = job_of(_TuneFlags, argv, "tune")
     budget, out = _seconds(job.flags.budget), job.flags.out
-    _check_place(out)
+    _check_writable(out)
 
     from rich.console import Console
 
@@ -68,10 +68,10 @@ def tune_command(argv: list[str]) -> dict[str, Any] | None:
         console.print(note, soft_wrap=True)
     with TuningDisplay(console) as display:
         tuned = tune(job.config, budget, display)
-    if tuned.situation is None:
+    if tuned.setup is None:
         raise TrainingError("Stopped before anything was measured.")
     command = _train_command(argv, job, tuned)
-    machine = Machine(tuned.situation.cores, tuned.situation.gpu)
+    machine = Machine(tuned.setup.cores, tuned.setup.gpu)
     if tuned.has_measured:
         out.write_text(engine_yaml(tuned.engine, machine, _comment(job, tuned, command)), encoding="utf-8")
     if job.flags.json:
@@ -98,23 +98,23 @@ def _seconds(text: str) -> float:
     if not found or found[2] not in _UNITS:
         raise UsageError(f"--budget {text} is not a duration; use, for example, 90s, 5m or 1h.")
     seconds = float(found[1]) * _UNITS[found[2]]
-    if seconds < _LEAST_BUDGET:
+    if seconds < _MIN_BUDGET:
         raise UsageError(
-            f"--budget {text} is too short: one comparison starts the job twice and alternates at least six times; "
-            f"use at least {_LEAST_BUDGET}s."
+            f"--budget {text} is too short: one comparison starts the job twice and runs at least six segments; "
+            f"use at least {_MIN_BUDGET}s."
         )
     return seconds
 
 
-def _check_place(out: Path) -> None:
-    """Fail before minutes of measuring, not after."""
-    was_there = out.exists()
+def _check_writable(out: Path) -> None:
+    """UsageError if the file cannot be written: fail before minutes of measuring, not after."""
+    existed = out.exists()
     try:
         with out.open("a", encoding="utf-8"):
             pass
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written ({error.strerror}); choose another path.") from None
-    if not was_there:
+    if not existed:
         out.unlink()
 
 
@@ -125,35 +125,35 @@ def _recipe_changes(before: Recipe, after: Recipe) -> dict[str, Any]:
 def _train_command(argv: list[str], job: Job[_TuneFlags], tuned: Tuned) -> str:
     """The command that trains with the result: the user's flags, except those in the engine file."""
     changed = _recipe_changes(job.config.recipe, tuned.config.recipe)
-    gone = {*(f.name for f in dataclasses.fields(Engine)), *_OWN, *changed}
-    words = settle(current_flags(argv)[0])
+    dropped = {*(f.name for f in dataclasses.fields(Engine)), *_EXCLUDED, *changed}
+    words = normalise_flags(replace_renamed_flags(argv)[0])
     kept: list[str] = []
     skipping = False
     for word in words:
         if word.startswith("--"):
             name, equals, _ = word.partition("=")
             plain = name.removeprefix("--").replace("-", "_")
-            is_gone = plain in gone or name in _SWITCHES
-            skipping = is_gone and not equals and name not in _SWITCHES and plain != "json"
-            if is_gone:
+            is_dropped = plain in dropped or name in _SWITCHES
+            skipping = is_dropped and not equals and name not in _SWITCHES and plain != "json"
+            if is_dropped:
                 continue
         elif skipping:
             skipping = False
             continue
         kept.append(word)
     flags = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    plain_run = dataclasses.replace(tuned.config.run, allow_recipe_change=False)
-    if not is_valid(dataclasses.replace(tuned.config, run=plain_run)):  # a preset that keeps its numbers
+    run = dataclasses.replace(tuned.config.run, allow_recipe_change=False)
+    if not is_valid(dataclasses.replace(tuned.config, run=run)):  # a preset that reproduces published results
         flags.append("--allow-recipe-change")
     return shlex.join(["unidle", "train", *kept, *flags, "--engine", str(job.flags.out)])
 
 
 def _comment(job: Job[_TuneFlags], tuned: Tuned, command: str) -> str:
-    worth = "no change was faster"
+    result = "no change was faster"
     if any(outcome.kept and not outcome.change.is_recipe for outcome in tuned.outcomes):
-        worth = f"{tuned.times_as_fast:.2f} times as fast (the product of the measured speed-ups)"
+        result = f"{tuned.times_as_fast:.2f} times as fast (the product of the measured speed-ups)"
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     return (
-        f"Found by `unidle tune` on {today} for {job.config.run.env}: {worth}."
+        f"Found by `unidle tune` on {today} for {job.config.run.env}: {result}."
         f"\nEngine settings only: they affect speed, not learning.\nTrain with: {command}"
     )

@@ -28,20 +28,20 @@ class _WatchFlags:
 
 def watch_command(argv: list[str]) -> Result:
     """`unidle watch`; ends with the exit status of the command, or by the signal that ended it."""
-    place = argv.index("--") if "--" in argv else len(argv)
-    command = argv[place + 1 :]
+    split = argv.index("--") if "--" in argv else len(argv)
+    command = argv[split + 1 :]
     if not command and not {"-h", "--help"} & set(argv):
-        raise UsageError("No command given; put it after two dashes: unidle watch -- python train.py.")
-    flags = parse(_WatchFlags, argv[:place], "watch")
+        raise UsageError("No command given; put it after `--`: unidle watch -- python train.py.")
+    flags = parse(_WatchFlags, argv[:split], "watch")
 
-    from unidle.meter.watch.command import end_as, watch
-    from unidle.report.terminal.watch import concluded, lines, write
+    from unidle.meter.watch.command import exit_like, watch
+    from unidle.report.terminal.watch import conclude, lines, write
 
     if flags.out:  # fail now, not after hours of training
         _make_folder(flags.out)
     watched = watch(command, windows=flags.windows)
     try:  # a failed report must not change the command's exit status
-        found = concluded(watched)
+        found = conclude(watched)
         try:
             print("", *lines(watched, *found), sep="\n", file=sys.stderr, flush=True)
         finally:
@@ -52,7 +52,7 @@ def watch_command(argv: list[str]) -> Result:
     except Exception:
         traceback.print_exc()
     finally:
-        end_as(watched.status)
+        exit_like(watched.status)
 
 
 def _make_folder(path: Path) -> None:

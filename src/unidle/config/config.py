@@ -15,7 +15,7 @@ from unidle.errors import UsageError
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. `config.yaml` in a run folder stores them and reproduces the run."""
+    """All settings of a run, stored in `config.yaml` of the run folder, from which the run can be reproduced."""
 
     recipe: Recipe = field(default_factory=PPORecipe)
     engine: Engine = field(default_factory=Engine)
@@ -45,7 +45,7 @@ class Config:
         return {f.name: getattr(part, f.name) for part in self._parts() for f in dataclasses.fields(part)}
 
     def to_yaml(self) -> str:
-        """The text of a config file that `load_yaml` reads back unchanged."""
+        """The text of a config file; `load_yaml` restores the same settings."""
         tree = {
             name: {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(part).items()}
             for name, part in zip(SECTIONS, self._parts())

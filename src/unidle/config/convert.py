@@ -59,9 +59,18 @@ def describe(expected: Any, none: str) -> str:
     if origin is Literal:
         return " or ".join(repr(option) for option in typing.get_args(expected))
     if origin is tuple:
-        is_text = typing.get_args(expected)[0] is str
-        return "a list of names such as policy,privileged" if is_text else "a list of integers such as 64,64"
+        examples = {int: "integers such as 64,64", str: "names such as policy,privileged"}
+        return f"a list of {examples.get(typing.get_args(expected)[0], 'module:callable')}"
     if origin is dict:
         return "a mapping"
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     return names.get(expected, none)
+
+
+def in_brief(value: Any, length: int = 200) -> str:
+    """`value` for an error message, cut to `length` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer with more than 4300 digits
+        return "a number with thousands of digits"
+    return text if len(text) <= length else text[:length] + "…"

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from unidle.config.convert import MISMATCH, convert, describe
+from unidle.config.convert import MISMATCH, convert, describe, in_brief
 from unidle.config.settings import RECIPES, Engine, Run
 from unidle.errors import UsageError
 
@@ -63,7 +63,7 @@ AUTO_SETTINGS = {
 
 
 def word_for_none(key: str) -> str:
-    """How a setting's None is written: `auto` if unidle then chooses, else `none`."""
+    """How None is written for a setting: `auto` if unidle chooses the value then, else `none`."""
     return "auto" if key in AUTO_SETTINGS else "none"
 
 
@@ -98,5 +98,5 @@ def coerce(key: str, value: Any, source: str, algo: str | None = None) -> Any:
     kinds = _types_of(key, algo)
     converted = next((found for kind in kinds if (found := convert(value, kind)) is not MISMATCH), MISMATCH)
     if converted is MISMATCH:
-        raise UsageError(f"{source}: `{key}` must be {describe(kinds[0], word_for_none(key))}, not {value!r}.")
+        raise UsageError(f"{source}: `{key}` must be {describe(kinds[0], word_for_none(key))}, not {in_brief(value)}.")
     return converted

@@ -12,21 +12,26 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from unidle.config.config import Config, recipe_type
+import yaml
+
+from unidle.config.config import Config
+from unidle.config.convert import in_brief
 from unidle.config.engine_file import EngineFile
+from unidle.config.files import parse_yaml
 from unidle.config.foreign.files import read_config
-from unidle.config.presets import EXPLORER, default_preset, load_preset
+from unidle.config.presets import SITE_EXPLORE, default_preset, load_preset
 from unidle.config.settings import Engine
 from unidle.config.validate import validated
 from unidle.errors import UsageError
 
-_N_ENVS_OF_FIXED = "NUM_PARALLEL_ENVS"  # environment variable: n_envs of a preset that reproduces published results
-# What may change on resume: duration, speed and monitoring, but not learning.
+_N_ENVS_VARIABLE = "NUM_PARALLEL_ENVS"  # environment variable: n_envs of a preset that reproduces published results
+# Settings that may change on resume: duration, speed and monitoring, but nothing that affects learning.
 _MAY_CHANGE_ON_RESUME = {
     *(f.name for f in fields(Engine)),
     *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
     *("tensorboard", "wandb", "trace"),
 }
+_WITHOUT_EFFECT_ON_RESUME = {"run_name", "runs_dir", "preset", "allow_recipe_change", "save_replay_buffer"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Layers:
     config: Config
     notes: list[str]
 
-    def settled_with(self, flags: dict[str, Any]) -> Config:
+    def with_flags(self, flags: dict[str, Any]) -> Config:
         """The config with the user's flags applied."""
         return self.config.with_values(flags, "settings")
 
@@ -57,7 +62,7 @@ class Layers:
         return size
 
 
-def lay(
+def resolve_layers(
     preset: str | None,
     file: Path | None,
     has_gpu: bool,
@@ -66,23 +71,17 @@ def lay(
     algo: str | None = None,
 ) -> Layers:
     """The defaults overridden by preset and config file; the choice may depend on the flags `env`, `n_envs`, `algo`."""
-    translated = read_config(file, env, n_envs) if file else None
-    notes = list(translated.notes) if translated else []
-    named = preset or (translated and (translated.values.get("preset") or translated.base_preset))
-    if translated:
-        env, algo = env or translated.values.get("env"), algo or translated.values.get("algo")
-        is_off_policy = algo is not None and not recipe_type(algo, "--algo").on_policy
-        if not preset and is_off_policy and translated.is_of_sb3s_ppo:
-            raise UsageError(
-                f"{file} is a Stable-Baselines3 config, whose missing settings default to those of its PPO, not of "
-                f"{str(algo).upper()}; add --preset {algo}."
-            )
+    converted = read_config(file, env, n_envs, algo) if file else None
+    notes = list(converted.notes) if converted else []
+    named = preset or (converted and (converted.values.get("preset") or converted.base_preset))
+    if converted:
+        env, algo = env or converted.values.get("env"), algo or converted.values.get("algo")
     if not named:
         named = default_preset(has_gpu, env, algo)
         reason = "a GPU is available" if has_gpu else "no GPU is available"
         if named == algo:
             reason = f"the algorithm is {algo}"
-        elif env == EXPLORER:
+        elif env == SITE_EXPLORE:
             reason = f"it is the preset for {env}"
         notes.append(f"No --preset given; using `{named}` because {reason}. `unidle presets` lists them all.")
     base = load_preset(named)
@@ -92,12 +91,12 @@ def lay(
             f"Preset {named} is for {config.recipe.algo.upper()}, but the algorithm is {str(algo).upper()}; remove "
             f"--preset, or use --preset {default_preset(has_gpu, env, algo)}."
         )
-    asked = os.environ.get(_N_ENVS_OF_FIXED)
-    if asked and base.fixed and n_envs is None and not (translated and "n_envs" in translated.values):
-        config = config.with_values({"n_envs": asked}, _N_ENVS_OF_FIXED)
-        notes.append(f"n_envs is {config.recipe.n_envs}, from the environment variable {_N_ENVS_OF_FIXED}.")
-    if translated:
-        config = config.with_values({**translated.values, "preset": named}, str(file))
+    n_envs_given = os.environ.get(_N_ENVS_VARIABLE)
+    if n_envs_given and base.fixed and n_envs is None and not (converted and "n_envs" in converted.values):
+        config = config.with_values({"n_envs": n_envs_given}, _N_ENVS_VARIABLE)
+        notes.append(f"n_envs is {config.recipe.n_envs}, from the environment variable {_N_ENVS_VARIABLE}.")
+    if converted:
+        config = config.with_values({**converted.values, "preset": named}, str(file))
     return Layers(config, notes)
 
 
@@ -115,3 +114,17 @@ def resumed(before: Config, settings: dict[str, Any], folder: str) -> Config:
         names = ", ".join(changed)
         raise UsageError(f"A resumed run keeps its recipe, but {names} would change it; remove it, or start a new run.")
     return validated(after, resumed=True)
+
+
+def learning_settings(config: Config) -> str:
+    """The settings that affect learning, as text, for `edited_settings`."""
+    others = _MAY_CHANGE_ON_RESUME | _WITHOUT_EFFECT_ON_RESUME
+    return yaml.safe_dump({name: value for name, value in config.flat().items() if name not in others}, sort_keys=False)
+
+
+def edited_settings(text: str, config: Config) -> str:
+    """What differs in `config` from `learning_settings`, in words: `gamma` is 0.5, not 0.99. Empty if nothing does."""
+    values = parse_yaml(text, "checkpoint")
+    old, new = Config().with_values(values, "checkpoint").flat(), config.flat()
+    changed = [name for name in values if new.get(name) != old[name]]
+    return ", ".join(f"`{name}` is {in_brief(new.get(name))}, not {in_brief(old[name])}" for name in changed)

@@ -133,7 +133,9 @@ class PPORecipe(Recipe):
     normalize_obs: bool = False
     """Normalise observations by their running mean and variance."""
     normalize_reward: bool = False
-    """Scale rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
+    ortho_init: bool = True
+    """Orthogonal initial weights and a small output layer of the actor; otherwise PyTorch's default."""
     log_std_init: float = 0.0
     """Initial log standard deviation of Gaussian actions, in units of half the action range."""
     action_distribution: Literal["gaussian", "squashed", "beta"] = "gaussian"
@@ -228,6 +230,8 @@ class SACRecipe(OffPolicyActorCriticRecipe):
     """Learning algorithm; `--algo NAME --help` shows its settings."""
     ent_coef: float | Literal["auto"] = "auto"
     """Entropy coefficient (temperature); auto: learned."""
+    ent_coef_init: float = 1.0
+    """Initial value of a learned ent_coef."""
     target_entropy: OrAuto[float] = None
     """Target entropy of a learned ent_coef; auto: -dim(action) for Box, 0.98 × log(n) for Discrete actions."""
     weight_init: Literal["torch", "he"] = "torch"
@@ -295,8 +299,8 @@ RECIPES: dict[AlgorithmName, type[Recipe]] = {"ppo": PPORecipe, "sac": SACRecipe
 class Engine:
     """Settings that affect only speed."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the networks."""
+    device: str = "auto"
+    """Device of the networks: auto, cpu, cuda, or cuda:1 for the second GPU."""
     subproc: OrAuto[bool] = None
     """Step environments in worker processes; auto: decided by timing a few steps."""
     workers: OrAuto[int] = None
@@ -327,6 +331,8 @@ class Run:
     """Gymnasium ID, or module:callable that returns an environment; required."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment, as YAML: '{continuous: true}'."""
+    wrappers: tuple[str | dict[str, Any], ...] = ()
+    """Wrappers of the environment, innermost first: --wrapper module:callable, which may be repeated."""
     timesteps: int = 1_000_000
     """Total environment steps, over all environments."""
     seed: int = 0
@@ -359,6 +365,6 @@ class Run:
     """Profile a few iterations into trace.json.gz, for ui.perfetto.dev."""
 
 
-def whole_steps(timesteps: int, total_batch: int) -> int:
+def round_up_timesteps(timesteps: int, total_batch: int) -> int:
     """`timesteps` rounded up to whole iterations: the steps after which a run ends."""
     return -(-timesteps // total_batch) * total_batch

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from importlib.util import find_spec
 from typing import Any
 
 import yaml
 
 from unidle.config.config import Config
+from unidle.config.convert import in_brief
 from unidle.config.fields import word_for_none
 from unidle.config.presets import load_preset
 from unidle.config.settings import OffPolicyRecipe, PPORecipe
@@ -19,7 +21,7 @@ _AT_LEAST_ONE = {
     *("n_envs", "n_steps", "n_epochs", "recurrent_size", "timesteps", "eval_episodes", "keep_checkpoints", "threads"),
     *("buffer_size", "n_step", "n_critics", "n_tasks", "target_update_interval", "policy_delay"),
 }
-_POSITIVE = {"learning_rate", "clip_range", "max_grad_norm", "tau", "adam_eps"}
+_POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps"}
 _NOT_NEGATIVE = {
     *("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts"),
     *("target_policy_noise", "target_noise_clip", "exploration_noise"),
@@ -31,8 +33,8 @@ _FRACTIONS = {
     *("gamma", "gae_lambda", "tau", "per_alpha", "per_beta", "exploration_final_eps", "exploration_fraction"),
 }
 _MAY_BE_INFINITE = {"max_grad_norm"}  # no gradient clipping
-# What may be changed in a preset that reproduces published results: the updates per step stay the same.
-_OPEN_IN_FIXED = {"n_envs", "overlap"}
+# May be changed in a preset that reproduces published results, because the updates per step stay the same.
+_MAY_CHANGE_IN_FIXED = {"n_envs", "overlap"}
 
 
 def validated(config: Config, preset_batch_size: int | None = None, *, resumed: bool = False) -> Config:
@@ -44,13 +46,15 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
         _check_range(name, value)
     check_seed(config.run.seed)
     try:
-        yaml.safe_dump(config.run.env_kwargs)
-    except yaml.YAMLError:
+        yaml.safe_dump([config.run.env_kwargs, *config.run.wrappers])
+    except (yaml.YAMLError, RecursionError):
         raise UsageError(
-            "`env_kwargs` are saved to config.yaml, so they must be plain numbers, strings, lists and dicts; for "
-            "anything else, pass a factory function as the environment."
+            "`env_kwargs` and arguments of `wrappers` are saved to config.yaml, so they must be plain numbers, "
+            "strings, lists and dicts; for anything else, pass a factory function as the environment."
         ) from None
     recipe, engine = config.recipe, config.engine
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
+        raise UsageError(f"`device` is {engine.device!r}; use auto, cpu, cuda, or cuda:1 for the second GPU.")
     if engine.subproc is False and engine.workers is not None:
         raise UsageError(
             f"--no-subproc steps environments in this process, but --workers {engine.workers} asks for worker "
@@ -67,7 +71,7 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
     if not config.run.env:
         raise UsageError("No environment given; add --env, for example --env CartPole-v1.")
     if not resumed:
-        _keep_fixed(config)
+        _check_fixed_preset(config)
     match recipe:
         case OffPolicyRecipe():
             _check_off_policy(recipe)
@@ -78,7 +82,12 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
 
 def _check_range(name: str, value: Any) -> None:
     wrong = None
-    if isinstance(value, float) and not math.isfinite(value) and name not in _MAY_BE_INFINITE:
+    numbers = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers) and name != "seed":
+        wrong = "it must be below 2**63"
+    elif isinstance(value, str) and not _is_utf8(value):
+        wrong = "it must be valid UTF-8"
+    elif isinstance(value, float) and not math.isfinite(value) and name not in _MAY_BE_INFINITE:
         wrong = "it must be a finite number"
     elif name in _AT_LEAST_ONE and value < 1:
         wrong = "it must be at least 1"
@@ -95,10 +104,18 @@ def _check_range(name: str, value: Any) -> None:
     elif name == "discretize" and value is not None and value < 2:
         wrong = "each action needs at least 2 bins"
     if wrong:
-        raise UsageError(f"`{name}` is {value}; {wrong}.")
+        raise UsageError(f"`{name}` is {in_brief(value)}; {wrong}.")
 
 
-def _keep_fixed(config: Config) -> None:
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a flag of other bytes
+        return False
+    return True
+
+
+def _check_fixed_preset(config: Config) -> None:
     """UsageError if the recipe changes a preset that reproduces published results."""
     run, recipe = config.run, config.recipe
     preset = load_preset(run.preset) if run.preset else None
@@ -106,7 +123,7 @@ def _keep_fixed(config: Config) -> None:
         return
     given = vars(recipe)
     for name, value in vars(preset.recipe).items():
-        if name not in _OPEN_IN_FIXED and given.get(name) != value:
+        if name not in _MAY_CHANGE_IN_FIXED and given.get(name) != value:
             raise UsageError(
                 f"Preset {preset.name} reproduces published results with `{name}` {value}, not {given.get(name)}; "
                 "remove it, or add --allow-recipe-change."
@@ -134,7 +151,7 @@ def _check_off_policy(recipe: OffPolicyRecipe) -> None:
 def check_seed(seed: int) -> None:
     """UsageError if torch or NumPy does not accept `seed`."""
     if not 0 <= seed < 2**63:
-        raise UsageError(f"`seed` is {seed}; it must be between 0 and 2**63 - 1.")
+        raise UsageError(f"`seed` is {in_brief(seed)}; it must be between 0 and 2**63 - 1.")
 
 
 def _with_batch_size(recipe: PPORecipe, preset_batch_size: int | None) -> PPORecipe:
@@ -148,7 +165,8 @@ def _with_batch_size(recipe: PPORecipe, preset_batch_size: int | None) -> PPORec
             near = f"{below} or {above}" if below != above else str(below)
             raise UsageError(
                 f"Batch size {size} does not divide n_envs × n_steps = "
-                f"{recipe.n_envs} × {recipe.n_steps} = {total}; use {near}, or --batch-size auto."
+                f"{recipe.n_envs} × {recipe.n_steps} = {total}; use {near}, --batch-size auto, or a multiple of "
+                f"{max(1, size) // math.gcd(max(1, size), recipe.n_steps)} as --n-envs."
             )
     if size == 1 and recipe.normalize_advantage:
         raise UsageError(

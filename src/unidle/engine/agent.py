@@ -1,7 +1,8 @@
-"""A trained policy for inference: observations in, actions out."""
+"""A trained policy, for inference."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ import numpy as np
 import torch
 
 from unidle.config import Config
+from unidle.config.files import display_path
 from unidle.engine.build import policy_from
-from unidle.engine.checkpoint.run_folder import load_checkpoint, weights_that_fit
+from unidle.engine.checkpoint.checkpoint_file import (
+    DamagedCheckpointError,
+    explain_weight_mismatch,
+    load_checkpoint,
+    refuse_non_finite,
+)
+from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.placement import choose_device
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
@@ -20,14 +28,15 @@ from unidle.spaces.observations import MASK, ObservationLayout
 
 
 class Agent:
-    """A frozen policy with its normalisers. A recurrent one keeps its state between calls until `reset`."""
+    """A frozen policy with its normalisers. A recurrent policy keeps its state between calls until `reset`."""
 
     def __init__(self, checkpoint: Path, config: Config, network: NetworkFactory | None, device: str = "cpu") -> None:
         state = load_checkpoint(checkpoint, policy_only=True)
         self.policy, self.obs_layout, self.action_layout = policy_from(state["spaces"], config, network)
-        with weights_that_fit():
+        with explain_weight_mismatch():
             self.policy.load_state_dict(state["algo"]["policy"])
-        self.seen = self.policy.encoder.layout  # the part of the observation that the actor sees
+        refuse_non_finite(self.policy, checkpoint)
+        self.actor_layout = self.policy.encoder.layout  # the part of the observation that the actor gets
         self.device = choose_device(device)
         self.policy.to(self.device).eval()
         self.step: int = state["step"]
@@ -35,7 +44,7 @@ class Agent:
         self._generator = keyed_generator(self.device, config.run.seed, PREDICTION)
 
     obs_layout: ObservationLayout
-    actions: ActionLayout
+    action_layout: ActionLayout
 
     def reset(self) -> None:
         """Clear the recurrent state; call it at the start of each episode if the policy is recurrent."""
@@ -59,9 +68,9 @@ class Agent:
     def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
         try:
             self._check_shapes(observation)
-            packed = self.seen.pack(observation)
+            packed = self.actor_layout.pack(observation)
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise UsageError(f"The observation does not fit the space {self.seen.space} ({error}).") from None
+            raise UsageError(f"The observation does not fit the space {self.actor_layout.space} ({error}).") from None
         if self.obs_layout.mask_width:
             if self.obs_layout.mask_key is not None:
                 action_mask = observation[MASK]
@@ -71,10 +80,28 @@ class Agent:
         return packed[None]
 
     def _check_shapes(self, observation: Any) -> None:
-        """Check shapes: NumPy would silently broadcast a number, or a batch of one, over the whole field."""
-        for leaf in self.seen.leaves:
+        """ValueError for wrong shapes: NumPy would silently broadcast a number, or a batch of one, over the field."""
+        for leaf in self.actor_layout.leaves:
             part = observation
             for key in leaf.path:
                 part = part[key]
             if np.shape(part) != leaf.shape:
                 raise ValueError(f"its shape is {np.shape(part)}, not {leaf.shape}")
+
+
+def load_agent(
+    folder: RunFolder, config: Config, network: NetworkFactory | None, say: Callable[[str], None], device: str = "cpu"
+) -> Agent:
+    """The best policy of a run, or its latest if there is no best one; damaged files are skipped, with a message."""
+    damaged: list[Path] = []
+    for path in folder.policies():
+        try:
+            agent = Agent(path, config, network, device)
+        except DamagedCheckpointError as error:
+            damaged.append(path)
+            reason = error
+            continue
+        for each in damaged:
+            say(f"{display_path(each)} is damaged; using {path.name} of step {agent.step:,}.")
+        return agent
+    raise reason

@@ -1,6 +1,6 @@
 """Builds a run from its settings: policy, algorithm, environments, collector.
 
-What runs where, and in how many processes, is decided in placement.py.
+placement.py decides what runs where, and in how many processes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import Algorithm, AnyPolicy, new_algorithm, new_policy
 from unidle.buffers.rollout import Rollout
 from unidle.config import Config, Engine
-from unidle.config.settings import whole_steps
+from unidle.config.settings import round_up_timesteps
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.cuda_graphs import Capture
-from unidle.engine.learn.device_loop import DeviceLoop, fits
+from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.device.host_view import TensorEnvs
-from unidle.envs.make import EnvMaker, callable_name, import_module
+from unidle.envs.import_name import callable_name, import_module
+from unidle.envs.make import EnvMaker
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
+from unidle.envs.probe import probe
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import EnvSpec, probe
+from unidle.envs.spec import EnvSpec
 from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
+from unidle.rng import DrawingFrom
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import ObservationLayout
 from unidle.spaces.serialise import space_from_plain, space_to_plain
@@ -47,8 +50,8 @@ class RunParts:
     env_spec: EnvSpec
     algo: Algorithm
     collector: HostCollector | DeviceCollector
-    loop: DeviceLoop | None  # if whole iterations run on the device
-    workers: int  # processes that step environments; 0: this one
+    loop: DeviceLoop | None  # None unless whole iterations run on the device
+    workers: int  # worker processes; 0: environments are stepped in this process
     precision: str
     capture: Capture
 
@@ -61,25 +64,32 @@ def build_parts(
     say: Callable[[str], None],
     on_fault: Callable[..., None],
 ) -> RunParts:
-    """Probe the environment, then build everything that a run consists of."""
+    """Probe the environment, then build the parts of a run."""
     recipe, run, engine = config.recipe, config.run, config.engine
     device = choose_device(engine.device)
     precision = set_numerics(device, recipe)
     env_spec = probe(maker, recipe.discretize, run.seed)
-    torch.set_num_threads(engine.threads)  # after the probe: an environment may have changed it
+    torch.set_num_threads(engine.threads)  # after the probe: an environment may have changed the number
     if env_spec.on_device and recipe.overlap == "strict":
         raise UsageError(f"{run.env} runs on the device: there is nothing to overlap with learning; use --overlap off.")
-    # After the probe, which may draw from these and takes as many steps as it has time for.
+    # After the probe, which may draw from these generators, for a number of steps that depends on time.
     random.seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
     torch.manual_seed(run.seed)
-    policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
+    # Weights are not drawn from the global generator, because runs in other threads use it too.
+    weights = torch.Generator().manual_seed(run.seed)
+    with DrawingFrom(weights):
+        policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, network).to(device)
+    torch.set_rng_state(weights.get_state())  # for environments and networks that draw from it
     capture = Capture(device, say, graphs=engine.graphs)
     env = maker.device_env(recipe.n_envs, run.seed, device) if env_spec.on_device else None
-    # If whole iterations are captured, their parts are not.
-    in_one_graph = env is not None and fits(env, recipe)
-    capture_parts: Capturer = as_it_is if in_one_graph else capture
-    algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
+    # If whole iterations are captured, their parts must not be captured separately.
+    in_one_graph = env is not None and can_capture_iteration(env, recipe)
+    capture_parts: Capturer = no_capture if in_one_graph else capture
+    with DrawingFrom(weights):
+        algo = new_algorithm(policy, recipe, capture_parts, capture.fall_back)
+    if env is None:
+        torch.set_rng_state(weights.get_state())
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
     rollouts = [
         Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(2 if recipe.overlap == "strict" else 1)
@@ -94,9 +104,12 @@ def build_parts(
         if in_one_graph:
             loop = DeviceLoop(collector, algo, run.seed, timeline, capture)
     else:
-        # This process drives a GPU, or learns while the environments step.
+        # This process launches GPU work, or learns while the environments step.
         is_busy = device.type == "cuda" or recipe.overlap == "strict"
         workers = choose_workers(engine, recipe.n_envs, env_spec.step_seconds, is_busy=is_busy)
+        if workers and (reason := _stays_here(maker, engine)):
+            workers = 0
+            say(reason)
         slices = choose_slices(engine, recipe.n_envs, workers, env_spec.step_seconds, device)
         envs = make_envs(maker, env_spec, recipe.n_envs, run.seed, workers, engine, slices=slices)
         workers = envs.workers
@@ -105,8 +118,17 @@ def build_parts(
         except BaseException:
             envs.close()
             raise
-        collector.schedule.n_rollouts = whole_steps(run.timesteps, recipe.total_batch) // recipe.total_batch
+        collector.schedule.n_rollouts = round_up_timesteps(run.timesteps, recipe.total_batch) // recipe.total_batch
     return RunParts(env_spec, algo, collector, loop, workers, precision, capture)
+
+
+def _stays_here(maker: EnvMaker, engine: Engine) -> str | None:
+    """A message if workers, which the user did not ask for, cannot get the environment; None if they can."""
+    error = None if engine.subproc or engine.workers else maker.pickle_error()
+    return error and (
+        f"Environments are stepped in this process, because the factory cannot be sent to worker processes ({error}); "
+        "for worker processes, use an environment id or a module-level function."
+    )
 
 
 def make_envs(
@@ -119,12 +141,14 @@ def make_envs(
     first_index: int = 0,
     slices: int = 1,
 ) -> HostEnvs:
-    """Environments in this process, or in `workers` worker processes of `slices` slices each.
+    """Environments in this process, or in `workers` worker processes with `slices` slices each.
 
-    Vector environments step as their library does. Asynchronous ones share an event loop in this process, or one per
-    worker process if the user sets workers; each is its own slice, unless the user sets the number of slices.
+    Vector environments are stepped by their own library. Asynchronous ones share an event loop in this process, or one
+    per worker process if the user sets workers; each is its own slice, unless the user sets the number of slices.
     """
     maker = maker.for_n_envs(n_envs)
+    if workers and _stays_here(maker, engine):
+        workers = 0
     if env_spec.on_device:
         return TensorEnvs(maker.device_env(n_envs, seed, first_index=first_index), env_spec)
     if env_spec.vectorised:
@@ -132,12 +156,12 @@ def make_envs(
     restarts = engine.max_env_restarts
     timeout = engine.env_timeout
     if maker.kind == "async":
-        maker = replace(maker, deadline=timeout)
+        maker = replace(maker, step_timeout=timeout)
         # One event loop is usually enough, and rate limits per site hold only within one process.
         if workers == 0 or not (engine.workers or engine.subproc):
             return AsyncEnvs(maker, env_spec, n_envs, seed, first_index, engine.slices, max_env_restarts=restarts)
         slices = engine.slices or n_envs
-        timeout = timeout and 3 * timeout  # each step has its own deadline, and handling a missed one takes time too
+        timeout = timeout and 3 * timeout  # each step has its own timeout, and handling one takes time too
     if workers == 0:
         return SerialEnvs(maker, env_spec, n_envs, seed, first_index, max_env_restarts=restarts)
     return ProcessPool(
@@ -150,7 +174,7 @@ def make_envs(
         slices,
         env_timeout=timeout,
         max_env_restarts=restarts,
-        # Where a CPU quota is the limit, not the set of cores, other processes use these cores too.
+        # If the limit is a CPU quota, not a set of cores, other processes use these cores too.
         pin_cores=workers >= len(os.sched_getaffinity(0)) - 1 if engine.pin_cores is None else engine.pin_cores,
     )
 

@@ -1,4 +1,4 @@
-"""Interfaces to a run: the user's callbacks, the progress display, and the meter that accounts for its time."""
+"""Interfaces to a run: the user's callbacks, the progress display, and the time meter."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class RunGpu:
     """The GPU that a run uses."""
 
     uuid: str
-    captures: Callable[[], int]  # how many CUDA graphs have been captured so far
+    captures: Callable[[], int]  # number of CUDA graph captures so far
 
 
 class TimeMeter(Protocol):
-    """Accounts for a run's time while it trains; it must never make the run fail."""
+    """Measures where a run's time goes; its errors must never end the run."""
 
     def begin(self, folder: Path, timeline: Timeline, step: int, gpu: RunGpu | None) -> None:
         """The run starts, or resumes at `step`."""

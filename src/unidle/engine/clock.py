@@ -1,4 +1,4 @@
-"""The wall time of a run, over all processes that trained it."""
+"""The wall time of a run, including the time before it was resumed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from unidle.timeline import Timeline
 
 
 class RunClock:
-    """Seconds since the run began, in total and by phase; time before a resume is included."""
+    """Seconds of training, in total and by phase, including the time before a resume."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._began: float | None = None
-        self._wall_before = 0.0  # seconds trained before this process took over
+        self._wall_before = 0.0  # seconds before the resume
         self._seconds_before: dict[str, float] = {}
 
     def begin(self) -> None:
@@ -30,7 +30,7 @@ class RunClock:
         return {name: s + self._seconds_before.get(name, 0.0) for name, s in self._timeline.seconds().items()}
 
     def record(self) -> dict[str, float]:
-        """Both, under the names of a metrics record."""
+        """Total and seconds by phase, as metrics of a record."""
         return {"wall": self.wall(), **{f"time/{name}": seconds for name, seconds in self.seconds().items()}}
 
     def resume(self, wall: float, seconds: dict[str, float]) -> None:

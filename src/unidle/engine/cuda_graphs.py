@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from unidle.engine.callbacks import RunGpu
 
+EAGERLY = "could not be captured as a CUDA graph and runs eagerly"  # as it is reported
+_MEMORY_RETRIES = 3  # captures that start over after running out of memory
 _WARM_UPS = 3  # libraries initialise in the first calls, which must not be captured
 
 
@@ -29,7 +32,7 @@ class Capture:
         self._say = say
         self._reported: set[tuple[str, str]] = set()
         self.fallbacks: dict[str, str] = {}  # name → why it runs eagerly on a GPU
-        self.tried = 0  # captures attempted so far
+        self.attempts = 0  # captures so far, successful or not
 
     def __call__(
         self,
@@ -52,13 +55,13 @@ class Capture:
         """The GPU that this captures on, for the meter."""
         if self.device.type != "cuda":
             return None
-        return RunGpu(str(torch.cuda.get_device_properties(self.device).uuid), lambda: self.tried)
+        return RunGpu(str(torch.cuda.get_device_properties(self.device).uuid), lambda: self.attempts)
 
     def fall_back(self, name: str, error: Exception, to: str) -> None:
         """Record, and report once, that `name` uses a slower implementation."""
         while isinstance(error.__context__, Exception):  # ending a failed capture raises another exception
             error = error.__context__
-        reason = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{_culprit(error)}"
+        reason = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}{_failing_line(error)}"
         if (name, to) not in self._reported:
             self._reported.add((name, to))
             self._say(f"{name} {to}, which is slower: {reason}")
@@ -84,7 +87,7 @@ class _Replay:
 
     def __call__(self) -> None:
         if self._run is None:
-            self._capture.tried += 1
+            self._capture.attempts += 1
             self._run = self._captured()
         self._run()
 
@@ -98,58 +101,84 @@ class _Replay:
         try:
             return self._capture_one(last)
         except Exception as error:
-            self._capture.fall_back(self._name, error, "could not be captured as a CUDA graph and runs eagerly")
+            self._capture.fall_back(self._name, error, EAGERLY)
             return last
 
     def _capture_one(self, function: Callable[[], None]) -> Callable[[], None]:
+        for _ in range(_MEMORY_RETRIES):
+            try:
+                return self._try_capture(function)
+            except Exception as error:
+                if not _is_out_of_memory(error):
+                    raise
+            torch.cuda.empty_cache()  # and again, with twice as many micro-batches (see algos/micro_batches.py)
+        return self._try_capture(function)
+
+    def _try_capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        device = self._capture.device
         kept = [tensor.detach().clone() for tensor in self._changes]
-        generators = [
-            *self._generators,
-            _default_generator(self._capture.device),
-        ]  # the default one is part of every graph
-        drawn = [generator.get_state() for generator in generators]
-        here = torch.cuda.current_stream(self._capture.device)
-        stream = torch.cuda.Stream(
-            self._capture.device, priority=here.priority
-        )  # the graph's kernels keep its priority
-        stream.wait_stream(here)
-        graph = torch.cuda.CUDAGraph()
+        generators = [*self._generators, _default_generator(device)]  # the default one is part of every graph
+        generator_states = [generator.get_state() for generator in generators]
+        current = torch.cuda.current_stream(device)
+        stream = torch.cuda.Stream(device, priority=current.priority)  # the graph's kernels keep its priority
+        stream.wait_stream(current)
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
                     function()
-                    self._put_back(kept)  # every call starts from the state of the first real one
+                    self._restore(kept)  # every call starts from the state of the first real one
             # Other threads may copy and launch during the capture.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 function()
         except Exception:
             del graph
-            torch.cuda.set_stream(here)  # a failed capture does not restore it
+            _end_allocation(device, pool)
+            torch.cuda.set_stream(current)  # a failed capture does not restore it
             for generator in generators:  # nor the generators, which it leaves in capture mode
                 # Graphs captured earlier keep the old state of torch's default generator: a layer such as dropout that
                 # draws from it in one of them continues from there.
-                generator.graphsafe_set_state(torch.Generator(self._capture.device))
+                generator.graphsafe_set_state(torch.Generator(device))
             raise
         finally:
-            here.wait_stream(stream)
-            self._put_back(kept)
-            for generator, state in zip(generators, drawn):
+            current.wait_stream(stream)
+            self._restore(kept)
+            for generator, state in zip(generators, generator_states):
                 generator.set_state(state)
         return graph.replay
 
     @torch.no_grad()
-    def _put_back(self, kept: list[Tensor]) -> None:
+    def _restore(self, kept: list[Tensor]) -> None:
         for tensor, before in zip(self._changes, kept):
             tensor.copy_(before)
 
 
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 def _default_generator(device: torch.device) -> torch.Generator:
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.cuda.default_generators[_index(device)]
 
 
-def _culprit(error: Exception) -> str:
+def _end_allocation(device: torch.device, pool: tuple[int, int]) -> None:
+    """Stop allocating from the pool of a capture that could not be ended.
+
+    torch does not do this itself: it would never free cached memory again, and run out of it.
+    """
+    with suppress(RuntimeError):  # the capture was ended, and the graph has freed its pool
+        torch._C._cuda_endAllocateToPool(_index(device), pool)
+        torch._C._cuda_releasePool(_index(device), pool)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether `error`, or one that it followed, is that memory ran out."""
+    return error is not None and (isinstance(error, torch.OutOfMemoryError) or _is_out_of_memory(error.__context__))
+
+
+def _failing_line(error: Exception) -> str:
     """The line that could not be captured: the innermost one outside torch."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename != __file__:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from unidle.algos.registry import AnyPolicy
 from unidle.engine.agent import Agent
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import ActorCritic
 from unidle.spaces.tree import Path as LeafPath
 
 
@@ -34,7 +33,7 @@ class _Exported(nn.Module):
 
 
 def export_onnx(agent: Agent, path: Path) -> Path:
-    """Write the policy to `path`; a batch of observations is its first dimension.
+    """Write the policy to `path`; the first dimension of all inputs and outputs is the batch.
 
     Inputs: one per leaf of the observation space (`observation`, or `observation.key` for Dict and Tuple spaces), then
     `action_mask` and `state` where the policy has them. Outputs: `action` [batch, heads + reals] as the environment
@@ -45,13 +44,12 @@ def export_onnx(agent: Agent, path: Path) -> Path:
         import onnxscript  # noqa: F401
     except ImportError:
         raise UsageError("ONNX export needs more packages; run: pip install 'unidle[onnx]'.") from None
-    policy, obs_layout = agent.policy, agent.policy.encoder.layout  # the part of the observation that the actor sees
-    n = 2  # above 1: the exporter would treat 1 as a constant
+    policy, obs_layout = agent.policy, agent.policy.encoder.layout  # the part of the observation that the actor gets
+    n = 2  # not 1, which the exporter would treat as a constant
     leaves = [torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)) for leaf in obs_layout.leaves]
     names = [".".join(["observation", *map(str, leaf.path)]) for leaf in obs_layout.leaves]
     mask = torch.ones(n, obs_layout.mask_width, dtype=torch.uint8) if obs_layout.mask_width else None
-    state_size = policy.actor_state_size if isinstance(policy, ActorCritic) else policy.state_size
-    state = torch.zeros(n, state_size) if state_size else None
+    state = torch.zeros(n, policy.actor_state_size) if policy.actor_state_size else None
     names += ["action_mask"] * (mask is not None) + ["state"] * (state is not None)
     batch = torch.export.Dim("batch", min=1)
     shapes = ([{0: batch}] * len(leaves), None if mask is None else {0: batch}, None if state is None else {0: batch})

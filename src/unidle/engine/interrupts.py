@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first stops it gracefully, the second immediately."""
+"""The signals that stop a run: the first stops it gracefully, a second Ctrl-C or SIGTERM immediately."""
 
 from __future__ import annotations
 
@@ -6,27 +6,37 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+
+from unidle.signals import STOPPING, Handlers, handle, restore
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a call; the second one ends the process."""
+    """Calls a function on the first signal that stops a run."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._first = first
-        self._previous: dict[int, Any] = {}
+        self._replaced: Handlers | None = None
+        self.received: int | None = None  # the first signal
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            self._replaced = handle([number for number in STOPPING if _is_ours(number)], self._handle)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        # Not the previous handlers: a shell starts background jobs with SIGINT ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._first()
+        # A terminal that is closed may send SIGHUP twice, and SLURM sends SIGTERM after SIGUSR1: let it finish saving.
+        if number in (signal.SIGINT, signal.SIGTERM):
+            # Not the previous handlers: a shell starts background jobs with SIGINT ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.received is None:
+            self.received = number
+            self._first()
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        if self._replaced is not None:
+            restore(self._replaced)
+
+
+def _is_ours(number: int) -> bool:
+    """Whether to handle a signal: SIGHUP stays ignored under nohup, and a handler of the user's stays for SIGUSR1."""
+    return number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""The records of iterations: what they hold, and how many of them are written."""
+"""The records of iterations: their contents, and which of them are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECORDS, _STEPS_PER_RECORD = 1000, 1000
 
 
 class IterationLog:
-    """Writes iteration records, thinned out: writing all of a million short iterations would slow them down."""
+    """Writes iteration records, but not all of them: writing each of a million short iterations would be slow."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class IterationLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the latest record if it has not been."""
+        """Write the latest record if it is not written yet."""
         if self._unwritten is not None:
             self._log.write(self._unwritten)
             self._unwritten = None
 
 
 def is_due(before: int, after: int, every: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after]; never if it is 0."""
+    """Whether there is a multiple of `every` in (before, after]; False if `every` is 0."""
     return every > 0 and after // every > before // every

@@ -10,8 +10,8 @@ learns from rollout k; weights w_k are those after k updates. Two slots, in time
 
 The environments are divided into slices, which are stepped together. Invariants, with S slots:
 
-1. *Which weights act.* Rollout k is acted by w_max(0, k + 1 − S), in every environment and at every step, however fast
-   or slow anything was. For S = 1 that is w_k: textbook PPO.
+1. *Which weights act.* Rollout k is collected with w_max(0, k + 1 − S), in every environment and at every step, however
+   fast or slow anything was. For S = 1 that is w_k: textbook PPO.
 2. *When a slice may continue.* A slice takes T steps in rollout k, then T in rollout k + 1, without waiting for other
    slices. All it needs is that its rollout is open. If it is not, the slice is parked until it opens.
 3. *When weights are published.* Only by `open_rollout`, after update k and its check for NaN: it copies w_{k+1} into
@@ -22,12 +22,12 @@ The environments are divided into slices, which are stepped together. Invariants
    written while it is learned from.
 5. *Why it is reproducible bit for bit.* The action of environment i at step t of rollout k is a function of its
    observation, the slot's weights (normaliser statistics included) and noise[t, i], drawn from (seed, k). Inference
-   always has the full batch shape: rows that are not ready go to a trash row, so it does not matter which slices are
-   ready together. Results are stored by (t, i), and what is kept in lists is sorted by (t, i). Timing decides when
+   always has the full batch shape (results of environments that are not ready go to a trash row), so it does not matter
+   which slices are ready together. Results are stored at (t, i), and lists are sorted by (t, i). Timing decides when
    something is computed, never what.
 6. *What a checkpoint holds.* Where every environment stood when rollout `oldest` began, and the weights of the open
    rollouts. Steps taken since are not saved; by 5, a resumed run takes the same steps again.
-7. *Failures.* If the environments fail for good during an update, the update still completes, so that there is a
+7. *Failures.* If the environments cannot continue during an update, the update is still completed, so that there is a
    consistent state to save. Then the failure is raised.
 """
 
@@ -77,18 +77,24 @@ class SliceSchedule:
         self.enqueue(parked)
         return self.newest
 
-    def enqueue(self, slices: Sequence[int]) -> None:
+    def enqueue(self, slices: list[int]) -> None:
         """Queue slices for actions, or park them if their rollout is not open."""
         last = min(self.newest, self.n_rollouts - 1)
-        for index in slices:
-            (self.waiting if self.rollout[index] <= last else self.parked).append(index)
+        for rollout, group in self.by_rollout(slices):
+            (self.waiting if rollout <= last else self.parked).extend(group)
 
     def take_waiting(self) -> list[int]:
         """The slices to act for next: one rollout at a time, the oldest first, because learning waits for it."""
-        oldest = min(self.rollout[index] for index in self.waiting)
-        taken = [index for index in self.waiting if self.rollout[index] == oldest]
-        self.waiting = [index for index in self.waiting if self.rollout[index] != oldest]
+        (_, taken), *others = self.by_rollout(self.waiting)
+        self.waiting = [index for _, group in others for index in group]
         return taken
+
+    def by_rollout(self, slices: list[int]) -> list[tuple[int, list[int]]]:
+        """These slices grouped by the rollout they are in, the oldest first; quick, because mostly that is one."""
+        rollouts = set(map(self.rollout.__getitem__, slices))
+        if len(rollouts) == 1:
+            return [(rollouts.pop(), slices)]
+        return [(number, [index for index in slices if self.rollout[index] == number]) for number in sorted(rollouts)]
 
     def take_step(self, slices: Sequence[int]) -> list[int]:
         """Count one more step of these slices; returns those that have now finished their rollout."""
@@ -137,7 +143,7 @@ class Overlap:
     def learn(
         self, finished: RolloutSlot | FinishedRollout, progress: float, shuffle: torch.Generator
     ) -> tuple[dict[str, float], Exception | None]:
-        """Run one update; returns its metrics, and the failure if the environments failed for good (invariant 7)."""
+        """Run one update; returns its metrics, and the failure if the environments cannot continue (invariant 7)."""
         self._timeline.enter(LEARN)
         self._learner.begin(finished, progress, shuffle)
         failure = self._learn_while_collecting()

@@ -1,5 +1,6 @@
-"""Where and how a run computes: device, precision, worker processes, slices. None of it changes what is learned,
-except the precision.
+"""Where and how a run computes: device, precision, worker processes, slices.
+
+Only the precision changes what is learned.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from unidle.config.machine import available_cores
 from unidle.engine.collect.host import QUICK_SECONDS
 from unidle.errors import UsageError
 
-# A round trip to a worker costs about this much: shorter work is faster in this process.
+# A round trip to a worker takes about this long: work that takes less is faster in this process.
 _POOL_OVERHEAD_SECONDS = 150e-6
 
 
 def choose_device(name: str) -> torch.device:
     """The requested device; `auto` is the GPU if there is one."""
     has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UsageError("--device cuda: torch finds no CUDA GPU on this machine; use --device cpu or auto.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and has_gpu) else "cpu")
+    if name.startswith("cuda") and not has_gpu:
+        raise UsageError(f"--device {name}: torch finds no CUDA GPU on this machine; use --device cpu or auto.")
+    index = int(name.partition(":")[2] or 0)
+    if has_gpu and index >= torch.cuda.device_count():
+        raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
+    return torch.device("cuda" if name == "auto" and has_gpu else "cpu" if name == "auto" else name)
 
 
 def set_numerics(device: torch.device, recipe: Recipe) -> str:
@@ -29,13 +33,15 @@ def set_numerics(device: torch.device, recipe: Recipe) -> str:
     torch.backends.cudnn.deterministic = True
     if device.type == "cpu":
         return "fp32"
+    if device.index is not None:
+        torch.cuda.set_device(device)  # for what is allocated or launched on the current device
     torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = recipe.precision != "fp32"
     return recipe.precision
 
 
 def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy: bool, cores: int | None = None) -> int:
-    """Number of worker processes; 0 steps the environments in this process.
+    """Number of worker processes; 0: environments are stepped in this process.
 
     `is_busy`: this process needs its own core, and a worker on it would slow down both. `cores` defaults to those
     of this machine.
@@ -45,15 +51,15 @@ def choose_workers(engine: Engine, n_envs: int, step_seconds: float, *, is_busy:
         return 0
     workers = min(n_envs, engine.workers or max(1, cores - is_busy))
     if engine.workers is None and workers < n_envs < 2 * workers:
-        # Some workers would have two environments and others one. With two each the step takes no longer, and a worker
-        # can step one while the other waits for its action.
+        # Some workers would have two environments and others one. With two each, a step takes no longer, and a worker
+        # can step one of them while the other waits for its action.
         workers = -(-n_envs // 2)
     saved = n_envs * step_seconds * (1 - 1 / min(cores, workers + is_busy))
     return workers if engine.subproc or engine.workers or saved > _POOL_OVERHEAD_SECONDS else 0
 
 
 def choose_slices(engine: Engine, n_envs: int, workers: int, step_seconds: float, device: torch.device) -> int:
-    """Slices per worker: two, or one if environments step so fast that a CPU acts for all of them together anyway."""
+    """Slices per worker: two, or one if a CPU infers for all environments together because they step so fast."""
     quick = device.type == "cpu" and step_seconds * n_envs / max(1, 2 * workers) < QUICK_SECONDS
     return engine.slices or (1 if quick else 2)
 

@@ -20,17 +20,17 @@ class Progress:
     last_evaluated: int = -1  # step at which the latest evaluation was requested
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the counters out of a checkpoint, which holds more than these.
+        """Restore the counters from a checkpoint.
 
-        One written when return alone decided on the best has no success rate.
+        Checkpoints of earlier versions, which ranked evaluations by return only, have no success rate.
         """
         state = {"best_success": -math.inf, "highest_return": state["best_return"], **state}
         for name in asdict(self):
             setattr(self, name, state[name])
 
     def update_best(self, evaluation: dict[str, Any]) -> bool:
-        """Whether this evaluation's record is the best so far; if so, remember it."""
-        self.highest_return = max(self.highest_return, evaluation["eval/return_mean"])
+        """Update the best evaluation so far with this evaluation's record; returns whether it is now the best."""
+        self.highest_return = max(self.highest_return, evaluation_rank(evaluation)[1])
         if not evaluation_rank(evaluation) > (self.best_success, self.best_return):
             return False
         self.best_success, self.best_return = evaluation_rank(evaluation)
@@ -39,7 +39,7 @@ class Progress:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The best evaluation, as in its record."""
+        """The best evaluation, with the keys of its record; None if there is none."""
         if self.best_step < 0:
             return None
         success = {"eval/success": self.best_success} if self.best_success >= 0 else {}
@@ -48,5 +48,9 @@ class Progress:
 
 def evaluation_rank(evaluation: dict[str, Any]) -> tuple[float, float]:
     """Sort key of an evaluation's record: success rate, if reported, then mean return. NaN ranks lowest."""
-    success, mean = evaluation.get("eval/success"), evaluation["eval/return_mean"]
-    return -math.inf if success is None else success, -math.inf if math.isnan(mean) else mean
+    return _rank(evaluation.get("eval/success")), _rank(evaluation.get("eval/return_mean"))
+
+
+def _rank(value: Any) -> float:
+    """The number itself; -inf for NaN, and for what a damaged metrics.jsonl may have in its place."""
+    return value if isinstance(value, (int, float)) and value == value else -math.inf

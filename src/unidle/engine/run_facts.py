@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 
 from unidle.config import Config
-from unidle.config.settings import whole_steps
+from unidle.config.files import display_path
+from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import RunParts
 from unidle.nn.actor_critic import n_parameters
 
 
 def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
-    """Name and text of each line. The run starts, or resumes, at `step`."""
+    """Name and text of each line of the summary. The run starts, or resumes, at `step`."""
     recipe, run, env_spec, workers = config.recipe, config.run, parts.env_spec, parts.workers
     duration = f"{env_spec.step_seconds * 1e6:.0f} µs per step"
     backend = (
@@ -29,7 +30,7 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
     device = next(policy.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     facts = {
-        "run": str(folder),
+        "run": display_path(folder),
         "environment": f"{run.env}, {backend}",
         "preset": run.preset or "none",
         "total batch": f"n_envs {recipe.n_envs} × n_steps {recipe.n_steps} = {recipe.total_batch:,}",
@@ -38,7 +39,7 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
         "network": f"{core}{layers} {recipe.activation}, {n_parameters(policy):,} parameters",
         "device": f"{name}, {parts.precision}",
     }
-    total = whole_steps(run.timesteps, recipe.total_batch)
+    total = round_up_timesteps(run.timesteps, recipe.total_batch)
     if step < run.timesteps < total:
         facts["steps"] = f"{run.timesteps:,}, rounded up to whole iterations: {total:,}"
     if eval_workers:

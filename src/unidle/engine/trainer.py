@@ -1,19 +1,20 @@
-"""One run, from its first step or last checkpoint to its end."""
+"""Runs training, from the first step or the last checkpoint to the end."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from unidle.config import Config
-from unidle.config.settings import whole_steps
+from unidle.config.files import display_path
+from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import build_parts
 from unidle.engine.callbacks import Callback, CallbackContext, ProgressDisplay, TimeMeter
 from unidle.engine.checkpoint.changes import record_changes
 from unidle.engine.checkpoint.kernel_versions import kernels_on
-from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.saver import Saver
 from unidle.engine.clock import RunClock
 from unidle.engine.collect.host import HostCollector
@@ -67,7 +68,7 @@ class Trainer:
         self.env_spec, self.algo, self.collector = self._parts.env_spec, self._parts.algo, self._parts.collector
         self._learner = Learner(self.algo, self._timeline)
         self._overlap = Overlap(self.collector, self._learner, self._timeline)
-        self._stopping = self._interrupted = False
+        self._stopping, self._interrupts = False, Interrupts(self._interrupt)
         self.progress, self._clock = Progress(), RunClock(self._timeline)
         must_wait = config.run.target_return is not None or bool(after_evaluation)
         try:
@@ -106,22 +107,22 @@ class Trainer:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def train(self, folder: RunFolder) -> None:
-        """Train until the last step, the target return or Ctrl-C; always leaves a checkpoint, unless training fails."""
+        """Train until the last step, the target return or Ctrl-C, and save a checkpoint of where it ended."""
         try:
             self._train(folder)
         finally:
             folder.unlock()
 
     def _train(self, folder: RunFolder) -> None:
-        run, progress = self.config.run, self.progress
+        run, progress, say = self.config.run, self.progress, self._display.on_message
         self._folder = folder
-        checkpoint = folder.latest()
-        if checkpoint is None:
+        state = folder.load_latest(say)
+        if state is None:
             self.collector.start()
         else:
-            kernels = self._restore(checkpoint), self._saver.kernels
-            record_changes(folder.path, folder.config(), self.config, progress.step, self._clock.wall(), kernels)
-            folder.save_config(self.config)  # it may have changed, and is now known to fit the checkpoint
+            kernels = self._restore(state), self._saver.kernels
+            record_changes(folder.path, folder.config(), self.config, progress.step, self._clock.wall(), kernels, say)
+            folder.save_config(self.config)  # only now: a config that does not fit the checkpoint must not be saved
         self._log = self._open_log()
         self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps)
         self._tracker = BestPolicyTracker(
@@ -145,8 +146,8 @@ class Trainer:
         if self._meter is not None:
             self._meter.begin(folder.path, self._timeline, progress.step, self._parts.capture.on_gpu())
         try:
-            with Interrupts(self._interrupt):
-                if checkpoint is None:
+            with self._interrupts:
+                if state is None:
                     self._save()
                 self._save_on_failure(self._tracker.run_pending)
                 with contextlib.suppress(Stopped):
@@ -155,7 +156,7 @@ class Trainer:
                 if run.eval_every != 0 and progress.last_evaluated != progress.step >= run.timesteps:
                     self._save_on_failure(self._tracker.evaluate)
                 self._save()
-                self._save_on_failure(lambda: self._tracker.finish(lambda: self._interrupted))
+                self._save_on_failure(lambda: self._tracker.finish(lambda: self._interrupts.received is not None))
         finally:
             if self._meter is not None:
                 self._meter.end()
@@ -165,7 +166,7 @@ class Trainer:
     def _open_log(self) -> MetricLog:
         path, run, step = self._folder.path, self.config.run, self.progress.step
         writers: list[MetricWriter] = []
-        jsonl = JsonlWriter(path / "metrics.jsonl", step)
+        jsonl = JsonlWriter(path / "metrics.jsonl", step, self._display.on_message)
         if run.tensorboard:
             writers.append(TensorBoardWriter(path / "tensorboard", step))
         if run.wandb:
@@ -173,9 +174,9 @@ class Trainer:
         return MetricLog(jsonl, [*writers, *self._writers], self._display.on_message)
 
     def _announce(self) -> None:
-        """Show what is about to run, and what the user may want to change about it."""
+        """Show the run's summary, and warnings about its settings."""
         run, progress, batch, display = self.config.run, self.progress, self.config.recipe.total_batch, self._display
-        total = whole_steps(run.timesteps, batch)
+        total = round_up_timesteps(run.timesteps, batch)
         facts = run_facts(self.config, self._parts, self._folder.path, self._evaluations.processes, progress.step)
         display.on_start(facts, max(progress.step, total), progress.step, progress.best)
         warning = too_many_workers(self.config.engine)
@@ -219,7 +220,8 @@ class Trainer:
             self._save_on_failure(self._tracker.evaluate)
         if failure:
             raise self._saved_failure(failure)
-        if is_due(before, progress.step, self._save_every()) and (run.checkpoint_every or self._saver.is_worth_it()):
+        save_is_due = is_due(before, progress.step, self._save_every())
+        if save_is_due and (run.checkpoint_every or self._saver.is_worth_saving()):
             self._save()
 
     def _eval_every(self) -> int:
@@ -231,12 +233,12 @@ class Trainer:
         return run.checkpoint_every or max(1, run.timesteps // 20)
 
     def _collect_and_learn(self) -> tuple[dict[str, float], Exception | None]:
-        """One iteration; returns its metrics, and the failure if the environments failed during the update."""
+        """Run one iteration; returns its metrics, and the failure if the environments failed during the update."""
         run, progress = self.config.run, self.progress
         try:
             finished = self.collector.finish()
         except ENV_FAILURES as error:
-            raise self._saved_failure(error) from None  # nothing was learned since the last rollout: resume from there
+            raise self._saved_failure(error) from None  # nothing was learned since: it can resume here
         self._timeline.enter(LEARN)
         shuffle = keyed_generator(finished.rollout.obs.device, run.seed, SHUFFLE, progress.iteration)
         metrics, failure = self._overlap.learn(finished, min(1.0, progress.step / run.timesteps), shuffle)
@@ -245,13 +247,13 @@ class Trainer:
         progress.step += self.config.recipe.total_batch
         progress.iteration += 1
         if not metrics["experience_finite"]:
-            self._refuse(first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1))
+            self._raise_non_finite(first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1))
         self._check_finite(metrics)
         self.collector.open_rollout()
         return metrics, failure
 
     def _iterate_on_device(self, loop: DeviceLoop) -> dict[str, float]:
-        """A burst of iterations, up to the next evaluation or checkpoint."""
+        """Run a burst of iterations, at most up to the next evaluation or checkpoint."""
         batch, run, progress = self.config.recipe.total_batch, self.config.run, self.progress
         due = [(progress.step // every + 1) * every for every in (self._eval_every(), self._save_every()) if every > 0]
         self._timeline.enter(LEARN)
@@ -262,14 +264,14 @@ class Trainer:
         progress.step += count * batch
         progress.iteration += count
         if non_finite is not None:
-            self._refuse(non_finite)
+            self._raise_non_finite(non_finite)
         self._check_finite(metrics)
         return metrics
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def _save_on_failure(self, call: Callable[[], None]) -> None:
-        """Evaluate; if the environments cannot continue, save what was learned before raising."""
+        """Call `call`; if the environments cannot continue, save a checkpoint before raising."""
         try:
             call()
         except ENV_FAILURES as error:
@@ -285,10 +287,10 @@ class Trainer:
         except WriteError as unsaved:
             return TrainingError(f"{str(error).rstrip()}\n{unsaved}")
         return TrainingError(
-            f"{str(error).rstrip()}\nFix it, then resume with: unidle train --resume {self._folder.path}"
+            f"{str(error).rstrip()}\nFix it, then resume with: unidle train --resume {display_path(self._folder.path)}"
         )
 
-    def _refuse(self, non_finite: NonFinite) -> None:
+    def _raise_non_finite(self, non_finite: NonFinite) -> None:
         raise TrainingError(f"{non_finite.message(self.config.recipe)}; {self._kept_checkpoint()}.")
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
@@ -304,9 +306,9 @@ class Trainer:
         return f"the last good checkpoint is kept in {self._folder.checkpoints}"
 
     def _on_fault(self, fault: Fault, rollout: int | None = None) -> None:
-        """An environment failed and was restarted: in that rollout, or in an evaluation."""
-        # Faults count at the end of their rollout: a run resumed before that sees them again, and they must not be
-        # logged twice.
+        """Report a fault of an environment, in this rollout or in an evaluation."""
+        # Faults are logged at the step at which their rollout ends: a run that is resumed before it sees them again,
+        # and the earlier record, which is past the checkpoint's step, is dropped.
         self._report_fault(
             fault, self.progress.step if rollout is None else (rollout + 1) * self.config.recipe.total_batch
         )
@@ -317,27 +319,32 @@ class Trainer:
 
     # -- stopping and saving -------------------------------------------------------------------------------------------
 
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal that stopped the run before it was complete."""
+        is_complete = self.progress.step >= self.config.run.timesteps and self._evaluations.all_done
+        return None if is_complete else self._interrupts.received
+
     def _stop(self) -> None:
         self._stopping = True
 
     def _interrupt(self) -> None:
-        self._stopping = self._interrupted = True
+        self._stopping = True
         when = "and saving, without the unfinished rollout" if self._is_async else "after this iteration and saving"
-        with contextlib.suppress(RuntimeError):  # a signal during a print must not end the run
+        with contextlib.suppress(RuntimeError):  # a signal that arrives during a print must not end the run
             self._display.on_message(f"Stopping {when} (Ctrl-C again: stop immediately).")
         if self._is_async and isinstance(self.collector, HostCollector):  # a website may take arbitrarily long
             self.collector.is_cancelled = True
             self._evaluations.cancel()
 
     def _save(self) -> None:
-        self._iterations.flush()  # what is saved is also logged
+        self._iterations.flush()  # so that the log is complete up to the checkpoint
         self._timeline.enter(CHECKPOINT)
         self._saver.save(self._folder, self._evaluations.state())
         self._timeline.enter(OTHER)
 
-    def _restore(self, checkpoint: Path) -> str:
-        """Load a checkpoint; returns the kernels that computed it."""
-        state = load_checkpoint(checkpoint)
+    def _restore(self, state: dict[str, Any]) -> str:
+        """Restore a checkpoint; returns the kernels that it names."""
         kernels = self._saver.restore(state, self._display.on_message)
         self._evaluations.load_pending(pending_evaluations(state, self._folder.path, self.progress))
         return kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from gymnasium import spaces
 
 from unidle.errors import UsageError
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import MASK
-from unidle.spaces.tree import Path, describe_path
+from unidle.spaces.observations import MASK, ObservationLayout
+from unidle.spaces.tree import Path, describe_path, follow
 
 
 def check_spaces(env: Any) -> None:
@@ -21,7 +22,7 @@ def check_spaces(env: Any) -> None:
 
 
 def check_return_value(outcome: Any, size: int, method: str) -> Any:
-    """Check the tuple that `reset` or `step` returned, and return it."""
+    """Return the tuple that `reset` or `step` returned; UsageError if it is malformed."""
     parts = {2: "(observation, info)", 5: "(observation, reward, terminated, truncated, info)"}[size]
     if not isinstance(outcome, tuple) or len(outcome) != size:
         given = f"{len(outcome)} values" if isinstance(outcome, tuple) else type(outcome).__name__
@@ -40,6 +41,34 @@ def check_observation(space: spaces.Space, observation: Any, method: str, reward
         raise UsageError(f"step() must return the reward as a scalar, not {type(reward).__name__} {reward!r}.")
     if not np.isfinite(float(reward)):
         raise UsageError(f"step() returned the reward {reward}; rewards must be finite.")
+
+
+def layout_check(layout: ObservationLayout) -> Callable[..., None]:
+    """A check for every step, fast: ValueError if a shape is wrong, or an integer is outside its space.
+
+    Such an observation would be broadcast to the right shape, or address another entry of a one-hot vector.
+    """
+    leaves = [(leaf.path, leaf.shape, _integer_bounds(leaf.space), leaf.space) for leaf in layout.leaves]
+
+    def check(observation: Any, batch: tuple[int, ...] = ()) -> None:
+        for path, shape, bounds, space in leaves:
+            value = follow(observation, path) if path else observation
+            given = value.shape if isinstance(value, np.ndarray) else np.shape(value)
+            if given != batch + shape:
+                raise ValueError(f"{describe_path('observation', path)} has shape {given}, not {batch + shape}")
+            if bounds is not None and not np.all((bounds[0] <= value) & (value < bounds[1])):
+                raise ValueError(f"{describe_path('observation', path)} is {value}, outside its space {space}")
+
+    return check
+
+
+def _integer_bounds(space: spaces.Space) -> tuple[Any, Any] | None:
+    """The smallest value of a Discrete or MultiDiscrete space, and the largest plus one."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec
+    return None
 
 
 def check_mask(actions: ActionLayout, mask: Any) -> np.ndarray:
@@ -63,12 +92,12 @@ def _check(space: spaces.Space, value: Any, path: Path, method: str) -> None:
             _check(part, value[key], (*path, key), method)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
-            raise UsageError(f"{what} must be a tuple of {len(space.spaces)} parts.")
+            raise UsageError(f"{what} must be a tuple of {len(space.spaces)} values.")
         for index, part in enumerate(space.spaces):
             _check(part, value[index], (*path, index), method)
     elif isinstance(space, spaces.Discrete):
         if np.ndim(value) != 0 or not np.issubdtype(np.asarray(value).dtype, np.integer):
-            raise UsageError(f"{what} must be one integer, because its space is {space}, not {value!r}.")
+            raise UsageError(f"{what} must be a single integer, because its space is {space}, not {value!r}.")
         if not space.start <= int(value) < space.start + space.n:
             raise UsageError(f"{what} is {value}, outside its space {space}.")
     else:
@@ -92,10 +121,12 @@ def _check_array(space: Any, value: Any, what: str) -> None:
             f"{what} has dtype {value.dtype}, but its space has {space.dtype}; return .astype({space.dtype})."
         )
     if not space.contains(value):
-        raise UsageError(f"{what} is outside its space{_worst(space, value)}; widen the space or clip the observation.")
+        raise UsageError(
+            f"{what} is outside its space{_first_outside(space, value)}; widen the space or clip the observation."
+        )
 
 
-def _worst(space: spaces.Space, value: np.ndarray) -> str:
+def _first_outside(space: spaces.Space, value: np.ndarray) -> str:
     """Describe the first entry outside the Box."""
     if not isinstance(space, spaces.Box):
         return f" {space}"

@@ -10,18 +10,19 @@ from gymnasium import spaces
 
 from unidle.envs.check import check_mask, check_observation, check_return_value
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import EnvSpec, mask_from, probe, random_action
+from unidle.envs.probe import probe
+from unidle.envs.spec import EnvSpec, mask_from, random_action
 from unidle.envs.vector.host_envs import make_vector_envs, write_random_actions
 from unidle.errors import wrap_errors
 from unidle.spaces.observations import image_axes
 
 _STEPS = 1000
-_N_ENVS = 4  # of an EnvPool; other vector environments decide themselves
+_N_ENVS = 4  # for EnvPool; other vector environments have a fixed number
 
 
 @dataclass
 class CheckReport:
-    """How many steps were checked, facts about the environment, and remarks that do not stop training."""
+    """The number of checked steps, facts about the environment, and remarks that do not prevent training."""
 
     env: str
     steps: int = 0
@@ -56,7 +57,7 @@ def check_env(maker: EnvMaker, steps: int = _STEPS) -> CheckReport:
 
 
 def _play(maker: EnvMaker, env_spec: EnvSpec, steps: int, seed: int, report: CheckReport | None) -> list[np.ndarray]:
-    """Check `steps` random steps and return each observation and reward as bytes."""
+    """Check `steps` random steps and return the observation and reward of each as bytes."""
     env = maker()
     rng = np.random.default_rng(seed)
     seen = []

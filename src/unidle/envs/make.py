@@ -1,4 +1,4 @@
-"""Resolves what the user named (an id, `module:callable`, a factory) to an `EnvMaker`, by registered backends."""
+"""Resolves the user's `env` (an id, `module:callable` or a factory) to an `EnvMaker`, using registered backends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import contextlib
 import difflib
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import cloudpickle
 import gymnasium
 
 from unidle.envs.adapter_registry import adapter_for, is_on_device
 from unidle.envs.aio.async_env import AsyncEnv, GymnasiumAsyncEnv
+from unidle.envs.env_object import MULTI_AGENT, is_multi_agent, settings_of
+from unidle.envs.import_name import callable_name, import_module, is_reproducible
+from unidle.envs.plugins import package_of
+from unidle.envs.wrap import Wrapper, wrap, wrapper_of
 from unidle.errors import UsageError
 
 # Returns a gymnasium.Env, a vector environment of Gymnasium or Stable-Baselines3, or an Isaac-style simulator; or it is
@@ -37,9 +41,10 @@ class EnvMaker:
     kwargs: dict[str, Any] = field(default_factory=dict)
     kind: EnvKind = "unknown"
     single_env: EnvFactory | None = None  # the equivalent single gymnasium.Env of a DeviceEnv or AsyncEnv
-    obs_groups: tuple[str, ...] | None = None  # groups a simulator exposes as a Dict, (): all; None: the policy's
-    deadline: float | None = None  # seconds that a step or reset of an AsyncEnv may take
-    # Created for `probed` and not stepped yet: simulators start slowly, and a process may be able to run only one.
+    obs_groups: tuple[str, ...] | None = None  # observation groups of a simulator, (): all; None: only the policy's
+    wrappers: tuple[Wrapper, ...] = ()  # around each single gymnasium.Env
+    step_timeout: float | None = None  # seconds that a step or reset of an AsyncEnv may take
+    # Created by `probed` and not stepped yet: simulators start slowly, and a process may be able to run only one.
     spare: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def on_host(self) -> EnvMaker:
@@ -49,19 +54,35 @@ class EnvMaker:
         if self.single_env is None:
             raise UsageError(
                 f"{self.name} is a batched device environment without an equivalent single gymnasium.Env; "
-                "--workers, --subproc, --video and check-env need one, so leave them out."
+                "--workers, --subproc, --wrapper, --video and check-env need one, so leave them out."
             )
         return self._single(self.single_env)
 
     def _single(self, factory: EnvFactory) -> EnvMaker:
-        return EnvMaker(self.name, factory, self.kwargs, kind="gymnasium")
+        return EnvMaker(self.name, factory, self.kwargs, kind="gymnasium", wrappers=self.wrappers)
+
+    def wrapped(self, wrappers: Sequence[Any]) -> EnvMaker:
+        """The maker with the wrappers of the setting `wrappers`; environments on the device become single ones."""
+        if not wrappers:
+            return self
+        if self.kind in ("async", "envpool"):
+            raise UsageError(f"--wrapper wraps a single gymnasium.Env, which {self.name} is not; leave it out.")
+        return replace(self.on_host(), wrappers=tuple(map(wrapper_of, wrappers)))
+
+    def pickle_error(self) -> str | None:
+        """Why the maker cannot be sent to worker processes; None if it can."""
+        try:
+            cloudpickle.dumps(self)
+        except Exception as error:
+            return _one_line(error)
+        return None
 
     def for_n_envs(self, n_envs: int) -> EnvMaker:
         """Pass `n_envs` to environments whose tasks depend on it (multi-task benchmarks)."""
-        kind = self.factory.func if isinstance(self.factory, partial) else self.factory
-        if not getattr(kind, "takes_turns", False):
+        factory = self.factory.func if isinstance(self.factory, partial) else self.factory
+        if not getattr(factory, "is_multi_task", False):
             return self
-        return replace(self, kwargs={**self.kwargs, "n_slots": n_envs})
+        return replace(self, kwargs={**self.kwargs, "n_envs": n_envs})
 
     def __call__(self, **extra: Any) -> gymnasium.Env:
         """Create one gymnasium.Env; `extra` (render_mode) goes to the factory too."""
@@ -87,16 +108,21 @@ class EnvMaker:
                 f"{self.name} returned a {type(env).__name__}, whose step is a coroutine; pass the class itself, or "
                 "functools.partial of it, so that its episodes share an event loop."
             )
-        if not isinstance(env, gymnasium.Env) and adapter_for(env) is None:
+        is_single = adapter_for(env) is None
+        if is_multi_agent(env):
+            raise UsageError(MULTI_AGENT.format(self.name))
+        if is_single and not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"{self.name} returned {type(env).__name__}, not a gymnasium.Env; "
                 "derive from gymnasium.Env, or wrap an old Gym environment with shimmy."
             )
-        return env
+        if not is_single and self.wrappers:
+            raise UsageError(f"{self.name} creates a vector environment; wrap it there instead of with --wrapper.")
+        return wrap(env, self.wrappers) if is_single else env
 
     @contextlib.contextmanager
     def probed(self) -> Iterator[Any]:
-        """`single_or_vector` for a look at it; closed afterwards, or kept for `device_env` if it is on the device."""
+        """Create an environment to inspect; closed afterwards, or kept for `device_env` if it is on the device."""
         env = self.spare.pop() if self.spare else self.single_or_vector()
         try:
             yield env
@@ -116,7 +142,7 @@ class EnvMaker:
         return self._call({"num_envs": len(seeds), "seed": list(seeds)})
 
     def device_env(self, n_envs: int, seed: int, device: Any = "cpu", first_index: int = 0) -> Any:
-        """Create a DeviceEnv with environments `first_index`, …; a user's simulator decides itself how many."""
+        """Create a DeviceEnv with environments `first_index`, …; a user's simulator decides how many."""
         if self.kind == "unknown":
             env = self.spare.pop() if self.spare else self.single_or_vector()
             adapter = adapter_for(env)
@@ -137,7 +163,7 @@ class EnvMaker:
 
 # -- backends ----------------------------------------------------------------------------------------------------------
 
-# Takes the whole name and env_kwargs; raises UsageError if there is no such environment.
+# Takes the full name and env_kwargs; raises UsageError if there is no such environment.
 Backend = Callable[[str, dict[str, Any]], EnvMaker | EnvFactory]
 
 # Prefix of a name → its backend; those given as "module:function" are imported on first use.
@@ -151,7 +177,7 @@ _BACKENDS: dict[str, Backend | str] = {
 
 
 def register_backend(prefix: str, backend: Backend | str) -> None:
-    """Create all environments whose name starts with `prefix` (such as `mysim:`) by `backend`.
+    """Register `backend` for all environment names that start with `prefix`, such as `mysim:`.
 
     `backend(name, env_kwargs)` returns a factory, which is called with env_kwargs, or an `EnvMaker`. A backend given as
     "module:function" is imported on first use.
@@ -181,14 +207,28 @@ def _load_backend(prefix: str) -> Backend:
     return loaded
 
 
-def is_reproducible(name: str) -> bool:
-    """Whether the environment can be created again from its name in config.yaml."""
-    return not name.startswith("<")
+def has_backend(name: str) -> bool:
+    """Whether a backend creates the environment, so that its name does not name a module."""
+    return any(name.startswith(prefix) and name != prefix for prefix in _BACKENDS)
 
 
-def env_maker(env: str | EnvFactory, kwargs: dict[str, Any] | None = None) -> EnvMaker:
+def env_maker(
+    env: str | EnvFactory | gymnasium.Env, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()
+) -> EnvMaker:
     """Resolve the user's `env`; UsageError if there is no such environment."""
-    kwargs = kwargs or {}
+    named: Any = env
+    if not is_name_or_factory(env):
+        given = settings_of(env)
+        named, kwargs, wrappers = given["env"], kwargs or given.get("env_kwargs"), wrappers or given.get("wrappers", ())
+    return _unwrapped_maker(named, kwargs or {}).wrapped(wrappers)
+
+
+def is_name_or_factory(env: Any) -> bool:
+    """Whether `env` is a name or a factory; otherwise it may be an environment object."""
+    return bool(env) and (isinstance(env, str) or (callable(env) and not isinstance(env, gymnasium.Env)))
+
+
+def _unwrapped_maker(env: str | EnvFactory, kwargs: dict[str, Any]) -> EnvMaker:
     if callable(env):
         return _from_callable(callable_name(env), env, kwargs)
     if not is_reproducible(env):
@@ -226,6 +266,12 @@ def gymnasium_factory(env_id: str) -> EnvFactory:
     try:
         spec = gymnasium.spec(env_id.partition(":")[2] or env_id)  # a module before the id is imported by now
     except gymnasium.error.Error as error:
+        package = None if ":" in env_id else package_of(env_id)
+        if package is not None:
+            raise UsageError(
+                f"There is no environment `{env_id}` yet; write `{package}:{env_id}`, so that the package {package} is "
+                "imported, which may register it."
+            ) from None
         raise UsageError(f"There is no environment `{env_id}`: {_one_line(error)}") from None
     except ModuleNotFoundError as error:
         raise UsageError(f"`{env_id}` names module `{error.name}`, which cannot be imported; check the name.") from None
@@ -242,26 +288,6 @@ def gymnasium_factory(env_id: str) -> EnvFactory:
             raise
 
     return make
-
-
-def import_module(name: str) -> Any:
-    """Import a user's module, also from the current folder, as `python -m` does."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and not name.startswith(error.name):
-            raise  # the module exists; something that it imports is missing
-        raise UsageError(f"Module `{name}` cannot be found; run from its folder, or check the name.") from None
-
-
-def callable_name(function: Callable[..., Any]) -> str:
-    """`module:name` if a new process can import the same object by it, else `<name>`."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
-    if module and module != "__main__" and getattr(sys.modules.get(module), name, None) is function:
-        return f"{module}:{name}"
-    return f"<{name.strip('<>')}>"
 
 
 def _one_line(error: Exception) -> str:

@@ -46,7 +46,10 @@ class HostEnvs(Protocol):
         """Return the state of each environment that has `state_dict`, None for the others."""
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Restore each open episode; False for environments that did not reproduce it."""
+        """Restore each open episode; False for environments that did not reproduce it.
+
+        A point is (episode, actions so far [k, width], latest packed observation, environment state or None).
+        """
 
     def close(self) -> None:
         """Close all environments and end their processes."""

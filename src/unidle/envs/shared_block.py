@@ -24,7 +24,7 @@ EPISODE_ENDED = np.int64(1 << 32)  # a step word is at least this, as an int64, 
 _FIELDS: tuple[tuple[str, Any], ...] = (
     ("step_words", np.int64),  # reward, terminated and truncated, which are views of it
     ("episode_return", np.float64),  # of the episode that just ended
-    ("episode_length", np.int64),  # of the episode that just ended; −1 if it was cut off because its worker died
+    ("episode_length", np.int64),  # of the episode that just ended; −1 if it was truncated because its worker died
     ("episode_success", np.int8),  # of the episode that just ended: success at any of its steps
     ("episode", np.int64),  # number of the current episode
     ("skip", np.bool_),  # set by the trainer: do not step this environment with its slice

@@ -21,7 +21,7 @@ try:
 except ImportError:
     raise UsageError("IdleMeter needs Stable-Baselines3; run: pip install stable-baselines3.") from None
 
-ENVIRONMENT, ROLLOUT, LEARNING = "rollout: environment", "rollout: the rest", "learning"
+ENVIRONMENT, ROLLOUT, LEARNING = "rollout: environment", "rollout: other", "learning"
 _LOG_EVERY_S = 5.0  # building the table takes tens of milliseconds
 
 _running: IdleMeter | None = None
@@ -30,7 +30,7 @@ _running: IdleMeter | None = None
 class IdleMeter(BaseCallback):
     """Prints a table at the end of `learn`, and logs each phase's share and power as `idle/…` every few seconds.
 
-    *rollout: environment* is the vector environment's step, *rollout: the rest* is inference, storage and
+    *rollout: environment* is the vector environment's step, *rollout: other* is inference, storage and
     callbacks after a step (an EvalCallback evaluates there), *learning* is the time from the end of a rollout to the
     start of the next. Start-up and shutdown are *unattributed*.
     """

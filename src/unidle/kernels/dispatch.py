@@ -1,8 +1,8 @@
 """Chooses the implementation of each operation of a run.
 
 Every operation has one plain reference in PyTorch. A faster implementation replaces it if it supports the case and its
-results agree with the reference's on the run's first real batch. Otherwise the reference is used: it is as exact, but
-slower. The reason is recorded and reported once.
+results agree with the reference's on the run's first real batch. Otherwise the reference is used: it gives the same
+results, only slower. The reason is recorded and reported once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Dispatch:
     ) -> _Implementation:
         """The result of `build` if `verify` does not raise, else `reference`.
 
-        `unsupported` is the reason why this case has no faster implementation, if so. That is expected, so it is
+        `unsupported` is the reason if there is no faster implementation for this case. That is no error, so it is
         recorded in `fallbacks` but not reported.
         """
         if unsupported is not None:
@@ -61,7 +61,7 @@ class Dispatch:
 def compare(what: str, ours: Tensor, reference: Tensor, tolerance: float = TOLERANCE) -> None:
     """RuntimeError if the two differ by more than `tolerance` of the reference's norm.
 
-    A value that is NaN or infinite must be so in both.
+    NaN and infinite values must be the same in both.
     """
     same = (ours == reference) | (ours.isnan() & reference.isnan())
     error = float(torch.linalg.vector_norm(torch.where(same, 0.0, ours - reference)))
@@ -72,7 +72,7 @@ def compare(what: str, ours: Tensor, reference: Tensor, tolerance: float = TOLER
 
 @contextmanager
 def restored(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Restores `tensors` on exit, whatever happens inside; yields their values on entry."""
+    """Restores `tensors` on exit, even after an exception; yields copies of their values on entry."""
     before = [tensor.clone() for tensor in tensors]
     try:
         yield before

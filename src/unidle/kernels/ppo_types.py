@@ -1,4 +1,4 @@
-"""Inputs of PPO's kernels: the fields of `algos.ppo.PPO` and its batches, as tensors and plain numbers."""
+"""Inputs of PPO's kernels: tensors and plain numbers from `algos.ppo.PPO` and its batches."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class Batch(Protocol):
 class Counters:
     """Device-side totals over the minibatches of an iteration."""
 
-    sums: Tensor  # [6] policy loss, value loss, entropy, KL, clip fraction, gradient norm
-    minibatches: Tensor  # []
-    stopped: Tensor  # [] 1 once the KL divergence has passed `max_kl`
+    sums: Tensor  # [member, 6] policy loss, value loss, entropy, KL, clip fraction, gradient norm
+    minibatches: Tensor  # [member]
+    stopped: Tensor  # [member] 1 once the KL divergence has exceeded `max_kl`
 
     @staticmethod
-    def zeros(n_metrics: int, device: torch.device) -> Counters:
-        """Fresh counters."""
-        zero = torch.zeros((), device=device)
-        return Counters(torch.zeros(n_metrics, device=device), zero, zero.clone())
+    def zeros(members: int, n_metrics: int, device: torch.device) -> Counters:
+        """Counters for `members`, all 0."""
+        zero = torch.zeros(members, device=device)
+        return Counters(torch.zeros(members, n_metrics, device=device), zero, zero.clone())
 
     def zero_(self) -> None:
-        """Start an iteration."""
+        """Reset all counters at the start of an iteration."""
         for counter in (self.sums, self.minibatches, self.stopped):
             counter.zero_()
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The constants of PPO's loss and step."""
+    """The constants of PPO's loss and step that are compiled into kernels; of one member."""
 
     ent_coef: float
     vf_coef: float
@@ -51,4 +51,4 @@ class Coefficients:
     normalize_advantage: bool
     advantage_eps: float  # added to the standard deviation of the advantages
     max_grad_norm: float
-    max_kl: float | None  # a minibatch beyond it ends the iteration
+    max_kl: float | None  # a minibatch that exceeds it ends the iteration

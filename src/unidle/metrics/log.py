@@ -10,14 +10,14 @@ from unidle.metrics.writer import MetricWriter
 
 
 class MetricLog:
-    """`metrics.jsonl`, which a run needs, and other writers, which may fail."""
+    """Writes to `metrics.jsonl`, which must succeed, and to other writers, which may fail."""
 
     def __init__(self, jsonl: JsonlWriter, writers: Sequence[MetricWriter], say: Callable[[str], None]) -> None:
-        """`say` gets one message for each writer that fails; it is dropped and the run continues."""
+        """A writer that fails is dropped, with a message to `say`, and the run continues."""
         self._jsonl, self._writers, self._say = jsonl, list(writers), say
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record; its numbers, unless it is of a fault, also go to the metric writers."""
+        """Write a record; its numbers also go to the metric writers, unless it is the record of a fault."""
         self._jsonl.append(record)
         if record["kind"] == "fault":
             return  # an event, not a curve

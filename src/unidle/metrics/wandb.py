@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unidle.errors import UsageError
+from unidle.writing import refuse_link
 
 
 class WandbWriter:
@@ -17,7 +18,8 @@ class WandbWriter:
             import wandb
         except ImportError:
             raise UsageError("--wandb needs the package wandb; run: pip install 'unidle[wandb]'.") from None
-        # The id identifies the folder: a resumed run continues in W&B, and another run of the same name does not.
+        refuse_link(folder / "wandb")
+        # The id identifies the folder: a resumed run continues in W&B; another run of the same name is a new one.
         place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
         name = folder.name
         try:

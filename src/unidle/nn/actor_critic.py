@@ -22,19 +22,19 @@ from unidle.spaces.observations import ObservationLayout
 NetworkFactory = Callable[[spaces.Space, spaces.Space], nn.Module]
 
 
-def encoder_of(
+def make_encoder(
     obs_layout: ObservationLayout, action_layout: ActionLayout, recipe: Recipe, network: NetworkFactory | None
 ) -> Encoder:
-    """The encoder of observations: the built-in one, or the user's `network`."""
+    """The built-in encoder of observations, or one around the user's `network`."""
     if network is None:
         return Encoder(obs_layout, recipe.normalize_obs)
     return CustomEncoder(obs_layout, recipe.normalize_obs, network(obs_layout.space, action_layout.space))
 
 
-def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
+def action_mask(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
     """The action masks [n, Σ nvec] in observations [n, obs_bytes]; None if there are none.
 
-    Some environments give no mask with the final observation, which needs no action: then all actions are allowed.
+    Some environments give an empty mask with the final observation, which needs no action: then all are allowed.
     """
     if not layout.mask_width:
         return None
@@ -45,9 +45,11 @@ def mask_of(obs: Tensor, layout: ObservationLayout) -> Tensor | None:
 class ActorCritic(nn.Module):
     """Packed observations → parameters of the action distribution, and the value.
 
-    Actor and critic share the encoder and the recurrent core, unless they see different parts of a Dict observation
+    Actor and critic share the encoder and the recurrent core, unless they get different parts of a Dict observation
     (asymmetric actor-critic): then the critic has its own. The recurrent state is the actor's followed by the critic's.
     """
+
+    n_tasks = 1  # one head for all observations
 
     def __init__(
         self,
@@ -61,12 +63,12 @@ class ActorCritic(nn.Module):
         self.in_bf16 = recipe.precision == "bf16"
         self.distribution = action_distribution(action_layout, recipe.action_distribution)
         actor_part, critic_part = _groups(obs_layout, recipe)
-        self.encoder = encoder_of(actor_part, action_layout, recipe, network)
+        self.encoder = make_encoder(actor_part, action_layout, recipe, network)
         self.critic_encoder: Encoder | None = None
         if critic_part.leaves != actor_part.leaves:
             if recipe.share_trunk:
                 raise UsageError("`share_trunk` needs equal `actor_obs` and `critic_obs`; remove it.")
-            self.critic_encoder = encoder_of(critic_part, action_layout, recipe, network)
+            self.critic_encoder = make_encoder(critic_part, action_layout, recipe, network)
         n_features = self.encoder.n_features
         n_critic_features = n_features if self.critic_encoder is None else self.critic_encoder.n_features
         self.core: RecurrentCore | None = None
@@ -77,12 +79,17 @@ class ActorCritic(nn.Module):
                 self.critic_core = RecurrentCore(recipe.recurrent, n_critic_features, recipe.recurrent_size)
             n_features = n_critic_features = self.core.size
         arch, activation = recipe.net_arch, recipe.activation
-        self.actor_trunk = mlp(n_features, arch, activation)
-        self.critic_trunk = None if recipe.share_trunk else mlp(n_critic_features, arch, activation)
-        # A small gain: the first policy is nearly uniform, whatever the observation.
+        new_mlp = functools.partial(mlp, orthogonal_init=recipe.ortho_init)
+        self.actor_trunk = new_mlp(n_features, arch, activation)
+        self.critic_trunk = None if recipe.share_trunk else new_mlp(n_critic_features, arch, activation)
+        # A small gain, so that the initial policy is nearly uniform for all observations.
         n_outputs = self.distribution.n_outputs
-        self.actor_head = orthogonal(nn.Linear(arch[-1] if arch else n_features, n_outputs), 0.01)
-        self.critic_head = orthogonal(nn.Linear(arch[-1] if arch else n_critic_features, 1), 1.0)
+        self.actor_head = nn.Linear(arch[-1] if arch else n_features, n_outputs)
+        if recipe.ortho_init:
+            orthogonal(self.actor_head, 0.01)
+        self.critic_head = nn.Linear(arch[-1] if arch else n_critic_features, 1)
+        if recipe.ortho_init:
+            orthogonal(self.critic_head, 1.0)
         self.log_std = nn.Parameter(torch.full((self.distribution.n_free,), recipe.log_std_init))
 
     @property
@@ -115,11 +122,11 @@ class ActorCritic(nn.Module):
         if not (self.in_bf16 and inputs.is_cuda):
             output: Tensor = module(inputs)
             return output
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a graph records the casts
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # so that CUDA graphs record the casts
             output = module(inputs)
         return output.float()
 
-    # The heads' outputs are never rounded: a value of 300 would become a multiple of 2.
+    # The heads run in float32: in bfloat16, a value of 300 would be rounded to a multiple of 2.
 
     def _params(self, latent: Tensor, mask: Tensor | None) -> Parameters:
         return self.distribution.params(self.actor_head(latent), self.log_std, mask)
@@ -133,7 +140,7 @@ class ActorCritic(nn.Module):
         return value
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Parameters, Tensor | None]:
-        """The actor, one step: observations [n, obs_bytes], recurrent state [n, S] → params, next state."""
+        """One step of the actor: observations [n, obs_bytes], recurrent state [n, S] → params, next state."""
         features, mask = self._run(self.encoder, obs), self._mask(obs)
         if self.critic_core is None:
             return self.act_on(features, mask, state)
@@ -146,7 +153,7 @@ class ActorCritic(nn.Module):
         return params, torch.cat((next_actor_state, next_critic_state), -1)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Parameters, Tensor | None]:
-        """The actor, one step, on encoded observations; `state` is the actor's part."""
+        """One step of the actor on encoded observations; `state` is the actor's part."""
         if self.core is not None:
             assert state is not None
             state = self.core.step(features, state)
@@ -181,18 +188,18 @@ class ActorCritic(nn.Module):
         if self.critic_trunk is None or not features.is_cuda:
             latent = self._run(self.actor_trunk, features)
             return self._params(latent, self._mask(obs)), self._value(critic_features, latent)
-        # Two trunks on two streams, forwards and backwards: a layer's gradient alone does not fill a GPU.
-        here, there = torch.cuda.current_stream(), _second_stream(features.device)
-        there.wait_stream(here)
-        with torch.cuda.stream(there):
+        # The two trunks run on two streams, in the backward pass too: a layer's gradient alone does not fill a GPU.
+        current, second = torch.cuda.current_stream(), _second_stream(features.device)
+        second.wait_stream(current)
+        with torch.cuda.stream(second):
             value = self._value(critic_features)
         params = self._params(self._run(self.actor_trunk, features), self._mask(obs))
-        here.wait_stream(there)
+        current.wait_stream(second)
         return params, value
 
 
 def _groups(layout: ObservationLayout, recipe: PPORecipe) -> tuple[ObservationLayout, ObservationLayout]:
-    """The parts of the observation that the actor and the critic see."""
+    """The parts of the observation that the actor and the critic get."""
     actor = layout if recipe.actor_obs is None else layout.part(recipe.actor_obs, "actor_obs")
     critic = layout if recipe.critic_obs is None else layout.part(recipe.critic_obs, "critic_obs")
     return actor, critic

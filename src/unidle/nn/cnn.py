@@ -9,7 +9,7 @@ from unidle.nn.mlp import orthogonal
 
 
 class ImageEncoder(nn.Module):
-    """uint8 images [.., *shape] → features [.., 512]; the Nature DQN, or 3×3 convolutions if they are small."""
+    """uint8 images [.., *shape] → features [.., 512]; the Nature CNN, or 3×3 convolutions for small images."""
 
     n_features = 512
 
@@ -35,7 +35,7 @@ class ImageEncoder(nn.Module):
         return pixels.movedim(-1, 1) if self._channels_last else pixels
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Scale to [0, 1] and encode, keeping leading dimensions."""
+        """Scale to [0, 1] and encode; leading dimensions are kept."""
         lead = pixels.shape[: pixels.dim() - len(self._shape)]
         image = self._as_image(pixels.reshape(-1, *self._shape)).float() / 255.0
         features: Tensor = self.project(self.convolutions(image))

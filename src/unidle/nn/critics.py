@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from unidle.nn.encoder import Encoder
 from unidle.nn.ensemble import Ensemble
-from unidle.nn.sac_policy import outputs_of_task
+from unidle.nn.sac_policy import select_task_outputs
 
 
 class Critics(nn.Module):
@@ -26,7 +26,7 @@ class Critics(nn.Module):
         categories: int = 0,
         n_tasks: int = 1,
     ) -> None:
-        """`reals` and `categories` of an action, one of them 0; with several tasks each has its own output head."""
+        """Actions have either `reals` or `categories`; the other is 0. Each task has its own output head."""
         super().__init__()
         self.encoder: Encoder = copy.deepcopy(encoder)
         self._n_tasks, self._takes_actions = n_tasks, reals > 0
@@ -42,12 +42,12 @@ class Critics(nn.Module):
         return features, torch.cat((features, actions), -1)
 
     def forward(self, obs: Tensor, actions: Tensor | None) -> Tensor:
-        """Q of `actions` [B, reals], or of all categories."""
+        """Q of `actions` [B, reals], or of all categories (then `actions` is ignored)."""
         features, inputs = self.inputs(obs, actions)
-        values = outputs_of_task(self.ensemble(inputs), features, self._n_tasks)
+        values = select_task_outputs(self.ensemble(inputs), features, self._n_tasks)
         return values.squeeze(-1) if self._takes_actions else values
 
     def first(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Q [B] of the first critic alone, of continuous actions of one task."""
+        """Q [B] of the first critic only, for continuous actions and a single task."""
         _, inputs = self.inputs(obs, actions)
         return self.ensemble(inputs, members=1).flatten()

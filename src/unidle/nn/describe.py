@@ -1,4 +1,4 @@
-"""Describes networks to `unidle.kernels`, which take only tensors and plain numbers."""
+"""Describes networks to kernels (`unidle.kernels`), which take only tensors and plain numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _activation(*trunks: nn.Sequential) -> str:
 
 
 def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
-    """The description of `policy`, whose parameters are one flat tensor; or the reason why no kernel supports it."""
+    """The description of `policy`, whose parameters must be one flat tensor; or why no kernel supports it."""
     distribution, encoder = policy.distribution, policy.encoder
     if policy.critic_trunk is None:
         return "actor and critic share a trunk"
@@ -42,7 +42,7 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
         return f"the action distribution is {distribution.name}"
     if policy.core is not None:
         return "the policy is recurrent"
-    if not encoder.is_plain:
+    if not encoder.is_float_vector:
         return "the observation is not one float32 vector"
     layers = [_linears(policy.actor_trunk, policy.actor_head), _linears(policy.critic_trunk, policy.critic_head)]
     offsets = [tuple(int(p.storage_offset()) for layer in net for p in (layer.weight, layer.bias)) for net in layers]
@@ -64,14 +64,14 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
 
 
 def small_mlp_tensors(policy: ActorCritic) -> MlpTensors:
-    """The tensors of such a policy, or of a copy of it whose parameters are one flat tensor too."""
+    """The tensors of such a policy, or of a copy of it; the parameters must be one flat tensor."""
     first = next(parameter for parameter in policy.parameters() if parameter.numel())
     assert first.storage_offset() == 0
     return MlpTensors(first, *norm_tensors(policy.encoder, first))
 
 
 def describe_actor(policy: nn.Module) -> ActorMlp | str:
-    """The description of `policy`'s actor; or the reason why no kernel supports it."""
+    """The description of `policy`'s actor, or why no kernel supports it."""
     if not isinstance(policy, (ActorCritic, SACPolicy)):
         return "the policy does not sample from a Gaussian"
     encoder, distribution = policy.encoder, policy.distribution
@@ -79,7 +79,7 @@ def describe_actor(policy: nn.Module) -> ActorMlp | str:
         return "the policy is recurrent or in bfloat16"
     if isinstance(policy, ActorCritic) and distribution.name not in KERNEL_DISTRIBUTIONS:
         return f"the action distribution is {distribution.name}"
-    if not encoder.is_plain:
+    if not encoder.is_float_vector:
         return "the observation is not one float32 vector"
     if policy.masked or distribution.heads:
         return "some actions are discrete"
@@ -101,7 +101,7 @@ def describe_actor(policy: nn.Module) -> ActorMlp | str:
 
 
 def actor_tensors(policy: nn.Module) -> dict[str, Tensor]:
-    """The tensors of such an actor, by their names in `ActTensors`."""
+    """The tensors of such an actor, as fields of `ActTensors`."""
     assert isinstance(policy, (ActorCritic, SACPolicy))
     distribution, weight = policy.distribution, policy.actor_head.weight
     shift, scale = norm_tensors(policy.encoder, weight)
@@ -109,9 +109,10 @@ def actor_tensors(policy: nn.Module) -> dict[str, Tensor]:
         "norm_shift": shift,
         "norm_scale": scale,
         "parameters": torch.empty(0, device=weight.device).set_(weight.untyped_storage()),
+        # SAC's log_std is an output of the network; its kernel needs here whether actions are uniformly random.
         "log_std": policy.distribution.at_random if isinstance(policy, SACPolicy) else policy.log_std,
-        "action_scale": distribution._scale,
-        "action_shift": distribution._shift,
-        "action_low": distribution._low,
-        "action_high": distribution._high,
+        "action_scale": distribution.scale,
+        "action_shift": distribution.shift,
+        "action_low": distribution.low,
+        "action_high": distribution.high,
     }

@@ -1,4 +1,4 @@
-"""From packed observations to features: numbers normalised, categories one-hot, images through a CNN."""
+"""Packed observations → features: normalised numbers, one-hot categories, images through a CNN."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def leaf_tensor(obs: Tensor, leaf: Leaf) -> Tensor:
 def pack_obs(observation: Tensor, mask: Tensor | None, layout: ObservationLayout, obs: Tensor) -> None:
     """Write observations [n, *shape] and masks into packed observations [n, obs_bytes].
 
-    Of a Dict space, `observation` [n, total size] holds the leaves side by side.
+    For a Dict space, `observation` [n, total size] is the concatenation of the leaves.
     """
     if len(layout.leaves) == 1:
         leaf_tensor(obs, layout.leaves[0]).copy_(observation.reshape(len(obs), *layout.leaves[0].shape))
@@ -58,10 +58,10 @@ class Encoder(nn.Module):
 
     def __init__(self, layout: ObservationLayout, normalize: bool) -> None:
         super().__init__()
-        self.layout = layout  # of what it reads
+        self.layout = layout  # the part of the observation that is encoded
         self._leaves = layout.leaves
         self._numbers = _numbers(layout)
-        self._all_numbers = _numbers(layout.whole or layout)
+        self._all_numbers = _numbers(layout.parent or layout)
         self._bits = [leaf for leaf in layout.leaves if isinstance(leaf.space, spaces.MultiBinary)]
         self._classes = [
             leaf for leaf in layout.leaves if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
         self.n_numbers = sum(math.prod(leaf.shape) for leaf in self._numbers)
         self.norm = RunningNorm(self.n_numbers) if normalize and self.n_numbers else None
         self.cnns = nn.ModuleList(ImageEncoder(leaf.shape, *_axes(leaf)) for leaf in self._images)
-        # One-hot feature j is 1 where component[j] of the classes equals value[j].
+        # One-hot feature j is 1 if component component[j] of the classes equals value[j].
         component, value = _one_hot_table(self._classes)
         self.register_buffer("_component", component, persistent=False)
         self.register_buffer("_value", value, persistent=False)
@@ -81,9 +81,9 @@ class Encoder(nn.Module):
     _value: Tensor
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the observation is one float32 vector, and the features are its numbers, normalised or not."""
-        if self.layout.whole is not None or len(self._leaves) > 1 or not self._numbers:
+    def is_float_vector(self) -> bool:
+        """Whether the observation is one float32 array, and the features are its numbers, normalised or not."""
+        if self.layout.parent is not None or len(self._leaves) > 1 or not self._numbers:
             return False
         return self._numbers[0].dtype == np.float32
 
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
             self.norm.update(self._raw_numbers(obs, self._numbers).reshape(-1, self.n_numbers))
 
     def all_finite(self, obs: Tensor) -> Tensor:
-        """[..] whether every real number of each observation is finite, also of parts that are not encoded."""
+        """[..] whether every number of each observation is finite, including parts that are not encoded."""
         if not self._all_numbers:
             return torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device)
         return torch.isfinite(self._raw_numbers(obs, self._all_numbers)).all(-1)
@@ -146,7 +146,7 @@ class CustomEncoder(Encoder):
         self.n_features = features.shape[1]
 
     @property
-    def is_plain(self) -> bool:
+    def is_float_vector(self) -> bool:
         """Always False: the features come from the user's module."""
         return False
 
@@ -173,12 +173,12 @@ def _one_hot_table(classes: list[Leaf]) -> tuple[Tensor, Tensor]:
     """For each one-hot feature, the class component it depends on and the value that sets it."""
     component: list[int] = []
     value: list[int] = []
-    seen = 0
+    n_components = 0
     for leaf in classes:
         space: Any = leaf.space
         sizes = [space.n] if isinstance(space, spaces.Discrete) else space.nvec.ravel()
         for size, start in zip(sizes, np.ravel(space.start)):
-            component += [seen] * int(size)
+            component += [n_components] * int(size)
             value += range(int(start), int(start) + int(size))
-            seen += 1
+            n_components += 1
     return torch.tensor(component, dtype=torch.long), torch.tensor(value, dtype=torch.long)

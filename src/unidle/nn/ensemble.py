@@ -1,4 +1,4 @@
-"""Several networks of one shape as one: a layer of all of them is one batched matrix product."""
+"""Several networks of the same shape as one module: each layer of all of them is one batched matrix product."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Ensemble(nn.Module):
             self.weights.append(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
             self.biases.append(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
-    def begin_as_he(self, head: float) -> None:
-        """Initialise with He uniform weights and zero biases; the last layer uniform in ±`head`, bias included."""
+    def init_he(self, head_bound: float) -> None:
+        """Initialise with He uniform weights and zero biases; weights and biases of the last layer in ±`head_bound`."""
         for weight, bias in zip(self.weights, self.biases):
             bound = math.sqrt(6 / weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
             nn.init.zeros_(bias)
         for last in (self.weights[-1], self.biases[-1]):
-            nn.init.uniform_(last, -head, head)
+            nn.init.uniform_(last, -head_bound, head_bound)
 
     def forward(self, inputs: Tensor, members: int | None = None) -> Tensor:
         """Outputs of all members, or of the first `members`."""

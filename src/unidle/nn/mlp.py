@@ -14,7 +14,7 @@ from unidle.kernels.dispatch import Dispatch, compare
 
 _Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
 FusedLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # inputs [n, ins], weight, bias → outputs
-_SHAPES = ((21, (7, 3)), (15, (5, 3)), (5, (5,)))  # of inputs, weight and bias to verify on
+_TEST_SHAPES = ((21, (7, 3)), (15, (5, 3)), (5, (5,)))  # size and shape of inputs, weight and bias to verify with
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -34,8 +34,8 @@ def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
 
 @functools.cache
 def _fused_layers() -> dict[type[nn.Module], FusedLayer]:
-    """Activation → a linear layer fused with it, on a GPU."""
-    # Fails without Triton, which torch does not include on every platform, or without a C compiler.
+    """Activation → linear layer fused with it, on a GPU; empty if they do not work here."""
+    # They need Triton, which torch does not include on every platform, and a C compiler.
     return Dispatch().choose("Linear layers", {}, _triton_layers, _verify_layers)
 
 
@@ -46,9 +46,9 @@ def _triton_layers() -> dict[type[nn.Module], FusedLayer]:
 
 
 def _verify_layers(layers: dict[type[nn.Module], FusedLayer]) -> None:
-    """RuntimeError unless values and gradients are torch's."""
+    """RuntimeError unless values and gradients agree with torch's."""
     with torch.enable_grad(), torch.autocast("cuda", enabled=False):
-        inputs = [torch.linspace(-1, 1, n, device="cuda").view(*shape).requires_grad_() for n, shape in _SHAPES]
+        inputs = [torch.linspace(-1, 1, n, device="cuda").view(*shape).requires_grad_() for n, shape in _TEST_SHAPES]
         for activation, layer in layers.items():
             found, expected = layer(*inputs), activation()(nn.functional.linear(*inputs))
             compare("layers", found, expected)
@@ -56,19 +56,19 @@ def _verify_layers(layers: dict[type[nn.Module], FusedLayer]) -> None:
                 compare("gradients of layers", ours, theirs)
 
 
-def has_own_kernels() -> bool:
+def uses_triton_layers() -> bool:
     """Whether linear layers run on unidle's Triton kernels on this GPU."""
     return bool(_fused_layers())
 
 
 class Mlp(nn.Sequential):
-    """Linear layers, an activation after each."""
+    """Linear layers with an activation after each."""
 
     def forward(self, values: Tensor) -> Tensor:
         """[.., inputs] → [.., outputs]"""
-        learns = values.is_cuda and torch.is_grad_enabled()  # only the backward pass is fused
-        layer = _fused_layers().get(type(self[1])) if len(self) and learns else None
-        flat = values.reshape(-1, values.shape[-1])  # torch takes a slower path with more dimensions
+        needs_grad = values.is_cuda and torch.is_grad_enabled()  # only the backward pass is fused
+        layer = _fused_layers().get(type(self[1])) if len(self) and needs_grad else None
+        flat = values.reshape(-1, values.shape[-1])  # with more dimensions, torch takes a slower path
         if layer is None:
             flat = super().forward(flat)
         else:
@@ -78,11 +78,11 @@ class Mlp(nn.Sequential):
         return flat.view(*values.shape[:-1], flat.shape[-1])
 
 
-def mlp(n_inputs: int, widths: tuple[int, ...], activation: str, *, orthogonally: bool = True) -> Mlp:
-    """Linear layers of these widths, an activation after each; initialised orthogonally or as torch does."""
+def mlp(n_inputs: int, widths: tuple[int, ...], activation: str, *, orthogonal_init: bool = True) -> Mlp:
+    """Linear layers of these widths with an activation after each; orthogonal or torch's default initialisation."""
     layers: list[nn.Module] = []
     for width in widths:
         linear = nn.Linear(n_inputs, width)
-        layers += [orthogonal(linear) if orthogonally else linear, ACTIVATIONS[activation]()]
+        layers += [orthogonal(linear) if orthogonal_init else linear, ACTIVATIONS[activation]()]
         n_inputs = width
     return Mlp(*layers)

@@ -1,4 +1,4 @@
-"""Running mean and variance, frozen within an iteration and updated once from its batch."""
+"""Running mean and variance, constant within an iteration and updated once from its batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunningNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(n_features, dtype=torch.float64))
         self.register_buffer("var", torch.ones(n_features, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        # In the dtype of the hot path.
+        # In float32, for `forward`.
         self.register_buffer("shift", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
 

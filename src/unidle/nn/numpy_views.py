@@ -1,6 +1,6 @@
 """NumPy views of a policy's parameters and gradients, for the kernels in `unidle.kernels.numpy`.
 
-The views share memory with the parameters. Create `FlatParameters` first: it rebinds the parameters to other memory.
+The views share memory with the parameters. Create `FlatParameters` first: it moves the parameters to other memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NAMES = {kind: name for name, kind in ACTIVATIONS.items()}
 
 
 def numpy_unsupported(policy: nn.Module, rows: int) -> str | None:
-    """Why NumPy does not support `policy` with `rows` rows at a time; None if it does."""
+    """Why NumPy does not support `policy` on batches of `rows`; None if it does."""
     if not isinstance(policy, ActorCritic) or policy.core is not None:
         return "the policy is recurrent or not an actor-critic"
-    if not policy.encoder.is_plain:
+    if not policy.encoder.is_float_vector:
         return "the observation is not one float32 vector"
     if policy.distribution.name not in KERNEL_DISTRIBUTIONS:
         return f"the action distribution is {policy.distribution.name}"
@@ -32,7 +32,7 @@ def numpy_unsupported(policy: nn.Module, rows: int) -> str | None:
 
 
 def numpy_actor(policy: ActorCritic, parameters: FlatParameters | None = None) -> mlp.Actor:
-    """Views of `policy`'s actor; with `parameters`, which must hold it, also of the gradients."""
+    """Views of `policy`'s actor; with `parameters`, the policy's, also of its gradients."""
     encoder, layout = policy.encoder, policy.obs_layout
     norm = None
     if encoder.norm is not None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from unidle.config import DQNRecipe
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
+from unidle.nn.actor_critic import NetworkFactory, action_mask, make_encoder
 from unidle.nn.encoder import Encoder
 from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
@@ -21,7 +21,8 @@ class QPolicy(nn.Module):
     Dueling networks (Wang et al. 2016): Q = V + A − mean A, in each head.
     """
 
-    state_size = 0  # not recurrent
+    state_size = actor_state_size = 0  # not recurrent
+    n_tasks = 1  # one head for all observations
 
     def __init__(
         self,
@@ -35,17 +36,17 @@ class QPolicy(nn.Module):
             raise UsageError("DQN needs discrete actions, not a Box; use --algo sac or --discretize.")
         self.obs_layout = obs_layout
         self.distribution = EpsilonGreedy(action_layout)
-        self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
-        self.trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonally=False)
+        self.encoder: Encoder = make_encoder(obs_layout, action_layout, recipe, network)
+        self.trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonal_init=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features
         self.head = nn.Linear(latent, self.distribution.n_logits)
         self.value_head = nn.Linear(latent, action_layout.heads) if recipe.dueling else None
-        member = torch.repeat_interleave(torch.arange(action_layout.heads), torch.tensor(action_layout.nvec))
-        self.register_buffer("_member", member, persistent=False)  # [Σ nvec] the head of each category
-        is_category = torch.arange(self.distribution.most) < torch.tensor(action_layout.nvec).unsqueeze(-1)
-        self.register_buffer("_is_category", is_category, persistent=False)  # [heads, most]
+        head_of_category = torch.repeat_interleave(torch.arange(action_layout.heads), torch.tensor(action_layout.nvec))
+        self.register_buffer("_head_of_category", head_of_category, persistent=False)  # [Σ nvec]
+        is_category = torch.arange(self.distribution.max_categories) < torch.tensor(action_layout.nvec).unsqueeze(-1)
+        self.register_buffer("_is_category", is_category, persistent=False)  # [heads, max_categories]
 
-    _member: Tensor
+    _head_of_category: Tensor
     _is_category: Tensor
 
     @property
@@ -55,21 +56,21 @@ class QPolicy(nn.Module):
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """Observations [n, obs_bytes] → Q values; `state` is returned unchanged."""
-        return self.act_on(self.encoder(obs), mask_of(obs, self.obs_layout), state)
+        return self.act_on(self.encoder(obs), action_mask(obs, self.obs_layout), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
-        """The same, on encoded observations."""
+        """Like `act`, on encoded observations."""
         latent = self.trunk(features)
         values = self.head(latent)
         if self.value_head is not None:
-            # Not index_add, whose order, and so its rounding, varies on a GPU.
+            # Not index_add, whose order (and so its rounding) varies on a GPU.
             table = self.distribution.padded_logits(values).masked_fill(~self._is_category, 0.0)
             mean = table.sum(-1) / self._is_category.sum(-1)
-            values = values + (self.value_head(latent) - mean)[..., self._member]
+            values = values + (self.value_head(latent) - mean)[..., self._head_of_category]
         if mask is not None:
             values = self.distribution.masked(values, mask)
         return Params(values, values[..., :0], values.new_zeros(0)), state
 
     def values(self, obs: Tensor) -> Tensor:
-        """Q of every category [n, heads, most]; log 0 where a head has no such category or a mask excludes it."""
+        """Q [n, heads, max_categories] of every category; log 0 for padding and masked categories."""
         return self.distribution.padded_logits(self.act(obs)[0].logits)

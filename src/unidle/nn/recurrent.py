@@ -1,4 +1,4 @@
-"""Recurrent layers: GRU and LSTM over sequences that episodes start within."""
+"""Recurrent layers: GRU and LSTM over sequences in which new episodes may start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class RecurrentCore(nn.Module):
-    """A GRU or LSTM cell whose whole state is one tensor [n, state_size], zeroed where an episode starts."""
+    """A GRU or LSTM cell whose state is one tensor [n, state_size], set to zero where an episode starts."""
 
     def __init__(self, kind: Literal["gru", "lstm"], n_inputs: int, size: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class RecurrentCore(nn.Module):
             nn.init.orthogonal_(weight) if "weight" in name else nn.init.zeros_(weight)
 
     def step(self, features: Tensor, state: Tensor) -> Tensor:
-        """Features [n, F], state [n, S] → state [n, S] after them; its first `size` entries are the output."""
+        """Features [n, F], state [n, S] → next state [n, S], whose first `size` entries are the output."""
         if self.is_lstm:
             return torch.cat(self.cell(features, tuple(state.split(self.size, -1))), -1)
         after: Tensor = self.cell(features, state)

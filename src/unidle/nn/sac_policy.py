@@ -6,23 +6,23 @@ from torch import Tensor, nn
 
 from unidle.config import SACRecipe
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import NetworkFactory, encoder_of, mask_of
+from unidle.nn.actor_critic import NetworkFactory, action_mask, make_encoder
 from unidle.nn.encoder import Encoder
 from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import Params, SquashedActions
 from unidle.spaces.observations import ObservationLayout
 
-_HE_HEAD = 1e-3  # bound of the head's initial weights with weight_init: he
+_HE_HEAD = 1e-3  # bound of the head's initial weights and biases with weight_init: he
 
 
 def task_of(features: Tensor, n_tasks: int) -> Tensor:
-    """[..] the task, one-hot in the last of the features [.., n]."""
+    """[..] the task, which is one-hot in the last `n_tasks` features [.., n]."""
     return features[..., -n_tasks:].argmax(-1)
 
 
-def outputs_of_task(values: Tensor, features: Tensor, n_tasks: int) -> Tensor:
-    """From the outputs for all tasks [.., n_tasks × outputs], those for the observation's task: [.., outputs]."""
+def select_task_outputs(values: Tensor, features: Tensor, n_tasks: int) -> Tensor:
+    """Select the outputs of each observation's task: [.., n_tasks × outputs] → [.., outputs]."""
     if n_tasks == 1:
         return values
     values = values.unflatten(-1, (n_tasks, -1))
@@ -33,7 +33,7 @@ def outputs_of_task(values: Tensor, features: Tensor, n_tasks: int) -> Tensor:
 class SACPolicy(nn.Module):
     """Packed observations → `Params` of the action. With several tasks, each has its own head."""
 
-    state_size = 0  # not recurrent
+    state_size = actor_state_size = 0  # not recurrent
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class SACPolicy(nn.Module):
             raise UsageError("SAC needs an action space with finite bounds; give the Box a low and a high.")
         self.obs_layout = obs_layout
         self.distribution = SquashedActions(action_layout)
-        self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
-        self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonally=False)
+        self.encoder: Encoder = make_encoder(obs_layout, action_layout, recipe, network)
+        self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonal_init=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features
         self.n_tasks = recipe.n_tasks
-        if self.n_tasks > 1 and not (self.encoder.is_plain and self.encoder.n_numbers > self.n_tasks):
+        if self.n_tasks > 1 and not (self.encoder.is_float_vector and self.encoder.n_numbers > self.n_tasks):
             raise UsageError(
                 f"`n_tasks` {self.n_tasks} needs observations that are one float32 vector ending in a one-hot task of "
                 f"{self.n_tasks} numbers, but this environment has others; remove n_tasks."
@@ -75,11 +75,11 @@ class SACPolicy(nn.Module):
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Params, Tensor | None]:
         """Observations [n, obs_bytes] → params; `state` is returned unchanged."""
-        return self.act_on(self.encoder(obs), mask_of(obs, self.obs_layout), state)
+        return self.act_on(self.encoder(obs), action_mask(obs, self.obs_layout), state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
-        """The same, on encoded observations."""
-        out = outputs_of_task(self.actor_head(self.actor_trunk(features)), features, self.n_tasks)
+        """Like `act`, on encoded observations."""
+        out = select_task_outputs(self.actor_head(self.actor_trunk(features)), features, self.n_tasks)
         params: Params = self.distribution.params(out, out[:0], mask)
         return params, state
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from unidle.config import TD3Recipe
 from unidle.errors import UsageError
-from unidle.nn.actor_critic import NetworkFactory, encoder_of
+from unidle.nn.actor_critic import NetworkFactory, make_encoder
 from unidle.nn.encoder import Encoder
 from unidle.nn.mlp import mlp
 from unidle.spaces.actions import ActionLayout
@@ -20,11 +20,11 @@ from unidle.spaces.observations import ObservationLayout
 class _Deterministic(Gaussian):
     """tanh of the network's output, without a learned standard deviation."""
 
-    name = "deterministic"  # no kernel computes it
+    name = "deterministic"  # not supported by kernels
     n_outputs, n_free = 1, 0
 
     def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
-        """The action, as the mean."""
+        """The mean is the action."""
         (output,) = outputs
         return Params(logits, torch.tanh(output), output.new_zeros(0))
 
@@ -48,7 +48,8 @@ class NoisyActions(ActionDistribution):
 class TD3Policy(nn.Module):
     """Packed observations → actions in [-1, 1], as `Params.mean`."""
 
-    state_size = 0  # not recurrent
+    state_size = actor_state_size = 0  # not recurrent
+    n_tasks = 1  # one head for all observations
     masked = False  # masks are for discrete actions
 
     def __init__(
@@ -65,8 +66,8 @@ class TD3Policy(nn.Module):
             raise UsageError("TD3 needs an action space with finite bounds; give the Box a low and a high.")
         self.obs_layout = obs_layout
         self.distribution = NoisyActions(action_layout, recipe.exploration_noise)
-        self.encoder: Encoder = encoder_of(obs_layout, action_layout, recipe, network)
-        self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonally=False)
+        self.encoder: Encoder = make_encoder(obs_layout, action_layout, recipe, network)
+        self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonal_init=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features
         self.actor_head = nn.Linear(latent, self.distribution.n_outputs)
 
@@ -79,7 +80,7 @@ class TD3Policy(nn.Module):
         return self.act_on(self.encoder(obs), None, state)
 
     def act_on(self, features: Tensor, mask: Tensor | None, state: Tensor | None) -> tuple[Params, Tensor | None]:
-        """The same for encoded features."""
+        """Like `act`, on encoded observations."""
         outputs = self.actor_head(self.actor_trunk(features))
         params: Params = self.distribution.params(outputs, outputs[:0], mask)
         return params, state

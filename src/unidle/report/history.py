@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unidle.config.files import read_yaml, run_config_file
-from unidle.config.settings import whole_steps
+from unidle.config.settings import round_up_timesteps
 from unidle.engine.progress import evaluation_rank
 from unidle.formatting import outcome, percent, short_number
 from unidle.metrics.jsonl import read_records
@@ -47,7 +48,7 @@ class History:
         if not isinstance(total, int) or total < 1:
             return None
         is_known = all(isinstance(size, int) and size > 0 for size in sizes)
-        return max(self.steps, whole_steps(total, math.prod(sizes)) if is_known else total)
+        return max(self.steps, round_up_timesteps(total, math.prod(sizes)) if is_known else total)
 
     @property
     def progress(self) -> str:
@@ -130,9 +131,9 @@ class History:
         return self.config[section].get(name)
 
 
-def read_history(folder: Path) -> History:
-    """Read the history of a run folder; raises UsageError if it is not one."""
-    return history_of(folder, read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl"))
+def read_history(folder: Path, say: Callable[[str], None] | None = None) -> History:
+    """Read the history of a run folder; raises UsageError if it is not one. `say` is told of damaged lines."""
+    return history_of(folder, read_yaml(run_config_file(folder)), read_records(folder / "metrics.jsonl", say))
 
 
 def history_of(folder: Path, tree: dict[str, Any], records: list[Record]) -> History:

@@ -1,1 +1,1 @@
-"""Gymnasium spaces as flat tensors, and the distribution that serves each action space."""
+"""Gymnasium spaces as flat tensors, and distributions over actions."""

@@ -8,7 +8,7 @@ Every supported action space is a product of two kinds of choice:
     Box                    one real dimension per entry (or, with `--discretize K`, one head of K bins)
     Dict, Tuple            their parts, one after the other
 
-so a flat action is one float32 vector: the heads' categories first, then the reals. Only NumPy here.
+so a flat action is one float32 vector: the heads' categories first, then the reals. Uses only NumPy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Part:
     path: Path
     space: spaces.Space
     columns: slice
-    bins: np.ndarray | None  # [bins, *shape] the value of each bin, when a Box is discretised
+    bins: np.ndarray | None  # [bins, *shape] the value of each bin, if a Box is discretised
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ class ActionLayout:
     space: spaces.Space
     parts: tuple[Part, ...]
     nvec: tuple[int, ...]  # categories of each head
-    low: np.ndarray  # [reals] float32, rounded inwards so that a clipped action is inside the space
+    low: np.ndarray  # [reals] float32, rounded towards the inside, so that a clipped action is in the space
     high: np.ndarray
-    bounded: np.ndarray  # [reals] whether both bounds are finite; an unbounded integer Box has those of its dtype
+    bounded: (
+        np.ndarray
+    )  # [reals] whether both bounds are given; without, low and high of an integer Box are its dtype's
 
     @staticmethod
     def of(space: spaces.Space, discretize: int | None = None) -> ActionLayout:
@@ -102,13 +104,13 @@ class ActionLayout:
         return rebuild(self.space, {part.path: _decode_part(part, row) for part in self.parts})
 
     def decoder(self) -> Callable[[np.ndarray], Any]:
-        """`decode`, or a plain copy where that is enough: looking up the kind of space costs more than the copy."""
+        """`decode`, or a plain copy where that is enough: finding out the kind of space costs more than the copy."""
         part = self.parts[0]
         if part.path or part.bins is not None or not isinstance(part.space, spaces.Box):
             return self.decode
         if part.space.dtype != np.float32 or len(part.space.shape) != 1:
             return self.decode
-        return np.ndarray.copy  # the environment may keep it, and the buffer is overwritten
+        return np.ndarray.copy  # the environment may keep the action, while the buffer is overwritten
 
     def encode(self, action: Any) -> np.ndarray:
         """The flat action for an action of the space."""
@@ -210,7 +212,7 @@ def _encode_part(part: Part, value: Any) -> np.ndarray:
 
 
 def _mask_at(mask: Any, path: Path) -> Any:
-    """The part of a structured mask for the leaf at `path`; None, which allows everything, if it has none."""
+    """The part of a structured mask for the leaf at `path`; None (everything is allowed) if it has no such part."""
     try:
         return find(mask, path)
     except (IndexError, TypeError):
@@ -237,7 +239,7 @@ def _mask_of_part(part: Part, nvec: tuple[int, ...], mask: Any) -> np.ndarray:
 
 
 def _mask_arrays(mask: Any) -> list[np.ndarray]:
-    """A mask as flat arrays: one, or one per head where it came as a (nested) tuple or list of them."""
+    """A mask as flat arrays: one array, or one per head if the mask is a (nested) tuple or list of arrays."""
     if isinstance(mask, (tuple, list)) and any(isinstance(entry, (tuple, list, np.ndarray)) for entry in mask):
         return [array for entry in mask for array in _mask_arrays(entry)]
     return [np.ravel(mask)]

@@ -30,7 +30,7 @@ MASK = "action_mask"
 class Leaf:
     """One field of a packed observation."""
 
-    path: Path  # its place in the observation: ("sensors", 0)
+    path: Path  # where it is in the observation: ("sensors", 0)
     space: spaces.Space
     dtype: np.dtype  # as stored: float64 is kept as float32, Discrete as int32
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Leaf:
 
 
 def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """(channels, height, width) of an image with channels first, last or none; None if it is not an image's shape."""
+    """(channels, height, width) of an image with channels first, last or none; None if the shape is no image's."""
     if len(shape) == 2 and min(shape) >= 8:
         return 1, *shape
     if len(shape) != 3:
@@ -61,15 +61,15 @@ def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """Where each leaf of an observation space lies in a packed observation, and how to pack and unpack it."""
+    """The offset of each leaf of an observation space in a packed observation; packs and unpacks observations."""
 
     space: spaces.Space
     leaves: tuple[Leaf, ...]
-    mask_offset: int  # where the action mask starts; == its end when there is none
-    mask_width: int
-    mask_key: str | None  # the mask is a key of the Dict observation rather than of info
+    mask_offset: int  # bytes from the start to the action mask
+    mask_width: int  # 0: there is no mask
+    mask_key: str | None  # key of the mask in a Dict observation; None: the mask comes in `info`
     obs_bytes: int
-    whole: ObservationLayout | None = None  # the layout that this is a part of
+    parent: ObservationLayout | None = None  # of which this is a part
 
     @staticmethod
     def of(space: spaces.Space, mask_width: int = 0) -> ObservationLayout:
@@ -87,7 +87,7 @@ class ObservationLayout:
         return ObservationLayout(space, tuple(leaves), offset, mask_width, mask_key, _aligned(offset + mask_width))
 
     def part(self, keys: Sequence[str], setting: str) -> ObservationLayout:
-        """The layout of these top-level keys: the same packed observations, of which it reads and writes some fields.
+        """The layout of these top-level keys in the same packed observations: it reads and writes only their fields.
 
         UsageError, naming `setting`, if the observation has no such keys.
         """
@@ -102,7 +102,7 @@ class ObservationLayout:
             return self
         chosen = spaces.Dict({name: part for name, part in self.space.spaces.items() if name in keys})
         leaves = tuple(leaf for leaf in self.leaves if leaf.path[0] in keys)
-        return replace(self, space=chosen, leaves=leaves, whole=self)
+        return replace(self, space=chosen, leaves=leaves, parent=self)
 
     @cached_property
     def dtype(self) -> np.dtype:
@@ -141,7 +141,7 @@ class ObservationLayout:
         return obs[:, self.mask_offset : self.mask_offset + self.mask_width]
 
     def float_views(self, obs: np.ndarray) -> list[np.ndarray]:
-        """The real-valued leaves of `obs` ([n, obs_bytes] uint8), each as [n, *shape]: they may be NaN or infinite."""
+        """The float leaves of `obs` ([n, obs_bytes] uint8), each as [n, *shape], to check for NaN and infinity."""
         records = obs.view(self.dtype).reshape(len(obs))
         return [records[str(index)] for index, leaf in enumerate(self.leaves) if leaf.dtype.kind == "f"]
 
@@ -179,7 +179,8 @@ def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]
         return np.dtype(np.uint8), space.shape
     raise UsageError(
         f"{describe_path('observation', path)} is a {type(space).__name__} space, which has no fixed-size tensor form; "
-        "wrap the environment so that it becomes Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
+        "wrap the environment (--wrapper module:callable) so that it becomes Box, Discrete, MultiDiscrete, "
+        "MultiBinary, Dict or Tuple."
     )
 
 

@@ -58,7 +58,7 @@ def space_from_plain(plain: dict[str, Any]) -> spaces.Space:
 
 
 def _bound(bound: np.ndarray, given: np.ndarray, infinity: float) -> Any:
-    """One number where all are equal (bounds of an image), else all; infinity where an integer Box has no bound."""
+    """A bound as one number if all are equal (as for images), else as a list; infinite where it is not bounded."""
     if not given.all():
         bound = np.where(given, bound.astype(np.float64), infinity)
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.tolist()
@@ -68,5 +68,5 @@ def _bound_from_plain(plain: Any, dtype: str) -> Any:
     if not isinstance(plain, list):
         return int(plain) if isinstance(plain, bool) else plain  # Gymnasium takes 0 and 1 even for a Box of bools
     flat = np.array(plain)
-    # An integer Box takes infinity for "no bound"; as an integer it could not be written.
+    # An integer Box accepts infinity as "no bound"; an integer array could not hold it.
     return flat if np.dtype(dtype).kind in "iu" and np.isinf(flat).any() else flat.astype(dtype)

@@ -1,4 +1,4 @@
-"""Trees of spaces: Dict and Tuple are the branches, every other space is a leaf, and a path is the place of a leaf.
+"""Trees of spaces: Dict and Tuple are the branches, every other space is a leaf, and a path leads to a leaf.
 
     {"sensors": (Box, Discrete), "goal": Box}        ("sensors", 0), ("sensors", 1), ("goal",)
 

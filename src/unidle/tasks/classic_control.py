@@ -45,10 +45,10 @@ class Classic:
     def begin(self) -> tuple[State, Tensor]:
         """Return the state and observation at the start of episode 0 of every environment."""
         zeros = torch.zeros_like(self.indices)
-        physics = self._fresh(zeros)
+        physics = self._reset_one(zeros)
         return {"physics": physics, "episode": zeros, "length": zeros.clone()}, self.task.observe(physics)
 
-    def _fresh(self, episode: Tensor) -> Tensor:
+    def _reset_one(self, episode: Tensor) -> Tensor:
         return self.task.begin(uniform(self.seed, self.indices, episode, self.task.draws))
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
@@ -60,7 +60,7 @@ class Classic:
         ended = terminated | truncated
         final = task.observe(physics)
         episode = state["episode"] + ended
-        physics = torch.where(ended.unsqueeze(-1), self._fresh(episode), physics)
+        physics = torch.where(ended.unsqueeze(-1), self._reset_one(episode), physics)
         state = {"physics": physics, "episode": episode, "length": torch.where(ended, 0, length)}
         observation = torch.where(ended.unsqueeze(-1), task.observe(physics), final)
         return state, Step(observation, final, reward, terminated, truncated)

@@ -13,7 +13,7 @@ MOST_WORKERS_PER_CORE = 4  # more workers than cores help if environments wait f
 
 
 def endless(config: Config) -> Config:
-    """Return the job without an end, and with learning from the first iteration."""
+    """Return the job with so many steps that a measurement never reaches its end, and learning from the start."""
     recipe = config.recipe
     if isinstance(recipe, OffPolicyRecipe):
         recipe = dataclasses.replace(recipe, learning_starts=min(recipe.learning_starts, recipe.total_batch))

@@ -54,7 +54,7 @@ def overlap_speedup(profile: Profile, engine: Engine) -> float | None:
 
 def iteration_seconds(profile: Profile, engine: Engine, overlap: str) -> float | None:
     """Return the predicted seconds of an iteration; None if the model does not cover it."""
-    on_gpu = profile.on_gpu if engine.device == "auto" else engine.device == "cuda"
+    on_gpu = profile.on_gpu if engine.device == "auto" else engine.device.startswith("cuda")
     pace = _pace(profile, engine, on_gpu)
     if profile.on_device or pace is None:
         return None
@@ -72,10 +72,10 @@ def iteration_seconds(profile: Profile, engine: Engine, overlap: str) -> float |
     return max(bounds) + profile.rest
 
 
-def stepping_at(profile: Profile, workers: int, *, in_step: bool = False) -> float:
+def stepping_at(profile: Profile, workers: int, *, lockstep: bool = False) -> float:
     """Return the seconds of bare stepping per iteration with `workers`: measured, or scaled from the nearest count."""
     known = min(profile.stepping, key=lambda one: (abs(one.workers - workers), one.workers))
-    seconds = known.in_step if in_step else known.seconds
+    seconds = known.lockstep_seconds if lockstep else known.seconds
     return seconds * _load(profile, workers) / _load(profile, known.workers)
 
 
@@ -92,7 +92,7 @@ class _Layout:
 
     workers: int
     slices: int  # of all workers
-    together: bool  # one inference call for all slices
+    in_lockstep: bool  # one inference call for all slices
 
     @property
     def per_worker(self) -> int:
@@ -114,16 +114,16 @@ def _layout(profile: Profile, engine: Engine, on_gpu: bool, overlap: str) -> _La
     if profile.fixed_workers:
         if engine.workers not in (None, present.workers):
             return None
-        return _laid_out(profile, present.workers, present.slices, on_gpu)
+        return _make_layout(profile, present.workers, present.slices, on_gpu)
     is_busy = on_gpu or overlap == "strict"
     workers = choose_workers(engine, profile.n_envs, profile.step_seconds, is_busy=is_busy, cores=profile.cores)
     device = torch.device("cuda" if on_gpu else "cpu")
     slices = choose_slices(engine, profile.n_envs, workers, profile.step_seconds, device)
     every = sum(map(len, split_envs(profile.n_envs, workers, slices))) if workers else 1
-    return _laid_out(profile, workers, every, on_gpu)
+    return _make_layout(profile, workers, every, on_gpu)
 
 
-def _laid_out(profile: Profile, workers: int, slices: int, on_gpu: bool) -> _Layout:
+def _make_layout(profile: Profile, workers: int, slices: int, on_gpu: bool) -> _Layout:
     quick = not on_gpu and profile.step_seconds * profile.n_envs / slices < QUICK_SECONDS
     return _Layout(workers, slices, quick or slices == 1)
 
@@ -131,8 +131,8 @@ def _laid_out(profile: Profile, workers: int, slices: int, on_gpu: bool) -> _Lay
 def _round(profile: Profile, layout: _Layout, pace: Pace) -> _Round:
     t, i = stepping_at(profile, layout.workers) / profile.n_steps, pace.inference
     stepping = 0.0 if profile.waits else max(1, min(layout.workers, profile.cores)) * t
-    if layout.together:
-        whole = stepping_at(profile, layout.workers, in_step=True) / profile.n_steps + i
+    if layout.in_lockstep:
+        whole = stepping_at(profile, layout.workers, lockstep=True) / profile.n_steps + i
         in_trainer = layout.workers == 0 and not profile.fixed_workers  # the trainer's thread also steps
         return _Round(whole, whole, 0.0) if in_trainer else _Round(whole, i, stepping)
     k = min(_CALLS, layout.slices)
@@ -145,7 +145,7 @@ def _overhead(profile: Profile, pace: Pace) -> float:
     present, collecting = profile.stepping[0], pace.collecting
     if collecting is None:
         pace, collecting = profile.pace, profile.collecting
-    layout = _laid_out(profile, present.workers, present.slices, profile.on_gpu)
+    layout = _make_layout(profile, present.workers, present.slices, profile.on_gpu)
     return collecting - profile.n_steps * _round(profile, layout, pace).seconds
 
 

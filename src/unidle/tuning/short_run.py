@@ -48,7 +48,7 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> Short
     """Train for `seconds` after the first iteration, without evaluations, and delete the run folder."""
     marks: list[_Mark] = []
     tree, host = Tree(os.getpid()), Host()
-    watcher = _Watcher(RunMeter(lambda sentence: None, own_share=_METER_SHARE))
+    meter = _SensorMeter(RunMeter(lambda sentence: None, own_share=_METER_SHARE))
     own: list[float] = []
     every: list[float] = []
 
@@ -71,7 +71,7 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> Short
             wandb=False,
             trace=False,
         )
-        path = train(new_trainer(dataclasses.replace(config, run=run), after_iteration, say, watcher))
+        path = train(new_trainer(dataclasses.replace(config, run=run), after_iteration, say, meter))
         segments = read_records(path / FILE)
     if len(marks) < 2:
         raise TrainingError("The job was stopped before its second iteration ended, so there is nothing to diagnose.")
@@ -80,7 +80,7 @@ def run_for(config: Config, seconds: float, say: Callable[[str], None]) -> Short
     iterations = max(1, steps // config.recipe.total_batch)
     learning = [part for line in segments if (part := (line.get("parts") or {}).get("learning"))]
     readings = dataclasses.replace(
-        watcher.readings(),
+        meter.readings(),
         cores_used=_later_mean(own),
         others_cores=max(0.0, (_later_mean(every) or 0.0) - (_later_mean(own) or 0.0)) if own and every else None,
         learning_busy=fmean(part["busy"] for part in learning) if learning else None,
@@ -131,7 +131,7 @@ def thread_table(first: dict[str, Any], last: dict[str, Any]) -> Table:
     return Table(False, 0.0, shares, max(0.0, 1 - sum(shares.values())))
 
 
-class _Watcher:
+class _SensorMeter:
     """The run's meter plus a background thread that polls memory use and GPU throttling."""
 
     def __init__(self, meter: TimeMeter) -> None:

@@ -14,7 +14,7 @@ import pytest
 import unidle
 
 OLD_RUN = Path(__file__).parent / "run_of_0_1_0"
-SEEN = np.array([0.01, 0.2, -0.03, -0.1], np.float32)
+OBSERVATION = np.array([0.01, 0.2, -0.03, -0.1], np.float32)
 
 
 @pytest.fixture
@@ -22,19 +22,19 @@ def old_run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD_RUN, tmp_path / "old"))
 
 
-def test_the_policy_of_an_old_run_loads_and_acts_as_it_did(old_run: Path) -> None:
+def test_old_policy_loads_and_predicts_same_action(old_run: Path) -> None:
     run = unidle.load(old_run)
-    assert run.predict(SEEN) == 1  # as unidle 0.1.0 said
+    assert run.predict(OBSERVATION) == 1  # as predicted by unidle 0.1.0
     assert run.agent.step == 128
 
 
-def test_the_policy_of_an_old_run_can_be_loaded_and_evaluated(old_run: Path) -> None:
+def test_old_policy_can_be_evaluated(old_run: Path) -> None:
     run = unidle.load(old_run)
     assert run.evaluate(2).episodes == 2
     assert run.summary()["step"] == 256
 
 
-def test_resuming_an_old_run_is_refused_with_the_version_to_use(old_run: Path) -> None:
+def test_resuming_old_run_is_rejected_with_version_to_use(old_run: Path) -> None:
     before = {path: path.read_bytes() for path in old_run.rglob("*") if path.is_file()}
     with pytest.raises(unidle.UsageError, match=r"was written by unidle 0\.1\.0; resume it with that version"):
         unidle.resume(old_run, timesteps=512, quiet=True)

@@ -1,4 +1,4 @@
-"""A run that was stopped, however it was stopped, ends with the same weights as one that never was."""
+"""A run that was stopped, in whatever way, and resumed ends with the same state as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gymnasium import spaces
 from resumed_runs import StopAfter, assert_same, final_state
 
 import unidle
-from unidle.engine.checkpoint.run_folder import load_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
 from unidle.metrics.jsonl import read_records
 from unidle.report.history import read_history
 from unidle.report.terminal.progress import Display
@@ -39,25 +39,25 @@ SMALL: dict[str, Any] = {
 }
 
 
-def test_a_run_with_more_steps_than_are_asked_for_is_done_and_counts_no_iterations(
+def test_resume_of_completed_run_reports_that_all_steps_are_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts: list[tuple[int, int]] = []
-    show = Display.on_start
+    original = Display.on_start
 
-    def overhear(display: Display, facts: dict[str, str], total: int, step: int, best: Any) -> None:
+    def record_start(display: Display, facts: dict[str, str], total: int, step: int, best: Any) -> None:
         starts.append((step, total))
-        show(display, facts, total, step, best)
+        original(display, facts, total, step, best)
 
-    monkeypatch.setattr(Display, "on_start", overhear)
+    monkeypatch.setattr(Display, "on_start", record_start)
     settings = {**SMALL, "timesteps": 100, "runs_dir": str(tmp_path), "quiet": False}
     folder = unidle.train("CartPole-v1", **settings).path
     assert re.search(r"^ *steps +100, rounded up to whole iterations: 192$", capsys.readouterr().err, re.MULTILINE)
-    for timesteps in (100, 50):  # the latter would be one iteration of 96
+    for timesteps in (100, 50):  # 50 steps would be one iteration of 96
         unidle.resume(folder, timesteps=timesteps)
-        said = capsys.readouterr().err
-        assert f"All {timesteps} steps are done" in said
-        assert "whole iterations" not in said
+        output = capsys.readouterr().err
+        assert f"All {timesteps} steps are done" in output
+        assert "whole iterations" not in output
         assert read_history(folder).progress == "100 % of 192"
     assert starts == [(0, 192), (192, 192), (192, 192)]
 
@@ -75,25 +75,26 @@ def test_a_run_with_more_steps_than_are_asked_for_is_done_and_counts_no_iteratio
     ],
     ids=["discrete", "continuous", "lstm", "worker processes", "overlap", "overlap, workers", "overlap, workers, gru"],
 )
-def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(env: str, extra: dict, tmp_path: Path) -> None:
+def test_run_resumed_twice_equals_uninterrupted_run(env: str, extra: dict, tmp_path: Path) -> None:
     settings = {**SMALL, **extra, "timesteps": 2880, "runs_dir": str(tmp_path)}
-    whole = unidle.train(env=env, run_name="whole", **settings)
-    unidle.train(env=env, run_name="parts", after_iteration=[StopAfter(7)], **settings)
-    unidle.resume(tmp_path / "parts", quiet=True, after_iteration=[StopAfter(10)])
-    parts = unidle.resume(tmp_path / "parts", quiet=True)
-    assert_same(final_state(parts.path), final_state(whole.path))
-    timeless = [
-        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"} for r in parts.records
+    uninterrupted = unidle.train(env=env, run_name="uninterrupted", **settings)
+    unidle.train(env=env, run_name="resumed", after_iteration=[StopAfter(7)], **settings)
+    unidle.resume(tmp_path / "resumed", quiet=True, after_iteration=[StopAfter(10)])
+    resumed = unidle.resume(tmp_path / "resumed", quiet=True)
+    assert_same(final_state(resumed.path), final_state(uninterrupted.path))
+    actual = [
+        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"} for r in resumed.records
     ]
     expected = [
-        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"} for r in whole.records
+        {k: v for k, v in r.items() if "time/" not in k and "second" not in k and k != "wall"}
+        for r in uninterrupted.records
     ]
-    assert timeless == expected
+    assert actual == expected
 
 
-def test_sigkill_at_20_random_moments_never_breaks_a_checkpoint_and_changes_no_weight(tmp_path: Path) -> None:
+def test_run_survives_20_random_sigkills_with_same_final_state(tmp_path: Path) -> None:
     settings = {**SMALL, "timesteps": 96 * 400, "checkpoint_every": 96, "eval_every": 9600, "runs_dir": str(tmp_path)}
-    whole = unidle.train(env="CartPole-v1", run_name="whole", **settings)
+    uninterrupted = unidle.train(env="CartPole-v1", run_name="uninterrupted", **settings)
     unidle.train(env="CartPole-v1", run_name="killed", after_iteration=[StopAfter(1)], **settings)
     driver = Path(__file__).with_name("kill_driver.py")
     command = [sys.executable, str(driver), str(tmp_path / "killed"), "20", "1"]
@@ -101,26 +102,26 @@ def test_sigkill_at_20_random_moments_never_breaks_a_checkpoint_and_changes_no_w
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["killed"] == 20
-    assert outcome["whole"] >= 20
-    assert_same(final_state(tmp_path / "killed"), final_state(whole.path))
-    assert_same(load_checkpoint(tmp_path / "killed/checkpoints/best.pt"), load_checkpoint(whole.folder.best))
+    assert outcome["intact"] >= 20
+    assert_same(final_state(tmp_path / "killed"), final_state(uninterrupted.path))
+    assert_same(load_checkpoint(tmp_path / "killed/checkpoints/best.pt"), load_checkpoint(uninterrupted.folder.best))
     assert not list((tmp_path / "killed/checkpoints").glob("*.tmp"))
     steps = [r["step"] for r in read_records(tmp_path / "killed" / "metrics.jsonl") if r["kind"] == "iteration"]
-    assert steps == list(range(96, 96 * 400 + 1, 96))  # none lost, none twice
+    assert steps == list(range(96, 96 * 400 + 1, 96))  # none lost or repeated
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+def test_resume_without_checkpoint_starts_from_beginning(tmp_path: Path) -> None:
     settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path)}
-    whole = unidle.train(env="CartPole-v1", run_name="whole", **settings)
+    uninterrupted = unidle.train(env="CartPole-v1", run_name="uninterrupted", **settings)
     early = unidle.train(env="CartPole-v1", run_name="early", after_iteration=[StopAfter(3)], **settings)
     for checkpoint in early.folder.checkpoints.glob("*.pt"):
         checkpoint.unlink()
     resumed = unidle.resume(early.path, quiet=True)
-    assert_same(final_state(resumed.path), final_state(whole.path))
+    assert_same(final_state(resumed.path), final_state(uninterrupted.path))
 
 
 @pytest.mark.parametrize("overlap", ["off", "strict"])
-def test_extending_a_finished_run_equals_a_longer_one(overlap: str, tmp_path: Path) -> None:
+def test_extended_run_equals_longer_run(overlap: str, tmp_path: Path) -> None:
     settings = {**SMALL, "lr_schedule": "constant", "eval_every": 0, "overlap": overlap, "runs_dir": str(tmp_path)}
     longer = unidle.train(env="CartPole-v1", run_name="longer", timesteps=1920, **settings)
     short = unidle.train(env="CartPole-v1", run_name="short", timesteps=960, **settings)
@@ -129,13 +130,13 @@ def test_extending_a_finished_run_equals_a_longer_one(overlap: str, tmp_path: Pa
 
 
 class Unseeded(gymnasium.Env):
-    """Draws from a stream that no seed resets."""
+    """Random observations that ignore the seed."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
     def __init__(self) -> None:
-        self._stream = np.random.default_rng()
+        self._generator = np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         return self._draw(), {}
@@ -144,12 +145,10 @@ class Unseeded(gymnasium.Env):
         return self._draw(), 0.0, False, False, {}
 
     def _draw(self) -> np.ndarray:
-        return self._stream.normal(size=1).astype(np.float32)
+        return self._generator.normal(size=1).astype(np.float32)
 
 
-def test_an_environment_that_does_not_repeat_itself_is_said_and_its_episode_starts_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_reports_nondeterministic_envs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path), "eval_every": 0}
     first = unidle.train(env=Unseeded, run_name="r", after_iteration=[StopAfter(3)], **settings)
     unidle.resume(first.path, env=Unseeded, quiet=False)
@@ -157,7 +156,7 @@ def test_an_environment_that_does_not_repeat_itself_is_said_and_its_episode_star
     assert final_state(first.path)["step"] == 960
 
 
-def test_a_run_that_reached_its_target_is_not_trained_on_by_a_resume(
+def test_resume_does_not_train_after_target_return_is_reached(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {**SMALL, "timesteps": 9600, "runs_dir": str(tmp_path), "target_return": 1.0}
@@ -170,8 +169,8 @@ def test_a_run_that_reached_its_target_is_not_trained_on_by_a_resume(
     assert final_state(unidle.resume(first.path, quiet=True, target_return=1e9, timesteps=1920).path)["step"] == 1920
 
 
-class Odd(gymnasium.Env):
-    """Offers a state that a checkpoint cannot hold; its episodes can be replayed all the same."""
+class UnsupportedState(gymnasium.Env):
+    """Deterministic, with a state_dict that a checkpoint cannot store."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -187,15 +186,15 @@ class Odd(gymnasium.Env):
         return self.np_random.normal(size=1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"what": {1, 2, 3}}
+        return {"unsupported": {1, 2, 3}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("nothing was saved")
 
 
-def test_a_state_that_a_checkpoint_cannot_hold_is_replaced_by_a_replay(tmp_path: Path) -> None:
+def test_resume_replays_episode_if_env_state_cannot_be_saved(tmp_path: Path) -> None:
     settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path), "eval_every": 0}
-    whole = unidle.train(env=Odd, run_name="whole", **settings)
-    parts = unidle.train(env=Odd, run_name="parts", after_iteration=[StopAfter(3)], **settings)
-    unidle.resume(parts.path, env=Odd, quiet=True)
-    assert_same(final_state(parts.path), final_state(whole.path))
+    uninterrupted = unidle.train(env=UnsupportedState, run_name="uninterrupted", **settings)
+    interrupted = unidle.train(env=UnsupportedState, run_name="interrupted", after_iteration=[StopAfter(3)], **settings)
+    unidle.resume(interrupted.path, env=UnsupportedState, quiet=True)
+    assert_same(final_state(interrupted.path), final_state(uninterrupted.path))

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, nothing in them is run, and one process at a time."""
+"""Checkpoints and run folders: atomic writes, safe loading, locking and random state."""
 
 from __future__ import annotations
 
@@ -18,19 +18,13 @@ import torch
 from paths import SOURCE
 
 from unidle.config import Config
-from unidle.engine.checkpoint.run_folder import (
-    RunFolder,
-    load_checkpoint,
-    random_state,
-    restore_random_state,
-    save_checkpoint,
-    write_atomically,
-)
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint, save_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder, random_state, restore_random_state
 from unidle.errors import TrainingError, UsageError
 
 
 class Bomb:
-    """Unpickling it makes a folder."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +34,7 @@ class Bomb:
 
 
 class Unwritable:
-    """Pickling it fails, as a full disk would, in the middle of the file."""
+    """Fails while being pickled, like a disk that runs full in the middle of the file."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -50,10 +44,10 @@ def new_folder(path: Path) -> RunFolder:
     return RunFolder.create(path / "run", Config())
 
 
-# -- whole or not at all ---------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_saved_checkpoint_loads_unchanged(tmp_path: Path) -> None:
     state = {"weights": torch.randn(5), "step": 3, "list": [1, 2.5, "x", None], "nested": {"flag": torch.tensor(True)}}
     save_checkpoint(tmp_path / "a.pt", state)
     loaded = load_checkpoint(tmp_path / "a.pt")
@@ -62,7 +56,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert (loaded["step"], bool(loaded["nested"]["flag"])) == (3, True)
 
 
-def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_failed_write_keeps_previous_checkpoint(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     old = folder.save({"step": 1, "weights": torch.ones(1000)}, 1, keep=2)
     for step in (1, 2):
@@ -72,11 +66,11 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(load_checkpoint(old)["weights"], torch.ones(1000))
 
 
-def test_a_file_that_may_not_grow_so_large_is_told_of_and_not_left_behind(tmp_path: Path) -> None:
+def test_file_size_limit_is_reported_and_leaves_no_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "step-000000000001.pt"
     program = f"""
 import pathlib, resource, signal, torch
-from unidle.engine.checkpoint.run_folder import save_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import save_checkpoint
 from unidle.errors import TrainingError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -91,12 +85,12 @@ except TrainingError as error:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_kill_during_write_keeps_previous_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "step-000000000001.pt"
     save_checkpoint(path, {"step": 1})
     program = f"""
 import os, pathlib, torch
-from unidle.engine.checkpoint.run_folder import save_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import save_checkpoint
 class Kill:
     def __reduce__(self):
         os.kill(os.getpid(), 9)
@@ -107,28 +101,22 @@ save_checkpoint(pathlib.Path({str(path)!r}), {{"step": 2, "weights": torch.zeros
     assert load_checkpoint(path)["step"] == 1
 
 
-def test_a_leftover_of_a_failed_write_is_no_checkpoint_and_is_written_over(tmp_path: Path) -> None:
+def test_leftover_of_failed_write_is_ignored_and_overwritten(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
-    (folder.checkpoints / "step-000000000005.tmp").write_bytes(b"half")
+    (folder.checkpoints / "step-000000000005.4321.tmp").write_bytes(b"half")
     assert folder.saved() == []
+    folder.unlock()
+    folder.lock()
     assert folder.latest() is None
     folder.save({"step": 5}, 5, keep=1)
     assert load_checkpoint(folder.checkpoints / "step-000000000005.pt")["step"] == 5
     assert [path.suffix for path in folder.checkpoints.iterdir()] == [".pt"]
 
 
-def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    write_atomically(path, b"old")
-    write_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
+# -- retention -------------------------------------------------------------------------------------------------------
 
 
-# -- which are kept --------------------------------------------------------------------------------------------------
-
-
-def test_the_latest_few_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:
+def test_latest_checkpoints_and_best_are_kept(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     for step in (0, 9, 10, 100, 2000):
         folder.save({"step": step}, step, keep=2)
@@ -138,61 +126,61 @@ def test_the_latest_few_are_kept_and_the_best_beside_them(tmp_path: Path) -> Non
     latest = folder.latest()
     assert latest is not None
     assert load_checkpoint(latest)["step"] == 2000
-    assert load_checkpoint(folder.for_use())["step"] == 9
+    assert load_checkpoint(folder.best_or_latest())["step"] == 9
     folder.save_best({"step": 2000})
     assert load_checkpoint(folder.best)["step"] == 2000
     assert len(list(folder.checkpoints.iterdir())) == 3
 
 
-def test_without_a_best_the_latest_is_used_and_without_any_the_sentence_says_so(tmp_path: Path) -> None:
+def test_latest_checkpoint_is_used_if_there_is_no_best(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     with pytest.raises(UsageError, match="has no checkpoint yet; train it with"):
-        folder.for_use()
+        folder.best_or_latest()
     path = folder.save({"step": 1}, 1, keep=1)
-    assert folder.for_use() == path
+    assert folder.best_or_latest() == path
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- rejected files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, 2))])
-def test_a_file_that_holds_code_is_refused_and_the_code_is_not_run(tmp_path: Path, write: Any) -> None:
-    path, marker = tmp_path / "evil.pt", tmp_path / "it-ran"
+def test_checkpoint_with_code_is_rejected_without_running_it(tmp_path: Path, write: Any) -> None:
+    path, marker = tmp_path / "evil.pt", tmp_path / "code-ran"
     write({"format": 1, "weights": Bomb(marker)}, path)
-    with pytest.raises(UsageError) as refusal:
+    with pytest.raises(UsageError) as error:
         load_checkpoint(path)
     assert not marker.exists()
-    sentence = str(refusal.value)
-    assert str(path) in sentence
-    assert "which was not run" in sentence
-    assert "weights_only" not in sentence, "a refusal must not say how to run the code after all"
+    message = str(error.value)
+    assert str(path) in message
+    assert ("which was not run" in message) == (write is torch.save)
+    assert "weights_only" not in message, "the error must not say how to run the code anyway"
     pickle.loads(pickle.dumps(Bomb(marker)))
-    assert marker.exists(), "the file was harmless: the test shows nothing"
+    assert marker.exists(), "the file was harmless, so this test proves nothing"
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"garbage" * 50, b"PK\x03\x04" + bytes(200), pickle.dumps([1, 2], 2), bytes(99)]
 )
-def test_garbage_is_refused_with_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_invalid_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"x\.pt is not a checkpoint") as refusal:
+    with pytest.raises(UsageError, match=r"x\.pt is not a checkpoint") as error:
         load_checkpoint(path)
-    assert "weights_only" not in str(refusal.value)
+    assert "weights_only" not in str(error.value)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused_with_a_sentence(tmp_path: Path, share: float) -> None:
+def test_truncated_file_is_rejected_with_one_line(tmp_path: Path, share: float) -> None:
     path = tmp_path / "x.pt"
     save_checkpoint(path, {"weights": torch.randn(2000)})
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UsageError, match=r"x\.pt is not a checkpoint") as refusal:
+    with pytest.raises(UsageError, match=r"x\.pt is not a checkpoint") as error:
         load_checkpoint(path)
-    assert len(str(refusal.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_checkpoint_of_another_format_or_nowhere_is_refused(tmp_path: Path) -> None:
+def test_missing_or_other_format_checkpoint_is_rejected(tmp_path: Path) -> None:
     torch.save({"format": 0}, tmp_path / "old.pt")
     with pytest.raises(UsageError, match="use the version that wrote it"):
         load_checkpoint(tmp_path / "old.pt")
@@ -202,10 +190,10 @@ def test_a_checkpoint_of_another_format_or_nowhere_is_refused(tmp_path: Path) ->
         load_checkpoint(tmp_path)
 
 
-# -- the folder ------------------------------------------------------------------------------------------------------
+# -- run folder ------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_remembers_its_config_and_is_created_only_once(tmp_path: Path) -> None:
+def test_run_folder_keeps_config_and_cannot_be_created_twice(tmp_path: Path) -> None:
     config = Config().with_values({"env": "CartPole-v1", "n_envs": 3, "net_arch": (7,)}, "test")
     RunFolder.create(tmp_path / "run", config).unlock()
     assert RunFolder.open(tmp_path / "run").config() == config
@@ -215,7 +203,7 @@ def test_a_folder_remembers_its_config_and_is_created_only_once(tmp_path: Path) 
         RunFolder.open(tmp_path)
 
 
-def test_a_second_process_is_kept_out_until_the_first_one_ends_however_it_ends(tmp_path: Path) -> None:
+def test_run_folder_is_locked_until_other_process_exits_or_is_killed(tmp_path: Path) -> None:
     new_folder(tmp_path).unlock()
     program = f"""
 import pathlib, sys
@@ -242,10 +230,7 @@ sys.stdin.read()
     RunFolder.open(tmp_path / "run").lock()
 
 
-# -- random streams --------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+def test_unwritable_run_folder_is_rejected(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     folder.unlock()
     (folder.path / ".lock").unlink()
@@ -254,7 +239,10 @@ def test_a_run_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
         folder.lock()
 
 
-def test_the_global_random_streams_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+# -- random state ----------------------------------------------------------------------------------------------------
+
+
+def test_global_random_state_is_restored_from_checkpoint(tmp_path: Path) -> None:
     def draws() -> list[float]:
         return [
             random.random(),
@@ -265,7 +253,7 @@ def test_the_global_random_streams_go_on_from_a_checkpoint(tmp_path: Path) -> No
             torch.randn(()).item(),
         ]
 
-    draws()  # one Gaussian of each kind is now kept back, and must come first after the restore too
+    draws()  # each generator now caches a second Gaussian, which must be restored too
     save_checkpoint(tmp_path / "a.pt", {"random": random_state()})
     expected = [draws() for _ in range(3)]
     random.seed(1)
@@ -276,7 +264,7 @@ def test_the_global_random_streams_go_on_from_a_checkpoint(tmp_path: Path) -> No
     assert [draws() for _ in range(3)] == expected
 
 
-def test_a_place_where_no_folder_can_be_made_is_a_mistake_with_a_sentence(tmp_path: Path) -> None:
+def test_run_folder_that_cannot_be_created_is_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"Cannot create the run folder .*; choose another --runs-dir"):
         RunFolder.create(tmp_path / "file" / "run", Config())

@@ -1,4 +1,4 @@
-"""Environments on the device: the rollouts that the host would have collected, from one function of tensors."""
+"""The device collector gives the same rollouts as the host collector."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
     ("name", "limit", "steps"),
     [("unidle/CartPole-v1", 7, 16), ("unidle/Pendulum-v1", 3, 10), ("unidle/Acrobot-v1", 50, 8)],
 )
-def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recurrent: str) -> None:
+def test_device_rollouts_equal_host_rollouts(name: str, limit: int, steps: int, recurrent: str) -> None:
     n_envs, seed = 5, 3
     task = dataclasses.replace(TASKS[name], limit=limit)
     env_spec = EnvSpec(
@@ -46,30 +46,30 @@ def test_rollouts_are_those_of_the_host(name: str, limit: int, steps: int, recur
             steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU
         )
 
-    here = DeviceCollector(Classic(task, n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
-    there = HostCollector(TensorEnvs(Classic(task, n_envs, seed), env_spec), policy, [rollout()], seed, Timeline())
-    inference = there._slots[0].inference
-    inference._numpy_actor, inference._is_verified = None, True  # both by torch: NumPy rounds differently
-    here.start()
-    there.start()
-    cut = 0
+    on_device = DeviceCollector(Classic(task, n_envs, seed), env_spec, policy, rollout(), seed, Timeline())
+    on_host = HostCollector(TensorEnvs(Classic(task, n_envs, seed), env_spec), policy, [rollout()], seed, Timeline())
+    inference = on_host._slots[0].inference
+    inference._numpy_actor, inference._is_verified = None, True  # both use torch; NumPy rounds differently
+    on_device.start()
+    on_host.start()
+    n_truncated = 0
     for _ in range(4):
-        mine, theirs = here.finish().rollout, there.finish().rollout
-        here.read_episode_stats()
+        device_rollout, host_rollout = on_device.finish().rollout, on_host.finish().rollout
+        on_device.read_episode_stats()
         for field in ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states"):
-            assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
-        used = mine.final_at < steps * n_envs
-        order = mine.final_at[used].argsort()
-        assert torch.equal(mine.final_at[used][order], theirs.final_at)
-        assert torch.equal(mine.final_obs[used][order], theirs.final_obs)
-        cut += len(theirs.final_at)
-        assert here.episodes == there.stats.episodes
-        here.open_rollout()
-        there.open_rollout()
-    assert cut > 0 or "Acrobot" in name
+            assert torch.equal(getattr(device_rollout, field), getattr(host_rollout, field)), field
+        used = device_rollout.final_at < steps * n_envs
+        order = device_rollout.final_at[used].argsort()
+        assert torch.equal(device_rollout.final_at[used][order], host_rollout.final_at)
+        assert torch.equal(device_rollout.final_obs[used][order], host_rollout.final_obs)
+        n_truncated += len(host_rollout.final_at)
+        assert on_device.episodes == on_host.stats.episodes
+        on_device.open_rollout()
+        on_host.open_rollout()
+    assert n_truncated > 0 or "Acrobot" in name
 
 
-def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
+def test_mean_return_and_length_are_over_finished_episodes() -> None:
     task = dataclasses.replace(TASKS["unidle/CartPole-v1"], limit=4)
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
@@ -81,7 +81,7 @@ def test_mean_return_and_length_are_those_of_the_episodes_that_ended() -> None:
     assert collector.recent_returns == []
     collector.finish()
     collector.read_episode_stats()
-    assert collector.episodes == 6  # each of the three twice, after 4 steps and after 8
+    assert collector.episodes == 6  # two per environment, after 4 and 8 steps
     assert collector.recent_returns == [4.0]
     assert collector.recent_lengths == [4.0]
 
@@ -102,19 +102,19 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
-def test_a_run_stopped_and_resumed_equals_one_that_was_not(recurrent: str, tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(recurrent: str, tmp_path: Path) -> None:
     settings = {**SMALL, "recurrent": recurrent, "recurrent_size": 8, "timesteps": 2560, "runs_dir": str(tmp_path)}
-    whole = unidle.train("unidle/CartPole-v1", run_name="whole", **settings)
-    unidle.train("unidle/CartPole-v1", run_name="parts", after_iteration=[StopAfter(4)], **settings)
-    parts = unidle.resume(tmp_path / "parts", quiet=True)
-    assert_same(final_state(parts.path), final_state(whole.path))
+    uninterrupted = unidle.train("unidle/CartPole-v1", run_name="uninterrupted", **settings)
+    unidle.train("unidle/CartPole-v1", run_name="resumed", after_iteration=[StopAfter(4)], **settings)
+    resumed = unidle.resume(tmp_path / "resumed", quiet=True)
+    assert_same(final_state(resumed.path), final_state(uninterrupted.path))
     other = unidle.train("unidle/CartPole-v1", run_name="other", seed=1, **settings)
-    weights = [final_state(run.path)["algo"]["policy"]["actor_head.weight"] for run in (whole, other)]
+    weights = [final_state(run.path)["algo"]["policy"]["actor_head.weight"] for run in (uninterrupted, other)]
     assert not torch.equal(*weights)
 
 
 @pytest.mark.learning
-def test_cartpole_on_tensors_is_solved(tmp_path: Path) -> None:
+def test_ppo_solves_device_cartpole(tmp_path: Path) -> None:
     settings = {**SMALL, "n_envs": 256, "n_steps": 32, "batch_size": 1024, "n_epochs": 4, "net_arch": (64, 64)}
     run = unidle.train(
         "unidle/CartPole-v1",
@@ -128,25 +128,25 @@ def test_cartpole_on_tensors_is_solved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [None, 1])
-def test_a_run_goes_on_where_its_environments_are(workers: int | None, tmp_path: Path) -> None:
-    """On the device or in worker processes: the twin is another environment."""
+def test_resume_cannot_move_envs_between_device_and_workers(workers: int | None, tmp_path: Path) -> None:
+    """The device environment and its host counterpart are different environments."""
     settings = {**SMALL, "workers": workers, "runs_dir": str(tmp_path), "timesteps": 512}
     unidle.train("unidle/CartPole-v1", run_name="r", **settings)
     before = (tmp_path / "r/config.yaml").read_text()
-    for _ in range(2):  # the second time, the folder must not be locked by the first
+    for _ in range(2):  # a rejected resume must unlock the folder
         with pytest.raises(UsageError, match="leave out --workers" if workers is None else "resume it with --subproc"):
             unidle.resume(tmp_path / "r", workers=None if workers else 1, timesteps=1024, quiet=True)
     assert (tmp_path / "r/config.yaml").read_text() == before
     assert unidle.resume(tmp_path / "r", timesteps=1024, quiet=True).summary()["step"] == 1024
 
 
-def test_a_few_large_iterations_are_told_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_few_iterations_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unidle.train("unidle/CartPole-v1", runs_dir=str(tmp_path), timesteps=512, **SMALL)
     assert "512 steps are only 2 iterations of 256" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("env", "settings", "sentence"),
+    ("env", "settings", "message"),
     [
         ("unidle/CartPol-v1", {}, "did you mean `unidle/CartPole-v1`"),
         ("unidle/CartPole-v1", {"overlap": "strict"}, "nothing to overlap"),
@@ -160,8 +160,8 @@ def test_a_few_large_iterations_are_told_to_be_few(tmp_path: Path, capsys: pytes
         ("unidle/Trading-v0", {"env_kwargs": {"seed": 1}}, "--seed; leave it out"),
     ],
 )
-def test_what_does_not_go_together_is_said_in_a_sentence(
-    env: str, settings: dict[str, Any], sentence: str, tmp_path: Path
+def test_settings_unsupported_by_device_envs_are_rejected(
+    env: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(UsageError, match=message):
         unidle.train(env, timesteps=256, runs_dir=str(tmp_path), **{**SMALL, **settings})

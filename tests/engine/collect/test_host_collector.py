@@ -1,4 +1,4 @@
-"""Collecting: every transition in its place, from processes as from here, today as tomorrow."""
+"""The host collector: correct, reproducible and resumable rollouts, with and without worker processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_envs import Counting, Drift, Fickle, counting_steps, short_cartpole
-from small_runs import SmallRun, frozen, small_run
+from small_envs import Counting, Drift, Nondeterministic, counting_steps, short_cartpole
+from small_runs import SmallRun, save_and_load, small_run
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
@@ -24,7 +24,7 @@ from unidle.rng import keyed_generator
 FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
 
 
-def copied(rollout: Rollout) -> dict[str, Tensor]:
+def clone_fields(rollout: Rollout) -> dict[str, Tensor]:
     return {name: getattr(rollout, name).clone() for name in FIELDS}
 
 
@@ -33,14 +33,14 @@ def assert_identical(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def seen(obs: Tensor) -> list[tuple[int, int]]:
-    """The (seed, step) that rows [n, obs_bytes] of Counting show."""
+def decode_counting(obs: Tensor) -> list[tuple[int, int]]:
+    """The (seed, step) pairs in packed `Counting` observations [n, obs_bytes]."""
     return [tuple(pair) for pair in obs.contiguous().view(torch.int64).tolist()]
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., SmallRun]]:
-    """`small_run`, closed after the test."""
+def start_run() -> Iterator[Callable[..., SmallRun]]:
+    """Starts small runs, which are closed after the test."""
     runs: list[SmallRun] = []
 
     def start(*arguments: Any, **settings: Any) -> SmallRun:
@@ -52,27 +52,29 @@ def started() -> Iterator[Callable[..., SmallRun]]:
         run.envs.close()
 
 
-# -- each transition in its place ------------------------------------------------------------------------------------
+# -- transitions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_transition_is_in_its_place(started: Callable[..., SmallRun], workers: int) -> None:
+def test_transitions_are_recorded_correctly(start_run: Callable[..., SmallRun], workers: int) -> None:
     steps, n_envs, seed = 11, 3, 42
-    run = started(Counting, n_steps=steps, n_envs=n_envs, batch_size=11, seed=seed, workers=workers)
+    run = start_run(Counting, n_steps=steps, n_envs=n_envs, batch_size=11, seed=seed, workers=workers)
     expected = [counting_steps(seed, env, 3 * steps + 1) for env in range(n_envs)]
     lengths: list[int] = []
     for first in (0, steps, 2 * steps):
         rollout = run.collect()
-        finals = dict(zip(rollout.final_at.tolist(), seen(rollout.final_obs) if len(rollout.final_obs) else []))
+        finals = dict(
+            zip(rollout.final_at.tolist(), decode_counting(rollout.final_obs) if len(rollout.final_obs) else [])
+        )
         for env in range(n_envs):
             records = expected[env][first : first + steps + 1]
-            assert seen(rollout.obs[:, env]) == [record["observation"] for record in records]
+            assert decode_counting(rollout.obs[:, env]) == [record["observation"] for record in records]
             assert rollout.starts[:, env].tolist() == [record["start"] for record in records]
             for t, record in enumerate(records[:-1]):
                 assert rollout.rewards[t, env].item() == record["reward"]
                 assert rollout.terminated[t, env].item() == record["terminated"]
                 assert rollout.truncated[t, env].item() == record["truncated"]
-                # The true final observation of a truncated episode, and of nothing else.
+                # Truncated episodes, and no others, have a final observation.
                 assert finals.get(t * n_envs + env) == (record["next"] if record["truncated"] else None)
                 if record["terminated"] or record["truncated"]:
                     lengths.append(record["next"][1])
@@ -81,8 +83,8 @@ def test_each_transition_is_in_its_place(started: Callable[..., SmallRun], worke
     assert all(any(record[kind] for env in expected for record in env) for kind in ("terminated", "truncated"))
 
 
-def test_the_returns_of_finished_episodes_are_the_sums_of_their_rewards(started: Callable[..., SmallRun]) -> None:
-    run = started(Counting, n_steps=40, n_envs=1, batch_size=8)
+def test_episode_returns_are_sums_of_rewards(start_run: Callable[..., SmallRun]) -> None:
+    run = start_run(Counting, n_steps=40, n_envs=1, batch_size=8)
     run.collect()
     returns, total = [], 0.0
     for record in counting_steps(0, 0, 40):
@@ -93,25 +95,25 @@ def test_the_returns_of_finished_episodes_are_the_sums_of_their_rewards(started:
     assert list(run.collector.stats.recent_returns) == returns
 
 
-def test_environments_get_the_action_that_was_recorded_scaled_and_clipped_to_their_range(
-    started: Callable[..., SmallRun],
+def test_envs_receive_recorded_actions_scaled_and_clipped(
+    start_run: Callable[..., SmallRun],
 ) -> None:
-    run = started(Drift, n_steps=8, log_std_init=1.0)  # the action range is [−2, 4]: scale 3, shift 1
-    given_actions: list[np.ndarray] = []
+    run = start_run(Drift, n_steps=8, log_std_init=1.0)  # the action range is [−2, 4]: scale 3, shift 1
+    received_actions: list[np.ndarray] = []
     for slot in run.envs._slots:
         step = slot.env.step
-        slot.env.step = lambda action, step=step: (given_actions.append(action), step(action))[1]
+        slot.env.step = lambda action, step=step: (received_actions.append(action), step(action))[1]
     run.collect()
     expected = (run.rollout.actions * 3 + 1).clamp(-2, 4).reshape(-1, 2)
-    np.testing.assert_allclose(np.stack(given_actions), expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(np.stack(received_actions), expected.numpy(), atol=1e-6)
     assert (run.rollout.actions.abs() > 1).any()
-    assert all(Drift.action_space.contains(action) for action in given_actions)
+    assert all(Drift.action_space.contains(action) for action in received_actions)
 
 
-def test_the_recurrent_state_starts_from_zero_with_each_episode_and_is_carried_over(
-    started: Callable[..., SmallRun],
+def test_recurrent_state_is_zeroed_at_episode_start_and_carried_over_rollouts(
+    start_run: Callable[..., SmallRun],
 ) -> None:
-    run = started(Drift, recurrent="gru", n_steps=8)
+    run = start_run(Drift, recurrent="gru", n_steps=8)
     for _ in range(3):
         before = run.rollout.states[-1].clone()
         rollout = run.collect()
@@ -125,20 +127,18 @@ def test_the_recurrent_state_starts_from_zero_with_each_episode_and_is_carried_o
     assert rollout.starts[1:].any()
 
 
-# -- the same again --------------------------------------------------------------------------------------------------
+# -- reproducibility -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env", [short_cartpole, "Pendulum-v1"])
-def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others(
-    started: Callable[..., SmallRun], env: Any
-) -> None:
+def test_rollouts_depend_only_on_seed(start_run: Callable[..., SmallRun], env: Any) -> None:
     def rollouts(seed: int) -> list[dict[str, Tensor]]:
-        run = started(env, seed=seed)
-        taken = []
+        run = start_run(env, seed=seed)
+        collected = []
         for _ in range(2):
-            taken.append(copied(run.collect()))
+            collected.append(clone_fields(run.collect()))
             run.learn()
-        return taken
+        return collected
 
     first, again, other = rollouts(7), rollouts(7), rollouts(8)
     for left, right in zip(first, again):
@@ -148,20 +148,20 @@ def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others(
 
 
 @pytest.mark.parametrize("env", [short_cartpole, Drift])
-def test_worker_processes_give_the_same_rollouts_bit_for_bit(started: Callable[..., SmallRun], env: Any) -> None:
-    runs = [started(env, n_envs=3, batch_size=12, workers=workers, normalize_obs=True) for workers in (0, 2)]
+def test_worker_processes_do_not_change_rollouts(start_run: Callable[..., SmallRun], env: Any) -> None:
+    runs = [start_run(env, n_envs=3, batch_size=12, workers=workers, normalize_obs=True) for workers in (0, 2)]
     for _ in range(2):
-        here, there = (copied(run.collect()) for run in runs)
-        assert_identical(here, there)
+        serial, parallel = (clone_fields(run.collect()) for run in runs)
+        assert_identical(serial, parallel)
         for run in runs:
             run.learn()
     assert torch.equal(runs[0].algo.parameters.flat, runs[1].algo.parameters.flat)
 
 
-def test_noise_depends_on_nothing_but_seed_and_iteration(started: Callable[..., SmallRun]) -> None:
+def test_action_noise_depends_only_on_seed_and_iteration(start_run: Callable[..., SmallRun]) -> None:
     def noise(seed: int, iterations: list[int]) -> Tensor:
-        """What the last of these iterations adds to the mean: with mean 0 and deviation 1, the action itself."""
-        run = started(Drift, seed=seed)
+        """The action noise of the last iteration; with mean 0 and standard deviation 1 it equals the action."""
+        run = start_run(Drift, seed=seed)
         with torch.no_grad():
             run.policy.actor_head.weight.zero_()
         for iteration in iterations:
@@ -172,35 +172,35 @@ def test_noise_depends_on_nothing_but_seed_and_iteration(started: Callable[..., 
             run.collector.finish()
         return run.rollout.actions.clone()
 
-    straight = noise(3, [5])
+    reference = noise(3, [5])
     torch.manual_seed(99)
     np.random.seed(99)  # noqa: NPY002
-    assert torch.equal(noise(3, [0, 1, 5]), straight)
-    assert not torch.equal(noise(3, [4]), straight)
-    assert not torch.equal(noise(4, [5]), straight)
-    assert straight.unique().numel() == straight.numel()
+    assert torch.equal(noise(3, [0, 1, 5]), reference)
+    assert not torch.equal(noise(3, [4]), reference)
+    assert not torch.equal(noise(4, [5]), reference)
+    assert reference.unique().numel() == reference.numel()
 
 
-def test_collecting_leaves_the_global_random_streams_alone(started: Callable[..., SmallRun]) -> None:
-    run = started(short_cartpole)
+def test_collection_does_not_use_global_random_state(start_run: Callable[..., SmallRun]) -> None:
+    run = start_run(short_cartpole)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     run.collect()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
 
 
-def test_keyed_generators_differ_in_every_part_of_their_key() -> None:
+def test_keyed_generators_differ_if_any_part_of_key_differs() -> None:
     keys = [(0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1), (2**62, 1, 0)]
     draws = [torch.rand(4, generator=keyed_generator(torch.device("cpu"), *key)).tolist() for key in keys]
     assert len({tuple(draw) for draw in draws}) == len(keys)
     assert draws[0] == torch.rand(4, generator=keyed_generator(torch.device("cpu"), 0, 1, 0)).tolist()
 
 
-# -- the log of open episodes ----------------------------------------------------------------------------------------
+# -- action log of open episodes --------------------------------------------------------------------------------------
 
 
 @given(st.data(), st.integers(1, 3))
-def test_the_episode_log_equals_a_list_that_is_emptied_at_each_end(data: st.DataObject, n_envs: int) -> None:
+def test_action_log_equals_list_cleared_at_episode_end(data: st.DataObject, n_envs: int) -> None:
     log = ActionLog(n_envs, width=1)
     expected: list[list[float]] = [[] for _ in range(n_envs)]
     count = 0.0
@@ -214,16 +214,16 @@ def test_the_episode_log_equals_a_list_that_is_emptied_at_each_end(data: st.Data
                 actions[t, env] = count
                 expected[env] = [] if ended[t, env] else [*expected[env], count]
         log.extend(actions, ended)
-        actions[:] = -1  # the collector writes over this memory in the next rollout
+        actions[:] = -1  # the collector reuses this memory for the next rollout
     for env in range(n_envs):
         assert log.actions(env)[:, 0].tolist() == expected[env]
         assert log.actions(env).dtype == np.float32
 
 
-def test_of_an_episode_without_end_no_actions_are_kept_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_log_forgets_episodes_beyond_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action_log, "_MAX_BYTES", 3 * 2 * 2 * 4)  # three rollouts of two steps in two environments
     log = ActionLog(2, width=1)
-    log.restart(0, np.full((4, 1), 7, np.float32))  # from before this process
+    log.restart(0, np.full((4, 1), 7, np.float32))  # actions from before a resume
     for rollout in range(10):
         actions = np.full((2, 2, 1), rollout, np.float32)
         log.extend(actions, np.array([[False, False], [False, rollout % 2 == 0]]))
@@ -239,12 +239,12 @@ class Phase(enum.IntEnum):
 
 
 @pytest.mark.parametrize("state", [Phase.NIGHT, {Phase.NIGHT: 1}, [object()], np.datetime64("2026-01-01"), [int]])
-def test_a_state_that_would_not_load_again_is_not_saved(state: Any) -> None:
+def test_env_state_with_unsupported_types_is_rejected(state: Any) -> None:
     with pytest.raises(TypeError, match="is not a plain value"):
         as_tensors(state)
 
 
-def test_a_state_is_saved_in_plain_types() -> None:
+def test_env_state_is_converted_to_plain_types() -> None:
     state = {"a": np.float32(0.5), 3: [1, ("x", None, True)], "c": Counter("aa"), "d": np.arange(3)}
     plain = as_tensors(state)
     assert plain.pop("d").tolist() == [0, 1, 2]
@@ -252,23 +252,23 @@ def test_a_state_is_saved_in_plain_types() -> None:
     assert [type(plain["a"]), type(plain["c"])] == [float, dict]
 
 
-# -- leaving and coming back -----------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env", [short_cartpole, "Pendulum-v1", Counting])
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
-def test_a_collector_that_was_stopped_goes_on_as_if_it_had_not_been(
-    started: Callable[..., SmallRun], env: Any, recurrent: str
+def test_resumed_collector_equals_uninterrupted_collector(
+    start_run: Callable[..., SmallRun], env: Any, recurrent: str
 ) -> None:
-    run = started(env, recurrent=recurrent, n_steps=10, batch_size=10)
+    run = start_run(env, recurrent=recurrent, n_steps=10, batch_size=10)
     for _ in range(2):
         run.collect()
-    saved = frozen(run.collector.state_dict())
-    resumed = started(env, recurrent=recurrent, n_steps=10, batch_size=10)
+    saved = save_and_load(run.collector.state_dict())
+    resumed = start_run(env, recurrent=recurrent, n_steps=10, batch_size=10)
     assert resumed.collector.load_state_dict(saved) == []
     resumed.iteration = run.iteration
     for _ in range(2):
-        assert_identical(copied(run.collect()), copied(resumed.collect()))
+        assert_identical(clone_fields(run.collect()), clone_fields(resumed.collect()))
     assert list(run.collector.stats.recent_returns) == list(resumed.collector.stats.recent_returns)
     assert list(run.collector.stats.recent_lengths) == list(resumed.collector.stats.recent_lengths)
     assert run.collector.stats.episodes == resumed.collector.stats.episodes
@@ -276,13 +276,13 @@ def test_a_collector_that_was_stopped_goes_on_as_if_it_had_not_been(
         assert np.array_equal(run.collector.log.actions(index), resumed.collector.log.actions(index))
 
 
-def test_an_environment_that_does_not_repeat_itself_starts_a_new_episode_and_is_named(
-    started: Callable[..., SmallRun],
+def test_nondeterministic_env_starts_new_episode_on_resume(
+    start_run: Callable[..., SmallRun],
 ) -> None:
-    run = started(Fickle, recurrent="gru", n_steps=4, batch_size=4)
+    run = start_run(Nondeterministic, recurrent="gru", n_steps=4, batch_size=4)
     run.collect()
-    resumed = started(Fickle, recurrent="gru", n_steps=4, batch_size=4)
-    assert resumed.collector.load_state_dict(frozen(run.collector.state_dict())) == [0, 1]
+    resumed = start_run(Nondeterministic, recurrent="gru", n_steps=4, batch_size=4)
+    assert resumed.collector.load_state_dict(save_and_load(run.collector.state_dict())) == [0, 1]
 
     assert resumed.envs.block.episode.tolist() == [1, 1]
     assert len(resumed.collector.log.actions(0)) == 0

@@ -1,4 +1,4 @@
-"""Playing whole episodes, against one environment stepped by hand."""
+"""Evaluation episodes, compared with a single environment stepped by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from small_envs import Counting, Drift, Luck, counting_steps, short_cartpole
+from small_envs import Counting, Drift, RandomLength, counting_steps, short_cartpole
 from small_runs import SmallRun, small_run
 
 from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Share, Stopped, play
@@ -21,17 +21,17 @@ def evaluation_envs(run: SmallRun, n_envs: int) -> SerialEnvs:
     return SerialEnvs(run.maker, run.envs.env_spec, n_envs, run.seed, FIRST_EVALUATION_ENV)
 
 
-def by_hand(run: SmallRun, index: int, episode: int) -> tuple[float, int]:
-    """Return and length of one episode with the mode action, stepped one by one."""
+def play_by_hand(run: SmallRun, index: int, episode: int) -> tuple[float, int]:
+    """Return and length of one episode with deterministic actions."""
     env_spec, policy = run.envs.env_spec, run.policy
     env = run.maker()
     observation, _ = env.reset(seed=episode_seed(run.seed, FIRST_EVALUATION_ENV + index, episode))
     state = torch.zeros(1, policy.state_size)
     total, length, ended = 0.0, 0, False
     while not ended:
-        row = torch.from_numpy(env_spec.obs_layout.pack(observation)).unsqueeze(0)
+        packed = torch.from_numpy(env_spec.obs_layout.pack(observation)).unsqueeze(0)
         with torch.no_grad():
-            params, after = policy.act(row, state)
+            params, after = policy.act(packed, state)
             action = policy.distribution.to_env(policy.distribution.mode(params))
         state = state if after is None else after
         observation, reward, terminated, truncated, _ = env.step(env_spec.action_layout.decode(action[0].numpy()))
@@ -41,21 +41,21 @@ def by_hand(run: SmallRun, index: int, episode: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
-@pytest.mark.parametrize("env", [short_cartpole, Drift, Luck])
-def test_episodes_are_those_one_would_play_by_hand(env: Any, recurrent: str) -> None:
+@pytest.mark.parametrize("env", [short_cartpole, Drift, RandomLength])
+def test_evaluation_matches_episodes_played_by_hand(env: Any, recurrent: str) -> None:
     run = small_run(env, recurrent=recurrent, normalize_obs=True)
     run.collect()
     run.learn()
     result = play(run.policy, evaluation_envs(run, 3), 7)
-    # 7 episodes among 3 environments: 3, 2 and 2.
-    expected = [by_hand(run, index, episode) for index, quota in enumerate((3, 2, 2)) for episode in range(quota)]
+    # 7 episodes on 3 environments: 3, 2 and 2.
+    expected = [play_by_hand(run, index, episode) for index, quota in enumerate((3, 2, 2)) for episode in range(quota)]
     assert result.lengths == [length for _, length in expected]
     assert result.returns == pytest.approx([total for total, _ in expected], rel=1e-5)
     assert result.episodes == 7
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_shares_played_apart_are_the_whole_bit_for_bit(recurrent: str) -> None:
+def test_shares_played_separately_equal_whole_evaluation(recurrent: str) -> None:
     run = small_run(Drift, recurrent=recurrent)
     run.collect()
     run.learn()
@@ -64,22 +64,23 @@ def test_shares_played_apart_are_the_whole_bit_for_bit(recurrent: str) -> None:
     for first, count in ((0, 2), (2, 1), (3, 2)):
         envs = SerialEnvs(run.maker, env_spec, count, run.seed, FIRST_EVALUATION_ENV + first)
         parts.append(play(run.policy, envs, 13, share=Share(first, 5)))
-    assert Evaluation.together(parts) == whole
+    assert Evaluation.merge(parts) == whole
 
 
-@pytest.mark.parametrize("silent", [0, 1])
-def test_success_is_told_of_all_episodes_or_of_none(silent: int) -> None:
+@pytest.mark.parametrize("without_success", [0, 1])
+def test_success_is_dropped_unless_all_shares_report_it(without_success: int) -> None:
     parts = [Evaluation([1.0, 2.0], [5, 5], [True, False], [0, 1]), Evaluation([3.0], [5], [True], [2])]
-    assert Evaluation.together(parts).success == pytest.approx(2 / 3)
-    parts[silent] = replace(parts[silent], successes=[])  # an episode of it was cut off before anything was told
-    whole = Evaluation.together(parts)
+    assert Evaluation.merge(parts).success == pytest.approx(2 / 3)
+    # A share reports no success if one of its episodes was cut off before it reported any.
+    parts[without_success] = replace(parts[without_success], successes=[])
+    whole = Evaluation.merge(parts)
     assert (whole.returns, whole.tasks, whole.successes) == ([1.0, 2.0, 3.0], [0, 1, 2], [])
     assert not any("success" in name for name in whole.metrics())
 
 
-def test_short_episodes_are_not_favoured() -> None:
-    # Lengths are uniform on 2 to 41. Taking the first 40 episodes to end, whichever, would find the short ones.
-    run = small_run(Luck)
+def test_evaluation_does_not_favour_short_episodes() -> None:
+    # Lengths are uniform on 2 to 41. Taking the first 40 episodes that end would favour short ones.
+    run = small_run(RandomLength)
     n_envs, episodes = 20, 40
     result = play(run.policy, evaluation_envs(run, n_envs), episodes)
     seeds = [episode_seed(run.seed, FIRST_EVALUATION_ENV + index, e) for index in range(n_envs) for e in range(2)]
@@ -91,7 +92,7 @@ def test_short_episodes_are_not_favoured() -> None:
 
 
 @pytest.mark.parametrize(("episodes", "n_envs"), [(1, 4), (4, 4), (5, 4), (9, 1)])
-def test_exactly_as_many_episodes_as_asked_for_are_played(episodes: int, n_envs: int) -> None:
+def test_evaluation_plays_exactly_the_requested_episodes(episodes: int, n_envs: int) -> None:
     run = small_run(Counting)
     result = play(run.policy, evaluation_envs(run, n_envs), episodes)
     expected: list[tuple[float, int]] = []
@@ -107,14 +108,14 @@ def test_exactly_as_many_episodes_as_asked_for_are_played(episodes: int, n_envs:
     assert result.episodes == episodes
 
 
-def test_mean_and_deviation_are_those_of_the_episodes() -> None:
+def test_mean_and_std_are_over_all_episodes() -> None:
     result = Evaluation([1.0, 2.0, 6.0], [10, 20, 60])
     assert result.mean_return == 3.0
     assert result.std_return == pytest.approx((14 / 3) ** 0.5)  # ((−2)² + (−1)² + 3²) / 3
     assert result.mean_length == 30.0
 
 
-def test_playing_twice_gives_the_same_and_sampled_play_depends_on_its_seed() -> None:
+def test_evaluation_is_repeatable_and_sampling_depends_on_seed() -> None:
     run = small_run("Pendulum-v1")
     envs = evaluation_envs(run, 2)
     assert play(run.policy, envs, 2) == play(run.policy, envs, 2)
@@ -125,7 +126,7 @@ def test_playing_twice_gives_the_same_and_sampled_play_depends_on_its_seed() -> 
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
-def test_evaluation_changes_nothing_of_training(recurrent: str) -> None:
+def test_evaluation_leaves_training_unchanged(recurrent: str) -> None:
     runs = [small_run(short_cartpole, recurrent=recurrent, normalize_obs=True, normalize_reward=True) for _ in range(2)]
     for run in runs:
         for _ in range(3):
@@ -143,7 +144,7 @@ def test_evaluation_changes_nothing_of_training(recurrent: str) -> None:
     assert torch.equal(runs[0].rollout.states, runs[1].rollout.states)
 
 
-def test_evaluation_episodes_are_never_those_of_training() -> None:
+def test_evaluation_and_training_seeds_never_overlap() -> None:
     training = {episode_seed(0, env, episode) for env in range(64) for episode in range(64)}
     evaluation = {episode_seed(0, FIRST_EVALUATION_ENV + env, episode) for env in range(64) for episode in range(64)}
     assert not training & evaluation
@@ -160,7 +161,7 @@ class Endless(gymnasium.Env):
         return np.zeros(1, np.float32), 0.5, False, False, {}
 
 
-def test_an_episode_that_never_ends_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_episode_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unidle.engine.evaluate.play._MAX_STEPS", 40)
     run = small_run(Endless)
     result = play(run.policy, run.envs, 3)
@@ -168,13 +169,13 @@ def test_an_episode_that_never_ends_is_cut_off_and_counted(monkeypatch: pytest.M
     assert result.returns == [20.0] * 3
 
 
-def test_an_evaluation_can_be_broken_off() -> None:
+def test_stop_callback_aborts_evaluation() -> None:
     run = small_run(Endless)
     with pytest.raises(Stopped):
         play(run.policy, run.envs, 3, stop=lambda: True)
 
 
-def test_dropout_is_off_while_a_policy_is_evaluated_and_on_again_after() -> None:
+def test_evaluation_switches_policy_to_eval_mode_and_back() -> None:
     run = small_run("CartPole-v1")
     modes = []
     run.policy.encoder.register_forward_hook(lambda module, *_: modes.append(module.training))

@@ -1,4 +1,4 @@
-"""Iterations that are one function on the device: the same as in parts, in bursts of any size, and their errors."""
+"""The device loop: a rollout and its update as one captured iteration, in bursts of any length."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ SMALL: dict[str, Any] = {
 ENV = "unidle/CartPole-v1"
 
 
-def burst_of(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
-    """Have the loop do so many iterations at once, where they are not measured."""
+def set_burst_length(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
+    """Fix the number of iterations per burst, which the loop otherwise measures."""
     init = DeviceLoop.__init__
 
     def with_burst(self: DeviceLoop, *arguments: Any) -> None:
@@ -59,44 +59,44 @@ def burst_of(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
 
 @pytest.mark.parametrize("env", [ENV, "unidle/Pendulum-v1"])
 @pytest.mark.parametrize("burst", [1, 3])
-def test_whole_iterations_are_those_of_rollout_and_learning_in_turn(
+def test_device_loop_equals_separate_rollout_and_update(
     env: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("unidle.engine.build.fits", lambda env, recipe: False)
-        apart = unidle.train(env, run_name="apart", runs_dir=str(tmp_path), **SMALL)
-    burst_of(monkeypatch, burst)
-    whole = unidle.train(env, run_name="whole", runs_dir=str(tmp_path), **SMALL)
-    ours, theirs = final_state(whole.path), final_state(apart.path)
-    for state in (ours, theirs):
-        # What is told of episodes is of the latest rollout, or of the latest burst.
+        patch.setattr("unidle.engine.build.can_capture_iteration", lambda env, recipe: False)
+        separate = unidle.train(env, run_name="separate", runs_dir=str(tmp_path), **SMALL)
+    set_burst_length(monkeypatch, burst)
+    looped = unidle.train(env, run_name="looped", runs_dir=str(tmp_path), **SMALL)
+    actual, expected = final_state(looped.path), final_state(separate.path)
+    for state in (actual, expected):
+        # Episode statistics cover the last rollout or the last burst, so they differ.
         state["collector"].pop("last")
         state["collector"]["moving"] = [t for t in state["collector"]["moving"] if t.dtype != torch.float64]
-    assert_same(ours, theirs)
-    assert len(whole.records) < len(apart.records) or burst == 1
+    assert_same(actual, expected)
+    assert len(looped.records) < len(separate.records) or burst == 1
 
 
-def test_a_burst_ends_where_something_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    burst_of(monkeypatch, 1000)
+def test_burst_ends_where_checkpoint_or_evaluation_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_burst_length(monkeypatch, 1000)
     settings = {**SMALL, "timesteps": 2000, "eval_every": 700, "eval_episodes": 2}
     run = unidle.train(ENV, runs_dir=str(tmp_path), **settings)
-    # 128 steps to an iteration: the first multiples of it past 700, 1024, 1400, 2000, and where the next begins.
+    # 128 steps per iteration: the first multiples of 128 from 700, 1024, 1400 and 2000 on.
     assert [r["step"] for r in run.records if r["kind"] == "iteration"] == [768, 1024, 1408, 2048]
     assert [r["step"] for r in run.records if r["kind"] == "evaluation"] == [768, 1408, 2048]
 
 
-def test_episodes_of_a_whole_burst_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_of_entire_burst_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for burst in (1, 8):
         with monkeypatch.context() as patch:
-            burst_of(patch, burst)
+            set_burst_length(patch, burst)
             run = unidle.train(ENV, run_name=str(burst), runs_dir=str(tmp_path), **SMALL)
         counts.append(run.records[-1]["rollout/episodes"])
     assert counts[0] == counts[1] > 20
 
 
-class Breaking(Classic):
-    """Environment 5 shows a NaN, or gives an infinite reward, at the third step of its second episode."""
+class NonFinite(Classic):
+    """Environment 5 returns a NaN observation or an infinite reward in the third step of its second episode."""
 
     def __init__(self, broken: str, **arguments: Any) -> None:
         super().__init__(TASKS[ENV], **arguments)
@@ -112,31 +112,31 @@ class Breaking(Classic):
 
 @pytest.mark.parametrize("broken", ["reward", "observation"])
 @pytest.mark.parametrize("burst", [1, 6])
-def test_what_is_not_finite_is_named_by_environment_and_step(
+def test_non_finite_value_is_reported_with_env_and_step(
     broken: str, burst: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    burst_of(monkeypatch, burst)
-    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Breaking, {"broken": broken}, kind="device"))
+    set_burst_length(monkeypatch, burst)
+    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, NonFinite, {"broken": broken}, kind="device"))
     with pytest.raises(TrainingError, match=f"Environment 5 returned a NaN or infinite {broken} near step") as raised:
         unidle.train(ENV, runs_dir=str(tmp_path), **SMALL)
-    near = int(str(raised.value).split("near step ")[1].split(";")[0])
+    reported_step = int(str(raised.value).split("near step ")[1].split(";")[0])
     run = unidle.load(next(tmp_path.iterdir()))
-    done = [r for r in run.records if r["kind"] == "iteration"]
-    assert near % 8 == 0
-    assert near >= 8 * 2
-    assert not done or near >= done[-1]["step"]  # it was told with the burst it happened in
+    finished = [r for r in run.records if r["kind"] == "iteration"]
+    assert reported_step % 8 == 0
+    assert reported_step >= 8 * 2
+    assert not finished or reported_step >= finished[-1]["step"]  # reported with the burst it happened in
 
 
-def test_what_does_not_fit_one_graph_is_done_in_parts() -> None:
+def test_device_loop_rejects_recurrent_policies_and_long_rollouts() -> None:
     env = Classic(TASKS[ENV], 4, 0)
     recipe = PPORecipe(n_envs=4, n_steps=16, batch_size=64)
-    assert device_loop.fits(env, recipe)
-    assert not device_loop.fits(env, PPORecipe(n_envs=4, n_steps=1024, batch_size=64))
-    assert not device_loop.fits(env, PPORecipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
+    assert device_loop.can_capture_iteration(env, recipe)
+    assert not device_loop.can_capture_iteration(env, PPORecipe(n_envs=4, n_steps=1024, batch_size=64))
+    assert not device_loop.can_capture_iteration(env, PPORecipe(n_envs=4, n_steps=16, batch_size=64, recurrent="gru"))
 
 
-class Asking(Classic):
-    """Asks the host for a value in each step."""
+class HostSync(Classic):
+    """Copies a value to the host in each step, which cannot be captured."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(TASKS[ENV], **arguments)
@@ -148,17 +148,17 @@ class Asking(Classic):
 
 
 @pytest.mark.gpu
-def test_an_environment_that_asks_the_host_runs_eagerly_and_the_operation_is_named(
+def test_env_with_host_sync_runs_eagerly_and_names_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, Asking, kind="device"))
+    monkeypatch.setattr("unidle.api.env_maker", lambda *_: EnvMaker(ENV, HostSync, kind="device"))
     unidle.train(ENV, runs_dir=str(tmp_path), **SMALL, device="cuda")
     assert 'state["length"].sum().item()' in capfd.readouterr().err
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("env", [ENV, "unidle/Pendulum-v1"])
-def test_ten_captured_iterations_equal_ten_eager_ones_bit_for_bit(
+def test_captured_iterations_equal_eager_iterations_bit_for_bit(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**SMALL, "n_envs": 64, "timesteps": 10 * 64 * 16, "device": "cuda", "runs_dir": str(tmp_path)}
@@ -169,8 +169,8 @@ def test_ten_captured_iterations_equal_ten_eager_ones_bit_for_bit(
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
-def test_compiled_steps_are_those_that_were_compiled() -> None:
-    """Rewards and ends are the same, numbers almost: a compiler may round in another place."""
+def test_compiled_steps_match_eager_steps() -> None:
+    """Episode ends are equal; rewards and actions almost, as a compiler may round differently."""
     task, n_envs, steps = TASKS["unidle/Pendulum-v1"], 6, 5
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
@@ -178,17 +178,19 @@ def test_compiled_steps_are_those_that_were_compiled() -> None:
     torch.manual_seed(0)
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(net_arch=(8,)))
     rollouts = []
-    for compiles in (False, True):
+    for use_compile in (False, True):
         rollout = Rollout(
             steps, n_envs, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, 0, torch.device("cpu")
         )
-        told: list[str] = []
-        collector = DeviceCollector(Classic(task, n_envs, 1), env_spec, policy, rollout, 1, Timeline(), say=told.append)
-        if compiles:
+        messages: list[str] = []
+        collector = DeviceCollector(
+            Classic(task, n_envs, 1), env_spec, policy, rollout, 1, Timeline(), say=messages.append
+        )
+        if use_compile:
             collector.compile_steps()
         collector.start()
         rollouts.append(collector.finish().rollout)
-        assert told == []
+        assert messages == []
     plain, compiled = rollouts
     for field in ("rewards", "actions"):
         torch.testing.assert_close(getattr(compiled, field), getattr(plain, field), rtol=1e-5, atol=1e-5)
@@ -196,24 +198,24 @@ def test_compiled_steps_are_those_that_were_compiled() -> None:
     assert plain.rewards.std() > 0.1
 
 
-def test_steps_that_cannot_be_compiled_run_as_they_are_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
+def test_failed_compilation_falls_back_to_eager_steps_with_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_compile(*_: Any, **__: Any) -> Any:
         def fail() -> None:
             raise RuntimeError("no compiler here\nand more")
 
         return fail
 
-    monkeypatch.setattr(torch, "compile", refuse)
+    monkeypatch.setattr(torch, "compile", failing_compile)
     task = TASKS["unidle/Pendulum-v1"]
     env_spec = EnvSpec(
         ObservationLayout.of(task.observation_space), ActionLayout.of(task.action_space), 0.0, on_device=True
     )
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(net_arch=(8,)))
-    rollout, told = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
-    collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), say=told.append)
+    rollout, messages = Rollout(4, 2, env_spec.obs_layout.obs_bytes, 1, 0, torch.device("cpu")), []
+    collector = DeviceCollector(Classic(task, 2, 1), env_spec, policy, rollout, 1, Timeline(), say=messages.append)
     collector.compile_steps()
     collector.start()
     rewards = collector.finish().rollout.rewards
     assert (rewards != 0).all()
-    assert len(told) == 1
-    assert told[0].endswith("slower: no compiler here")
+    assert len(messages) == 1
+    assert messages[0].endswith("slower: no compiler here")

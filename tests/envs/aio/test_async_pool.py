@@ -1,4 +1,4 @@
-"""Environments on an event loop: the same episodes as anywhere else, none waits for another, nothing is left behind."""
+"""`AsyncEnvs`: environments on an event loop equal serial ones, do not wait for each other, and leave nothing open."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from action_faults import CHECKED_STEPS, ENV_SPEC, SEED, ActionFaultEnv, Do, expected_position, position
+from async_fault_env import AsyncFaultEnv
 from processes import wait_until
 from toy_envs import Walk
-from troubled import CHECKED, ENV_SPEC, SEED, Do, Troubled, at, place
-from waiting import Waiting
 
 import unidle
 from unidle.config import Engine
@@ -33,243 +33,257 @@ from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
+from unidle.envs.probe import probe
 from unidle.envs.protocol import HostEnvs
-from unidle.envs.spec import probe
 from unidle.errors import TrainingError, UsageError
 from unidle.tasks.web.gym_env import SiteExploreEnv
-from unidle.tasks.web.site.serve import Serving, SiteServer, in_background
+from unidle.tasks.web.site.serve import SiteServer, SiteServerConfig, in_background
 
-FIRST = 40  # number of the first environment
+FIRST_INDEX = 40  # index of the first environment
 
 
 Make = Callable[..., AsyncEnvs]
 
 
-def made(env: Any = Waiting, n_envs: int = 4, slices: int | None = None, **settings: Any) -> AsyncEnvs:
-    maker = replace(env_maker(env, settings.pop("kwargs", None)), deadline=settings.pop("deadline", None))
-    return AsyncEnvs(maker, settings.pop("env_spec", ENV_SPEC), n_envs, SEED, FIRST, slices, **settings)
+def make_pool(env: Any = AsyncFaultEnv, n_envs: int = 4, slices: int | None = None, **settings: Any) -> AsyncEnvs:
+    maker = replace(env_maker(env, settings.pop("kwargs", None)), step_timeout=settings.pop("step_timeout", None))
+    return AsyncEnvs(maker, settings.pop("env_spec", ENV_SPEC), n_envs, SEED, FIRST_INDEX, slices, **settings)
 
 
 @pytest.fixture
-def started() -> Iterator[Make]:
+def start_pool() -> Iterator[Make]:
     pools: list[AsyncEnvs] = []
 
-    def started(*args: Any, **settings: Any) -> AsyncEnvs:
-        pools.append(made(*args, **settings))
+    def start_pool(*args: Any, **settings: Any) -> AsyncEnvs:
+        pools.append(make_pool(*args, **settings))
         pools[-1].start(np.zeros(pools[-1].n_envs, np.int64))
         return pools[-1]
 
-    yield started
+    yield start_pool
     for pool in pools:
         pool.close()
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    Waiting.open, Waiting.closed_on = 0, set()
+def no_leaks() -> Iterator[None]:
+    AsyncFaultEnv.open, AsyncFaultEnv.closed_on = 0, set()
     threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     yield
     assert wait_until(lambda: set(threading.enumerate()) <= threads), threading.enumerate()
-    assert Waiting.open == 0
+    assert AsyncFaultEnv.open == 0
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def send(pool: HostEnvs, *what: Do, slices: list[int] | None = None) -> None:
+def send(pool: HostEnvs, *actions: Do, slices: list[int] | None = None) -> None:
     chosen = list(range(len(pool.bounds))) if slices is None else slices
     env_ids = [env_id for number in chosen for env_id in range(*pool.bounds[number])]
-    pool.block.actions[env_ids, 0] = what or [Do.STEP] * len(env_ids)
+    pool.block.actions[env_ids, 0] = actions or [Do.STEP] * len(env_ids)
     pool.send(chosen)
 
 
-def do(pool: HostEnvs, *what: Do) -> None:
-    send(pool, *what)
+def step_all(pool: HostEnvs, *actions: Do) -> None:
+    send(pool, *actions)
     assert pool.recv(len(pool.bounds)) == list(range(len(pool.bounds)))
 
 
-def places(pool: HostEnvs) -> list[tuple[int, int]]:
-    return [place(row) for row in pool.block.obs]
+def positions(pool: HostEnvs) -> list[tuple[int, int]]:
+    return [position(obs) for obs in pool.block.obs]
 
 
-# -- the same episodes as anywhere else --------------------------------------------------------------------------------
+# -- equality with serial envs -----------------------------------------------------------------------------------------
 
-SURVIVED = [Do.STEP] * 8 + [Do.END, Do.CUT, Do.RAISE, Do.END_AND_FAIL_RESET, Do.NAN_REWARD, Do.INFINITE_OBSERVATION]
-SURVIVED += [Do.CUT_WITH_NAN, Do.END_WITH_NAN_REWARD, Do.END_AND_NAN_RESET]
+FAULTY_ACTIONS = [Do.STEP] * 8 + [
+    Do.TERMINATE,
+    Do.TRUNCATE,
+    Do.RAISE,
+    Do.TERMINATE_AND_FAIL_RESET,
+    Do.NAN_REWARD,
+    Do.INFINITE_OBSERVATION,
+]
+FAULTY_ACTIONS += [Do.TRUNCATE_WITH_NAN, Do.TERMINATE_WITH_NAN_REWARD, Do.TERMINATE_AND_NAN_RESET]
 
 
-def story(envs: HostEnvs, rounds: int = 90) -> list[Any]:
-    """All that is to be seen of some steps, of which some fail and some skip a few env_ids."""
+def play_with_faults(envs: HostEnvs, rounds: int = 90) -> list[Any]:
+    """Everything observable in steps with random faults and skipped environments."""
     rng = np.random.default_rng(3)
     seen: list[Any] = []
     block = envs.block
     envs.start(np.arange(envs.n_envs))
     for number in range(rounds):
-        block.actions[:, 0] = rng.choice(SURVIVED if number >= 3 * CHECKED else SURVIVED[:11], envs.n_envs)
+        block.actions[:, 0] = rng.choice(
+            FAULTY_ACTIONS if number >= 3 * CHECKED_STEPS else FAULTY_ACTIONS[:11], envs.n_envs
+        )
         block.skip[:] = rng.random(envs.n_envs) < 0.1
         done: list[int] = []
         envs.send(range(len(envs.bounds)))
         while len(done) < len(envs.bounds):
             done += envs.recv(1)
         assert sorted(done) == list(range(len(envs.bounds)))
-        happened = ~block.retry & ~block.skip
-        ended = happened & (block.terminated | block.truncated)
+        stepped = ~block.retry & ~block.skip
+        ended = stepped & (block.terminated | block.truncated)
         seen += [block.obs.copy(), block.retry & ~block.skip, block.episode.copy()]
-        seen += [block.reward[happened], block.terminated[happened], block.truncated[happened]]
-        seen += [block.episode_return[ended], block.episode_length[ended], block.final_obs[happened & block.truncated]]
+        seen += [block.reward[stepped], block.terminated[stepped], block.truncated[stepped]]
+        seen += [block.episode_return[ended], block.episode_length[ended], block.final_obs[stepped & block.truncated]]
         seen.append(sorted((fault.env, fault.kind, fault.text.splitlines()[0]) for fault in envs.faults))
         envs.faults.clear()
     return seen
 
 
 @pytest.fixture(scope="module")
-def as_it_should_be() -> list[Any]:
-    return story(SerialEnvs(env_maker(Troubled), ENV_SPEC, 6, SEED, FIRST, max_env_restarts=10**6))
+def serial_history() -> list[Any]:
+    return play_with_faults(
+        SerialEnvs(env_maker(ActionFaultEnv), ENV_SPEC, 6, SEED, FIRST_INDEX, max_env_restarts=10**6)
+    )
 
 
 @pytest.mark.parametrize("slices", [None, 4, 1])
-def test_steps_and_faults_are_those_of_the_same_environment_stepped_serially(
-    as_it_should_be: list[Any], slices: int | None
-) -> None:
-    pool = made(n_envs=6, slices=slices, max_env_restarts=10**6)
+def test_steps_and_faults_equal_serial_envs(serial_history: list[Any], slices: int | None) -> None:
+    pool = make_pool(n_envs=6, slices=slices, max_env_restarts=10**6)
     try:
         assert len(pool.bounds) == (slices or 6)
-        seen = story(pool)
+        seen = play_with_faults(pool)
     finally:
         pool.close()
     assert sum(bool(faults) for faults in seen[9::10]) > 20
-    for ours, theirs in zip(seen, as_it_should_be, strict=True):
+    for ours, theirs in zip(seen, serial_history, strict=True):
         np.testing.assert_equal(ours, theirs)
 
 
-def test_a_thread_for_each_makes_no_difference(as_it_should_be: list[Any]) -> None:
-    pool = made(partial(Threaded, Troubled), n_envs=6, max_env_restarts=10**6)
+def test_threaded_envs_equal_serial_envs(serial_history: list[Any]) -> None:
+    pool = make_pool(partial(Threaded, ActionFaultEnv), n_envs=6, max_env_restarts=10**6)
     try:
-        seen = story(pool)
+        seen = play_with_faults(pool)
     finally:
         pool.close()
-    for ours, theirs in zip(seen, as_it_should_be, strict=True):
+    for ours, theirs in zip(seen, serial_history, strict=True):
         np.testing.assert_equal(ours, theirs)
 
 
-def test_nor_do_event_loops_in_worker_processes(as_it_should_be: list[Any]) -> None:
-    maker = env_maker(Waiting)
-    pool = ProcessPool(maker, ENV_SPEC, 6, SEED, 2, FIRST, 3, max_env_restarts=10**6)
+def test_event_loops_in_workers_equal_serial_envs(serial_history: list[Any]) -> None:
+    maker = env_maker(AsyncFaultEnv)
+    pool = ProcessPool(maker, ENV_SPEC, 6, SEED, 2, FIRST_INDEX, 3, max_env_restarts=10**6)
     try:
         assert len(pool.bounds) == 6
-        seen = story(pool)
+        seen = play_with_faults(pool)
     finally:
         pool.close()
-    for ours, theirs in zip(seen, as_it_should_be, strict=True):
+    for ours, theirs in zip(seen, serial_history, strict=True):
         np.testing.assert_equal(ours, theirs)
 
 
-# -- first come, first served ------------------------------------------------------------------------------------------
+# -- slow environments -------------------------------------------------------------------------------------------------
 
 
-def test_one_slow_environment_keeps_nobody_waiting(started: Make) -> None:
-    pool = started(n_envs=4)
+def test_slow_step_does_not_block_other_envs(start_pool: Make) -> None:
+    pool = start_pool(n_envs=4)
     send(pool, Do.STEP, Do.SLOW, Do.STEP, Do.STEP)
-    rounds, came = 0, time.monotonic()
+    rounds, start_time = 0, time.monotonic()
     while 1 not in (done := pool.recv(1)):
         rounds += len(done)
         send(pool, slices=done)
-    assert time.monotonic() - came >= 0.39
+    assert time.monotonic() - start_time >= 0.39
     assert rounds > 3 * 40
-    assert place(pool.block.obs[1]) == at(FIRST + 1, 0, 1)
+    assert position(pool.block.obs[1]) == expected_position(FIRST_INDEX + 1, 0, 1)
 
 
-@pytest.mark.parametrize("what", [Do.END, Do.RAISE, Do.END_AND_FAIL_RESET])
-def test_nor_does_one_whose_next_episode_is_slow_to_begin(started: Make, tmp_path: Path, what: Do) -> None:
-    pool = started(kwargs={"folder": str(tmp_path)}, n_envs=3)
-    (tmp_path / "drowsy").touch()
-    send(pool, what, Do.STEP, Do.STEP)
-    came = [time.monotonic()]
+@pytest.mark.parametrize("action", [Do.TERMINATE, Do.RAISE, Do.TERMINATE_AND_FAIL_RESET])
+def test_slow_reset_does_not_block_other_envs(start_pool: Make, tmp_path: Path, action: Do) -> None:
+    pool = start_pool(kwargs={"folder": str(tmp_path)}, n_envs=3)
+    (tmp_path / "reset slow").touch()
+    send(pool, action, Do.STEP, Do.STEP)
+    received_at = [time.monotonic()]
     while 0 not in (done := pool.recv(1)):
-        came.append(time.monotonic())
+        received_at.append(time.monotonic())
         send(pool, slices=done)
-    came.append(time.monotonic())
-    assert came[-1] - came[0] >= 0.39
-    assert np.diff(came).max() < 0.35
-    assert places(pool)[0] == at(FIRST, 2 if what == Do.END_AND_FAIL_RESET else 1, 0)
+    received_at.append(time.monotonic())
+    assert received_at[-1] - received_at[0] >= 0.39
+    assert np.diff(received_at).max() < 0.35
+    assert positions(pool)[0] == expected_position(FIRST_INDEX, 2 if action == Do.TERMINATE_AND_FAIL_RESET else 1, 0)
 
 
-def test_a_worker_process_has_all_its_slices_under_way() -> None:
-    pool = ProcessPool(env_maker(Waiting), ENV_SPEC, 8, SEED, 1, FIRST, 8)
+def test_worker_steps_all_its_slices_concurrently() -> None:
+    pool = ProcessPool(env_maker(AsyncFaultEnv), ENV_SPEC, 8, SEED, 1, FIRST_INDEX, 8)
     try:
         pool.start(np.zeros(8, np.int64))
-        began = time.monotonic()
+        start_time = time.monotonic()
         send(pool, *[Do.SLOW] * 7, Do.STEP)
         assert pool.recv(1) == [7]
-        assert time.monotonic() - began < 0.3
+        assert time.monotonic() - start_time < 0.3
         assert pool.recv(7) == list(range(7))
-        assert 0.39 < time.monotonic() - began < 1.2
+        assert 0.39 < time.monotonic() - start_time < 1.2
     finally:
         pool.close()
 
 
-def test_recv_waits_for_as_many_as_it_was_asked_or_for_so_long(started: Make) -> None:
-    pool = started(n_envs=3)
-    assert pool.recv(1) == []  # nothing was sent, so there is nothing to wait for
+def test_recv_waits_for_requested_slices_or_timeout(start_pool: Make) -> None:
+    pool = start_pool(n_envs=3)
+    assert pool.recv(1) == []  # nothing to wait for
     send(pool, Do.STEP, Do.SLOW, Do.SLOW)
-    began = time.monotonic()
+    start_time = time.monotonic()
     assert pool.recv(3, 0.1) == [0]
-    assert 0.09 < time.monotonic() - began < 0.3
+    assert 0.09 < time.monotonic() - start_time < 0.3
     assert pool.recv(5) == [1, 2]
 
 
-def test_an_environment_of_a_slice_that_is_skipped_is_left_alone(started: Make) -> None:
-    pool = started(n_envs=4, slices=2)
+def test_skipped_env_in_slice_is_not_stepped(start_pool: Make) -> None:
+    pool = start_pool(n_envs=4, slices=2)
     pool.block.skip[:] = [True, True, False, True]
     before = pool.block.obs.copy()
-    do(pool, Do.HANG, Do.HANG, Do.STEP, Do.HANG)
+    step_all(pool, Do.HANG, Do.HANG, Do.STEP, Do.HANG)
     assert np.array_equal(pool.block.obs[[0, 1, 3]], before[[0, 1, 3]])
-    assert place(pool.block.obs[2]) == at(FIRST + 2, 0, 1)
+    assert position(pool.block.obs[2]) == expected_position(FIRST_INDEX + 2, 0, 1)
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_past_its_deadline_did_not_happen_and_its_environment_is_made_anew(started: Make) -> None:
-    pool = started(deadline=0.15)
-    do(pool)
+def test_step_past_timeout_is_retried_in_new_env(start_pool: Make) -> None:
+    pool = start_pool(step_timeout=0.15)
+    step_all(pool)
     send(pool, Do.STEP, Do.HANG, Do.STEP, Do.STEP)
     assert 1 not in pool.recv(3)
-    began = time.monotonic()
+    start_time = time.monotonic()
     assert pool.recv(1) == [1]
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - start_time < 0.5
     (fault,) = pool.faults
-    assert (fault.env, fault.kind) == (FIRST + 1, "hung")
+    assert (fault.env, fault.kind) == (FIRST_INDEX + 1, "hung")
     assert fault.text.startswith(
-        f"Environment {FIRST + 1} failed in episode 0 (seed {episode_seed(SEED, FIRST + 1, 0)}), step 1: "
+        f"Environment {FIRST_INDEX + 1} failed in episode 0 (seed {episode_seed(SEED, FIRST_INDEX + 1, 0)}), step 1: "
         "TimeoutError: step() did not finish within 0.15 s (--env-timeout)\n"
     )
     assert "asyncio.sleep(600)" in fault.text
     assert pool.block.retry.tolist() == [False, True, False, False]
-    assert places(pool) == [at(FIRST, 0, 2), at(FIRST + 1, 1, 0), at(FIRST + 2, 0, 2), at(FIRST + 3, 0, 2)]
-    assert Waiting.open == 4
+    assert positions(pool) == [
+        expected_position(FIRST_INDEX, 0, 2),
+        expected_position(FIRST_INDEX + 1, 1, 0),
+        expected_position(FIRST_INDEX + 2, 0, 2),
+        expected_position(FIRST_INDEX + 3, 0, 2),
+    ]
+    assert AsyncFaultEnv.open == 4
     pool.faults.clear()
-    do(pool, Do.STEP, Do.RAISE, Do.STEP, Do.STEP)
+    step_all(pool, Do.STEP, Do.RAISE, Do.STEP, Do.STEP)
     assert [fault.kind for fault in pool.faults] == ["exception"]
 
 
-def test_a_deadline_is_kept_in_worker_processes_too() -> None:
+def test_step_timeout_applies_in_worker_processes() -> None:
     engine = Engine(workers=2, env_timeout=0.2)
-    pool = make_envs(env_maker(Waiting), ENV_SPEC, 4, SEED, 2, engine, FIRST, 1)
+    pool = make_envs(env_maker(AsyncFaultEnv), ENV_SPEC, 4, SEED, 2, engine, FIRST_INDEX, 1)
     try:
         assert isinstance(pool, ProcessPool)
         pool.start(np.zeros(4, np.int64))
-        do(pool, Do.STEP, Do.HANG, Do.STEP, Do.STEP)
-        assert [(fault.env, fault.kind) for fault in pool.faults] == [(FIRST + 1, "hung")]
+        step_all(pool, Do.STEP, Do.HANG, Do.STEP, Do.STEP)
+        assert [(fault.env, fault.kind) for fault in pool.faults] == [(FIRST_INDEX + 1, "hung")]
         assert pool.block.retry.tolist() == [False, True, False, False]
     finally:
         pool.close()
 
 
-def test_a_worker_process_that_dies_is_replaced() -> None:
-    pool = ProcessPool(env_maker(Waiting), ENV_SPEC, 4, SEED, 2, FIRST, 2)
+def test_dead_worker_is_replaced() -> None:
+    pool = ProcessPool(env_maker(AsyncFaultEnv), ENV_SPEC, 4, SEED, 2, FIRST_INDEX, 2)
     try:
         pool.start(np.zeros(4, np.int64))
-        do(pool)
+        step_all(pool)
         send(pool, Do.SLOW, Do.STEP, Do.STEP, Do.STEP)
         done = pool.recv(3)
         running = pool._processes[0]._process
@@ -277,102 +291,105 @@ def test_a_worker_process_that_dies_is_replaced() -> None:
         running.kill()
         pool._next_check = 0.0
         assert sorted(done + pool.recv(1)) == [0, 1, 2, 3]
-        assert [(fault.env, fault.kind) for fault in pool.faults] == [(FIRST, "killed")]
+        assert [(fault.env, fault.kind) for fault in pool.faults] == [(FIRST_INDEX, "killed")]
         assert pool.block.retry.tolist() == [True, False, False, False]
         assert pool.restarted == [1]
-        assert places(pool) == [at(FIRST, 1, 0), at(FIRST + 1, 1, 0), at(FIRST + 2, 0, 2), at(FIRST + 3, 0, 2)]
-        do(pool)
-        assert places(pool)[:2] == [at(FIRST, 1, 1), at(FIRST + 1, 1, 1)]
+        assert positions(pool) == [
+            expected_position(FIRST_INDEX, 1, 0),
+            expected_position(FIRST_INDEX + 1, 1, 0),
+            expected_position(FIRST_INDEX + 2, 0, 2),
+            expected_position(FIRST_INDEX + 3, 0, 2),
+        ]
+        step_all(pool)
+        assert positions(pool)[:2] == [expected_position(FIRST_INDEX, 1, 1), expected_position(FIRST_INDEX + 1, 1, 1)]
     finally:
         pool.close()
 
 
-def test_a_thread_that_hangs_is_left_to_itself() -> None:
+def test_hung_thread_does_not_block_close() -> None:
     release = threading.Event()
 
-    class Stuck(Walk):
+    class HangingStep(Walk):
         def step(self, action: Any) -> Any:
             release.wait(20)
             return super().step(action)
 
-    maker = partial(Threaded, Stuck)
-    pool = made(maker, n_envs=2, deadline=0.1, env_spec=probe(env_maker(Walk)))
+    maker = partial(Threaded, HangingStep)
+    pool = make_pool(maker, n_envs=2, step_timeout=0.1, env_spec=probe(env_maker(Walk)))
     try:
         pool.start(np.zeros(2, np.int64))
-        began = time.monotonic()
+        start_time = time.monotonic()
         pool.send([0, 1])
         assert pool.recv(2) == [0, 1]
         assert [fault.kind for fault in pool.faults] == ["hung"] * 2
     finally:
         pool.close()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - start_time < 1.0
         release.set()
 
 
-def test_an_environment_that_cannot_begin_again_says_why_and_comes_back_when_it_can(
-    started: Make, tmp_path: Path
-) -> None:
-    pool = started(kwargs={"folder": str(tmp_path)}, n_envs=2)
-    (tmp_path / "unresettable").touch()
-    do(pool, Do.STEP, Do.RAISE)
+def test_env_that_cannot_reset_is_retried_each_step(start_pool: Make, tmp_path: Path) -> None:
+    pool = start_pool(kwargs={"folder": str(tmp_path)}, n_envs=2)
+    (tmp_path / "reset fails").touch()
+    step_all(pool, Do.STEP, Do.RAISE)
     assert [fault.text.count("the robot fell over") > 0 for fault in pool.faults] == [True]
-    do(pool)
-    assert [(fault.env, "stuck in the mud" in fault.text) for fault in pool.faults[1:]] == [(FIRST + 1, True)]
+    step_all(pool)
+    assert [(fault.env, "stuck in the mud" in fault.text) for fault in pool.faults[1:]] == [(FIRST_INDEX + 1, True)]
     assert pool.block.retry.tolist() == [False, True]
-    (tmp_path / "unresettable").unlink()
-    do(pool)
-    do(pool)
+    (tmp_path / "reset fails").unlink()
+    step_all(pool)
+    step_all(pool)
     assert len(pool.faults) == 3
-    assert place(pool.block.obs[1])[1] == 1
+    assert position(pool.block.obs[1])[1] == 1
     assert pool.block.episode[1] == 3
 
 
-def test_too_many_failures_in_a_row_end_it(started: Make) -> None:
-    pool = started(max_env_restarts=2)
+def test_too_many_faults_in_a_row_raise(start_pool: Make) -> None:
+    pool = start_pool(max_env_restarts=2)
     for _ in range(2):
-        do(pool, Do.STEP, Do.STEP, Do.RAISE, Do.STEP)
-    with pytest.raises(TrainingError, match=f"Environment {FIRST + 2} failed 3 times"):
-        do(pool, Do.STEP, Do.STEP, Do.RAISE, Do.STEP)
+        step_all(pool, Do.STEP, Do.STEP, Do.RAISE, Do.STEP)
+    with pytest.raises(TrainingError, match=f"Environment {FIRST_INDEX + 2} failed 3 times"):
+        step_all(pool, Do.STEP, Do.STEP, Do.RAISE, Do.STEP)
 
 
-def test_an_episode_that_ends_by_itself_is_a_new_start(started: Make) -> None:
-    pool = started(max_env_restarts=1, n_envs=2)
-    for what in (Do.RAISE, Do.END, Do.RAISE, Do.END, Do.RAISE):
-        do(pool, Do.STEP, what)
+def test_finished_episode_resets_fault_count(start_pool: Make) -> None:
+    pool = start_pool(max_env_restarts=1, n_envs=2)
+    for action in (Do.RAISE, Do.TERMINATE, Do.RAISE, Do.TERMINATE, Do.RAISE):
+        step_all(pool, Do.STEP, action)
     assert len(pool.faults) == 3
 
 
-def test_an_exit_and_a_cancellation_within_are_failures_like_any_other(started: Make) -> None:
-    class Cancelling(Waiting):
+def test_exit_and_cancellation_in_step_are_faults(start_pool: Make) -> None:
+    class CancelledStep(AsyncFaultEnv):
         async def step(self, action: Any) -> Any:
             inner = asyncio.ensure_future(asyncio.sleep(5))
             inner.cancel()
             await inner
 
-    pool = started()
-    do(pool, Do.EXIT, Do.STEP, Do.STEP, Do.STEP)
+    pool = start_pool()
+    step_all(pool, Do.EXIT, Do.STEP, Do.STEP, Do.STEP)
     assert "step() raised SystemExit(3)" in pool.faults[0].text
-    other = started(Cancelling, n_envs=1)
-    do(other)
+    other = start_pool(CancelledStep, n_envs=1)
+    step_all(other)
     assert "step() was cancelled by a task that it awaited" in other.faults[0].text
 
 
-def test_a_mistake_of_the_user_goes_through(started: Make) -> None:
-    pool = started()
+def test_usage_error_is_raised(start_pool: Make) -> None:
+    pool = start_pool()
     with pytest.raises(UsageError, match="rewards must be finite"):
-        do(pool, Do.NAN_REWARD, Do.STEP, Do.STEP, Do.STEP)
+        step_all(pool, Do.NAN_REWARD, Do.STEP, Do.STEP, Do.STEP)
 
 
-def test_a_failure_while_they_are_made_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "unmakeable").touch()
+def test_failed_env_creation_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "creation fails").touch()
     with pytest.raises(OSError, match="no such robot"):
-        made(kwargs={"folder": str(tmp_path)})
+        make_pool(kwargs={"folder": str(tmp_path)})
 
 
-def test_garbage_is_collected_less_often_until_the_last_pool_is_closed(started: Make) -> None:
+def test_gc_threshold_is_raised_until_last_pool_closes(start_pool: Make) -> None:
     usual = gc.get_threshold()
-    first = started(n_envs=2)
-    second = started(n_envs=2)
+    first = start_pool(n_envs=2)
+    second = start_pool(n_envs=2)
     first.close()
     first.close()
     assert gc.get_threshold()[0] > 10 * usual[0]
@@ -380,23 +397,23 @@ def test_garbage_is_collected_less_often_until_the_last_pool_is_closed(started: 
     assert gc.get_threshold() == usual
 
 
-def test_close_cancels_what_is_in_flight_at_once(started: Make) -> None:
-    pool = started(n_envs=64)
+def test_close_cancels_steps_in_flight(start_pool: Make) -> None:
+    pool = start_pool(n_envs=64)
     send(pool, *[Do.HANG] * 64)
     assert pool.recv(1, 0.05) == []
     tasks = pool._slots._tasks
     assert len(tasks) == 64
-    began = time.monotonic()
+    start_time = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - start_time < 0.5
     assert not tasks
-    assert Waiting.open == 0
-    assert Waiting.closed_on == {"environments"}
+    assert AsyncFaultEnv.open == 0
+    assert AsyncFaultEnv.closed_on == {"environments"}
     pool.close()
 
 
-def test_one_that_will_not_be_cancelled_does_not_hold_up_the_end() -> None:
-    class Stubborn(Waiting):
+def test_uncancellable_step_does_not_block_close() -> None:
+    class IgnoresCancellation(AsyncFaultEnv):
         async def step(self, action: Any) -> Any:
             for _ in range(2):
                 try:
@@ -406,32 +423,32 @@ def test_one_that_will_not_be_cancelled_does_not_hold_up_the_end() -> None:
             await asyncio.sleep(0)
             raise RuntimeError
 
-    pool = made(Stubborn, n_envs=2)
+    pool = make_pool(IgnoresCancellation, n_envs=2)
     pool.start(np.zeros(2, np.int64))
     send(pool, Do.STEP, Do.STEP)
     pool.recv(1, 0.02)
-    began = time.monotonic()
+    start_time = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - start_time < 4
 
 
-# -- coming back -------------------------------------------------------------------------------------------------------
+# -- resume ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_environment_that_repeats_itself_is_brought_back_by_replaying(started: Make) -> None:
+def test_deterministic_env_is_resumed_by_replay(start_pool: Make) -> None:
     env_spec = probe(env_maker(Walk))
-    make = partial(started, partial(Threaded, Walk), n_envs=3, env_spec=env_spec)
+    make = partial(start_pool, partial(Threaded, Walk), n_envs=3, env_spec=env_spec)
     pool = make()
-    taken: list[list[np.ndarray]] = [[], [], []]
+    actions_taken: list[list[np.ndarray]] = [[], [], []]
     for step in range(8):  # episodes have six steps
         pool.block.actions[:, 0] = [step % 3, 1, 2]
         pool.send([0, 1, 2])
         assert pool.recv(3) == [0, 1, 2]
-        for env_id, actions in enumerate(taken):
+        for env_id, actions in enumerate(actions_taken):
             actions.append(pool.block.actions[env_id].copy())
     obs = pool.block.obs.copy()
-    points = [(1, np.array(actions[6:]), row, None) for actions, row in zip(taken, obs)]
-    points[2] = (1, points[2][1], obs[0], None)  # not what comes of these actions
+    points = [(1, np.array(actions[6:]), env_obs, None) for actions, env_obs in zip(actions_taken, obs)]
+    points[2] = (1, points[2][1], obs[0], None)  # not the result of these actions
     other = make()
     assert other.resume(points) == [True, True, False]
     assert np.array_equal(other.block.obs[:2], obs[:2])
@@ -444,22 +461,30 @@ def test_an_environment_that_repeats_itself_is_brought_back_by_replaying(started
     assert np.array_equal(other.block.reward[:2], pool.block.reward[:2])
 
 
-def test_of_others_an_open_episode_is_lost_and_the_next_one_begins(started: Make) -> None:
-    pool = started(n_envs=3)
+def test_nondeterministic_env_resumes_with_next_episode(start_pool: Make) -> None:
+    pool = start_pool(n_envs=3)
     first = pool.block.obs.copy()
-    none, one = np.zeros((0, 1), np.float32), np.zeros((1, 1), np.float32)
+    no_actions, one_action = np.zeros((0, 1), np.float32), np.zeros((1, 1), np.float32)
     assert pool.states() == [None] * 3
-    do(pool)
-    points = [(0, one, pool.block.obs[0].copy(), None), (0, none, first[1], None), (4, none, first[2], None)]
+    step_all(pool)
+    points = [
+        (0, one_action, pool.block.obs[0].copy(), None),
+        (0, no_actions, first[1], None),
+        (4, no_actions, first[2], None),
+    ]
     assert pool.resume(points) == [False, True, False]
-    assert places(pool) == [at(FIRST, 1, 0), at(FIRST + 1, 0, 0), at(FIRST + 2, 4, 0)]
+    assert positions(pool) == [
+        expected_position(FIRST_INDEX, 1, 0),
+        expected_position(FIRST_INDEX + 1, 0, 0),
+        expected_position(FIRST_INDEX + 2, 4, 0),
+    ]
 
 
-# -- who gets it -------------------------------------------------------------------------------------------------------
+# -- choice of backend -------------------------------------------------------------------------------------------------
 
 
-def test_the_kind_of_step_decides_how_it_is_made() -> None:
-    for env in (Waiting, partial(Waiting, folder=None), partial(Threaded, Walk)):
+def test_coroutine_step_makes_env_async() -> None:
+    for env in (AsyncFaultEnv, partial(AsyncFaultEnv, folder=None), partial(Threaded, Walk)):
         maker = env_maker(env)
         assert maker.kind == "async"
         assert maker.on_host() is maker
@@ -468,11 +493,11 @@ def test_the_kind_of_step_decides_how_it_is_made() -> None:
         single_env.close()
     assert env_maker(Walk).kind == "gymnasium"
     with pytest.raises(UsageError, match="whose step is a coroutine; pass the class itself"):
-        env_maker(lambda: Waiting())()
-    Waiting.open -= 1  # the one that was refused
+        env_maker(lambda: AsyncFaultEnv())()
+    AsyncFaultEnv.open -= 1  # the rejected one was never closed
 
 
-def test_the_twin_of_any_of_them_steps_as_it_does() -> None:
+def test_gymnasium_view_of_async_env_equals_original() -> None:
     env, single_env = Walk(), env_maker(partial(Threaded, Walk))()
     try:
         assert np.array_equal(env.reset(seed=3)[0], single_env.reset(seed=3)[0])
@@ -488,15 +513,13 @@ def test_the_twin_of_any_of_them_steps_as_it_does() -> None:
 @pytest.mark.parametrize(
     ("engine", "workers", "kind", "slices"),
     [
-        (Engine(), 2, AsyncEnvs, 4),  # two would pay, but were not asked for
+        (Engine(), 2, AsyncEnvs, 4),  # two workers would pay off, but were not requested
         (Engine(subproc=False, workers=2, slices=2), 0, AsyncEnvs, 2),
         (Engine(workers=2), 2, ProcessPool, 4),
     ],
 )
-def test_worker_processes_have_a_loop_each_where_they_are_asked_for(
-    engine: Engine, workers: int, kind: type, slices: int
-) -> None:
-    envs = make_envs(env_maker(Waiting), ENV_SPEC, 4, SEED, workers, engine)
+def test_worker_processes_are_used_only_if_requested(engine: Engine, workers: int, kind: type, slices: int) -> None:
+    envs = make_envs(env_maker(AsyncFaultEnv), ENV_SPEC, 4, SEED, workers, engine)
     try:
         assert isinstance(envs, kind)
         assert len(envs.bounds) == slices
@@ -504,16 +527,18 @@ def test_worker_processes_have_a_loop_each_where_they_are_asked_for(
         envs.close()
 
 
-# -- on a site ---------------------------------------------------------------------------------------------------------
+# -- site exploration --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[SiteServer]:
-    with in_background(Serving(sites=2, pages=100, links=20, page_bytes=4000, latency=0.001, jitter=0.01)) as running:
+    with in_background(
+        SiteServerConfig(sites=2, pages=100, links=20, page_bytes=4000, latency=0.001, jitter=0.01)
+    ) as running:
         yield running
 
 
-def test_the_id_of_the_site_explorer_leads_to_it_and_to_its_twin(server: SiteServer) -> None:
+def test_site_explore_id_creates_async_and_gymnasium_env(server: SiteServer) -> None:
     kwargs = {"site": server.urls, "topic": "comet orbit"}
     maker = env_maker("unidle/SiteExplore-v0", kwargs)
     assert maker.kind == "async"
@@ -526,14 +551,14 @@ def test_the_id_of_the_site_explorer_leads_to_it_and_to_its_twin(server: SiteSer
         env_maker("unidle/SiteExplore-v0", {**kwargs, "colour": "red"})()
 
 
-def test_episodes_on_a_site_are_those_of_the_twin_stepped_serially(server: SiteServer) -> None:
+def test_site_explore_episodes_equal_serial_envs(server: SiteServer) -> None:
     kwargs = {"site": server.urls, "topic": "comet orbit telescope", "budget": 6}
     maker = env_maker("unidle/SiteExplore-v0", kwargs)
     env_spec = probe(maker)
     seen = []
     for envs in (
         AsyncEnvs(maker, env_spec, 3, SEED),
-        SerialEnvs(EnvMaker("single_env", SiteExploreEnv, kwargs, kind="gymnasium"), env_spec, 3, SEED),
+        SerialEnvs(EnvMaker("site", SiteExploreEnv, kwargs, kind="gymnasium"), env_spec, 3, SEED),
     ):
         rng, obs = np.random.default_rng(0), []
         envs.start(np.zeros(3, np.int64))
@@ -550,10 +575,10 @@ def test_episodes_on_a_site_are_those_of_the_twin_stepped_serially(server: SiteS
         assert np.array_equal(ours, theirs)
 
 
-def test_which_page_came_first_changes_nothing_that_is_learned(server: SiteServer, tmp_path: Path) -> None:
+def test_page_arrival_order_does_not_change_learning(server: SiteServer, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"n_envs": 6, "n_steps": 8, "batch_size": 48, "n_epochs": 1, "net_arch": (16,)}
     weights = []
-    for name, engine in (("each alone", {}), ("in two groups", {"slices": 2})):
+    for name, engine in (("one env per slice", {}), ("two slices", {"slices": 2})):
         run = unidle.train(
             "unidle/SiteExplore-v0",
             env_kwargs={"site": server.urls, "topic": "comet orbit telescope", "budget": 10},
@@ -573,7 +598,7 @@ def test_which_page_came_first_changes_nothing_that_is_learned(server: SiteServe
         assert torch.equal(value, weights[1][name]), name
 
 
-def test_ppo_trains_on_a_site_and_says_that_open_episodes_cannot_be_resumed(
+def test_ppo_trains_on_site_and_resume_reports_lost_episodes(
     server: SiteServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, Any] = {"n_envs": 8, "n_steps": 16, "batch_size": 64, "n_epochs": 2, "net_arch": (16,)}
@@ -594,40 +619,42 @@ def test_ppo_trains_on_a_site_and_says_that_open_episodes_cannot_be_resumed(
     assert all(bool(torch.isfinite(value).all()) for value in weights)
     capsys.readouterr()
     unidle.resume(tmp_path / "crawl", timesteps=384, quiet=True)
-    said = capsys.readouterr()
-    # All but those that had just begun an episode.
-    assert re.search(r"[5-8] of 8 environments are not deterministic", said.err)
+    output = capsys.readouterr()
+    # All except those at the start of an episode.
+    assert re.search(r"[5-8] of 8 environments are not deterministic", output.err)
 
 
-class Interrupting(gymnasium.Wrapper):
-    """Presses Ctrl-C at the twentieth step after it was armed."""
+class InterruptsItself(gymnasium.Wrapper):
+    """Sends SIGINT at the step where `steps_left` reaches 0."""
 
     steps_left = -1
 
     def step(self, action: Any) -> Any:
-        Interrupting.steps_left -= 1
-        if Interrupting.steps_left == 0:
+        InterruptsItself.steps_left -= 1
+        if InterruptsItself.steps_left == 0:
             os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.002)  # so that the rollout is still under way when it is heard
+        time.sleep(0.002)  # the rollout is still running when the signal arrives
         return self.env.step(action)
 
 
 @pytest.mark.parametrize("overlap", ["off", "strict"])
-def test_a_run_that_is_broken_off_in_a_rollout_goes_on_as_if_it_had_not_been(tmp_path: Path, overlap: str) -> None:
-    env = partial(Threaded, lambda: Interrupting(gymnasium.make("CartPole-v1")))
+def test_run_interrupted_in_rollout_resumes_exactly(tmp_path: Path, overlap: str) -> None:
+    env = partial(Threaded, lambda: InterruptsItself(gymnasium.make("CartPole-v1")))
     settings: dict[str, Any] = {"n_envs": 4, "n_steps": 32, "batch_size": 64, "n_epochs": 2, "net_arch": (16,)}
     settings |= {"eval_every": 0, "device": "cpu", "tensorboard": False, "quiet": True, "runs_dir": str(tmp_path)}
 
-    def arm(context: unidle.CallbackContext) -> None:
+    def arm_interrupt(context: unidle.CallbackContext) -> None:
         if context.record["iteration"] == 2:
-            Interrupting.steps_left = 20
+            InterruptsItself.steps_left = 20
 
-    whole = unidle.train(env, **settings, overlap=overlap, timesteps=640, run_name="whole")
-    broken = unidle.train(env, **settings, overlap=overlap, timesteps=640, run_name="broken", after_iteration=[arm])
-    assert Interrupting.steps_left <= 0
-    assert 256 <= broken.agent.step < 640
-    unidle.resume(tmp_path / "broken", env=env, quiet=True)
-    again = unidle.load(tmp_path / "broken", env=env)
-    assert again.agent.step == whole.agent.step == 640
-    for name, value in whole.agent.policy.state_dict().items():
-        assert torch.equal(value, again.agent.policy.state_dict()[name]), name
+    uninterrupted = unidle.train(env, **settings, overlap=overlap, timesteps=640, run_name="uninterrupted")
+    interrupted = unidle.train(
+        env, **settings, overlap=overlap, timesteps=640, run_name="interrupted", after_iteration=[arm_interrupt]
+    )
+    assert InterruptsItself.steps_left <= 0
+    assert 256 <= interrupted.agent.step < 640
+    unidle.resume(tmp_path / "interrupted", env=env, quiet=True)
+    resumed = unidle.load(tmp_path / "interrupted", env=env)
+    assert resumed.agent.step == uninterrupted.agent.step == 640
+    for name, value in uninterrupted.agent.policy.state_dict().items():
+        assert torch.equal(value, resumed.agent.policy.state_dict()[name]), name

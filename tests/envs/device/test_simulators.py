@@ -1,14 +1,15 @@
-"""Simulators that hold their state themselves, by stand-ins with the interfaces of the real ones.
+"""Simulators that keep their state themselves, tested with stand-ins that have the real interfaces.
 
-What is imitated, of Isaac Lab's ManagerBasedRLEnv and DirectRLEnv and of mjlab's ManagerBasedRlEnv:
-`num_envs`, `device`, `unwrapped`, `single_observation_space` (a Dict of groups) and `single_action_space`;
-`reset(seed=…) -> (groups, extras)`; `step(actions) -> (groups, reward, terminated, time_outs, extras)`, where the
-observations of an environment that ended are those of its next episode; both ends may come at once; and with
-`compute_final_obs`, in a step that resets something, `extras["final_obs"]` holds the groups of all environments as they
-were before it. Isaac Lab's derives from gymnasium.Env, mjlab's from nothing. The tensors returned are the simulator's
-own buffers, written over by the next step. Of Isaac Gym's VecTask: `observation_space` and `action_space` of one
-environment, `reset() -> {"obs": …}`, `step -> ({"obs": …}, reward, reset_buf, extras)` with integers in `reset_buf` and
-`extras["time_outs"]`, and no `close`.
+Of Isaac Lab's ManagerBasedRLEnv and DirectRLEnv, and mjlab's ManagerBasedRlEnv: `num_envs`, `device`, `unwrapped`,
+`single_observation_space` (a Dict of groups) and `single_action_space`; `reset(seed=…) -> (groups, extras)`;
+`step(actions) -> (groups, reward, terminated, time_outs, extras)`. An environment that ended returns the first
+observation of its next episode; it may terminate and time out at once. With `compute_final_obs`, a step that resets an
+environment puts the groups of all environments before the reset in `extras["final_obs"]`. Isaac Lab's classes derive
+from gymnasium.Env, mjlab's from nothing. The returned tensors are the simulator's own buffers, overwritten by the next
+step.
+
+Of Isaac Gym's VecTask: `observation_space` and `action_space` of one environment, `reset() -> {"obs": …}`,
+`step -> ({"obs": …}, reward, reset_buf, extras)` with integers in `reset_buf` and `extras["time_outs"]`; no `close`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from unidle.envs.device.device_env import Step, Traits, traits_of
 from unidle.envs.device.host_view import TensorEnvs
 from unidle.envs.device.simulators import IsaacEnv, TensorVectorEnv
 from unidle.envs.make import env_maker
-from unidle.envs.spec import probe
+from unidle.envs.probe import probe
 from unidle.envs.vector.host_envs import vector_size
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import ActorCritic
@@ -43,8 +44,8 @@ CPU = torch.device("cpu")
 N, LIMIT = 4, 5
 
 
-class Sim:
-    """Shows [steps so far, a sign]; rewards an action of that sign; a large action ends the episode."""
+class FakeSimulator:
+    """Observes [steps so far, a sign]; rewards an action of that sign; a large action terminates the episode."""
 
     def __init__(self, num_envs: int = N, limit: int = LIMIT) -> None:
         self.num_envs, self.device, self._limit = num_envs, "cpu", limit
@@ -54,36 +55,36 @@ class Sim:
         self.closed = False
         self._random = torch.Generator()
 
-    def begin(self, ids: torch.Tensor) -> None:
+    def reset_envs(self, ids: torch.Tensor) -> None:
         self.lengths[ids] = 0
         self.obs_buf[ids, 0] = 0.0
         self.obs_buf[ids, 1] = torch.randint(0, 2, (len(ids),), generator=self._random) * 2.0 - 1.0
 
-    def begin_all(self, seed: int | None) -> None:
+    def reset_all(self, seed: int | None) -> None:
         self.seeds.append(seed)
         if seed is not None:
             self._random.manual_seed(seed)
-        self.begin(torch.arange(self.num_envs))
+        self.reset_envs(torch.arange(self.num_envs))
 
-    def advance(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def simulate(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         assert actions.shape == (self.num_envs, 1)
-        self.lengths = self.lengths + 1  # made anew in whatever mode the caller is in, then changed in place by `begin`
+        self.lengths = self.lengths + 1  # a new tensor in the caller's grad mode; `reset_envs` changes it in place
         self.obs_buf[:, 0] = self.lengths
         reward = (actions[:, 0] * self.obs_buf[:, 1]).clamp(-1, 1)
         terminated, time_outs = actions[:, 0].abs() > 50, self.lengths >= self._limit
         before = self.obs_buf.clone()
-        self.begin((terminated | time_outs).nonzero().squeeze(1))
+        self.reset_envs((terminated | time_outs).nonzero().squeeze(1))
         return reward, terminated, time_outs, before
 
 
-class IsaacLab(Sim, gymnasium.Env):
+class FakeIsaacLab(FakeSimulator, gymnasium.Env):
     is_vector_env = True
 
     def __init__(self, compute_final_obs: bool = False, group: str = "policy", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._computes_final, self._group = compute_final_obs, group
-        shown = spaces.Box(-np.inf, np.inf, (2,))
-        self.single_observation_space = spaces.Dict({"critic": spaces.Box(-np.inf, np.inf, (7,)), group: shown})
+        policy_space = spaces.Box(-np.inf, np.inf, (2,))
+        self.single_observation_space = spaces.Dict({"critic": spaces.Box(-np.inf, np.inf, (7,)), group: policy_space})
         self.single_action_space = spaces.Box(-np.inf, np.inf, (1,))
         self.extras: dict[str, Any] = {}
 
@@ -91,11 +92,11 @@ class IsaacLab(Sim, gymnasium.Env):
         return {"critic": torch.full((self.num_envs, 7), 99.0), self._group: policy}
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
-        self.begin_all(seed)
+        self.reset_all(seed)
         return self.groups(self.obs_buf), self.extras
 
     def step(self, actions: torch.Tensor) -> tuple[dict, torch.Tensor, torch.Tensor, torch.Tensor, dict]:
-        reward, terminated, time_outs, before = self.advance(actions)
+        reward, terminated, time_outs, before = self.simulate(actions)
         self.extras = {"log": {}}
         if self._computes_final and (terminated | time_outs).any():
             self.extras["final_obs"] = self.groups(before)
@@ -105,15 +106,15 @@ class IsaacLab(Sim, gymnasium.Env):
         self.closed = True
 
 
-class Mjlab:
-    """Its observations are the group `actor`, its spaces are its own, and it derives from nothing."""
+class FakeMjlab:
+    """The observation group is `actor`; it has its own space classes and no base class."""
 
     class Space:
         def __init__(self, **given: Any) -> None:
             self.__dict__.update(given)
 
     def __init__(self) -> None:
-        self._lab = IsaacLab(group="actor")
+        self._lab = FakeIsaacLab(group="actor")
         self.num_envs, self.device, self.unwrapped = N, "cpu", self
         groups = {"actor": self.Space(shape=(2,), low=-np.inf, high=np.inf)}
         self.single_observation_space = self.Space(spaces=groups)
@@ -124,25 +125,25 @@ class Mjlab:
         return self._lab.reset(seed=seed)
 
 
-class IsaacGym(Sim):
-    def __init__(self, tells_time_outs: bool = True) -> None:
+class FakeIsaacGym(FakeSimulator):
+    def __init__(self, reports_time_outs: bool = True) -> None:
         super().__init__()
-        self._tells = tells_time_outs
+        self._reports_time_outs = reports_time_outs
         self.observation_space, self.action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (1,))
 
     def reset(self) -> dict[str, torch.Tensor]:
-        self.begin_all(None)
+        self.reset_all(None)
         return {"obs": self.obs_buf}
 
     def step(self, actions: torch.Tensor) -> tuple[dict, torch.Tensor, torch.Tensor, dict]:
-        reward, terminated, time_outs, _ = self.advance(actions)
+        reward, terminated, time_outs, _ = self.simulate(actions)
         ended = terminated | time_outs
-        # Old tasks may say so of an environment whose episode goes on.
-        extras = {"time_outs": (time_outs & ~terminated) | ~ended} if self._tells else {}
+        # Old tasks may set it for environments whose episode continues.
+        extras = {"time_outs": (time_outs & ~terminated) | ~ended} if self._reports_time_outs else {}
         return {"obs": self.obs_buf}, reward, ended.long(), extras
 
 
-class Tensors(Sim, gymnasium.vector.VectorEnv):
+class FakeTensorVectorEnv(FakeSimulator, gymnasium.vector.VectorEnv):
     """A gymnasium.vector.VectorEnv on tensors."""
 
     def __init__(self, mode: AutoresetMode = AutoresetMode.SAME_STEP, key: str = "final_obs", **kwargs: Any) -> None:
@@ -154,17 +155,17 @@ class Tensors(Sim, gymnasium.vector.VectorEnv):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[torch.Tensor, dict]:
         if options is None:
-            self.begin_all(seed)
+            self.reset_all(seed)
         else:
-            Sim.begin(self, options["reset_mask"].nonzero().squeeze(1))
+            FakeSimulator.reset_envs(self, options["reset_mask"].nonzero().squeeze(1))
         return self.obs_buf, {}
 
-    def begin(self, ids: torch.Tensor) -> None:
+    def reset_envs(self, ids: torch.Tensor) -> None:
         if not (self._disabled and self.lengths.any()):
-            super().begin(ids)
+            super().reset_envs(ids)
 
     def step(self, actions: torch.Tensor) -> tuple[Any, ...]:
-        reward, terminated, time_outs, before = self.advance(actions)
+        reward, terminated, time_outs, before = self.simulate(actions)
         infos = {self._key: before} if (terminated | time_outs).any() and not self._disabled else {}
         return self.obs_buf, reward, terminated, time_outs, infos
 
@@ -172,23 +173,23 @@ class Tensors(Sim, gymnasium.vector.VectorEnv):
         self.closed = True
 
 
-def acted(env: Any, pushes: list[list[float]]) -> list[Step]:
-    """A step for each list of actions, with copies of what came out."""
+def step_through(env: Any, actions: list[list[float]]) -> list[Step]:
+    """One step per list of actions, with its tensors copied."""
     state, _ = env.begin()
     steps = []
-    for push in pushes:
-        state, step = env.step(state, torch.tensor(push).unsqueeze(1))
+    for action in actions:
+        state, step = env.step(state, torch.tensor(action).unsqueeze(1))
         steps.append(Step(*(part.clone() for part in step)))
     return steps
 
 
-# Environment 1 is ended by its third step, environment 2 in the very step in which its time is up.
-PUSHES = [[1.0, 1.0, 1.0, 1.0], [1.0] * N, [1.0, 99.0, 1.0, 1.0], [1.0] * N, [1.0, 1.0, 99.0, 1.0], [1.0] * N]
+# Environment 1 terminates in the third step, environment 2 in the same step in which it times out.
+ACTIONS = [[1.0, 1.0, 1.0, 1.0], [1.0] * N, [1.0, 99.0, 1.0, 1.0], [1.0] * N, [1.0, 1.0, 99.0, 1.0], [1.0] * N]
 TERMINATED = [[], [], [1], [], [2], []]
 TRUNCATED = [[], [], [], [], [0, 3], []]
 
 
-def numbers(flags: torch.Tensor) -> list[int]:
+def env_ids(flags: torch.Tensor) -> list[int]:
     assert flags.dtype == torch.bool
     return flags.nonzero().squeeze(1).tolist()
 
@@ -196,26 +197,26 @@ def numbers(flags: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: IsaacEnv(IsaacLab(), "lab", 0),
-        lambda: IsaacEnv(IsaacLab(compute_final_obs=True), "lab", 0),
-        lambda: IsaacEnv(gymnasium.Wrapper(IsaacLab()), "wrapped", 0),
-        lambda: IsaacEnv(Mjlab(), "mjlab", 0),
-        lambda: IsaacEnv(IsaacGym(), "gym", 0),
-        lambda: TensorVectorEnv(Tensors(), "tensors", 0),
-        lambda: TensorVectorEnv(Tensors(key="final_observation"), "tensors", 0),
-        lambda: TensorVectorEnv(Tensors(AutoresetMode.DISABLED), "tensors", 0),
+        lambda: IsaacEnv(FakeIsaacLab(), "lab", 0),
+        lambda: IsaacEnv(FakeIsaacLab(compute_final_obs=True), "lab", 0),
+        lambda: IsaacEnv(gymnasium.Wrapper(FakeIsaacLab()), "wrapped", 0),
+        lambda: IsaacEnv(FakeMjlab(), "mjlab", 0),
+        lambda: IsaacEnv(FakeIsaacGym(), "gym", 0),
+        lambda: TensorVectorEnv(FakeTensorVectorEnv(), "tensors", 0),
+        lambda: TensorVectorEnv(FakeTensorVectorEnv(key="final_observation"), "tensors", 0),
+        lambda: TensorVectorEnv(FakeTensorVectorEnv(AutoresetMode.DISABLED), "tensors", 0),
     ],
-    ids=["lab", "lab, final", "lab, wrapped", "mjlab", "gym", "tensors", "tensors, old name", "tensors, disabled"],
+    ids=["lab", "lab, final obs", "lab, wrapped", "mjlab", "gym", "tensors", "tensors, old key", "tensors, disabled"],
 )
-def test_ends_rewards_and_observations_are_the_simulators(make: Any) -> None:
+def test_steps_equal_the_simulators(make: Any) -> None:
     env = make()
     assert (env.n_envs, env.observation_space.shape, env.action_space.shape) == (N, (2,), (1,))
     state, observation = env.begin()
     assert (state, observation[:, 0].tolist()) == ({}, [0] * N)
-    shown = observation.clone()
-    steps = acted(env, PUSHES)
-    assert [numbers(s.terminated) for s in steps] == TERMINATED
-    assert [numbers(s.truncated) for s in steps] == TRUNCATED
+    first = observation.clone()
+    steps = step_through(env, ACTIONS)
+    assert [env_ids(s.terminated) for s in steps] == TERMINATED
+    assert [env_ids(s.truncated) for s in steps] == TRUNCATED
     lengths = [0] * N
     for step, ended in zip(steps, map(set.union, map(set, TERMINATED), map(set, TRUNCATED))):
         assert step.reward.dtype == torch.float32
@@ -223,41 +224,41 @@ def test_ends_rewards_and_observations_are_the_simulators(make: Any) -> None:
         lengths = [0 if i in ended else length for i, length in enumerate(lengths)]
         assert step.observation[:, 0].tolist() == lengths
         if not ended:
-            # The sign stays for an episode, and the reward is the sign's for a push of 1.
+            # The sign is constant within an episode, and an action of 1 is rewarded with it.
             assert torch.equal(step.reward, step.observation[:, 1])
-    assert set(shown[:, 1].tolist()) <= {-1.0, 1.0}
+    assert set(first[:, 1].tolist()) <= {-1.0, 1.0}
 
 
 @pytest.mark.parametrize(
     ("make", "exact"),
     [
-        (lambda: IsaacEnv(IsaacLab(), "lab", 0), False),
-        (lambda: IsaacEnv(IsaacGym(), "gym", 0), False),
-        (lambda: IsaacEnv(IsaacLab(compute_final_obs=True), "lab", 0), True),
-        (lambda: TensorVectorEnv(Tensors(), "tensors", 0), True),
-        (lambda: TensorVectorEnv(Tensors(key="final_observation"), "tensors", 0), True),
-        (lambda: TensorVectorEnv(Tensors(AutoresetMode.DISABLED), "tensors", 0), True),
+        (lambda: IsaacEnv(FakeIsaacLab(), "lab", 0), False),
+        (lambda: IsaacEnv(FakeIsaacGym(), "gym", 0), False),
+        (lambda: IsaacEnv(FakeIsaacLab(compute_final_obs=True), "lab", 0), True),
+        (lambda: TensorVectorEnv(FakeTensorVectorEnv(), "tensors", 0), True),
+        (lambda: TensorVectorEnv(FakeTensorVectorEnv(key="final_observation"), "tensors", 0), True),
+        (lambda: TensorVectorEnv(FakeTensorVectorEnv(AutoresetMode.DISABLED), "tensors", 0), True),
     ],
-    ids=["lab", "gym", "lab, final", "tensors", "tensors, old name", "tensors, disabled"],
+    ids=["lab", "gym", "lab, final obs", "tensors", "tensors, old key", "tensors, disabled"],
 )
-def test_the_final_observation_is_the_last_or_the_one_before_it(make: Any, exact: bool) -> None:
+def test_final_observation_is_exact_or_the_previous_one(make: Any, exact: bool) -> None:
     env = make()
-    steps = acted(env, PUSHES)
-    cut, before = steps[4], steps[3]
+    steps = step_through(env, ACTIONS)
+    truncated, before = steps[4], steps[3]
     for i in (0, 3):
         last = [float(LIMIT), before.observation[i, 1].item()]
-        assert cut.final_observation[i].tolist() == (last if exact else before.observation[i].tolist())
+        assert truncated.final_observation[i].tolist() == (last if exact else before.observation[i].tolist())
     assert traits_of(env) == Traits(capture_safe=False, resumable=False, exact_final_observation=exact)
 
 
 def test_without_time_outs_every_end_is_a_termination() -> None:
-    steps = acted(IsaacEnv(IsaacGym(tells_time_outs=False), "gym", 0), PUSHES)
-    assert [numbers(s.terminated) for s in steps] == [[], [], [1], [], [0, 2, 3], []]
+    steps = step_through(IsaacEnv(FakeIsaacGym(reports_time_outs=False), "gym", 0), ACTIONS)
+    assert [env_ids(s.terminated) for s in steps] == [[], [], [1], [], [0, 2, 3], []]
     assert not any(s.truncated.any() for s in steps)
 
 
-def test_a_simulator_stepped_in_inference_mode_can_be_reset_outside_of_it() -> None:
-    env = IsaacEnv(IsaacLab(), "lab", 0)
+def test_simulator_stepped_in_inference_mode_can_be_reset_outside() -> None:
+    env = IsaacEnv(FakeIsaacLab(), "lab", 0)
     state, _ = env.begin()
     with torch.inference_mode():
         env.step(state, torch.zeros(N, 1))
@@ -268,33 +269,33 @@ def test_a_simulator_stepped_in_inference_mode_can_be_reset_outside_of_it() -> N
 def test_seeds_differ_between_training_and_evaluation() -> None:
     seeds = []
     for seed, first_index in ((0, 0), (0, 1 << 20), (1, 0), (0, 0)):
-        lab = IsaacLab()
+        lab = FakeIsaacLab()
         IsaacEnv(lab, "lab", seed, first_index=first_index).begin()
         seeds += lab.seeds
     assert seeds[0] == seeds[3]
     assert len({*seeds}) == 3
 
 
-def test_gymnasiums_own_vector_of_tensors_is_one_too() -> None:
+def test_numpy_to_torch_vector_env_is_supported() -> None:
     pytest.importorskip("array_api_compat")  # an extra of Gymnasium's
     from gymnasium.wrappers.vector import NumpyToTorch
 
-    kwargs = {"autoreset_mode": AutoresetMode.DISABLED}  # in the other mode it cannot convert its own infos
+    kwargs = {"autoreset_mode": AutoresetMode.DISABLED}  # otherwise NumpyToTorch cannot convert the infos
     vector = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs=kwargs, max_episode_steps=4)
     env = env_maker(lambda: NumpyToTorch(vector)).device_env(3, 0)
     assert isinstance(env, TensorVectorEnv)
-    pushes = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]] * 2
-    steps = acted(env, pushes)
-    assert numbers(steps[-1].truncated) == [0, 1, 2]
+    actions = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]] * 2
+    steps = step_through(env, actions)
+    assert env_ids(steps[-1].truncated) == [0, 1, 2]
     assert steps[-1].observation.abs().max() <= 0.05
-    last, shown = steps[-1].final_observation, steps[-2].observation
-    np.testing.assert_allclose(last[:, 0], shown[:, 0] + 0.02 * shown[:, 1], atol=1e-6)  # Euler's rule
+    last, previous = steps[-1].final_observation, steps[-2].observation
+    np.testing.assert_allclose(last[:, 0], previous[:, 0] + 0.02 * previous[:, 1], atol=1e-6)  # Euler integration
 
 
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 
-def collector_of(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
+def make_collector(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
     env_spec = probe(maker)
     assert env_spec.on_device
     torch.manual_seed(0)
@@ -303,59 +304,59 @@ def collector_of(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
     return DeviceCollector(maker.device_env(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
 
 
-def test_nothing_is_captured_and_every_cut_is_kept() -> None:
+def test_simulator_is_not_captured_and_keeps_final_observations() -> None:
     def capture(*_: Any) -> Any:
         raise AssertionError("a simulator cannot be captured")
 
-    told: list[str] = []
-    maker = env_maker(lambda: IsaacLab(compute_final_obs=True))
-    collector = collector_of(maker, capture=capture, say=told.append)
+    messages: list[str] = []
+    maker = env_maker(lambda: FakeIsaacLab(compute_final_obs=True))
+    collector = make_collector(maker, capture=capture, say=messages.append)
     collector.compile_steps()
     assert collector._step == collector._take_step
     collector.start()
-    whole = collector.finish().rollout
+    rollout = collector.finish().rollout
     collector.read_episode_stats()
-    # All four are cut off at the fifth step and at the tenth.
-    assert whole.final_at.tolist() == [4 * N + i for i in range(N)] + [9 * N + i for i in range(N)]
-    finals = whole.final_obs.view(torch.float32)
+    # All four are truncated in the fifth step and in the tenth.
+    assert rollout.final_at.tolist() == [4 * N + i for i in range(N)] + [9 * N + i for i in range(N)]
+    finals = rollout.final_obs.view(torch.float32)
     assert finals[:, 0].tolist() == [LIMIT] * 2 * N
-    assert finals[:, 1].tolist() == whole.obs[[4, 9]].view(torch.float32)[:, :, 1].flatten().tolist()
+    assert finals[:, 1].tolist() == rollout.obs[[4, 9]].view(torch.float32)[:, :, 1].flatten().tolist()
     assert collector.episodes == 2 * N
-    assert told == []
+    assert messages == []
 
 
-def test_an_inexact_final_observation_is_told_once_and_only_when_it_matters() -> None:
-    told: list[str] = []
-    collector = collector_of(env_maker(IsaacLab), steps=4, say=told.append)
+def test_inexact_final_observation_is_reported_once() -> None:
+    messages: list[str] = []
+    collector = make_collector(env_maker(FakeIsaacLab), steps=4, say=messages.append)
     collector.start()
     counts = []
     for _ in range(3):
         collector.finish()
         collector.read_episode_stats()
         collector.open_rollout()
-        counts.append(len(told))
-    assert counts == [0, 1, 1]  # the first cut is at the fifth step
-    assert "observation before it" in told[0]
+        counts.append(len(messages))
+    assert counts == [0, 1, 1]  # the first truncation is in the fifth step
+    assert "observation before it" in messages[0]
 
 
-def test_a_simulator_is_made_once_and_closed_once() -> None:
-    made: list[IsaacLab] = []
+def test_probed_simulator_is_reused_and_closed() -> None:
+    created: list[FakeIsaacLab] = []
 
-    def make(**kwargs: Any) -> IsaacLab:
-        made.append(IsaacLab(**kwargs))
-        return made[-1]
+    def make(**kwargs: Any) -> FakeIsaacLab:
+        created.append(FakeIsaacLab(**kwargs))
+        return created[-1]
 
     maker = env_maker(make, {"num_envs": 6})
     assert vector_size(maker) == 6
     env_spec = probe(maker)
     assert env_spec.obs_layout.space.shape == (2,)
-    assert not made[0].closed
+    assert not created[0].closed
     env = maker.device_env(6, 0)
-    assert (len(made), made[0].seeds) == (1, [])
+    assert (len(created), created[0].seeds) == (1, [])
     maker.device_env(6, 0)
-    assert len(made) == 2  # another one, for evaluation
+    assert len(created) == 2  # a second simulator, for evaluation
     TensorEnvs(env, env_spec).close()
-    assert made[0].closed
+    assert created[0].closed
     with pytest.raises(UsageError, match="is a batched environment"):
         maker()
 
@@ -373,36 +374,36 @@ SMALL: dict[str, Any] = {
 }
 
 
-def lab_for_a_run() -> IsaacLab:
-    return IsaacLab(num_envs=16)
+def make_isaac_lab() -> FakeIsaacLab:
+    return FakeIsaacLab(num_envs=16)
 
 
-def gym_for_a_run() -> IsaacGym:
-    return IsaacGym()
+def make_isaac_gym() -> FakeIsaacGym:
+    return FakeIsaacGym()
 
 
-def tensors_for_a_run() -> Tensors:
-    return Tensors(num_envs=16)
+def make_tensor_vector_env() -> FakeTensorVectorEnv:
+    return FakeTensorVectorEnv(num_envs=16)
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("factory", [lab_for_a_run, gym_for_a_run, tensors_for_a_run])
-def test_it_is_learned(factory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("factory", [make_isaac_lab, make_isaac_gym, make_tensor_vector_env])
+def test_ppo_learns_on_simulator(factory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = unidle.train(factory, timesteps=16_000, runs_dir=str(tmp_path), **SMALL)
     assert run.config.recipe.n_envs == factory().num_envs
     assert run.evaluate(episodes=16).mean_return > 0.8 * LIMIT
-    assert ("observation before it" in capsys.readouterr().err) == (factory is not tensors_for_a_run)
+    assert ("observation before it" in capsys.readouterr().err) == (factory is not make_tensor_vector_env)
 
 
-def seeing_critic() -> IsaacLab:
-    """The sign, without which nothing can be learned, is in the group `policy`; the critic has its own group too."""
-    return IsaacLab(num_envs=16, compute_final_obs=True)
+def make_lab_with_critic_group() -> FakeIsaacLab:
+    """The sign, needed for learning, is in the group `policy`; the critic also has its own group."""
+    return FakeIsaacLab(num_envs=16, compute_final_obs=True)
 
 
-def test_actor_and_critic_see_the_groups_that_they_name(tmp_path: Path) -> None:
+def test_actor_and_critic_use_their_observation_groups(tmp_path: Path) -> None:
     settings = {**SMALL, "timesteps": 1024, "eval_every": 0, "runs_dir": str(tmp_path)}
     groups = {"actor_obs": ("policy",), "critic_obs": ("policy", "critic")}
-    run = unidle.train(seeing_critic, **settings, **groups)
+    run = unidle.train(make_lab_with_critic_group, **settings, **groups)
     policy = run.agent.policy
     assert [leaf.path for leaf in policy.encoder.layout.leaves] == [("policy",)]
     assert policy.encoder.n_features == 2
@@ -410,11 +411,11 @@ def test_actor_and_critic_see_the_groups_that_they_name(tmp_path: Path) -> None:
     assert run.predict({"policy": np.array([0.0, 1.0], np.float32)}).shape == (1,)
     assert run.evaluate(episodes=4).mean_length > 0
     with pytest.raises(UsageError, match="keys critic, policy"):
-        unidle.train(seeing_critic, **settings, actor_obs=("polcy",), run_name="wrong")
+        unidle.train(make_lab_with_critic_group, **settings, actor_obs=("polcy",), run_name="wrong")
 
 
-def test_groups_come_side_by_side_in_the_order_of_the_space() -> None:
-    env = IsaacEnv(IsaacLab(compute_final_obs=True), "lab", 0, obs_groups=())
+def test_observation_groups_are_concatenated_in_space_order() -> None:
+    env = IsaacEnv(FakeIsaacLab(compute_final_obs=True), "lab", 0, obs_groups=())
     assert list(env.observation_space) == ["critic", "policy"]
     _, first = env.begin()
     assert (first[:, :7] == 99).all()
@@ -425,53 +426,53 @@ def test_groups_come_side_by_side_in_the_order_of_the_space() -> None:
     assert torch.equal(torch.cat([leaf_tensor(obs, leaf) for leaf in layout.leaves], -1), first)
 
 
-def test_a_resumed_run_says_that_it_begins_new_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_reports_environments_with_new_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SMALL, "timesteps": 512, "eval_every": 0, "runs_dir": str(tmp_path), "run_name": "lab"}
-    unidle.train(lab_for_a_run, **settings)
-    assert "starts anew" not in capsys.readouterr().err
-    run = unidle.resume(tmp_path / "lab", env=lab_for_a_run, timesteps=1024, quiet=True)
+    unidle.train(make_isaac_lab, **settings)
+    assert "start a new episode" not in capsys.readouterr().err
+    run = unidle.resume(tmp_path / "lab", env=make_isaac_lab, timesteps=1024, quiet=True)
     assert "16 of 16 environments" in capsys.readouterr().err
     assert run.summary()["step"] == 1024
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "sentence"),
+    ("make", "settings", "message"),
     [
         (
-            lambda: IsaacLab(group="camera"),
+            lambda: FakeIsaacLab(group="camera"),
             {},
             "observation groups camera, critic; name the policy's group `policy`",
         ),
-        (lambda: Tensors(AutoresetMode.NEXT_STEP), {}, "NEXT_STEP"),
-        (lambda: Tensors(key="nowhere"), {}, r"infos\['final_obs'\]"),
-        (IsaacLab, {"overlap": "strict"}, "nothing to overlap"),
-        (IsaacLab, {"discretize": 3}, "--discretize does not apply"),
+        (lambda: FakeTensorVectorEnv(AutoresetMode.NEXT_STEP), {}, "NEXT_STEP"),
+        (lambda: FakeTensorVectorEnv(key="nowhere"), {}, r"infos\['final_obs'\]"),
+        (FakeIsaacLab, {"overlap": "strict"}, "nothing to overlap"),
+        (FakeIsaacLab, {"discretize": 3}, "--discretize does not apply"),
     ],
 )
-def test_what_does_not_go_is_said_in_a_sentence(make: Any, settings: Any, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_unsupported_setup_is_a_usage_error(make: Any, settings: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
         unidle.train(make, timesteps=256, runs_dir=str(tmp_path), **{**SMALL, **settings})
 
 
-def test_an_id_that_makes_many_is_to_be_wrapped_in_a_function() -> None:
-    gymnasium.register("IsaacStandIn-v0", IsaacLab, disable_env_checker=True, order_enforce=False)
+def test_id_of_batched_env_must_be_wrapped_in_function() -> None:
+    gymnasium.register("IsaacStandIn-v0", FakeIsaacLab, disable_env_checker=True, order_enforce=False)
     with pytest.raises(UsageError, match="pass a function that returns it"):
         probe(env_maker("IsaacStandIn-v0"))
     assert probe(env_maker(lambda: gymnasium.make("IsaacStandIn-v0"))).on_device
 
 
-@pytest.mark.parametrize("kind", [IsaacLab, IsaacGym, Tensors])
-def test_actions_go_to_the_device_that_the_simulator_is_on(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy may be on another, as it is where an evaluation plays on the CPU."""
+@pytest.mark.parametrize("kind", [FakeIsaacLab, FakeIsaacGym, FakeTensorVectorEnv])
+def test_actions_are_moved_to_simulator_device(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy may be on another device, as in an evaluation on the CPU."""
     env, seen = kind(), []
     env.device = "meta"
-    advance = env.advance
+    simulate = env.simulate
 
-    def look(actions: torch.Tensor) -> Any:
+    def record_device(actions: torch.Tensor) -> Any:
         seen.append(actions.device.type)
-        return advance(torch.zeros(actions.shape))
+        return simulate(torch.zeros(actions.shape))
 
-    monkeypatch.setattr(env, "advance", look)
+    monkeypatch.setattr(env, "simulate", record_device)
     device_env = env_maker(lambda: env).device_env(N, 0)
     device_env.step(device_env.begin()[0], torch.ones(N, 1))
     assert seen == ["meta"]

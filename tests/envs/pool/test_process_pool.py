@@ -1,14 +1,18 @@
+"""`ProcessPool` gives the same results as stepping in one process; lifetime of its workers."""
+
 from __future__ import annotations
 
 import gc
 import math
 import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing import Pipe
@@ -24,21 +28,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import SOURCE, TESTS
 from processes import is_running, wait_until
-from small_envs import Fickle
-from toy_envs import Masked, Pictures, SavedWalk, Senses, Walk, WhereAmI
+from small_envs import Nondeterministic
+from toy_envs import CheckpointableWalk, ImageEnv, Masked, MixedDictEnv, ProcessInfoEnv, Walk
 
 from unidle.envs.make import env_maker
 from unidle.envs.pool.process_pool import ProcessPool, split_envs
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.worker import Worker, WorkerSignals
-from unidle.envs.spec import EnvSpec, probe
+from unidle.envs.probe import probe
+from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError, UsageError
 
 EnvFactory = Callable[[], gymnasium.Env]
 WALK = probe(env_maker(Walk))
 
 
-def pool_of(env: Any, n_envs: int = 3, workers: int = 2, env_spec: EnvSpec | None = None, **kwargs: Any) -> ProcessPool:
+def make_pool(
+    env: Any, n_envs: int = 3, workers: int = 2, env_spec: EnvSpec | None = None, **kwargs: Any
+) -> ProcessPool:
     maker = env_maker(env)
     return ProcessPool(maker, env_spec or probe(maker), n_envs, kwargs.pop("seed", 5), workers, **kwargs)
 
@@ -50,28 +57,28 @@ def random_actions(env_spec: EnvSpec, n_envs: int, rng: np.random.Generator) -> 
 
 
 def contents(envs: ProcessPool | SerialEnvs) -> dict[str, bytes]:
-    """Every array of the block that is not about the processes."""
+    """All arrays of the block except the heartbeats."""
     arrays = {name: value for name, value in vars(envs.block).items() if isinstance(value, np.ndarray)}
     return {name: value.tobytes() for name, value in arrays.items() if name != "heartbeats"}
 
 
 def worker_pids(pool: ProcessPool) -> list[int]:
-    """What the environments (`WhereAmI`) say they live in."""
+    """The process of each environment (a `ProcessInfoEnv`)."""
     pool.start(np.zeros(pool.n_envs, np.int64))
-    return [int(pool.env_spec.obs_layout.unpack(row)["pid"][0]) for row in pool.block.obs]
+    return [int(pool.env_spec.obs_layout.unpack(obs)["pid"][0]) for obs in pool.block.obs]
 
 
-# -- the same as in one process ----------------------------------------------------------------------------------------
+# -- equality with one process -----------------------------------------------------------------------------------------
 
 TASKS: dict[str, EnvFactory] = {
     "vector": lambda: gymnasium.make("CartPole-v1", max_episode_steps=30),
-    "dict": Senses,
-    "picture": Pictures,
+    "dict": MixedDictEnv,
+    "image": ImageEnv,
 }
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_pool_leaves_the_same_bytes_in_its_block_as_environments_in_one_process(task: str) -> None:
+def test_pool_block_equals_serial_envs_bit_for_bit(task: str) -> None:
     maker = env_maker(TASKS[task])
     env_spec = probe(maker)
     n_envs, steps, rng = 5, 300, np.random.default_rng(0)
@@ -91,13 +98,13 @@ def test_a_pool_leaves_the_same_bytes_in_its_block_as_environments_in_one_proces
                 envs.recv(len(envs.bounds))
             assert contents(pool) == contents(serial)
             ended += int((pool.block.terminated | pool.block.truncated).sum())
-        assert ended > 20  # the ends of episodes were part of it
+        assert ended > 20  # episode ends are covered
 
 
-def test_the_number_of_workers_changes_nothing() -> None:
+def test_results_do_not_depend_on_number_of_workers() -> None:
     seen = []
     for workers in (1, 3):
-        with closing(pool_of(Senses, n_envs=3, workers=workers)) as pool:
+        with closing(make_pool(MixedDictEnv, n_envs=3, workers=workers)) as pool:
             assert pool.workers == workers
             pool.start(np.zeros(3, np.int64))
             rng = np.random.default_rng(1)
@@ -110,9 +117,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 4))
-def test_environments_are_shared_out_evenly_among_workers_and_then_among_their_slices(
-    n_envs: int, workers: int, slices: int
-) -> None:
+def test_envs_are_split_evenly_into_workers_and_slices(n_envs: int, workers: int, slices: int) -> None:
     workers = min(workers, n_envs)
     shares = split_envs(n_envs, workers, slices)
     bounds = [bounds for share in shares for bounds in share]
@@ -124,8 +129,8 @@ def test_environments_are_shared_out_evenly_among_workers_and_then_among_their_s
         assert 0 < min(parts) <= max(parts) <= min(parts) + 1
 
 
-def test_masks_come_through_the_block() -> None:
-    with closing(pool_of(Masked)) as pool:
+def test_action_masks_are_written_to_block() -> None:
+    with closing(make_pool(Masked)) as pool:
         pool.start(np.zeros(3, np.int64))
         for step in range(6):
             masks = pool.env_spec.obs_layout.mask_view(pool.block.obs)
@@ -135,7 +140,7 @@ def test_masks_come_through_the_block() -> None:
             pool.recv(len(pool.bounds))
 
 
-def test_states_and_replay_resume_episodes_in_new_workers() -> None:
+def test_new_workers_resume_by_state_or_replay() -> None:
     actions = np.ones((4, 3, 1), np.float32)
 
     def play(envs: ProcessPool, steps: np.ndarray) -> None:
@@ -144,17 +149,21 @@ def test_states_and_replay_resume_episodes_in_new_workers() -> None:
             envs.send(range(len(envs.bounds)))
             envs.recv(len(envs.bounds))
 
-    for env, by_state, same in ((SavedWalk, True, True), (Walk, False, True), (Fickle, False, False)):
+    for env, by_state, resumable in (
+        (CheckpointableWalk, True, True),
+        (Walk, False, True),
+        (Nondeterministic, False, False),
+    ):
         env_spec = probe(env_maker(env))
-        with closing(pool_of(env, env_spec=env_spec)) as first, closing(pool_of(env, env_spec=env_spec)) as second:
+        with closing(make_pool(env, env_spec=env_spec)) as first, closing(make_pool(env, env_spec=env_spec)) as second:
             first.start(np.zeros(3, np.int64))
             play(first, actions)
             states = first.states()
             assert [state is not None for state in states] == [by_state] * 3
             obs = first.block.obs.copy()
             points = [(0, actions[:, i], obs[i], states[i]) for i in range(3)]
-            assert second.resume(points) == [same] * 3
-            if same:
+            assert second.resume(points) == [resumable] * 3
+            if resumable:
                 assert np.array_equal(second.block.obs, obs)
                 play(first, actions[:1])
                 play(second, actions[:1])
@@ -172,95 +181,95 @@ def step(pool: ProcessPool, times: int) -> None:
         pool.recv(len(pool.bounds))
 
 
-def test_a_mistake_of_the_user_arrives_as_a_usage_error() -> None:
+def test_usage_error_in_worker_reaches_trainer() -> None:
     env_spec = probe(env_maker(Masked))
-    sentence = r"^action_mask allows no action for head 0"
+    message = r"^action_mask allows no action for head 0"
     with (
-        closing(pool_of(lambda: Masked(allow=0), env_spec=env_spec)) as pool,
-        pytest.raises(UsageError, match=sentence),
+        closing(make_pool(lambda: Masked(allow=0), env_spec=env_spec)) as pool,
+        pytest.raises(UsageError, match=message),
     ):
         pool.start(np.zeros(3, np.int64))
 
 
-def test_a_factory_that_fails_in_the_worker_is_told_and_leaves_no_worker_behind() -> None:
+def test_failing_factory_raises_and_leaves_no_worker() -> None:
     def broken() -> gymnasium.Env:
         raise OSError("no such robot")
 
     before = children()
     with pytest.raises(TrainingError, match=r"^Environment 0 failed in episode 0 .*OSError: no such robot"):
-        pool_of(broken, env_spec=WALK)
+        make_pool(broken, env_spec=WALK)
     assert children() == before
 
 
-def test_a_factory_that_cannot_travel_is_said_with_what_to_do() -> None:
+def test_unpicklable_factory_raises_usage_error() -> None:
     lock = threading.Lock()
 
-    def holding() -> gymnasium.Env:
+    def unpicklable() -> gymnasium.Env:
         with lock:
             return Walk()
 
     with pytest.raises(UsageError, match=r"^The environment factory cannot be sent .* or --no-subproc\."):
-        pool_of(holding, env_spec=WALK)
+        make_pool(unpicklable, env_spec=WALK)
 
 
-# -- the life of workers -----------------------------------------------------------------------------------------------
+# -- worker lifetime ---------------------------------------------------------------------------------------------------
 
 
 def children() -> set[int]:
-    """Processes that this one has started and that have not ended."""
+    """Running child processes of this one."""
     found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {int(pid) for pid in found if is_running(int(pid))}
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[tuple[ProcessPool, list[int]]]:
+def shared_pool() -> Iterator[tuple[ProcessPool, list[int]]]:
     """A pool of three environments in two workers, and the process of each environment."""
-    import torch  # noqa: F401  the trainer has it
+    import torch  # noqa: F401  loaded, as in the trainer
 
-    with closing(pool_of(WhereAmI)) as pool:
+    with closing(make_pool(ProcessInfoEnv)) as pool:
         yield pool, worker_pids(pool)
 
 
-def test_environments_are_shared_out_in_runs_among_workers(here: tuple[ProcessPool, list[int]]) -> None:
-    _, pids = here
+def test_each_worker_gets_consecutive_envs(shared_pool: tuple[ProcessPool, list[int]]) -> None:
+    _, pids = shared_pool
     assert pids[0] == pids[1] != pids[2]
     assert os.getpid() not in pids
 
 
-def test_workers_import_no_torch(here: tuple[ProcessPool, list[int]]) -> None:
-    pool, _ = here
+def test_workers_do_not_import_torch(shared_pool: tuple[ProcessPool, list[int]]) -> None:
+    pool, _ = shared_pool
     assert "torch" in sys.modules
-    assert [pool.env_spec.obs_layout.unpack(row)["has_torch"] for row in pool.block.obs] == [0, 0, 0]
+    assert [pool.env_spec.obs_layout.unpack(obs)["has_torch"] for obs in pool.block.obs] == [0, 0, 0]
 
 
-def test_there_are_never_more_workers_than_environments() -> None:
-    with closing(pool_of(WhereAmI, n_envs=2, workers=9)) as pool:
+def test_pool_has_at_most_one_worker_per_env() -> None:
+    with closing(make_pool(ProcessInfoEnv, n_envs=2, workers=9)) as pool:
         assert pool.workers == len(set(worker_pids(pool))) == 2
 
 
-def test_after_close_workers_are_gone_and_their_environments_closed(tmp_path: Path) -> None:
-    note = str(tmp_path)
-    pool = pool_of(lambda: WhereAmI(note))
+def test_close_ends_workers_and_closes_envs(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    pool = make_pool(lambda: ProcessInfoEnv(folder))
     (tmp_path / str(os.getpid())).unlink()  # the probe's
     pids = worker_pids(pool)
     pool.close()
     assert not any(is_running(pid) for pid in pids)
     assert {file.name for file in tmp_path.iterdir()} == {str(pid) for pid in pids}
-    pool.close()  # once more does no harm
+    pool.close()  # may be repeated
 
 
-def test_a_pool_leaves_no_descriptor_open() -> None:
+def test_closed_pool_leaks_no_descriptor() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    pool = pool_of(WhereAmI)
+    pool = make_pool(ProcessInfoEnv)
     pool.close()
     del pool
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_ctrl_c_for_the_whole_group_does_not_end_workers(here: tuple[ProcessPool, list[int]]) -> None:
-    pool, pids = here
+def test_ctrl_c_does_not_end_workers(shared_pool: tuple[ProcessPool, list[int]]) -> None:
+    pool, pids = shared_pool
     for pid in set(pids):
         os.kill(pid, signal.SIGINT)
     pool.send(range(len(pool.bounds)))
@@ -275,19 +284,19 @@ def run_script(tmp_path: Path, code: str, **kwargs: Any) -> subprocess.Popen[str
     return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment, **kwargs)
 
 
-def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
+def test_workers_end_when_trainer_is_killed(tmp_path: Path) -> None:
     code = """
         import time
         import numpy as np
-        from toy_envs import WhereAmI
-        from unidle.envs.spec import probe
+        from toy_envs import ProcessInfoEnv
+        from unidle.envs.probe import probe
         from unidle.envs.make import env_maker
         from unidle.envs.pool.process_pool import ProcessPool
 
-        maker = env_maker(WhereAmI)
+        maker = env_maker(ProcessInfoEnv)
         pool = ProcessPool(maker, probe(maker), 3, 0, 2)
         pool.start(np.zeros(3, np.int64))
-        print(*[int(pool.env_spec.obs_layout.unpack(row)["pid"][0]) for row in pool.block.obs], flush=True)
+        print(*[int(pool.env_spec.obs_layout.unpack(obs)["pid"][0]) for obs in pool.block.obs], flush=True)
         time.sleep(600)
     """
     with run_script(tmp_path, code) as trainer:
@@ -300,17 +309,17 @@ def test_when_the_trainer_is_killed_its_workers_end(tmp_path: Path) -> None:
     assert wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
-def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_own(tmp_path: Path) -> None:
+def test_script_without_main_guard_may_define_env_and_lambda(tmp_path: Path) -> None:
     code = """
         import gymnasium, numpy as np
-        from unidle.envs.spec import probe
+        from unidle.envs.probe import probe
         from unidle.envs.make import env_maker
         from unidle.envs.pool.process_pool import ProcessPool
 
         open("times_run", "a").write("once ")
         OFFSET = 30
 
-        class Own(gymnasium.Env):
+        class CustomEnv(gymnasium.Env):
             observation_space = gymnasium.spaces.Box(0, 99, (1,), np.float32)
             action_space = gymnasium.spaces.Discrete(2)
             def reset(self, *, seed=None, options=None):
@@ -318,7 +327,7 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_ow
             def step(self, action):
                 return np.array([OFFSET + 1], np.float32), 2.0, False, False, {}
 
-        maker = env_maker(lambda: Own())
+        maker = env_maker(lambda: CustomEnv())
         pool = ProcessPool(maker, probe(maker), 2, 0, 2)
         pool.start(np.zeros(2, np.int64))
         pool.send(range(len(pool.bounds))); pool.recv(len(pool.bounds))
@@ -326,25 +335,23 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_a_lambda_of_its_ow
         pool.close()
     """
     with run_script(tmp_path, code, cwd=tmp_path) as script:
-        printed, _ = script.communicate(timeout=60)
+        stdout, _ = script.communicate(timeout=60)
     assert script.returncode == 0
-    assert printed == "[31.0, 31.0] [2.0, 2.0]\n"
+    assert stdout == "[31.0, 31.0] [2.0, 2.0]\n"
     assert (tmp_path / "times_run").read_text() == "once "
 
 
-def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module_of_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "signal.py").write_text("raise SystemExit('this is not the signal you are looking for')\n")
+def test_local_file_does_not_shadow_stdlib_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "signal.py").write_text("raise SystemExit('the wrong signal module')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    with closing(pool_of(Pictures, n_envs=1, workers=1)) as pool:
+    with closing(make_pool(ImageEnv, n_envs=1, workers=1)) as pool:
         pool.start(np.zeros(1, np.int64))
         assert pool.block.obs.any()
 
 
-def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unidle.envs.pool.worker_process.POLL_SECONDS", 100.0)  # a lost one would now hang the test
+def test_no_wakeup_is_lost_in_any_slice_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidle.envs.pool.worker_process.POLL_SECONDS", 100.0)  # a lost wake-up would hang the test
     maker = env_maker("CartPole-v1")
     env_spec = probe(maker)
     rng = np.random.default_rng(0)
@@ -364,8 +371,8 @@ def test_no_wake_up_is_lost_whichever_slices_are_ready_first(monkeypatch: pytest
         assert steps.min() > 0
 
 
-class StartsAChild(Walk):
-    """Starts a process of its own, which must end when it is told to."""
+class StartsSubprocess(Walk):
+    """Starts a subprocess in each step, which must end on SIGTERM."""
 
     def step(self, action: Any) -> Any:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -374,25 +381,65 @@ class StartsAChild(Walk):
         return super().step(action)
 
 
-def test_processes_that_an_environment_starts_still_end_when_they_are_told_to() -> None:
-    with closing(pool_of(StartsAChild, env_spec=WALK)) as pool:
+class ForksChild(Walk):
+    """Forks a process in each step, which must end on SIGTERM."""
+
+    def step(self, action: Any) -> Any:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(10)
+        assert child.exitcode == -signal.SIGTERM
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [StartsSubprocess, ForksChild])
+def test_child_of_env_still_ends_on_sigterm(env: EnvFactory) -> None:
+    with closing(make_pool(env, env_spec=WALK)) as pool:
         pool.start(np.zeros(pool.n_envs, np.int64))
         step(pool, times=1)
+        assert pool.faults == []
+
+
+def test_env_may_print_when_nobody_reads_the_output(tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        from toy_envs import Walk
+        from unidle.envs.make import env_maker
+        from unidle.envs.pool.process_pool import ProcessPool
+        from unidle.envs.probe import probe
+
+        class Printing(Walk):
+            def step(self, action):
+                print("x" * 10_000, flush=True)
+                return super().step(action)
+
+        pool = ProcessPool(env_maker(Printing), probe(env_maker(Walk)), 2, 0, 2)
+        pool.start(np.zeros(2, np.int64))
+        pool.send([0, 1])
+        pool.recv(2)
+        print(pool.faults)
+        pool.close()
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as unread, run_script(tmp_path, code, stderr=unread) as trainer:
+        assert trainer.communicate(timeout=30)[0] == "[]\n"
 
 
 @pytest.mark.parametrize(("cores", "yields_core"), [(2, True), (3, False)])
-def test_who_waits_gives_way_to_others_unless_trainer_and_workers_have_a_core_each(
+def test_waiting_yields_core_unless_each_process_has_one(
     monkeypatch: pytest.MonkeyPatch, cores: int, yields_core: bool
 ) -> None:
     monkeypatch.setattr("unidle.envs.pool.process_pool.available_cores", lambda: cores)
     maker = env_maker("CartPole-v1")
     with closing(ProcessPool(maker, probe(maker, None), 4, 0, workers=2)) as pool:
-        assert all(told == yields_core for told in (pool.yields_core, *(job.yields_core for job in pool._jobs())))
+        assert all(yields == yields_core for yields in (pool.yields_core, *(job.yields_core for job in pool._jobs())))
         pool.start(np.zeros(4, np.int64))
-        step(pool, times=3)  # either way it steps
+        step(pool, times=3)  # stepping works either way
 
 
-def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for(
+def test_pinned_workers_have_own_cores_and_rotate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("unidle.envs.pool.process_pool._ROTATE_SECONDS", math.inf)
@@ -412,16 +459,16 @@ def test_workers_have_a_core_of_their_own_and_change_places_if_that_is_asked_for
         assert all(len(own) == min(3, len(cores)) for own in seen.values())
 
 
-class LookingAround(Worker):
-    """Is told of a command just after it has looked for one."""
+class CommandAfterPoll(Worker):
+    """Receives a command just after it has looked for one."""
 
     def __init__(self, pipe: Connection, trainers: Connection, signals: WorkerSignals) -> None:
         self._pipe, self._trainers, self._signals, self._number, self._yields_core = pipe, trainers, signals, 0, False
-        self._envs, self._own_flags, self._is_told, self._spin_seconds = self, signals.flags, False, 0.0
+        self._envs, self._own_flags, self._sent, self._spin_seconds = self, signals.flags, False, 0.0
 
     def _step_next(self) -> bool:
-        if not self._is_told:
-            self._is_told = True
+        if not self._sent:
+            self._sent = True
             self._signals.commands[0] = 1
             self._signals.go[0].ring()
             self._trainers.send_bytes(cloudpickle.dumps(("states", ())))
@@ -434,17 +481,17 @@ class LookingAround(Worker):
         return []
 
 
-def test_a_command_that_comes_while_a_worker_looks_around_is_obeyed() -> None:
+def test_command_sent_after_poll_is_executed() -> None:
     trainers, workers = Pipe()
     memory = mmap.mmap(-1, WorkerSignals.nbytes(0, 1))
     signals = WorkerSignals.over(memory, 0, 0, 1, initialise=True)
-    ended: list[type[BaseException]] = []
+    errors: list[type[BaseException]] = []
 
     def serve() -> None:
         try:
-            LookingAround(workers, trainers, signals).run()
+            CommandAfterPoll(workers, trainers, signals).run()
         except EOFError:
-            ended.append(EOFError)
+            errors.append(EOFError)
 
     worker = threading.Thread(target=serve, daemon=True)
     worker.start()
@@ -452,4 +499,4 @@ def test_a_command_that_comes_while_a_worker_looks_around_is_obeyed() -> None:
     assert cloudpickle.loads(trainers.recv_bytes()) == ("ok", ["here"], [])
     trainers.close()
     worker.join(10)
-    assert ended == [EOFError]
+    assert errors == [EOFError]

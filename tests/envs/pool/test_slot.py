@@ -1,3 +1,5 @@
+"""`EnvSlot`: episode seeds, episode ends, resume and failures of one environment."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,35 +10,36 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
-from small_envs import Fickle
-from toy_envs import Failing, Masked, SavedWalk, Scripted, Senses, Walk
+from small_envs import Nondeterministic
+from toy_envs import CheckpointableWalk, Failing, Masked, MixedDictEnv, Scripted, Walk
 
 from unidle.envs.make import env_maker
 from unidle.envs.pool.slot import EnvSlot, episode_seed
+from unidle.envs.probe import probe
 from unidle.envs.shared_block import SharedBlock
-from unidle.envs.spec import EnvSpec, probe
+from unidle.envs.spec import EnvSpec
 from unidle.errors import TrainingError, UsageError
 from unidle.spaces.observations import ObservationLayout
 
 EnvFactory = Callable[[], gymnasium.Env]
 
 
-def slot_of(
+def make_slot(
     env: EnvFactory, index: int = 3, seed: int = 11, env_spec: EnvSpec | None = None
 ) -> tuple[EnvSlot, SharedBlock]:
-    """One environment in its place."""
+    """A slot with one environment, and the block that it writes to."""
     maker = env_maker(env)
     env_spec = env_spec or probe(maker)
     block = SharedBlock(env_spec, 1)
     return EnvSlot(maker, index, 0, seed, env_spec, block), block
 
 
-def observation(slot: EnvSlot, obs: np.ndarray) -> Any:
+def unpacked(slot: EnvSlot, obs: np.ndarray) -> Any:
     return slot._env_spec.obs_layout.unpack(obs[0])
 
 
 def play(slot: EnvSlot, block: SharedBlock, actions: np.ndarray) -> list[tuple]:
-    """Step through `actions` [k, width]; what the block showed after each."""
+    """Step through `actions` [k, width]; return what the block held after each."""
     seen = []
     for action in actions:
         block.actions[0] = action
@@ -55,7 +58,7 @@ def random_actions(slot: EnvSlot, steps: int, seed: int = 0) -> np.ndarray:
 # -- seeds -------------------------------------------------------------------------------------------------------------
 
 
-def test_episode_seeds_repeat_and_differ_by_run_environment_and_episode() -> None:
+def test_episode_seeds_are_reproducible_and_unique() -> None:
     keys = [(run, env, episode) for run in range(8) for env in range(16) for episode in range(16)]
     seeds = [episode_seed(*key) for key in keys]
     assert [episode_seed(*key) for key in keys] == seeds
@@ -63,38 +66,38 @@ def test_episode_seeds_repeat_and_differ_by_run_environment_and_episode() -> Non
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_episode_seeds_spread_over_their_whole_range() -> None:
+def test_episode_seeds_are_uniform() -> None:
     seeds = np.array([episode_seed(0, env, 0) for env in range(2000)])
     counts, _ = np.histogram(seeds, bins=10, range=(0, 2**31))
-    assert ((counts - 200.0) ** 2 / 200).sum() < 27.88  # the 99.9 % point of chi-square, 9 degrees of freedom
+    assert ((counts - 200.0) ** 2 / 200).sum() < 27.88  # 99.9th percentile of chi-square, 9 degrees of freedom
 
 
 @pytest.mark.parametrize("other", [{"index": 4}, {"seed": 12}])
-def test_another_environment_or_run_begins_differently(other: dict[str, int]) -> None:
+def test_first_observation_depends_on_env_index_and_run_seed(other: dict[str, int]) -> None:
     first_rows = []
-    for place in ({}, {}, other):
-        slot, block = slot_of(Walk, **place)
+    for kwargs in ({}, {}, other):
+        slot, block = make_slot(Walk, **kwargs)
         slot.start_episode(0)
         first_rows.append(block.obs[0].copy())
     assert np.array_equal(first_rows[0], first_rows[1])
     assert not np.array_equal(first_rows[0], first_rows[2])
 
 
-def test_each_episode_begins_from_the_seed_of_its_number() -> None:
-    slot, block = slot_of(lambda: Walk(length=2))
+def test_each_episode_starts_from_its_own_seed() -> None:
+    slot, block = make_slot(lambda: Walk(length=2))
     slot.start_episode(0)
     play(slot, block, np.ones((4, 1)))
     assert block.episode[0] == 2
-    follows = observation(slot, block.obs)
+    first_observation = unpacked(slot, block.obs)
     expected, _ = Walk().reset(seed=episode_seed(11, 3, 2))
-    np.testing.assert_array_equal(follows, expected)
+    np.testing.assert_array_equal(first_observation, expected)
 
 
-# -- ends of episodes --------------------------------------------------------------------------------------------------
+# -- episode ends ------------------------------------------------------------------------------------------------------
 
 
 def expected_walk(steps: int, episode: int = 0) -> tuple[list[np.ndarray], list[float]]:
-    """The same episode without a slot, always going right."""
+    """Observations and rewards of the same episode without a slot, always moving right."""
     env = Walk(length=1000)
     observations, rewards = [env.reset(seed=episode_seed(11, 3, episode))[0]], []
     for _ in range(steps):
@@ -104,48 +107,48 @@ def expected_walk(steps: int, episode: int = 0) -> tuple[list[np.ndarray], list[
     return observations, rewards
 
 
-def test_a_step_writes_what_the_environment_returned() -> None:
-    slot, block = slot_of(Walk)
+def test_step_writes_env_outputs_to_block() -> None:
+    slot, block = make_slot(Walk)
     slot.start_episode(0)
     observations, rewards = expected_walk(2)
-    np.testing.assert_array_equal(observation(slot, block.obs), observations[0])
+    np.testing.assert_array_equal(unpacked(slot, block.obs), observations[0])
     for t in range(2):
-        block.actions[0] = 2  # category 2 of Discrete(3, start=-1) is the action 1
+        block.actions[0] = 2  # index 2 of Discrete(3, start=-1) is the action 1
         slot.step()
-        np.testing.assert_array_equal(observation(slot, block.obs), observations[t + 1])
+        np.testing.assert_array_equal(unpacked(slot, block.obs), observations[t + 1])
         assert block.reward[0] == np.float32(rewards[t])
         assert not block.terminated[0]
         assert not block.truncated[0]
 
 
 @pytest.mark.parametrize("ending", ["truncation", "termination", "both"])
-def test_only_truncation_keeps_the_true_final_observation(ending: str) -> None:
-    slot, block = slot_of(lambda: Walk(ending, length=3))
+def test_only_truncation_stores_final_observation(ending: str) -> None:
+    slot, block = make_slot(lambda: Walk(ending, length=3))
     slot.start_episode(0)
     block.final_obs[:] = 255
     play(slot, block, np.full((3, 1), 2))
     observations, rewards = expected_walk(3)
     if ending == "truncation":
-        np.testing.assert_array_equal(observation(slot, block.final_obs), observations[3])
-    else:  # an episode that ends and runs out of time at once has ended
+        np.testing.assert_array_equal(unpacked(slot, block.final_obs), observations[3])
+    else:  # both at once count as a termination
         assert (block.final_obs == 255).all()
     assert (block.terminated[0], block.truncated[0]) == (ending != "truncation", ending == "truncation")
-    np.testing.assert_array_equal(observation(slot, block.obs), expected_walk(0, episode=1)[0][0])
+    np.testing.assert_array_equal(unpacked(slot, block.obs), expected_walk(0, episode=1)[0][0])
     assert block.episode_length[0] == 3
     assert block.episode_return[0] == pytest.approx(sum(rewards))
     assert block.episode[0] == 1
 
 
-def test_the_flags_of_an_ended_episode_are_gone_after_the_next_step() -> None:
-    slot, block = slot_of(lambda: Walk("termination", length=3))
+def test_next_step_clears_episode_end_flags() -> None:
+    slot, block = make_slot(lambda: Walk("termination", length=3))
     slot.start_episode(0)
     seen = play(slot, block, np.ones((7, 1)))
     assert [terminated for _, _, terminated, _, _ in seen] == [False, False, True] * 2 + [False]
 
 
 @pytest.mark.parametrize("in_observation", [False, True])
-def test_the_mask_of_the_next_action_stands_in_the_row(in_observation: bool) -> None:
-    slot, block = slot_of(lambda: Masked(in_observation))
+def test_action_mask_is_packed_with_observation(in_observation: bool) -> None:
+    slot, block = make_slot(lambda: Masked(in_observation))
     slot.start_episode(0)
     for step in range(5):
         expected = [int(i == step % 4) for i in range(4)]
@@ -154,9 +157,9 @@ def test_the_mask_of_the_next_action_stands_in_the_row(in_observation: bool) -> 
         slot.step()
 
 
-def test_a_mask_that_goes_missing_is_said_in_training_too() -> None:
+def test_missing_mask_is_an_error_in_training() -> None:
     env_spec = probe(env_maker(Masked))
-    slot, block = slot_of(lambda: Masked(forget=2), env_spec=env_spec)
+    slot, block = make_slot(lambda: Masked(forget=2), env_spec=env_spec)
     slot.start_episode(0)
     block.actions[0] = 0
     slot.step()
@@ -169,132 +172,131 @@ def test_a_mask_that_goes_missing_is_said_in_training_too() -> None:
 
 TASKS: dict[str, EnvFactory] = {
     "walk": lambda: Walk(length=1000),
-    "senses": Senses,
+    "mixed dict": MixedDictEnv,
     "cartpole": lambda: gymnasium.make("CartPole-v1"),
 }
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("steps", [0, 5])
-def test_replaying_the_actions_of_an_open_episode_brings_it_back(task: str, steps: int) -> None:
-    slot, block = slot_of(TASKS[task])
+def test_replay_restores_open_episode(task: str, steps: int) -> None:
+    slot, block = make_slot(TASKS[task])
     slot.start_episode(0)
-    actions, record, episode = random_actions(slot, 400), [], 0
-    for action in actions:  # until an episode has been open for so many steps (in Senses they end by chance)
-        if len(record) == steps and episode >= (task == "senses"):
+    actions, episode_actions, episode = random_actions(slot, 400), [], 0
+    for action in actions:  # until an episode is `steps` long (MixedDictEnv ends at random)
+        if len(episode_actions) == steps and episode >= (task == "mixed dict"):
             break
         play(slot, block, action[None])
-        record = [*record, action] if slot.episode == episode else []
+        episode_actions = [*episode_actions, action] if slot.episode == episode else []
         episode = slot.episode
-    played = np.array(record, np.float32).reshape(-1, actions.shape[1])
+    played = np.array(episode_actions, np.float32).reshape(-1, actions.shape[1])
     assert len(played) == steps
 
-    later, later_block = slot_of(TASKS[task])
-    assert later.resume(episode, played, block.obs[0].copy(), None)
-    assert np.array_equal(later_block.obs, block.obs)
-    assert later_block.episode[0] == episode
-    assert play(later, later_block, actions[:50]) == play(slot, block, actions[:50])
-    assert later_block.episode_return[0] == block.episode_return[0]
-    assert later_block.episode_length[0] == block.episode_length[0]
+    resumed, resumed_block = make_slot(TASKS[task])
+    assert resumed.resume(episode, played, block.obs[0].copy(), None)
+    assert np.array_equal(resumed_block.obs, block.obs)
+    assert resumed_block.episode[0] == episode
+    assert play(resumed, resumed_block, actions[:50]) == play(slot, block, actions[:50])
+    assert resumed_block.episode_return[0] == block.episode_return[0]
+    assert resumed_block.episode_length[0] == block.episode_length[0]
 
 
-def test_an_environment_that_does_not_repeat_itself_is_found_and_begins_its_next_episode() -> None:
-    slot, block = slot_of(Fickle)
+def test_nondeterministic_env_resumes_with_next_episode() -> None:
+    slot, block = make_slot(Nondeterministic)
     slot.start_episode(4)
     actions = np.zeros((3, 1), np.float32)
     play(slot, block, actions)
-    again, again_block = slot_of(Fickle)
-    assert not again.resume(4, actions, block.obs[0].copy(), None)
-    assert again.episode == again_block.episode[0] == 5
-    play(again, again_block, actions)  # and goes on
+    resumed, resumed_block = make_slot(Nondeterministic)
+    assert not resumed.resume(4, actions, block.obs[0].copy(), None)
+    assert resumed.episode == resumed_block.episode[0] == 5
+    play(resumed, resumed_block, actions)  # stepping continues
 
 
-def test_an_episode_that_ends_while_it_is_replayed_is_not_taken_for_the_same() -> None:
-    slot, block = slot_of(lambda: Walk(length=1000))
+def test_replay_that_ends_early_is_rejected() -> None:
+    slot, block = make_slot(lambda: Walk(length=1000))
     slot.start_episode(0)
     actions = np.ones((5, 1), np.float32)
     play(slot, block, actions)
-    shorter, shorter_block = slot_of(lambda: Walk(length=2))
+    shorter, shorter_block = make_slot(lambda: Walk(length=2))
     assert not shorter.resume(0, actions, block.obs[0].copy(), None)
     assert shorter_block.episode[0] == 1
 
 
-def test_an_environment_with_a_state_of_its_own_resumes_by_it_time_limit_included() -> None:
+def test_state_dict_restores_episode_and_time_limit() -> None:
     def env() -> gymnasium.Env:
-        return TimeLimit(SavedWalk(length=1000), 6)
+        return TimeLimit(CheckpointableWalk(length=1000), 6)
 
-    slot, block = slot_of(env)
+    slot, block = make_slot(env)
     slot.start_episode(2)
     actions = np.ones((4, 1), np.float32)
     play(slot, block, actions)
     state = slot.state()
     assert state is not None
 
-    later, later_block = slot_of(env)
-    assert later.resume(2, actions, block.obs[0].copy(), state)  # by replay it could not: its noise is never the same
-    assert np.array_equal(later_block.obs, block.obs)
-    for place in (slot, later):
-        env_id = later_block if place is later else block
-        seen = play(place, env_id, actions[:2])
+    resumed, resumed_block = make_slot(env)
+    assert resumed.resume(2, actions, block.obs[0].copy(), state)  # replay would fail: its noise is not seeded
+    assert np.array_equal(resumed_block.obs, block.obs)
+    for each, each_block in ((slot, block), (resumed, resumed_block)):
+        seen = play(each, each_block, actions[:2])
         assert [truncated for *_, truncated, _ in seen] == [False, True]  # 4 + 2 steps
-        assert env_id.episode_length[0] == 6
-    assert later_block.final_obs.tobytes() == block.final_obs.tobytes()
-    assert later_block.reward[0] == block.reward[0]
-    assert later_block.episode_return[0] == block.episode_return[0]
+        assert each_block.episode_length[0] == 6
+    assert resumed_block.final_obs.tobytes() == block.final_obs.tobytes()
+    assert resumed_block.reward[0] == block.reward[0]
+    assert resumed_block.episode_return[0] == block.episode_return[0]
 
 
-def test_an_environment_from_the_registry_offers_its_state_through_gymnasiums_own_wrappers() -> None:
-    gymnasium.register("SavedWalk-v0", entry_point=SavedWalk, max_episode_steps=50)
+def test_state_dict_is_found_through_gymnasium_wrappers() -> None:
+    gymnasium.register("CheckpointableWalk-v0", entry_point=CheckpointableWalk, max_episode_steps=50)
     try:
-        slot, _ = slot_of(lambda: gymnasium.make("SavedWalk-v0"))
+        slot, _ = make_slot(lambda: gymnasium.make("CheckpointableWalk-v0"))
         slot.start_episode(0)
         assert slot.state() is not None
     finally:
-        gymnasium.registry.pop("SavedWalk-v0")
+        gymnasium.registry.pop("CheckpointableWalk-v0")
 
 
-def test_no_state_is_taken_where_a_wrapper_keeps_one_beside_it() -> None:
-    slot, _ = slot_of(lambda: FrameStackObservation(SavedWalk(), 3))
+def test_stateful_wrapper_has_no_state() -> None:
+    slot, _ = make_slot(lambda: FrameStackObservation(CheckpointableWalk(), 3))
     slot.start_episode(0)
     assert slot.state() is None
 
 
-def test_no_state_is_taken_where_the_environment_offers_none() -> None:
-    slot, _ = slot_of(Walk)
+def test_env_without_state_dict_has_no_state() -> None:
+    slot, _ = make_slot(Walk)
     slot.start_episode(0)
     assert slot.state() is None
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
-FAILING = EnvSpec(ObservationLayout.of(Walk.observation_space), probe(env_maker(Walk)).action_layout, 0.0)
+WALK_SPEC = EnvSpec(ObservationLayout.of(Walk.observation_space), probe(env_maker(Walk)).action_layout, 0.0)
 
 
-def test_a_failure_is_told_with_environment_episode_seed_step_and_traceback() -> None:
-    slot, block = slot_of(Failing, env_spec=FAILING)
+def test_failure_names_env_episode_seed_and_step() -> None:
+    slot, block = make_slot(Failing, env_spec=WALK_SPEC)
     slot.start_episode(7)
-    with pytest.raises(TrainingError) as failure:
+    with pytest.raises(TrainingError) as error:
         play(slot, block, np.ones((3, 1)))
-    first, *rest = str(failure.value).splitlines()
+    first, *rest = str(error.value).splitlines()
     seed = episode_seed(11, 3, 7)
     assert first == (f"Environment 3 failed in episode 7 (seed {seed}), step 2: ZeroDivisionError: the robot fell over")
-    assert any("toy_envs.py" in env_id for env_id in rest)
+    assert any("toy_envs.py" in line for line in rest)
 
 
-def test_a_failure_while_it_is_made_is_told_the_same_way() -> None:
+def test_failed_env_creation_names_env_and_episode() -> None:
     def broken() -> gymnasium.Env:
         raise OSError("no such robot")
 
-    slot, _ = slot_of(broken, env_spec=FAILING)
+    slot, _ = make_slot(broken, env_spec=WALK_SPEC)
     with pytest.raises(TrainingError, match=r"^Environment 3 failed in episode 0 .*OSError: no such robot"):
         slot.make()
 
 
-def test_an_observation_that_no_longer_fits_its_row_is_told_the_same_way() -> None:
+def test_late_shape_change_names_env_and_episode() -> None:
     space = spaces.Box(-1, 1, (2,))
     good, bad = np.zeros(2, np.float32), np.zeros(3, np.float32)
-    env = Scripted(space, (good, {}), (bad, 0.0, False, False, {}), from_step=50)  # later than what is checked in full
-    slot, block = slot_of(lambda: env)
+    env = Scripted(space, (good, {}), (bad, 0.0, False, False, {}), from_step=50)  # after the fully checked steps
+    slot, block = make_slot(lambda: env)
     slot.start_episode(0)
     with pytest.raises(TrainingError, match=r"^Environment 3 failed in episode 0 .*ValueError"):
         play(slot, block, np.zeros((60, 1)))

@@ -1,4 +1,4 @@
-"""`ProcessVectorEnv` is, step for step, Gymnasium's SyncVectorEnv."""
+"""`ProcessVectorEnv` behaves like Gymnasium's SyncVectorEnv, step for step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import SOURCE
 from processes import sigint_raises
-from toy_envs import Failing, Pictures, Senses, Walk, WhereAmI
+from toy_envs import Failing, ImageEnv, MixedDictEnv, ProcessInfoEnv, Walk
 
 import unidle
 from unidle import ProcessVectorEnv, TrainingError, UsageError
@@ -33,8 +33,8 @@ from unidle.envs.vector.infos import merge_infos, to_columns
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
-class Doubles(gymnasium.Env):
-    """Floats that no float32 holds, drawn from the seed; it remembers all its actions, and what it was reset with."""
+class Float64Env(gymnasium.Env):
+    """Random float64 observations that float32 cannot hold; keeps all its actions, and returns its reset options."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -53,50 +53,50 @@ class Doubles(gymnasium.Env):
         return observation, float(observation[0]), terminated, truncated, self._info(action)
 
     def _info(self, action: np.ndarray) -> dict[str, Any]:
-        """Numbers of all kinds always; some things only at times."""
-        info: dict[str, Any] = {"where": self.np_random.normal(), "steps": self._steps, "even": self._steps % 2 == 0}
-        info |= {"dtype": str(action.dtype), "deep": {"a": np.float32(self._steps), "b": np.arange(3) * self._steps}}
+        """Values of several types in every step, one key only in some."""
+        info: dict[str, Any] = {"noise": self.np_random.normal(), "steps": self._steps, "even": self._steps % 2 == 0}
+        info |= {"dtype": str(action.dtype), "nested": {"a": np.float32(self._steps), "b": np.arange(3) * self._steps}}
         if self._steps % 3 == 0:
-            info["now and then"] = np.full((2, 2), self._steps)
+            info["sometimes"] = np.full((2, 2), self._steps)
         return info
 
 
-class Measured(Doubles):
-    """Says the same few numbers after every step, as MuJoCo's do, and nothing after a reset."""
+class NumericInfos(Float64Env):
+    """A few numbers in info after every step, as in MuJoCo environments, and none after a reset."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         return super().reset(seed=seed)[0], {}
 
     def _info(self, action: np.ndarray) -> dict[str, Any]:
-        where = self.np_random.normal(size=2)
-        return {"x": where[0], "y": np.float32(where[1]), "n": self._steps, "late": self._steps > 3, "at": where}
+        noise = self.np_random.normal(size=2)
+        return {"x": noise[0], "y": np.float32(noise[1]), "n": self._steps, "late": self._steps > 3, "noise": noise}
 
 
 TASKS: dict[str, Callable[[], gymnasium.Env]] = {
     "Discrete action": Walk,
-    "Box of float64": Doubles,
-    "numbers in infos": Measured,
-    "picture": Pictures,
-    "Dict and Tuple": Senses,
+    "Box of float64": Float64Env,
+    "numbers in infos": NumericInfos,
+    "image": ImageEnv,
+    "Dict and Tuple": MixedDictEnv,
     "Discrete observation": lambda: gymnasium.make("FrozenLake-v1", max_episode_steps=7),
     "CartPole": lambda: gymnasium.make("CartPole-v1", max_episode_steps=12),
 }
 
 
-def same(left: Any, right: Any) -> bool:
-    """Equal in structure, in dtypes and in every bit."""
+def identical(left: Any, right: Any) -> bool:
+    """Equal structure, dtypes and values."""
     if isinstance(left, dict):
-        return isinstance(right, dict) and list(left) == list(right) and all(same(left[k], right[k]) for k in left)
+        return isinstance(right, dict) and list(left) == list(right) and all(identical(left[k], right[k]) for k in left)
     if isinstance(left, (tuple, list)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+        return type(left) is type(right) and len(left) == len(right) and all(map(identical, left, right))
     if isinstance(left, np.ndarray) and left.dtype == object:
-        return isinstance(right, np.ndarray) and right.dtype == object and same(left.tolist(), right.tolist())
+        return isinstance(right, np.ndarray) and right.dtype == object and identical(left.tolist(), right.tolist())
     if isinstance(left, np.ndarray):
         return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
     return type(left) is type(right) and left == right
 
 
-def pair(env: Callable[[], gymnasium.Env], mode: AutoresetMode = NEXT, n_envs: int = 5) -> list[VectorEnv]:
+def make_both(env: Callable[[], gymnasium.Env], mode: AutoresetMode = NEXT, n_envs: int = 5) -> list[VectorEnv]:
     both = (
         SyncVectorEnv([env] * n_envs, autoreset_mode=mode),
         ProcessVectorEnv([env] * n_envs, 2, autoreset_mode=mode),
@@ -104,43 +104,43 @@ def pair(env: Callable[[], gymnasium.Env], mode: AutoresetMode = NEXT, n_envs: i
     return list(both)
 
 
-def play(both: list[VectorEnv], steps: int) -> int:
-    """Step both alike and compare everything; returns how many episodes ended."""
+def step_and_compare(both: list[VectorEnv], steps: int) -> int:
+    """Step both with the same actions and compare everything; return the number of episodes that ended."""
     ended = 0
     both[0].action_space.seed(3)
     for _ in range(steps):
         actions = both[0].action_space.sample()
         left, right = (envs.step(actions) for envs in both)
-        assert same(left, right)
-        over = left[2] | left[3]
-        ended += int(over.sum())
-        if both[0].metadata["autoreset_mode"] is DISABLED and over.any():
-            resets = [envs.reset(options={"reset_mask": over.copy(), "to": 3}) for envs in both]
-            assert same(*resets)
+        assert identical(left, right)
+        done = left[2] | left[3]
+        ended += int(done.sum())
+        if both[0].metadata["autoreset_mode"] is DISABLED and done.any():
+            resets = [envs.reset(options={"reset_mask": done.copy(), "to": 3}) for envs in both]
+            assert identical(*resets)
     return ended
 
 
 @pytest.mark.parametrize("mode", [NEXT, SAME, DISABLED])
 @pytest.mark.parametrize("task", TASKS)
-def test_every_step_is_the_same_as_in_gymnasiums_own(task: str, mode: AutoresetMode) -> None:
-    both = pair(TASKS[task], mode)
+def test_every_step_equals_sync_vector_env(task: str, mode: AutoresetMode) -> None:
+    both = make_both(TASKS[task], mode)
     try:
         sync, ours = both
         assert isinstance(ours, VectorEnv)
         for name in ("single_observation_space", "single_action_space", "observation_space", "action_space"):
             assert getattr(ours, name) == getattr(sync, name)
         assert (ours.num_envs, ours.metadata, ours.render_mode) == (sync.num_envs, sync.metadata, sync.render_mode)
-        assert same(*(envs.reset(seed=11) for envs in both))
-        assert play(both, 60) >= 5
-        assert same(*(envs.reset() for envs in both))  # without a seed, the streams run on
-        play(both, 10)
+        assert identical(*(envs.reset(seed=11) for envs in both))
+        assert step_and_compare(both, 60) >= 5
+        assert identical(*(envs.reset() for envs in both))  # without a seed, the random streams continue
+        step_and_compare(both, 10)
     finally:
         for envs in both:
             envs.close()
 
 
-def test_seeds_and_options_reach_the_environments_as_in_gymnasiums_own() -> None:
-    both = pair(Doubles, n_envs=3)
+def test_seeds_and_options_are_passed_as_in_sync_vector_env() -> None:
+    both = make_both(Float64Env, n_envs=3)
     try:
         for seed, options in (
             (4, None),
@@ -150,29 +150,29 @@ def test_seeds_and_options_reach_the_environments_as_in_gymnasiums_own() -> None
             (2, {"x": {"y": 1}}),
         ):
             left, right = (envs.reset(seed=seed, options=options) for envs in both)
-            assert same(left, right)
-            play(both, 3)
+            assert identical(left, right)
+            step_and_compare(both, 3)
         assert both[0].np_random_seed == both[1].np_random_seed
         with pytest.raises(ValueError, match="seed has 2 entries for 3 environments"):
             both[1].reset(seed=[1, 2])
         for mask in ([True, False, False], np.zeros(3, np.bool_), np.ones(2, np.bool_), np.ones(3)):
             with pytest.raises(ValueError, match=r"^options\['reset_mask'\] must be a bool array of shape \(3,\)"):
                 both[1].reset(options={"reset_mask": mask})
-        play(both, 3)
+        step_and_compare(both, 3)
     finally:
         for envs in both:
             envs.close()
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])
-def test_an_environment_gets_its_action_in_the_dtype_it_was_given(dtype: type) -> None:
-    both = pair(Doubles, n_envs=2)
+def test_actions_keep_their_dtype(dtype: type) -> None:
+    both = make_both(Float64Env, n_envs=2)
     try:
         for envs in both:
             envs.reset(seed=0)
         actions = (np.array([[0.1, 0.7], [-0.3, 1.0]]) * 3).astype(dtype)
         left, right = (envs.step(actions) for envs in both)
-        assert same(left, right)
+        assert identical(left, right)
         assert right[4]["dtype"].tolist() == [np.dtype(dtype).name] * 2
         with pytest.raises(ValueError, match=r"^actions must have shape \(2, 2\), one per environment"):
             both[1].step(np.zeros((3, 2), np.float32))
@@ -184,26 +184,26 @@ def test_an_environment_gets_its_action_in_the_dtype_it_was_given(dtype: type) -
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_returned_is_not_overwritten_unless_that_is_asked_for() -> None:
+def test_observations_are_overwritten_only_without_copy() -> None:
     for copy in (True, False):
-        with_one = ProcessVectorEnv([Senses] * 2, 1, copy=copy)
+        envs = ProcessVectorEnv([MixedDictEnv] * 2, 1, copy=copy)
         try:
-            first, _ = with_one.reset(seed=1)
+            first, _ = envs.reset(seed=1)
             kept = {"camera": first["camera"].copy(), "body": first["body"][0].copy()}
-            outcome = with_one.step(with_one.action_space.sample())
+            outcome = envs.step(envs.action_space.sample())
             rewards = outcome[1].copy()
             unchanged = np.array_equal(first["camera"], kept["camera"]) and np.array_equal(
                 first["body"][0], kept["body"]
             )
             assert unchanged == copy
-            with_one.step(with_one.action_space.sample())
-            assert np.array_equal(outcome[1], rewards)  # copied in any case
+            envs.step(envs.action_space.sample())
+            assert np.array_equal(outcome[1], rewards)  # rewards are always copied
         finally:
-            with_one.close()
+            envs.close()
 
 
-def test_an_action_is_the_environments_to_keep() -> None:
-    ours = ProcessVectorEnv([Doubles], 1)
+def test_env_may_keep_its_actions() -> None:
+    ours = ProcessVectorEnv([Float64Env], 1)
     try:
         ours.reset(seed=3)
         ours.step(np.array([[1.0, 0.0]], np.float32))
@@ -217,8 +217,8 @@ def test_an_action_is_the_environments_to_keep() -> None:
 # -- attributes --------------------------------------------------------------------------------------------------------
 
 
-def test_attributes_are_read_called_and_set_in_all_environments() -> None:
-    both = pair(TASKS["CartPole"], n_envs=3)
+def test_attributes_are_read_set_and_called_in_all_envs() -> None:
+    both = make_both(TASKS["CartPole"], n_envs=3)
     try:
         for envs in both:
             envs.reset(seed=1)
@@ -227,7 +227,7 @@ def test_attributes_are_read_called_and_set_in_all_environments() -> None:
         assert both[0].get_attr("gravity") == both[1].get_attr("gravity") == (3.0,) * 3
         assert both[1].get_attr("length") == (0.1, 0.2, 0.3)
         assert both[1].call("has_wrapper_attr", "gravity") == (True,) * 3
-        assert play(both, 13) > 0
+        assert step_and_compare(both, 13) > 0
         with pytest.raises(ValueError, match="values has 2 entries for 3 environments"):
             both[1].set_attr("gravity", [1.0, 2.0])
     finally:
@@ -235,15 +235,15 @@ def test_attributes_are_read_called_and_set_in_all_environments() -> None:
             envs.close()
 
 
-def test_every_environment_is_rendered() -> None:
-    class Shown(Walk):
+def test_render_returns_one_frame_per_env() -> None:
+    class Rendered(Walk):
         metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
         render_mode = "rgb_array"
 
         def render(self) -> Any:
             return np.full((2, 2, 3), self._steps, np.uint8)
 
-    ours = ProcessVectorEnv([Shown] * 3, 2)
+    ours = ProcessVectorEnv([Rendered] * 3, 2)
     try:
         ours.reset(seed=0)
         ours.step(np.zeros(3, np.int64))
@@ -270,28 +270,28 @@ KEYS = st.sampled_from(["a", "b", "c"])
     st.lists(st.dictionaries(KEYS, VALUES, max_size=2), min_size=4, max_size=4),
     st.sampled_from([None, VALUES]).flatmap(lambda kind: st.just(None) if kind is None else kind),
 )
-def test_infos_come_together_as_gymnasium_puts_them_together(infos: list[dict], everywhere: Any) -> None:
-    if everywhere is not None:  # else columns would be rare
-        infos = [{"same": everywhere} for _ in infos]
+def test_infos_are_merged_as_in_gymnasium(infos: list[dict], shared_value: Any) -> None:
+    if shared_value is not None:  # otherwise columns would be rare
+        infos = [{"same": shared_value} for _ in infos]
     vector = VectorEnv()
     vector.num_envs = 4
 
     def expected() -> Any:
-        together: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for number, info in enumerate(infos):
-            together = vector._add_info(together, info, number)
-        return together
+            merged = vector._add_info(merged, info, number)
+        return merged
 
     parts = [[(env_id, infos[env_id]) for env_id in span if infos[env_id]] for span in ((0, 1, 2), (3,))]
-    told = [to_columns(part, n) or None for part, n in zip(parts, (3, 1))]
+    columns = [to_columns(part, n) or None for part, n in zip(parts, (3, 1))]
     try:
-        wanted = expected()
+        expected_infos = expected()
     except (ValueError, TypeError, OverflowError, AttributeError):
-        return  # what Gymnasium cannot put together either
-    assert same(merge_infos(told, [(0, 3), (3, 4)], vector._add_info), wanted)
+        return  # Gymnasium cannot merge these either
+    assert identical(merge_infos(columns, [(0, 3), (3, 4)], vector._add_info), expected_infos)
 
 
-# -- failures and the end ----------------------------------------------------------------------------------------------
+# -- failures and closing ----------------------------------------------------------------------------------------------
 
 
 def children() -> set[int]:
@@ -307,16 +307,16 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_closing_ends_the_workers_and_closes_the_environments_and_does_no_harm_twice(tmp_path: Path) -> None:
-    before, note, descriptors = children(), str(tmp_path), len(os.listdir("/proc/self/fd"))
-    ours = ProcessVectorEnv([lambda: WhereAmI(note)] * 3, 2)
+def test_close_ends_workers_and_may_be_repeated(tmp_path: Path) -> None:
+    before, folder, descriptors = children(), str(tmp_path), len(os.listdir("/proc/self/fd"))
+    ours = ProcessVectorEnv([lambda: ProcessInfoEnv(folder)] * 3, 2)
     pids = {int(pid) for pid in ours.reset()[0]["pid"][:, 0]}
     assert len(pids) == 2
     assert os.getpid() not in pids
-    began = time.monotonic()
+    start_time = time.monotonic()
     ours.close()
     ours.close()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - start_time < 4
     assert children() == before
     assert {int(file.name) for file in tmp_path.iterdir()} == pids
     with pytest.raises(gymnasium.error.ClosedEnvironmentError):
@@ -326,7 +326,7 @@ def test_closing_ends_the_workers_and_closes_the_environments_and_does_no_harm_t
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_what_is_forgotten_is_closed() -> None:
+def test_garbage_collection_ends_workers() -> None:
     before = children()
     ours = ProcessVectorEnv([Walk], 1)
     assert children() != before
@@ -335,61 +335,61 @@ def test_what_is_forgotten_is_closed() -> None:
     assert children() == before
 
 
-def step_often(envs: VectorEnv) -> None:
+def step_five_times(envs: VectorEnv) -> None:
     for _ in range(5):
         envs.step(np.zeros(envs.num_envs, np.int64))
 
 
-def test_an_exception_names_the_environment_with_its_traceback_and_ends_all_workers() -> None:
+def test_exception_names_env_and_ends_all_workers() -> None:
     before = children()
     ours = ProcessVectorEnv([Walk, Walk, Failing], 2)
     ours.reset(seed=0)
-    with pytest.raises(TrainingError) as failure:
-        step_often(ours)
-    first, *rest = str(failure.value).splitlines()
+    with pytest.raises(TrainingError) as error:
+        step_five_times(ours)
+    first, *rest = str(error.value).splitlines()
     assert first == "Environment 2 failed: ZeroDivisionError: the robot fell over"
-    assert any("toy_envs.py" in env_id for env_id in rest)
+    assert any("toy_envs.py" in line for line in rest)
     assert children() == before
 
 
-def test_a_worker_that_is_killed_is_told_of() -> None:
-    ours = ProcessVectorEnv([WhereAmI] * 3, 2)
+def test_killed_worker_raises_training_error() -> None:
+    ours = ProcessVectorEnv([ProcessInfoEnv] * 3, 2)
     pids = ours.reset()[0]["pid"][:, 0]
     os.kill(int(pids[2]), signal.SIGKILL)
-    sentence = r"^The worker of environments 2 to 2 exited unexpectedly \(exit status -9\)"
-    with pytest.raises(TrainingError, match=sentence):
-        step_often(ours)
+    message = r"^The worker of environments 2 to 2 exited unexpectedly \(exit status -9\)"
+    with pytest.raises(TrainingError, match=message):
+        step_five_times(ours)
 
 
-class Dawdling(Walk):
+class Slow(Walk):
     def step(self, action: Any) -> Any:
         time.sleep(0.3)
         return super().step(action)
 
 
-def test_ctrl_c_in_a_step_closes_the_vector_env_so_that_stale_replies_are_never_read() -> None:
+def test_ctrl_c_during_step_closes_vector_env() -> None:
     before = children()
-    ours = ProcessVectorEnv([Walk, Dawdling], 2)
+    ours = ProcessVectorEnv([Walk, Slow], 2)
     ours.reset(seed=0)
     interrupt = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
     with sigint_raises():
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
-            step_often(ours)
+            step_five_times(ours)
     with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="create a new one"):
         ours.reset()
     assert children() == before
 
 
-def test_what_cannot_be_sent_to_the_environments_does_no_harm() -> None:
+def test_vector_env_survives_unpicklable_attribute() -> None:
     with closing(ProcessVectorEnv([Walk, Walk], 2)) as ours:
         ours.reset(seed=0)
         with pytest.raises(TypeError):
             ours.set_attr("lock", threading.Lock())
-        step_often(ours)
+        step_five_times(ours)
 
 
-def test_a_factory_that_fails_is_told_of() -> None:
+def test_failing_factory_raises_training_error() -> None:
     def broken() -> gymnasium.Env:
         raise OSError("no such robot")
 
@@ -400,23 +400,26 @@ def test_a_factory_that_fails_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_fns", "sentence"),
+    ("env_fns", "message"),
     [
         ([], r"^env_fns is empty; pass at least one factory\.$"),
-        ([Walk, Pictures], r"^Environment 1 has other spaces than environment 0; make them all the same\.$"),
-        ([lambda: Wordy()], r"^observation\['said'\] is a Text space, which has no fixed size; use Gymnasium's"),
+        ([Walk, ImageEnv], r"^Environment 1 and environment 0 have different spaces; make them all the same\.$"),
+        (
+            [lambda: TextObservation()],
+            r"^observation\['text'\] is a Text space, which has no fixed size; use Gymnasium's",
+        ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(env_fns: list[Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_unsupported_envs_are_rejected(env_fns: list[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         ProcessVectorEnv(env_fns, 1)
 
 
-class Wordy(Walk):
-    observation_space = spaces.Dict({"said": spaces.Text(3)})
+class TextObservation(Walk):
+    observation_space = spaces.Dict({"text": spaces.Text(3)})
 
 
-def test_without_autoreset_an_episode_that_is_over_is_not_stepped() -> None:
+def test_disabled_autoreset_rejects_step_after_episode_end() -> None:
     ours = ProcessVectorEnv([lambda: Walk(length=1), lambda: Walk(length=9)], 1, autoreset_mode=DISABLED)
     try:
         ours.reset(seed=0)
@@ -427,27 +430,27 @@ def test_without_autoreset_an_episode_that_is_over_is_not_stepped() -> None:
         ours.close()
 
 
-def test_a_script_without_a_main_guard_works_with_a_class_and_infos_of_its_own(tmp_path: Path) -> None:
+def test_script_without_main_guard_may_define_env_and_infos(tmp_path: Path) -> None:
     code = """
         import gymnasium, numpy as np, unidle
 
-        class Own(gymnasium.Env):
+        class CustomEnv(gymnasium.Env):
             observation_space = gymnasium.spaces.Box(0, 99, (1,), np.float32)
             action_space = gymnasium.spaces.Discrete(2)
             def reset(self, *, seed=None, options=None):
                 return np.array([30], np.float32), {}
             def step(self, action):
-                return np.array([31], np.float32), 2.0, False, False, {"who": Own, "big": "x" * 100_000}
+                return np.array([31], np.float32), 2.0, False, False, {"cls": CustomEnv, "big": "x" * 100_000}
 
-        envs = unidle.ProcessVectorEnv([Own, lambda: Own()], 2)
+        envs = unidle.ProcessVectorEnv([CustomEnv, lambda: CustomEnv()], 2)
         envs.reset(seed=0)
         seen = envs.step([0, 1])
-        print(seen[0].tolist(), seen[1].tolist(), [who.__name__ for who in seen[4]["who"]], len(seen[4]["big"][1]))
+        print(seen[0].tolist(), seen[1].tolist(), [cls.__name__ for cls in seen[4]["cls"]], len(seen[4]["big"][1]))
     """
-    (tmp_path / "own.py").write_text(textwrap.dedent(code))
+    (tmp_path / "script.py").write_text(textwrap.dedent(code))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(
-        [sys.executable, "own.py"],
+        [sys.executable, "script.py"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -455,23 +458,23 @@ def test_a_script_without_a_main_guard_works_with_a_class_and_infos_of_its_own(t
         timeout=60,
         check=True,
     )
-    assert done.stdout == "[[31.0], [31.0]] [2.0, 2.0] ['Own', 'Own'] 100000\n"
+    assert done.stdout == "[[31.0], [31.0]] [2.0, 2.0] ['CustomEnv', 'CustomEnv'] 100000\n"
     assert done.stderr == ""
 
 
-def test_when_the_program_is_killed_its_workers_end(tmp_path: Path) -> None:
+def test_workers_end_when_program_is_killed(tmp_path: Path) -> None:
     code = """
         import time, numpy as np, unidle
-        from toy_envs import WhereAmI
+        from toy_envs import ProcessInfoEnv
 
-        envs = unidle.ProcessVectorEnv([WhereAmI] * 2, 2)
+        envs = unidle.ProcessVectorEnv([ProcessInfoEnv] * 2, 2)
         print(*envs.reset()[0]["pid"][:, 0], flush=True)
         time.sleep(600)
     """
-    (tmp_path / "own.py").write_text(textwrap.dedent(code))
+    (tmp_path / "script.py").write_text(textwrap.dedent(code))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE.parent / "tests")])}
     with subprocess.Popen(
-        [sys.executable, "own.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ) as program:
         try:
             pids = [int(pid) for pid in program.stdout.readline().split()]
@@ -485,32 +488,32 @@ def test_when_the_program_is_killed_its_workers_end(tmp_path: Path) -> None:
     assert not any(map(is_running, pids))
 
 
-def test_workers_outlive_the_thread_that_started_them() -> None:
-    made: list[ProcessVectorEnv] = []
-    thread = threading.Thread(target=lambda: made.append(ProcessVectorEnv([Walk] * 2, 2)))
+def test_workers_outlive_the_starting_thread() -> None:
+    created: list[ProcessVectorEnv] = []
+    thread = threading.Thread(target=lambda: created.append(ProcessVectorEnv([Walk] * 2, 2)))
     thread.start()
     thread.join()
     try:
-        made[0].reset(seed=0)
-        step_often(made[0])
+        created[0].reset(seed=0)
+        step_five_times(created[0])
     finally:
-        made[0].close()
+        created[0].close()
 
 
-def test_a_long_message_does_not_wait_for_a_worker_to_look_around() -> None:
+def test_long_message_does_not_wait_for_worker_timeout() -> None:
     ours = ProcessVectorEnv([Walk] * 2, 2)
     try:
         ours.reset(seed=0)
-        began = time.monotonic()
+        start_time = time.monotonic()
         for _ in range(5):
             ours.set_attr("note", "x" * 1_000_000)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - start_time < 3
         assert [len(note) for note in ours.get_attr("note")] == [1_000_000] * 2
     finally:
         ours.close()
 
 
-def test_it_can_be_trained_on_like_any_vector_environment(tmp_path: Path) -> None:
+def test_train_accepts_process_vector_env(tmp_path: Path) -> None:
     def make() -> VectorEnv:
         return ProcessVectorEnv([TASKS["CartPole"]] * 4, 2, autoreset_mode=SAME)
 

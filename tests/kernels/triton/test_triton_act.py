@@ -1,6 +1,6 @@
 """The actor kernel against the policy's own inference, in Triton's interpreter or on a GPU.
 
-In the interpreter programs run one after another, so there is one block: several would wait for one another forever.
+The interpreter runs blocks one after another, so there is only one: several would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def libdevice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter has no libdevice: its functions stand in, made of what Triton's language has."""
+    """Replaces libdevice, which the interpreter lacks, by functions of the Triton language."""
     pytest.importorskip("triton")
     if INTERPRETED:
         import triton.language as tl
 
         from unidle.kernels.triton import act
 
-        stand_in = SimpleNamespace(tanh=lambda z: 1.0 - 2.0 / (tl.exp(2.0 * z) + 1.0), erf=lambda z: tl.erf(z))
-        monkeypatch.setattr(act, "libdevice", stand_in)
+        replacement = SimpleNamespace(tanh=lambda z: 1.0 - 2.0 / (tl.exp(2.0 * z) + 1.0), erf=lambda z: tl.erf(z))
+        monkeypatch.setattr(act, "libdevice", replacement)
 
 
-def assert_acts_as_the_policy(policy: Any, n_envs: int, actions: ActionLayout) -> None:
+def assert_matches_policy(policy: Any, n_envs: int, actions: ActionLayout) -> None:
     """Every other environment is ready, each at its own step."""
     from unidle.kernels.triton.act import ActorMlp, ActTensors, FusedActor, max_blocks
     from unidle.nn.describe import actor_tensors, describe_actor
@@ -79,7 +79,7 @@ def assert_acts_as_the_policy(policy: Any, n_envs: int, actions: ActionLayout) -
     )
     actor = FusedActor(mlp, tensors, 1 if INTERPRETED else max_blocks(DEVICE))
     at = positions.to(DEVICE), torch.arange(n_envs, device=DEVICE)
-    for _ in range(2):  # the second finds the counter as the first found it
+    for _ in range(2):  # the second call finds the counter as the first one did
         actor()
         with torch.inference_mode():
             params, _ = policy.act(obs.to(DEVICE), None)
@@ -106,27 +106,27 @@ def layouts(n_numbers: int, n_actions: int) -> tuple[ObservationLayout, ActionLa
     ("activation", "arch", "n_envs", "normalize_obs", "n_actions"),
     [("tanh", (16, 16), 1, False, 1), ("relu", (24,), 7, True, 3), ("tanh", (20, 9, 33), 17, True, 5)],
 )
-def test_gaussian_actions_are_the_policys(
+def test_gaussian_actions_match_the_policy(
     activation: Any, arch: tuple[int, ...], n_envs: int, normalize_obs: bool, n_actions: int
 ) -> None:
     torch.manual_seed(1)
     obs, actions = layouts(5, n_actions)
     recipe = PPORecipe(n_envs=n_envs, net_arch=arch, activation=activation, normalize_obs=normalize_obs)
-    assert_acts_as_the_policy(ActorCritic(obs, actions, recipe), n_envs, actions)
+    assert_matches_policy(ActorCritic(obs, actions, recipe), n_envs, actions)
 
 
-@pytest.mark.parametrize("at_random", [False, True], ids=["by the policy", "at random"])
+@pytest.mark.parametrize("at_random", [False, True], ids=["policy", "random"])
 @pytest.mark.parametrize(("n_tasks", "n_envs"), [(1, 3), (3, 11)])
-def test_squashed_actions_are_the_policys_with_a_head_for_each_task(n_tasks: int, n_envs: int, at_random: bool) -> None:
+def test_squashed_actions_match_the_policy_with_task_heads(n_tasks: int, n_envs: int, at_random: bool) -> None:
     torch.manual_seed(1)
     obs, actions = layouts(7, 2)
     recipe = SACRecipe(n_envs=n_envs, net_arch=(20, 12), activation="relu", n_tasks=n_tasks)
     policy = SACPolicy(obs, actions, recipe)
     policy.distribution.at_random.fill_(float(at_random))
-    assert_acts_as_the_policy(policy, n_envs, actions)
+    assert_matches_policy(policy, n_envs, actions)
 
 
-def test_the_reason_is_given_where_no_kernel_takes_the_actor() -> None:
+def test_unsupported_actor_gives_a_reason() -> None:
     from unidle.kernels.triton.act import ActorMlp
     from unidle.nn.describe import describe_actor
 

@@ -1,4 +1,4 @@
-"""Advantages by one kernel against the plain scan."""
+"""The GAE kernel against the plain scan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("steps", "n_envs"), [(1, 1), (7, 65), (33, 128)])
-def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int, traced: bool) -> None:
+def test_gae_matches_plain_scan(steps: int, n_envs: int, weighted: bool) -> None:
     pytest.importorskip("triton")
     from unidle.kernels.triton.gae import gae as fused_gae
 
@@ -25,7 +25,7 @@ def test_advantages_are_those_of_the_plain_scan(steps: int, n_envs: int, traced:
     rewards, bootstrap = torch.randn(2, steps, n_envs, generator=generator).to(DEVICE)
     values = torch.randn(steps + 1, n_envs, generator=generator).to(DEVICE)
     draw = torch.rand(steps, n_envs, generator=generator).to(DEVICE)
-    importance = (2 * torch.rand(steps, n_envs, generator=generator)).to(DEVICE) if traced else None
-    of_steps = rewards, values, bootstrap, draw < 0.1, draw > 0.9, 0.97, 0.9, importance
-    for ours, theirs in zip(fused_gae(*of_steps), gae(*of_steps)):
+    importance = (2 * torch.rand(steps, n_envs, generator=generator)).to(DEVICE) if weighted else None
+    arguments = rewards, values, bootstrap, draw < 0.1, draw > 0.9, 0.97, 0.9, importance
+    for ours, theirs in zip(fused_gae(*arguments), gae(*arguments)):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A rollout by one kernel against the same by single steps, on a GPU or (TRITON_INTERPRET=1) on the CPU."""
+"""The rollout kernel against single steps, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.config import recipe_for
 from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.make import env_maker
-from unidle.envs.spec import probe
+from unidle.envs.probe import probe
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.tasks.classic_control import TASKS, Classic
@@ -24,12 +24,12 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 if not INTERPRETED:
     pytestmark = pytest.mark.gpu
 
-STEPS, ENVS = 9, 40  # no multiple of what a block takes
+STEPS, ENVS = 9, 40  # not a multiple of the block size
 FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "final_obs", "final_at")
 
 
-def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
-    """In the middle of things: every environment has taken some steps, and the weights are not the first ones."""
+def make_collector(name: str, limit: int, **changes: Any) -> DeviceCollector:
+    """A collector in mid-run: environments have taken some steps, and weights differ from their initial values."""
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(3)
     env_spec = probe(env_maker(name))
@@ -50,29 +50,29 @@ def collector_of(name: str, limit: int, **changes: Any) -> DeviceCollector:
     return collector
 
 
-def rollouts_of(collector: DeviceCollector, count: int) -> list[dict[str, torch.Tensor]]:
-    found = []
+def collect_rollouts(collector: DeviceCollector, count: int) -> list[dict[str, torch.Tensor]]:
+    rollouts = []
     for number in range(count):
         collector.reset_episode_stats()
         collector.collect(torch.Generator(DEVICE).manual_seed(number))
-        kept = {name: getattr(collector._rollout, name).clone() for name in FIELDS}
-        # What a step counts for itself, `_at` and `_cut`, the kernel has no need of.
-        kept |= {f"moving {i}": tensor.clone() for i, tensor in enumerate(collector.moving()[:-2])}
-        kept = {
+        tensors = {name: getattr(collector._rollout, name).clone() for name in FIELDS}
+        # Only single steps use the last two, `_at` and `_cut`.
+        tensors |= {f"moving {i}": tensor.clone() for i, tensor in enumerate(collector.carried_state()[:-2])}
+        tensors = {
             field: tensor.view(torch.float32) if tensor.dtype == torch.uint8 else tensor
-            for field, tensor in kept.items()
+            for field, tensor in tensors.items()
         }
-        found.append(kept)
-    return found
+        rollouts.append(tensors)
+    return rollouts
 
 
-@pytest.mark.parametrize("limit", [4, 50], ids=["cut off twice", "seldom cut off"])
+@pytest.mark.parametrize("limit", [4, 50], ids=["truncated twice", "seldom truncated"])
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("changes", [{}, {"normalize_obs": True, "activation": "relu"}], ids=["plain", "normalised"])
-def test_one_kernel_does_what_single_steps_do(name: str, limit: int, changes: dict[str, Any]) -> None:
+def test_rollout_kernel_matches_single_steps(name: str, limit: int, changes: dict[str, Any]) -> None:
     pytest.importorskip("triton")
-    steps, kernel = collector_of(name, limit, **changes), collector_of(name, limit, **changes)
-    kernel._kernel = kernel._chosen_kernel()
+    steps, kernel = make_collector(name, limit, **changes), make_collector(name, limit, **changes)
+    kernel._kernel = kernel._choose_kernel()
     assert kernel._kernel is not None
-    for ours, theirs in zip(rollouts_of(kernel, 2), rollouts_of(steps, 2)):
+    for ours, theirs in zip(collect_rollouts(kernel, 2), collect_rollouts(steps, 2)):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

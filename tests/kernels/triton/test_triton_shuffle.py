@@ -1,4 +1,4 @@
-"""Permutations by one kernel."""
+"""The shuffle kernel gives uniform permutations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if not INTERPRETED:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 4097])
-def test_a_shuffle_leaves_nothing_out_and_its_key_decides_the_order(n: int) -> None:
+def test_shuffle_is_a_permutation_determined_by_the_seed(n: int) -> None:
     pytest.importorskip("triton")
     from unidle.kernels.triton.shuffle import shuffle
 
@@ -24,20 +24,20 @@ def test_a_shuffle_leaves_nothing_out_and_its_key_decides_the_order(n: int) -> N
     assert n < 64 or not torch.equal(first, other)
 
 
-def test_every_number_comes_to_every_place_as_often_as_to_any_other() -> None:
+def test_shuffle_is_uniform_over_positions_and_neighbours() -> None:
     pytest.importorskip("triton")
     from unidle.kernels.triton.shuffle import shuffle
 
     n, times = 12, 120 if INTERPRETED else 3000
     generator = torch.Generator(DEVICE).manual_seed(3)
-    seen = torch.zeros(n, n)
-    following = torch.zeros(n, n)
+    counts = torch.zeros(n, n)
+    pair_counts = torch.zeros(n, n)
     for _ in range(times):
         order = shuffle(n, generator).cpu()
-        seen[torch.arange(n), order] += 1
-        following[order[:-1], order[1:]] += 1
-    expected = times / n  # also of each ordered pair: n − 1 of n (n − 1) are neighbours
-    # Chi-squared with 121 and about as many degrees of freedom: mean 121, deviation 16.
-    assert ((seen - expected).square() / expected).sum() < 121 + 5 * 16
-    off = ~torch.eye(n, dtype=torch.bool)
-    assert ((following - expected)[off].square() / expected).sum() < 121 + 5 * 16
+        counts[torch.arange(n), order] += 1
+        pair_counts[order[:-1], order[1:]] += 1
+    expected = times / n  # also for ordered pairs: n − 1 of n (n − 1) are neighbours
+    # Chi-squared with 121 degrees of freedom, or about as many: mean 121, standard deviation 16.
+    assert ((counts - expected).square() / expected).sum() < 121 + 5 * 16
+    off_diagonal = ~torch.eye(n, dtype=torch.bool)
+    assert ((pair_counts - expected)[off_diagonal].square() / expected).sum() < 121 + 5 * 16

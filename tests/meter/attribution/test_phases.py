@@ -1,4 +1,4 @@
-"""Phases of one's own loop: what is in which, what it costs, and that nothing is lost or counted twice."""
+"""`unidle.phase` and `PhaseMeter`: time per phase, nesting, threads, and overhead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seconds(meter: phases.PhaseMeter) -> dict[str, float]:
     return {row.phase: row.seconds for row in meter.rows()}
 
 
-def test_time_belongs_to_the_innermost_phase_and_the_shares_sum_to_one(meter: phases.PhaseMeter) -> None:
+def test_time_counts_for_innermost_phase_and_shares_sum_to_one(meter: phases.PhaseMeter) -> None:
     with unidle.phase("rollout"):
         time.sleep(0.02)
         with unidle.phase("environment"):
@@ -42,7 +42,7 @@ def test_time_belongs_to_the_innermost_phase_and_the_shares_sum_to_one(meter: ph
     assert str(meter).splitlines()[-1].split()[:2] == ["100.0", "%"]
 
 
-def test_a_phase_ends_where_its_block_does_even_by_an_error(meter: phases.PhaseMeter) -> None:
+def test_phase_ends_when_its_block_raises(meter: phases.PhaseMeter) -> None:
     with pytest.raises(ValueError, match="mine"), unidle.phase("rollout"):
         raise ValueError("mine")
     time.sleep(0.02)
@@ -50,7 +50,7 @@ def test_a_phase_ends_where_its_block_does_even_by_an_error(meter: phases.PhaseM
     assert seconds(meter)["rollout"] < 0.02 <= seconds(meter)["unattributed"]
 
 
-def test_threads_do_not_mix(meter: phases.PhaseMeter) -> None:
+def test_phases_of_other_threads_are_separate(meter: phases.PhaseMeter) -> None:
     def other() -> None:
         with unidle.phase("learn"):
             time.sleep(0.1)
@@ -61,23 +61,23 @@ def test_threads_do_not_mix(meter: phases.PhaseMeter) -> None:
         time.sleep(0.05)
     thread.join()
     meter.stop()
-    found = seconds(meter)  # the table is of the thread that has the meter
+    found = seconds(meter)  # the table covers the thread that created the meter
     assert "learn" not in found
     assert 0.05 <= found["rollout"] < 0.1 <= found["rollout"] + found["unattributed"]
 
 
-def test_without_a_meter_a_phase_is_nothing() -> None:
+def test_phase_without_meter_is_a_no_op() -> None:
     assert unidle.phase("rollout") is unidle.phase("learn")
     with unidle.phase("rollout"):
         pass
 
 
-def test_there_is_one_meter_at_a_time(meter: phases.PhaseMeter) -> None:
+def test_second_active_meter_raises(meter: phases.PhaseMeter) -> None:
     with pytest.raises(unidle.UsageError, match="already active"), unidle.PhaseMeter(readings=False):
         pass
 
 
-def test_a_meter_measures_one_block() -> None:
+def test_meter_cannot_be_reused() -> None:
     meter = unidle.PhaseMeter(readings=False)
     assert meter.rows() == []
     with meter, unidle.phase("rollout"):
@@ -85,11 +85,11 @@ def test_a_meter_measures_one_block() -> None:
     before = meter.rows()
     with pytest.raises(unidle.UsageError, match="create a new one"), meter:
         pass
-    assert unidle.phase("rollout") is unidle.phase("learn")  # none is active
+    assert unidle.phase("rollout") is unidle.phase("learn")  # no meter is active
     assert meter.rows() == before
 
 
-def test_the_end_of_a_meter_ends_the_phases_that_are_open() -> None:
+def test_stopping_meter_ends_open_phases() -> None:
     meter = unidle.PhaseMeter(readings=False)
     meter.start()
     with unidle.phase("rollout"):
@@ -99,8 +99,8 @@ def test_the_end_of_a_meter_ends_the_phases_that_are_open() -> None:
     assert meter.rows() == before
 
 
-def test_a_phase_costs_about_a_microsecond() -> None:
-    """Bounds with room for a busy machine."""
+def test_phase_costs_about_a_microsecond() -> None:
+    """The bounds leave room for a busy machine."""
 
     def cost_us() -> float:
         best = float("inf")
@@ -120,13 +120,13 @@ def test_a_phase_costs_about_a_microsecond() -> None:
     assert active < 5
 
 
-def test_a_mean_is_over_the_time_that_a_sample_stands_for() -> None:
+def test_means_weight_samples_by_time_they_cover() -> None:
     samples = [Sample(0, 999.0), Sample(10, 100.0), Sample(20, 200.0)]
-    # Of phase 1, five units lie in the first sample's segment and ten in the second's; of phase 2 nothing is known.
+    # Phase 1 has five units in the first sample's segment and ten in the second's; phase 2 has no samples.
     means = means_by_phase([(1, 5, 20), (2, 20, 30), (1, -5, 0)], samples)
     assert means == {1: pytest.approx((5 * 100 + 10 * 200) / 15)}
 
 
-def test_phases_come_with_unidle_without_torch() -> None:
+def test_phase_does_not_import_torch() -> None:
     program = "import sys, unidle; unidle.phase('a'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

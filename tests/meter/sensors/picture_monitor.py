@@ -1,8 +1,8 @@
-"""Draws docs/images/monitor.svg: what `unidle monitor` shows of a recorded GPU at the recording's end.
+"""Draws docs/images/monitor.svg: what `unidle monitor` shows of a recorded GPU at the end of the recording.
 
     python tests/meter/sensors/picture_monitor.py tests/meter/sensors/recordings/h200.json.gz docs/images/monitor.svg
 
-The part about the host is left out: it would be that of the machine which draws, and not of the one with the GPU.
+The host's readings are left out because they would come from the machine that draws, not from the recorded one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from nvml_door import LOOKS_PER_PROCESS_LOOK, behind_the_door, binding, read
+from nvml_hook import POLLS_PER_PROCESS_POLL, binding, hooked, read
 from replay_nvml import Player
 from rich.console import CONSOLE_SVG_FORMAT, Console
 
@@ -23,30 +23,30 @@ import unidle.report.terminal.monitor
 from unidle.report.terminal.monitor import Monitor
 
 _WIDTH = 100
-# Rich's frame, but with the reader's own font: a picture in a page may fetch none.
+# Rich's frame with a local font: an image in a page cannot load fonts.
 _FRAME = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", "DejaVu Sans Mono, Menlo, Consolas"
 )
 
 
-class _ProcessesInTime:
-    """Says when to look at processes: when it was done in the recording. Of those of this machine, it knows none."""
+class _RecordedProcessPolls:
+    """Polls processes when the recording did; lists none of this machine."""
 
     def __init__(self) -> None:
-        self._looks, self.processes = count(), ()
+        self._polls, self.processes = count(), ()
 
     def poll(self) -> bool:
-        return next(self._looks) % LOOKS_PER_PROCESS_LOOK == 0
+        return next(self._polls) % POLLS_PER_PROCESS_POLL == 0
 
 
 def drawn(recording: dict[str, Any]) -> str:
-    """The picture, as SVG."""
+    """The image, as SVG."""
     player = Player(recording)
     loaded = patch.object(binding(), "_LoadNvmlLibrary", lambda: None)
     timed = patch.object(unidle.report.terminal.monitor, "time", player.clock)
-    with loaded, timed, behind_the_door(player.pointer, player.clock):
+    with loaded, timed, hooked(player.pointer, player.clock):
         monitor = Monitor()
-        monitor._busiest = _ProcessesInTime()
+        monitor._busiest = _RecordedProcessPolls()
         for at_ns in recording["looks"]:
             player.clock.move(at_ns)
             monitor.poll()

@@ -1,8 +1,8 @@
-"""Plays a recording of `record_nvml` to the meter: `python replay_nvml.py RECORDING` prints, as JSON, what it sees.
+"""Replays a recording of `record_nvml` to the meter: `python replay_nvml.py RECORDING` prints its readings as JSON.
 
-The real binding finds the player where it looks for the driver's functions. A question is answered by the first answer
-to the same question that was recorded later than the meter's clock stands, which then moves on to it: nobody waits. A
-question that was not asked in the recording is not answered, and told in `unanswered`.
+The real binding calls the player instead of the driver. A call gets the first recorded answer to the same call that is
+later than the meter's clock, which then advances to it, so nothing waits. Calls that are not in the recording fail and
+are listed in `unanswered`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nvml_door import Clock, Watch, behind_the_door, binding, memory_of, places, question, read
+from nvml_hook import Clock, MeterPoller, binding, hooked, memory_of, read, request, sensitive_fields
 
 
 class Player:
-    """Stands in the driver's place."""
+    """Replaces the driver."""
 
     def __init__(self, recording: dict[str, Any]) -> None:
         self.clock = Clock(recording["system_ns"])
@@ -40,16 +40,16 @@ class Player:
         return partial(self._answer, name)
 
     def _answer(self, name: str, *arguments: Any) -> int:
-        asked = question(arguments, int)
+        inputs = request(arguments, int)
         calls = self._calls[name]
         for at_ns, other, code, written in calls[bisect_right(calls, self.clock.now_ns, key=lambda call: call[0]) :]:
-            if other == asked:
+            if other == inputs:
                 self.clock.move(at_ns)
                 for argument, what in zip(arguments, written, strict=True):
                     if what is not None:
                         self._write(memory_of(argument), what)
                 return int(code)
-        self.unanswered.add(f"{name}{asked}")
+        self.unanswered.add(f"{name}{inputs}")
         return int(binding().NVML_ERROR_UNKNOWN)
 
     def _write(self, memory: Any, what: int | str) -> None:
@@ -59,22 +59,22 @@ class Player:
         else:
             data = bytearray(self._memory[what].ljust(size, b"\0"))
             assert len(data) == size, f"{len(data)} bytes were recorded, and {type(memory).__name__} has {size}"
-            for start, length, kind in places(memory.__class__):
-                if kind == "address":  # those recorded are of another process
+            for start, length, kind in sensitive_fields(memory.__class__):
+                if kind == "address":  # recorded addresses are from another process
                     data[start : start + length] = before[start : start + length]
         ctypes.memmove(ctypes.addressof(memory), bytes(data), size)
 
 
 def replay(recording: dict[str, Any]) -> dict[str, Any]:
-    """What the meter sees of the recorded machine."""
+    """What the meter reads from the recorded machine."""
     player = Player(recording)
     binding()._LoadNvmlLibrary = lambda: None
-    with behind_the_door(player.pointer, player.clock):
-        watch = Watch()
+    with hooked(player.pointer, player.clock):
+        poller = MeterPoller()
         for at_ns in recording["looks"]:
             player.clock.move(at_ns)
-            watch.look()
-        return {**watch.end(), "unanswered": sorted(player.unanswered)}
+            poller.poll()
+        return {**poller.end(), "unanswered": sorted(player.unanswered)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Readings of the host against work whose size is known."""
+"""Host readings against processes with known CPU use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ psutil = pytest.importorskip("psutil")
 from unidle.errors import UsageError  # noqa: E402
 from unidle.meter.sensors.host import Busiest, Host, Tree  # noqa: E402
 
-# A parent that sleeps, and a child that burns a core. The child says so when it has begun.
+# A parent that sleeps, and a child that uses a full core and prints a line when it starts.
 FAMILY = """
 import subprocess, sys, time
 burn = "print('burning', flush=True)\\nwhile True: pass"
@@ -39,7 +39,7 @@ def family() -> Iterator[int]:
     process.communicate()
 
 
-def test_the_host_is_its_cores_memory_and_wait(family: int) -> None:
+def test_host_reads_cores_and_memory(family: int) -> None:
     host = Host()
     time.sleep(0.5)
     found = host.poll()
@@ -48,13 +48,13 @@ def test_the_host_is_its_cores_memory_and_wait(family: int) -> None:
     assert found.keys() <= {reading.name for reading in host.readings}
     for name in ("cpu", *host.core_names):
         assert all(0 <= sample.value <= 100 for sample in found[name])
-    assert found["cpu"][0].value > 50 / len(host.cores)  # one core burns; the others may do what they like
+    assert found["cpu"][0].value > 50 / len(host.cores)  # one core is busy; the others may be too
     total = next(reading.full for reading in host.readings if reading.name == "memory")
     assert total is not None
     assert 0 < found["memory"][0].value < total
 
 
-def test_asked_again_at_once_it_has_nothing_new_of_its_cores() -> None:
+def test_second_poll_at_once_has_no_cpu_reading() -> None:
     host = Host()
     assert "cpu" not in host.poll()
     time.sleep(0.2)
@@ -62,35 +62,35 @@ def test_asked_again_at_once_it_has_nothing_new_of_its_cores() -> None:
     assert "cpu" not in host.poll()
 
 
-def test_cores_that_a_container_numbers_otherwise_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_core_numbers_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {10_000, 10_001})
     host = Host()
     time.sleep(0.2)
     assert host.poll().keys() == {"memory"}
 
 
-def test_a_tree_is_not_looked_through_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, looks = Tree(os.getpid()), list[int]()
+def test_process_tree_scan_is_rate_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, scans = Tree(os.getpid()), list[int]()
     use = tree._use
-    monkeypatch.setattr(tree, "_use", lambda: looks.append(1) or use())
+    monkeypatch.setattr(tree, "_use", lambda: scans.append(1) or use())
     began = time.perf_counter()
     while time.perf_counter() < began + 0.5:
         tree.poll()
     tree.poll()
-    assert 1 <= len(looks) <= 6
+    assert 1 <= len(scans) <= 6
 
 
-def test_a_tree_has_the_work_of_children(family: int) -> None:
+def test_process_tree_includes_children(family: int) -> None:
     tree = Tree(family)
     time.sleep(1)
     found = tree.poll()
     assert found["processes"][0].value == 2
-    assert 0.02 < found["cpu"][0].value < 1.3  # less than 1 where others want the core too
+    assert 0.02 < found["cpu"][0].value < 1.3  # less than 1 if other processes use the core too
     assert found["memory"][0].value > 0.005
     assert "subprocess" in tree.command
 
 
-def test_the_work_of_a_child_that_ended_is_not_lost() -> None:
+def test_cpu_time_of_finished_child_is_counted() -> None:
     half_a_second = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     tree = Tree(os.getpid())
     began = time.perf_counter()
@@ -99,7 +99,7 @@ def test_the_work_of_a_child_that_ended_is_not_lost() -> None:
     assert found["cpu"][0].value * (time.perf_counter() - began) >= 0.45
 
 
-def test_a_tree_that_ended_has_nothing_to_tell() -> None:
+def test_finished_process_tree_has_no_readings() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     tree = Tree(process.pid)
     process.communicate(b"\n")
@@ -107,7 +107,7 @@ def test_a_tree_that_ended_has_nothing_to_tell() -> None:
     assert tree.command == "ended"
 
 
-def test_a_process_that_is_not_there_gets_one_sentence() -> None:
+def test_missing_process_raises_usage_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     for pid in (process.pid, -1):
@@ -115,11 +115,11 @@ def test_a_process_that_is_not_there_gets_one_sentence() -> None:
             Tree(pid)
 
 
-def test_the_busiest_process_is_found_and_looked_for_once_a_second(family: int) -> None:
+def test_busiest_processes_are_updated_once_a_second(family: int) -> None:
     now_ns = [0]
     busiest = Busiest(50, lambda: now_ns[0])
     assert busiest.poll()
-    assert busiest.processes == []  # between what?
+    assert busiest.processes == []  # needs two polls
     time.sleep(0.5)
     now_ns[0] = 500_000_000
     assert not busiest.poll()

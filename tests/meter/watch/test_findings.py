@@ -1,4 +1,4 @@
-"""Samples into a table and a verdict: the arithmetic, and which evidence leads to which cause."""
+"""Samples become a table and a verdict: the arithmetic, and which samples lead to which cause."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from unidle.meter.sensors.lifetime import LifetimeStats
 from unidle.meter.sensors.reading import Sample
-from unidle.meter.watch.findings import Findings, find
-from unidle.meter.watch.samples import Computing, Frame, Process, Stack
-from unidle.meter.watch.stacks import activity, place
+from unidle.meter.watch.findings import Findings, analyse
+from unidle.meter.watch.samples import Frame, KernelActivity, Process, Stack
+from unidle.meter.watch.stacks import activity, display_function
 from unidle.meter.watch.verdict import CAUSES, verdict_on
 
 SECOND = 10**9
@@ -35,30 +35,32 @@ ALL = [MAIN, STEP, THINK, COLLECT, TRAIN, FORWARD, BACKWARD, IMPORT, SAVE, BOOTS
 
 
 def stack(*frames: Frame, wall: float = 1.0, busy: float = 1.0, known: float = 0.0, active: float = 0.0) -> Stack:
-    """A stack from the outermost frame; `busy` is its share on a core."""
+    """A stack given from the outermost frame; `busy` is its share of time on a core."""
     return Stack(0, 1, tuple(reversed(frames)), wall, wall * busy, 0.0, known, active)
 
 
-def process(*stacks: Stack, worker: bool = False, cuda: bool = False, computing: Computing | None = None) -> Process:
+def process(
+    *stacks: Stack, worker: bool = False, cuda: bool = False, kernel_activity: KernelActivity | None = None
+) -> Process:
     cpu = sum(s.on_core for s in stacks)
     last_ns = round(sum(s.wall for s in stacks) * SECOND)
-    return Process(1, worker, (), 0, last_ns, last_ns, cpu, 1, True, cuda, computing, stacks)
+    return Process(1, worker, (), 0, last_ns, last_ns, cpu, 1, True, cuda, kernel_activity, stacks)
 
 
 def found(*processes: Process, seconds: float = 10.0, utilisation: float | None = None) -> Findings:
     gpu = None if utilisation is None else life((0, 100 * utilisation), (seconds, 0))
-    return find(processes, 0, round(seconds * SECOND), 4, gpu)
+    return analyse(processes, 0, round(seconds * SECOND), 4, gpu)
 
 
 def life(*samples: tuple[float, float]) -> LifetimeStats:
-    """Of a GPU whose utilisation was this from this second on."""
+    """Lifetime statistics of a GPU from (second, utilisation) pairs."""
     whole = LifetimeStats()
     whole.add([Sample(round(at * SECOND), value) for at, value in samples])
     return whole
 
 
 @pytest.mark.parametrize(
-    ("frames", "what", "where"),
+    ("frames", "expected_activity", "expected_function"),
     [
         ((MAIN, COLLECT, STEP, THINK), "environment", "Game.step"),
         ((MAIN, COLLECT, STEP, FORWARD), "environment", "Game.step"),
@@ -74,9 +76,11 @@ def life(*samples: tuple[float, float]) -> LifetimeStats:
         ((MAIN,), "user code", "train.py"),
     ],
 )
-def test_a_stack_tells_what_the_program_does(frames: tuple[Frame, ...], what: str, where: str) -> None:
-    assert activity(stack(*frames), False) == what
-    assert place(stack(*frames)) == where
+def test_activity_and_function_of_a_stack(
+    frames: tuple[Frame, ...], expected_activity: str, expected_function: str
+) -> None:
+    assert activity(stack(*frames), False) == expected_activity
+    assert display_function(stack(*frames)) == expected_function
 
 
 shares = st.floats(0, 1)
@@ -90,9 +94,13 @@ stacks = st.builds(
     shares,
     shares,
 )
-computings = st.none() | st.builds(Computing, st.integers(1, 9), st.just(1.0), shares, st.none() | st.floats(0.1, 99))
+computings = st.none() | st.builds(
+    KernelActivity, st.integers(1, 9), st.just(1.0), shares, st.none() | st.floats(0.1, 99)
+)
 processes = st.builds(
-    lambda many, worker, cuda, computing: process(*many, worker=worker, cuda=cuda, computing=computing),
+    lambda many, worker, cuda, kernel_activity: process(
+        *many, worker=worker, cuda=cuda, kernel_activity=kernel_activity
+    ),
     st.lists(stacks, max_size=5),
     st.booleans(),
     st.booleans(),
@@ -101,7 +109,7 @@ processes = st.builds(
 
 
 @given(st.lists(processes, max_size=4), st.floats(0.1, 100), st.none() | shares)
-def test_the_table_sums_to_one_and_there_is_a_verdict_whatever_was_sampled(
+def test_table_sums_to_one_and_has_a_verdict_for_any_samples(
     many: list[Process], seconds: float, utilisation: float | None
 ) -> None:
     findings = found(*many, seconds=seconds, utilisation=utilisation)
@@ -114,13 +122,13 @@ def test_the_table_sums_to_one_and_there_is_a_verdict_whatever_was_sampled(
     assert verdict.next_step.endswith(".")
 
 
-def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed() -> None:
+def test_busy_is_time_share_times_active_share() -> None:
     gpu = process(
         stack(MAIN, STEP, wall=6.0, known=1.0, active=0.1),
         stack(MAIN, BACKWARD, wall=3.0, known=1.0, active=0.8),
         stack(MAIN, SAVE, wall=1.0),
         cuda=True,
-        computing=Computing(4, 1.0, 0.3, 20.0),
+        kernel_activity=KernelActivity(4, 1.0, 0.3, 20.0),
     )
     findings = found(gpu, utilisation=0.4)
     assert findings.busy == pytest.approx(0.6 * 0.1 + 0.3 * 0.8)
@@ -132,7 +140,7 @@ def test_busy_is_share_times_active_share_and_what_no_window_saw_is_unattributed
     assert verdict.sentence.startswith("GPU idle 67 %: 90 % of that in `Game.step` (environment)")
 
 
-def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_by_one_share() -> None:
+def test_without_windows_startup_is_idle_and_other_rows_share_the_mean() -> None:
     learns = process(
         stack(MAIN, IMPORT, MAIN, wall=4.0),
         stack(MAIN, BACKWARD, wall=4.0),
@@ -148,7 +156,7 @@ def test_without_windows_a_program_that_starts_uses_no_gpu_and_the_rest_is_idle_
     assert verdict_on(busier).cause == "compute-bound"
 
 
-def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> None:
+def test_driver_readings_give_busy_and_idle_per_row() -> None:
     many = process(
         stack(MAIN, IMPORT, MAIN, wall=2.0, known=2.0),
         stack(MAIN, COLLECT, STEP, wall=3.0, known=2.5, active=0.1),
@@ -156,17 +164,17 @@ def test_where_the_driver_was_followed_busy_and_idle_are_told_row_by_row() -> No
         stack(MAIN, TRAIN, wall=3.0, known=2.5, active=2.25),
         cuda=True,
     )
-    many = replace(many, is_followed=True)
+    many = replace(many, has_driver_readings=True)
     findings = found(many, utilisation=0.25)
     assert findings.busy_source == "driver"
     assert findings.busy == pytest.approx(0.3 * 0.04 + 0.2 * 0.2 + 0.3 * 0.9)
     idle = {"environment": 0.3 * 0.96, "inference": 0.2 * 0.8, "learning": 0.3 * 0.1, "start-up and exit": 0.2}
     assert findings.idle == pytest.approx(idle)
-    # By one share for all, learning would be as idle as stepping.
+    # With one mean for all rows, learning would be as idle as stepping.
     assert verdict_on(findings).sentence.startswith("GPU idle 60 %: 60 % of that in `Game.step` (environment)")
 
 
-def test_the_largest_row_is_the_cause_and_a_forward_pass_of_no_known_purpose_counts_as_learning() -> None:
+def test_cause_is_largest_row_and_unknown_forward_pass_counts_as_learning() -> None:
     rows = [stack(MAIN, STEP, wall=4.0), stack(MAIN, COLLECT, FORWARD, wall=3.0), stack(MAIN, BACKWARD, wall=3.0)]
     assert verdict_on(found(process(*rows))).cause == "environment computes"
     own_loop = [stack(MAIN, STEP, wall=4.0), stack(MAIN, FORWARD, wall=3.5), stack(MAIN, BACKWARD, wall=2.5)]
@@ -175,11 +183,11 @@ def test_the_largest_row_is_the_cause_and_a_forward_pass_of_no_known_purpose_cou
     )
 
 
-def test_where_nobody_followed_the_leading_thread_all_rows_have_the_drivers_mean() -> None:
+def test_rows_share_driver_mean_without_readings_for_leading_thread() -> None:
     before_cuda = process(stack(MAIN, STEP, wall=5.0, known=1.0), stack(MAIN, BACKWARD, wall=5.0), cuda=True)
     threaded = replace(
         process(stack(MAIN, RECV, wall=10.0, busy=0.0, known=10.0, active=8.0), cuda=True),
-        is_followed=True,
+        has_driver_readings=True,
     )
     busy = tuple(replace(s, thread=7) for s in before_cuda.stacks)
     for one in (before_cuda, replace(threaded, stacks=(*threaded.stacks, *busy))):
@@ -188,9 +196,9 @@ def test_where_nobody_followed_the_leading_thread_all_rows_have_the_drivers_mean
         assert findings.idle["environment"] == pytest.approx(0.1)
 
 
-def test_the_verdict_is_about_what_is_known() -> None:
+def test_verdict_ignores_time_without_samples() -> None:
     silent = process(stack(MAIN, IMPORT, wall=1.0, known=1.0), stack(MAIN, STEP, wall=3.0, known=3.0), cuda=True)
-    silent = replace(silent, closed_ns=10 * SECOND, is_followed=True, failure="RuntimeError()")
+    silent = replace(silent, closed_ns=10 * SECOND, has_driver_readings=True, failure="RuntimeError()")
     assert verdict_on(found(silent, utilisation=0.1)).sentence.startswith(
         "GPU idle 100 %: 100 % of that in `Game.step`"
     )
@@ -200,12 +208,12 @@ def test_the_verdict_is_about_what_is_known() -> None:
     assert "failed" in verdict.sentence
 
 
-def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() -> None:
-    # 4 s of imports; then the driver takes 1 s to start, which no stack tells from learning.
+def test_gpu_busy_while_in_use_is_compute_bound() -> None:
+    # 4 s of imports; then the driver takes 1 s to start, which looks like learning in the stacks.
     learns = process(stack(MAIN, IMPORT, MAIN, wall=4.0), stack(MAIN, BACKWARD, wall=6.0), cuda=True)
 
     def verdict_of(gpu: LifetimeStats) -> str:
-        return verdict_on(find([learns], 0, 10 * SECOND, 4, gpu)).cause
+        return verdict_on(analyse([learns], 0, 10 * SECOND, 4, gpu)).cause
 
     assert verdict_of(life((0, 0), (5, 95), (9, 99), (9.9, 0), (10, 0))) == "compute-bound"
     assert verdict_of(life((0, 0), (3.9, 100), (10, 100))) == "compute-bound"
@@ -214,13 +222,13 @@ def test_a_gpu_that_is_busy_once_it_is_in_use_is_what_the_program_waits_for() ->
     assert verdict_of(life((0, 0), (10, 0))) == "small batches"
 
 
-def test_use_is_counted_from_the_first_value_above_zero_to_the_end_of_the_last() -> None:
+def test_in_use_spans_first_to_last_positive_utilisation() -> None:
     assert life((0, 0), (10, 0)).in_use is None
-    assert life((0, 50)).in_use is None  # one sample has no length
+    assert life((0, 50)).in_use is None  # one sample has no duration
     assert life((0, 0), (2, 50), (4, 0), (6, 100), (7, 0), (9, 0)).in_use == pytest.approx((5.0, 40.0))
 
 
-def test_what_follows_the_last_sample_of_a_program_that_went_on_is_unattributed() -> None:
+def test_time_after_last_sample_is_unattributed() -> None:
     silent = process(stack(MAIN, STEP, wall=4.0))
     findings = found(replace(silent, closed_ns=9 * SECOND))
     assert findings.idle == pytest.approx({"environment": 0.4, "start-up and exit": 0.1})
@@ -229,17 +237,19 @@ def test_what_follows_the_last_sample_of_a_program_that_went_on_is_unattributed(
 
 def gpu_learner(active: float, kernel_us: float) -> Process:
     learning = stack(MAIN, BACKWARD, wall=10.0, known=1.0, active=active)
-    return process(learning, cuda=True, computing=Computing(4, 1.0, active, kernel_us))
+    return process(learning, cuda=True, kernel_activity=KernelActivity(4, 1.0, active, kernel_us))
 
 
 def worker(*many: Stack) -> Process:
     return process(*[replace(s, frames=(*s.frames, BOOTSTRAP)) for s in many], worker=True)
 
 
-TALKER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.9), stack(MAIN, TRAIN, wall=1.0))
-LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MAIN, TRAIN, wall=1.0))
-# As the talker, where others want the cores as well.
-CROWDED = replace(TALKER, stacks=tuple(replace(s, on_core=0.3 * s.wall, queued=0.6 * s.wall) for s in TALKER.stacks))
+SENDING_LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.9), stack(MAIN, TRAIN, wall=1.0))
+WAITING_LEADER = process(stack(MAIN, COLLECT, STEP, RECV, wall=9.0, busy=0.05), stack(MAIN, TRAIN, wall=1.0))
+# As SENDING_LEADER, but with contention for cores.
+CONTENDED_LEADER = replace(
+    SENDING_LEADER, stacks=tuple(replace(s, on_core=0.3 * s.wall, queued=0.6 * s.wall) for s in SENDING_LEADER.stacks)
+)
 CASES = [
     ("compute-bound", [gpu_learner(0.97, 300.0)]),
     ("small batches", [gpu_learner(0.2, 3.0)]),
@@ -247,15 +257,21 @@ CASES = [
     ("compute-bound", [process(stack(MAIN, TRAIN, wall=10.0, known=1.0, active=0.9))]),
     ("environment computes", [process(stack(MAIN, STEP, wall=10.0))]),
     ("environment waits", [process(stack(MAIN, STEP, wall=10.0, busy=0.01))]),
-    ("environment computes", [LEADER, worker(stack(STEP, wall=8.0), stack(RECV, wall=2.0, busy=0.1))]),
-    ("environment waits", [LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
-    ("messages to workers", [LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))]),
-    ("messages to workers", [LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # none was seen to step
-    ("messages to workers", [LEADER, worker(stack(STEP, wall=0.2, busy=0.1), stack(RECV, wall=9.8, busy=0.1))]),
-    ("messages to workers", [CROWDED, worker(stack(STEP, wall=1.5, busy=0.1), stack(RECV, wall=8.5, busy=0.1))]),
-    ("messages to workers", [TALKER, worker(stack(STEP, wall=0.5, busy=0.1), stack(RECV, wall=9.5, busy=0.1))]),
-    ("environment computes", [TALKER, worker(stack(STEP, wall=6.0), stack(RECV, wall=4.0, busy=0.1))]),
-    # Half of the time is learning's; in the other half a main process that spins waits for workers that step.
+    ("environment computes", [WAITING_LEADER, worker(stack(STEP, wall=8.0), stack(RECV, wall=2.0, busy=0.1))]),
+    ("environment waits", [WAITING_LEADER, worker(stack(STEP, wall=8.0, busy=0.02), stack(RECV, wall=2.0, busy=0.1))]),
+    (
+        "messages to workers",
+        [WAITING_LEADER, worker(stack(STEP, wall=0.1), stack(MAIN, wall=1.0), stack(RECV, wall=9.0))],
+    ),
+    ("messages to workers", [WAITING_LEADER, worker(stack(RECV, wall=10.0, busy=0.1))]),  # no stepping was sampled
+    ("messages to workers", [WAITING_LEADER, worker(stack(STEP, wall=0.2, busy=0.1), stack(RECV, wall=9.8, busy=0.1))]),
+    (
+        "messages to workers",
+        [CONTENDED_LEADER, worker(stack(STEP, wall=1.5, busy=0.1), stack(RECV, wall=8.5, busy=0.1))],
+    ),
+    ("messages to workers", [SENDING_LEADER, worker(stack(STEP, wall=0.5, busy=0.1), stack(RECV, wall=9.5, busy=0.1))]),
+    ("environment computes", [SENDING_LEADER, worker(stack(STEP, wall=6.0), stack(RECV, wall=4.0, busy=0.1))]),
+    # Half of the time is learning; in the other half the main process busy-waits for workers that step.
     (
         "environment computes",
         [
@@ -272,42 +288,44 @@ CASES = [
 
 
 @pytest.mark.parametrize(("cause", "many"), CASES, ids=[f"{cause} {i}" for i, (cause, _) in enumerate(CASES)])
-def test_the_evidence_leads_to_the_cause(cause: str, many: list[Process]) -> None:
+def test_verdict_names_expected_cause(cause: str, many: list[Process]) -> None:
     assert verdict_on(found(*many)).cause == cause
 
 
-def test_waiting_for_the_network_is_called_so() -> None:
+def test_verdict_names_waiting_for_network() -> None:
     asking = worker(stack(STEP, SOCKET, wall=10.0, busy=0.02))
-    assert "waited for the network" in verdict_on(found(LEADER, asking)).sentence
+    assert "waited for the network" in verdict_on(found(WAITING_LEADER, asking)).sentence
 
 
-def test_many_native_threads_on_few_cores_are_too_many() -> None:
-    crowded = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
-    crowded = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in crowded]
-    assert verdict_on(found(LEADER, *crowded)).cause == "too many threads"
+def test_many_native_threads_on_few_cores_are_reported() -> None:
+    contended = [replace(worker(stack(STEP, wall=10.0)), tasks=16, cpu_seconds=20.0) for _ in range(4)]
+    contended = [replace(p, stacks=tuple(replace(s, on_core=3.0, queued=7.0) for s in p.stacks)) for p in contended]
+    assert verdict_on(found(WAITING_LEADER, *contended)).cause == "too many threads"
 
 
-def test_a_program_that_waits_for_cores_that_others_use_is_told_so() -> None:
+def test_cpu_contention_by_other_programs_is_reported() -> None:
     waiting = process(replace(stack(COLLECT, STEP, wall=10.0), on_core=2.0, queued=6.0))
     for others, cause in ((2.5, "CPU contention"), (1.5, "environment computes"), (None, "environment computes")):
-        findings = find([waiting], 0, 10 * SECOND, 4, None, others)
+        findings = analyse([waiting], 0, 10 * SECOND, 4, None, others)
         assert verdict_on(findings).cause == cause
-    told = verdict_on(find([waiting], 0, 10 * SECOND, 4, None, 2.5)).sentence
-    assert "other programs use 2.5 of 4 cores, and runnable threads spend 75 % of their time waiting for one" in told
+    sentence = verdict_on(analyse([waiting], 0, 10 * SECOND, 4, None, 2.5)).sentence
+    assert (
+        "other programs use 2.5 of 4 cores, and runnable threads spend 75 % of their time waiting for one" in sentence
+    )
     for on_core, queued, cause in ((6.0, 2.0, "environment computes"), (0.2, 1.0, "environment waits")):
         one = process(*(replace(s, on_core=on_core, queued=queued) for s in waiting.stacks))
-        assert verdict_on(find([one], 0, 10 * SECOND, 4, None, 2.5)).cause == cause
+        assert verdict_on(analyse([one], 0, 10 * SECOND, 4, None, 2.5)).cause == cause
 
 
-def test_what_workers_do_is_not_diluted_by_the_start_of_the_leading_process() -> None:
+def test_worker_shares_exclude_startup_of_leader() -> None:
     leader = process(stack(MAIN, IMPORT, MAIN, wall=8.0), stack(MAIN, COLLECT, STEP, RECV, wall=2.0, busy=0.05))
     many = [worker(stack(RECV, wall=8.0, busy=0.0), stack(STEP, wall=seconds)) for seconds in (1.0, 2.0, 2.0)]
-    workers = found(leader, *many).workers  # the first one left no samples of its last second
+    workers = found(leader, *many).workers  # the first one has no samples of its last second
     assert workers is not None
     assert (workers.count, workers.cores, workers.stepping, workers.working) == pytest.approx((3, 3.0, 1.0, 1.0))
 
 
-def test_a_helper_that_alone_uses_the_gpu_leads() -> None:
+def test_leader_is_only_process_that_uses_gpu() -> None:
     main, helper = process(stack(MAIN, RECV, wall=10.0)), process(stack(BOOTSTRAP, BACKWARD, wall=9.0), worker=True)
     assert found(main, helper).leader is main
     helper = replace(helper, uses_cuda=True)

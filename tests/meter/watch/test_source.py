@@ -1,4 +1,4 @@
-"""The class of a function by its source."""
+"""Finding a function's class from the source, and whether it steps an environment."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def step():
         (999, "gone", ("gone", False)),
     ],
 )
-def test_a_function_is_found_with_its_class_and_whether_it_steps(
+def test_function_at_finds_class_and_recognises_env_steps(
     tmp_path: Path, line: int, name: str, found: tuple[str, bool]
 ) -> None:
     path = tmp_path / "game.py"
@@ -57,5 +57,5 @@ def test_a_function_is_found_with_its_class_and_whether_it_steps(
     assert function_at(str(path), line, name) == found
 
 
-def test_without_source_the_name_is_left_as_it_is() -> None:
+def test_function_at_without_source_returns_plain_name() -> None:
     assert function_at("<string>", 1, "step") == ("step", False)

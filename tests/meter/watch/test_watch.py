@@ -1,4 +1,4 @@
-"""`unidle watch` as a user meets it: real commands, run as they are."""
+"""`unidle watch` with real commands."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("psutil")
-PROGRAM = [str(Path(sys.executable).with_name("unidle")), "watch"]
-# The same without the cores that other programs use: a planted cause must be found while other tests share the machine.
+PROGRAM = [sys.executable, "-m", "unidle", "watch"]
+# Ignores CPU use by other programs: a planted cause must be found while other tests use the machine.
 ALONE = [
     sys.executable,
     "-c",
@@ -27,7 +27,7 @@ ALONE = [
     "watch",
 ]
 
-# A loop of one's own, without any library: it has a step and a reset, and so it is an environment.
+# A training loop without any library: the class has step and reset, so it counts as an environment.
 LOOP = """
 import sys, time
 class Game:
@@ -60,19 +60,19 @@ def python(folder: Path, script: str, *words: str, **more: Any) -> subprocess.Co
 
 
 def watch_alone(folder: Path, script: str) -> tuple[dict[str, Any], str]:
-    """Watch a Python script without regard to other programs' cores; returns watch.json and the printed report."""
+    """Watch a Python script, ignoring other programs; returns watch.json and the printed report."""
     done = python(folder, script, own=("--out", "found"), program=ALONE)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "found" / "watch.json").read_text()), done.stderr
 
 
 def shares(report: str) -> list[int]:
-    """The column of shares, its sum last."""
+    """The column of shares, with the total last."""
     rows = report.partition("main process  ")[2].partition("\n\n")[0].splitlines()[1:]
     return [int(re.search(r"(\d+) %", row)[1]) for row in rows]  # type: ignore[index]
 
 
-def test_what_a_command_reads_writes_and_returns_passes_through(tmp_path: Path) -> None:
+def test_stdin_stdout_and_exit_status_pass_through(tmp_path: Path) -> None:
     program = "import sys; print(sys.argv[1:], sys.stdin.read()); print('oh', file=sys.stderr); sys.exit(7)"
     done = python(tmp_path, program, "--json", "--out", "a b", text="hello")
     assert done.stdout == "['--json', '--out', 'a b'] hello\n"
@@ -80,22 +80,22 @@ def test_what_a_command_reads_writes_and_returns_passes_through(tmp_path: Path) 
     assert done.returncode == 7
 
 
-def test_a_command_that_a_signal_ends_ends_the_watcher_by_the_same(tmp_path: Path) -> None:
+def test_watcher_ends_with_signal_of_command(tmp_path: Path) -> None:
     done = python(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
     assert "unidle watched this command for" in done.stderr
 
 
 @pytest.mark.parametrize("status", [0, 7])
-def test_the_exit_status_is_the_commands_own_whatever_becomes_of_the_report(tmp_path: Path, status: int) -> None:
+def test_exit_status_is_kept_when_report_cannot_be_written(tmp_path: Path, status: int) -> None:
     read, write = os.pipe()
     os.close(read)
     words = ["sh", "-c", f"exit {status}"]
-    with os.fdopen(write) as gone:  # nobody reads the report
+    with os.fdopen(write) as gone:  # the report's pipe is closed
         done = subprocess.run([*PROGRAM, "--out", "found", "--", *words], cwd=tmp_path, stderr=gone, timeout=60)
     assert done.returncode == status
     assert (tmp_path / "found" / "watch.json").exists()
-    # Meanwhile the command has put something else in the folder's place.
+    # The command replaces the output folder with a file.
     done = watch(tmp_path, "sh", "-c", f"rm -r found; touch found; exit {status}", own=("--out", "found"))
     assert done.returncode == status
     assert done.stderr.splitlines()[-1].startswith("unidle: The report could not be written: ")
@@ -103,7 +103,7 @@ def test_the_exit_status_is_the_commands_own_whatever_becomes_of_the_report(tmp_
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_command_runs(tmp_path: Path) -> None:
+def test_uncreatable_output_folder_is_an_error_before_command_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = watch(tmp_path, "touch", "ran", own=("--out", "file/found"))
     assert done.returncode == 2
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_command_runs(tmp_path: 
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_watcher_that_was_started_without_care_for_children_keeps_the_exit_status(tmp_path: Path) -> None:
+def test_exit_status_is_kept_when_sigchld_is_ignored(tmp_path: Path) -> None:
     command = [*PROGRAM, "--", "sh", "-c", "exit 3"]
     ignore = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
@@ -120,12 +120,12 @@ def test_a_watcher_that_was_started_without_care_for_children_keeps_the_exit_sta
     assert done.returncode == 3, done.stderr
 
 
-def test_flags_of_the_command_are_not_taken_for_the_watchers(tmp_path: Path) -> None:
+def test_flags_after_command_belong_to_command(tmp_path: Path) -> None:
     done = watch(tmp_path, "no-such-program", "--json")
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_signal_to_the_watcher_reaches_the_command_once(tmp_path: Path) -> None:
+def test_signal_to_watcher_reaches_command_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import signal, time\n"
         "seen = []\n"
@@ -133,7 +133,7 @@ def test_a_signal_to_the_watcher_reaches_the_command_once(tmp_path: Path) -> Non
         "print('ready', flush=True)\n"
         "end = time.monotonic() + 30\n"
         "while not seen and time.monotonic() < end: time.sleep(0.01)\n"
-        "end = time.monotonic() + 0.4\n"  # in which a second one would arrive
+        "end = time.monotonic() + 0.4\n"  # time for a second one to arrive
         "while time.monotonic() < end: time.sleep(0.01)\n"
         "raise SystemExit(40 + len(seen))\n"
     )
@@ -145,7 +145,7 @@ def test_a_signal_to_the_watcher_reaches_the_command_once(tmp_path: Path) -> Non
         assert run.wait(30) == 41
 
 
-def test_the_command_finds_the_environment_and_the_sitecustomize_that_it_would_find(tmp_path: Path) -> None:
+def test_command_keeps_its_environment_and_sitecustomize(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.environ['MINE'] = __file__")
     env = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     program = (
@@ -156,8 +156,8 @@ def test_the_command_finds_the_environment_and_the_sitecustomize_that_it_would_f
     assert done.stdout == "[] True\n", done.stderr
 
 
-def test_a_program_with_one_thread_forks_as_it_would_unwatched(tmp_path: Path) -> None:
-    # From Python 3.12 on, to fork beside another thread is a warning; before, at least the count tells.
+def test_fork_in_single_threaded_program_does_not_warn(tmp_path: Path) -> None:
+    # Since Python 3.12, forking with another thread running is a warning; before, check the number of threads.
     program = (
         "import os\n"
         "pid = os.fork()\n"
@@ -169,20 +169,20 @@ def test_a_program_with_one_thread_forks_as_it_would_unwatched(tmp_path: Path) -
         "print(os.read(r, 9))\n"
     )
     done = watch(tmp_path, sys.executable, "-W", "error", "-c", program)
-    # Hooks run in reverse order of registration: this one still sees the sampler, which the next one stops.
+    # Hooks run in reverse order of registration, so this one may still see the sampler, which the next one stops.
     assert done.stdout in ("b'1'\n", "b'2'\n")
     assert "Warning" not in done.stderr
     assert done.returncode == 0
 
 
-def test_a_program_that_is_no_python_is_run_and_the_lack_of_samples_told(tmp_path: Path) -> None:
+def test_non_python_command_runs_and_reports_missing_samples(tmp_path: Path) -> None:
     done = watch(tmp_path, "sh", "-c", "echo hello; exit 3")
     assert (done.stdout, done.returncode) == ("hello\n", 3)
     assert "no Python process of the command could be sampled" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["--", "no-such-program"], ["python", "train.py"], ["--"], []])
-def test_a_mistake_gets_one_sentence(tmp_path: Path, words: list[str]) -> None:
+def test_usage_error_is_one_line(tmp_path: Path, words: list[str]) -> None:
     done = subprocess.run([*PROGRAM, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("unidle: ")
@@ -190,7 +190,7 @@ def test_a_mistake_gets_one_sentence(tmp_path: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("work", "cause"), [(SLEEP, "environment waits"), (BURN, "environment computes")])
-def test_an_environment_that_waits_is_told_from_one_that_computes(tmp_path: Path, work: str, cause: str) -> None:
+def test_waiting_env_is_distinguished_from_computing_env(tmp_path: Path, work: str, cause: str) -> None:
     found, report = watch_alone(tmp_path, LOOP.format(work=work, seconds=1.8))
     assert found["cause"] == cause, report
     assert "`Game.step` (environment)" in found["verdict"]
@@ -200,9 +200,7 @@ def test_an_environment_that_waits_is_told_from_one_that_computes(tmp_path: Path
     assert found["idle"]["environment"] > 0.6
 
 
-def test_with_a_gpu_idle_time_is_divided_by_what_the_program_did(
-    tmp_path: Path, fake_driver: Callable[..., dict[str, str]]
-) -> None:
+def test_gpu_idle_time_is_attributed_to_activities(tmp_path: Path, fake_driver: Callable[..., dict[str, str]]) -> None:
     done = python(tmp_path, LOOP.format(work=SLEEP, seconds=2.0), env=fake_driver(), program=ALONE)
     assert re.search(r"^GPU idle \d+ %: \d+ % of that in `Game.step`", done.stderr, re.MULTILINE), done.stderr
     assert "gpu 0 Fake Large" in done.stderr
@@ -223,10 +221,10 @@ torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
 """
 
 
-def test_a_program_that_uses_the_gpu_is_followed_reading_by_reading(
+def test_gpu_program_gets_busy_share_from_driver_readings(
     tmp_path: Path, fake_driver: Callable[..., dict[str, str]]
 ) -> None:
-    # By the fake driver utilisation rises by 20 points a second, from one reading to the next.
+    # The fake driver's utilisation rises by 20 points per second.
     program = USES_CUDA + LOOP.format(work=SLEEP, seconds=1.5) + "time.sleep(1.5)\n"
     done = python(tmp_path, program, env=fake_driver("gpu 0"), own=("--out", "found"))
     found = json.loads((tmp_path / "found" / "watch.json").read_text())
@@ -237,10 +235,8 @@ def test_a_program_that_uses_the_gpu_is_followed_reading_by_reading(
 
 
 @pytest.mark.parametrize("gpu", ["gpu 0", "gpu 1"])
-def test_only_a_gpu_that_the_command_uses_counts(
-    tmp_path: Path, fake_driver: Callable[..., dict[str, str]], gpu: str
-) -> None:
-    # By way of a shell: the process that uses the GPU is not the one that was started.
+def test_only_gpu_used_by_command_counts(tmp_path: Path, fake_driver: Callable[..., dict[str, str]], gpu: str) -> None:
+    # Through a shell: the process that uses the GPU is not the one that was started.
     (tmp_path / "program.py").write_text(LOOP.format(work=SLEEP, seconds=1.8))
     words = ["sh", "-c", f"sh -c 'echo $$ > gpu.pid; exec {sys.executable} program.py'; true"]
     done = watch(tmp_path, *words, env=fake_driver(gpu), own=("--out", "found"))
@@ -250,7 +246,7 @@ def test_only_a_gpu_that_the_command_uses_counts(
     assert "does not show which GPUs" not in done.stderr
 
 
-def test_names_that_are_not_ascii_are_read(tmp_path: Path) -> None:
+def test_non_ascii_names_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "Übung 🚀"
     folder.mkdir()
     found, report = watch_alone(folder, LOOP.format(work=SLEEP, seconds=1.5).replace("think", "überlege"))
@@ -290,10 +286,10 @@ def test_worker_processes_are_sampled_and_counted(tmp_path: Path) -> None:
     assert found["cause"] == "environment computes", report
     assert re.search(r"in `Games.step_wait` \(environment\) while 3 worker processes used [\d.]+ of", found["verdict"])
     assert found["workers"]["where"] == "Game.step"
-    assert sum(process["leads"] for process in found["processes"]) == 1
+    assert sum(process["main"] for process in found["processes"]) == 1
 
 
-def test_a_torch_program_that_computes_is_called_compute_bound(tmp_path: Path) -> None:
+def test_computing_torch_program_is_compute_bound(tmp_path: Path) -> None:
     program = (
         "import time, torch\n"
         "torch.set_num_threads(1)\n"
@@ -305,7 +301,7 @@ def test_a_torch_program_that_computes_is_called_compute_bound(tmp_path: Path) -
     assert next(row for row in found["rows"] if row["activity"] == "user code")["active"] > 0.6
 
 
-def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Path) -> None:
+def test_sb3_with_subproc_vec_env_waits_for_environments(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     program = (
         "import time, gymnasium, torch\n"
@@ -315,7 +311,7 @@ def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Pat
         "torch.set_num_threads(1)\n"
         "ends = []\n"
         "def go_on(*_):\n"
-        "    ends or ends.append(time.monotonic() + 4)\n"  # however long it took to start
+        "    ends or ends.append(time.monotonic() + 4)\n"  # independent of the start-up time
         "    return time.monotonic() < ends[0]\n"
         "model = PPO('MlpPolicy', envs, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
         "model.learn(10**9, callback=go_on)\n"
@@ -328,8 +324,8 @@ def test_sb3_with_many_worker_processes_waits_for_its_environments(tmp_path: Pat
     assert "OnPolicyAlgorithm.collect_rollouts" in report
 
 
-def test_the_sampler_takes_little_time(tmp_path: Path) -> None:
-    """A bound that catches mistakes, not a measurement: CPU time of the watched process beyond its own work."""
+def test_sampler_uses_little_cpu_time(tmp_path: Path) -> None:
+    """A loose bound on the extra CPU time of the watched process."""
     program = LOOP.format(work=SLEEP, seconds=2.0) + "print(time.process_time())\n"
     (tmp_path / "bare.py").write_text(program)
     with subprocess.Popen([sys.executable, "bare.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as bare:
@@ -340,9 +336,7 @@ def test_the_sampler_takes_little_time(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("windows", [True, False])
-def test_on_a_gpu_the_table_comes_from_windows_if_asked_for_and_else_from_the_driver(
-    tmp_path: Path, windows: bool
-) -> None:
+def test_gpu_table_comes_from_windows_or_driver(tmp_path: Path, windows: bool) -> None:
     program = (
         "import time, torch\n"
         "net, x = torch.nn.Linear(64, 64).cuda(), torch.randn(8, 64, device='cuda')\n"

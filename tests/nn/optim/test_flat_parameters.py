@@ -1,3 +1,5 @@
+"""Flat parameters: gradients, clipping and steps match those of separate parameters."""
+
 from __future__ import annotations
 
 import copy
@@ -24,95 +26,111 @@ class Net(nn.Module):
 
 
 def gradients(module: nn.Module) -> Tensor:
-    """What torch left in .grad, one after the other, 0 where it left nothing."""
+    """All .grad tensors, concatenated; 0 where there is none."""
     trained = [p for p in module.parameters() if p.requires_grad]
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
 
 
-def gradients_by_place(flat: FlatParameters, module: nn.Module) -> Tensor:
-    """The same from the flat gradient: each parameter's part lies where the parameter lies in the flat tensor."""
+def flat_gradients(flat: FlatParameters, module: nn.Module) -> Tensor:
+    """The same from the flat gradient, at each parameter's offset in the flat tensor."""
     parts = []
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.numel():
             start = (parameter.data_ptr() - flat.flat.data_ptr()) // 4
-            parts.append(flat.grad[start : start + parameter.numel()])
+            parts.append(flat.grad.view(-1)[start : start + parameter.numel()])
     return torch.cat(parts)
 
 
 @pytest.fixture
-def pair() -> tuple[Net, Net, FlatParameters, Tensor]:
-    """A plain net, its twin with flat parameters, and an input."""
+def nets() -> tuple[Net, Net, FlatParameters, Tensor]:
+    """A plain net, its copy with flat parameters, these parameters, and an input."""
     torch.manual_seed(0)
     plain = Net()
-    twin = copy.deepcopy(plain)
-    return plain, twin, FlatParameters(twin), torch.randn(20, 3)
+    flattened = copy.deepcopy(plain)
+    return plain, flattened, FlatParameters(flattened), torch.randn(20, 3)
 
 
-def test_taking_over_changes_no_value(pair: tuple[Net, Net, FlatParameters, Tensor]) -> None:
-    plain, twin, _, inputs = pair
-    assert torch.equal(twin.body(inputs), plain.body(inputs))
+def test_flattening_changes_no_values(nets: tuple[Net, Net, FlatParameters, Tensor]) -> None:
+    plain, flattened, _, inputs = nets
+    assert torch.equal(flattened.body(inputs), plain.body(inputs))
     for name, value in plain.state_dict().items():
-        assert torch.equal(twin.state_dict()[name], value)
+        assert torch.equal(flattened.state_dict()[name], value)
 
 
-def test_gradients_are_those_of_torch_and_zero_where_the_loss_does_not_reach(
-    pair: tuple[Net, Net, FlatParameters, Tensor],
+def test_gradients_match_torch_and_are_zero_where_unreached(
+    nets: tuple[Net, Net, FlatParameters, Tensor],
 ) -> None:
-    plain, twin, flat, inputs = pair
+    plain, flattened, flat, inputs = nets
     flat.grad.fill_(7.0)
-    flat.backward(twin.loss(inputs))
+    flat.backward(flattened.loss(inputs))
     plain.loss(inputs).backward()
-    assert torch.equal(gradients_by_place(flat, twin), gradients(plain))
+    assert torch.equal(flat_gradients(flat, flattened), gradients(plain))
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
-def test_clipping_is_that_of_torch(pair: tuple[Net, Net, FlatParameters, Tensor], max_norm: float) -> None:
-    plain, twin, flat, inputs = pair
-    flat.backward(twin.loss(inputs))
+def test_clipping_matches_torch(nets: tuple[Net, Net, FlatParameters, Tensor], max_norm: float) -> None:
+    plain, flattened, flat, inputs = nets
+    flat.backward(flattened.loss(inputs))
     flat_before = flat.grad.clone()
-    norm = flat.clip_(max_norm)
+    (norm,) = flat.clip_(torch.tensor([max_norm]))
     plain.loss(inputs).backward()
     expected_norm = nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
     torch.testing.assert_close(norm, expected_norm)
-    torch.testing.assert_close(gradients_by_place(flat, twin), gradients(plain))
+    torch.testing.assert_close(flat_gradients(flat, flattened), gradients(plain))
     assert torch.equal(flat.grad, flat_before) == (max_norm > 1e5)
 
 
-def test_adam_on_the_flat_tensor_moves_the_module_as_adam_on_its_parameters_would(
-    pair: tuple[Net, Net, FlatParameters, Tensor],
+def test_adam_on_flat_tensor_matches_adam_on_parameters(
+    nets: tuple[Net, Net, FlatParameters, Tensor],
 ) -> None:
-    plain, twin, flat, inputs = pair
+    plain, flattened, flat, inputs = nets
     ours, theirs = torch.optim.Adam([flat.flat], lr=0.1), torch.optim.Adam(plain.parameters(), lr=0.1)
     for _ in range(5):
-        flat.backward(twin.loss(inputs))
-        flat.clip_(1.0)
+        flat.backward(flattened.loss(inputs))
+        flat.clip_(torch.tensor([1.0]))
         ours.step()
         theirs.zero_grad()
         plain.loss(inputs).backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         theirs.step()
     for name, value in plain.state_dict().items():
-        torch.testing.assert_close(twin.state_dict()[name], value, msg=name)
-    assert not torch.equal(twin.body[0].weight, Net().body[0].weight)
+        torch.testing.assert_close(flattened.state_dict()[name], value, msg=name)
+    assert not torch.equal(flattened.body[0].weight, Net().body[0].weight)
 
 
-def test_every_parameter_is_an_aligned_view_of_the_flat_tensor(pair: tuple[Net, Net, FlatParameters, Tensor]) -> None:
-    _, twin, flat, _ = pair
+def test_parameters_are_aligned_views_of_flat_tensor(nets: tuple[Net, Net, FlatParameters, Tensor]) -> None:
+    _, flattened, flat, _ = nets
     start, end = flat.flat.data_ptr(), flat.flat.data_ptr() + flat.flat.numel() * 4
-    trained = [p for p in twin.parameters() if p.requires_grad and p.numel()]
+    trained = [p for p in flattened.parameters() if p.requires_grad and p.numel()]
     assert all(start <= p.data_ptr() < end and (p.data_ptr() - start) % 256 == 0 for p in trained)
-    assert not start <= twin.frozen.data_ptr() < end
+    assert not start <= flattened.frozen.data_ptr() < end
 
 
-def test_a_state_dict_loads_into_the_flat_tensor_in_place(pair: tuple[Net, Net, FlatParameters, Tensor]) -> None:
-    _, twin, flat, inputs = pair
+def test_state_dict_loads_into_flat_tensor_in_place(nets: tuple[Net, Net, FlatParameters, Tensor]) -> None:
+    _, flattened, flat, inputs = nets
     other = Net()
-    places = [p.data_ptr() for p in twin.parameters()]
-    twin.load_state_dict(other.state_dict())
-    assert [p.data_ptr() for p in twin.parameters()] == places
+    addresses = [p.data_ptr() for p in flattened.parameters()]
+    flattened.load_state_dict(other.state_dict())
+    assert [p.data_ptr() for p in flattened.parameters()] == addresses
     weight = other.body[2].weight
-    start = (twin.body[2].weight.data_ptr() - flat.flat.data_ptr()) // 4
-    assert torch.equal(flat.flat[start : start + weight.numel()].view_as(weight), weight)
-    assert torch.equal(twin.body(inputs), other.body(inputs))
-    # and a checkpoint of the module is worth the same in a module that is not flat
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in twin.state_dict().items())
+    start = (flattened.body[2].weight.data_ptr() - flat.flat.data_ptr()) // 4
+    assert torch.equal(flat.flat.view(-1)[start : start + weight.numel()].view_as(weight), weight)
+    assert torch.equal(flattened.body(inputs), other.body(inputs))
+    # the state dict equals that of a module without flat parameters
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in flattened.state_dict().items())
+
+
+def test_members_have_own_rows_and_are_clipped_separately() -> None:
+    torch.manual_seed(3)
+    nets, inputs, limits = [Net() for _ in range(3)], torch.randn(20, 3), torch.tensor([0.1, 1e6, 0.5])
+    flattened_nets = copy.deepcopy(nets)
+    together, alone = FlatParameters(*flattened_nets), [FlatParameters(net) for net in nets]
+    assert together.flat.shape == (3, alone[0].flat.shape[1])
+    together.backward(torch.stack([flattened.loss(inputs) for flattened in flattened_nets]).sum())
+    norms = together.clip_(limits)
+    for member, (net, own) in enumerate(zip(nets, alone)):
+        own.backward(net.loss(inputs))
+        (norm,) = own.clip_(limits[member : member + 1])
+        assert torch.equal(norm, norms[member])
+        assert torch.equal(own.grad[0], together.grad[member])
+        assert torch.equal(own.flat[0], together.flat[member])

@@ -1,4 +1,4 @@
-"""The dashboard's server is asked as a browser would, and as somebody would who wants what it must not give."""
+"""The dashboard's server: pages, live data, confinement to the run folder, and access control."""
 
 from __future__ import annotations
 
@@ -8,47 +8,53 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from email.message import Message
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import pytest
-from dashboard_runs import iteration, make_run, segment, serving, write_lines
+from dashboard_runs import evaluation, iteration, make_run, segment, serving, write_lines
 
 from unidle.cli.main import run as command_line
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.errors import UsageError
+from unidle.report.dashboard import connection
 from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.page import plotly_script
-from unidle.report.dashboard.runs import Reader, Rows
+from unidle.report.dashboard.runs import Reader, Rows, as_json, whole_view
 from unidle.report.dashboard.serve import serve
 
-NASTY = "<img src=x onerror=alert(1)>"
+TOKEN = "0123456789abcdef"
+MARKUP = "<img src=x onerror=alert(1)>"
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     headers: Message
     text: str
 
 
-def get(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
-    """The answer to a path exactly as it is, which a client library would tidy up."""
+def get(port: int, path: str, method: str = "GET", **headers: str) -> Response:
+    """Request a path exactly as given, without the normalisation of client libraries."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
         connection.putrequest(method, path, skip_host="host" in headers)
         for name, value in headers.items():
             connection.putheader(name, value)
         connection.endheaders()
-        answer = connection.getresponse()
-        return Answer(answer.status, answer.headers, answer.read().decode())
+        response = connection.getresponse()
+        return Response(response.status, response.headers, response.read().decode())
 
 
 class Events:
@@ -57,12 +63,12 @@ class Events:
     def __init__(self, port: int, path: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         self._connection.request("GET", path)
-        self._answer = self._connection.getresponse()
-        assert self._answer.status == 200
-        assert self._answer.headers["content-type"].startswith("text/event-stream")
+        self._response = self._connection.getresponse()
+        assert self._response.status == 200
+        assert self._response.headers["content-type"].startswith("text/event-stream")
 
     def next(self) -> Any:
-        while not (line := self._answer.readline()).startswith(b"data: "):
+        while not (line := self._response.readline()).startswith(b"data: "):
             assert line, "the stream ended"
         return json.loads(line.removeprefix(b"data: "))
 
@@ -76,19 +82,36 @@ def events_of(port: int, path: str) -> Iterator[Events]:
         yield events
 
 
+@contextmanager
+def dashboard_command(
+    folder: Path, *flags: str, files: int | None = None
+) -> Iterator[tuple[SplitResult, subprocess.Popen[str]]]:
+    """`unidle dashboard`, which may open `files` files; yields the printed address."""
+    command = [sys.executable, "-m", "unidle", "dashboard", str(folder), *flags]
+    if files:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "-", *command]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as server:
+        try:
+            assert server.stdout is not None
+            yield urlsplit(server.stdout.readline().split()[-1]), server
+        finally:
+            server.kill()
+
+
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 
-def test_pages_load_nothing_from_elsewhere_and_say_so(tmp_path: Path) -> None:
+def test_pages_load_only_own_files_and_set_csp(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
     with serving(tmp_path) as port:
         for path in ("/", "/run/x"):
-            answer = get(port, path)
-            assert answer.status == 200
-            policy = answer.headers["content-security-policy"]
+            response = get(port, path)
+            assert response.status == 200
+            policy = response.headers["content-security-policy"]
             assert "default-src 'none'" in policy
             assert "script-src 'self';" in policy
-            loaded = re.findall(r'(?:src|href)="([^"]*)"', answer.text)
+            loaded = re.findall(r'(?:src|href)="([^"]*)"', response.text)
             assert loaded
             assert all(re.match(r"/(static/[\w.]+\?v=\w+)?$|data:,$", address) for address in loaded), loaded
             for address in loaded:
@@ -97,7 +120,7 @@ def test_pages_load_nothing_from_elsewhere_and_say_so(tmp_path: Path) -> None:
         assert get(port, "/static/plotly.js").text == plotly_script()
 
 
-def test_there_is_nothing_but_the_pages(tmp_path: Path) -> None:
+def test_other_paths_and_methods_are_rejected(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
     with serving(tmp_path) as port:
         for path in ("/run/y", "/run/x/metrics.jsonl", "/run/x/checkpoints", "/static/page.py", "/docs"):
@@ -105,7 +128,7 @@ def test_there_is_nothing_but_the_pages(tmp_path: Path) -> None:
         assert get(port, "/", method="POST").status == 405
 
 
-def test_a_row_of_each_run_with_a_dash_for_what_is_unknown(tmp_path: Path) -> None:
+def test_run_rows_show_dashes_for_unknown_values(tmp_path: Path) -> None:
     make_run(tmp_path, "a", meter=True)
     (make_run(tmp_path, "b") / "metrics.jsonl").write_text("")
     (tmp_path / "not-a-run").mkdir()
@@ -128,15 +151,73 @@ def test_a_row_of_each_run_with_a_dash_for_what_is_unknown(tmp_path: Path) -> No
     assert rows.now()[1]["return"] == "21.00"
 
 
-@pytest.mark.parametrize("config", ["run: {timesteps: 2024-99-99}\n", "[" * 5000])
-def test_a_run_that_cannot_be_read_takes_no_other_from_the_page(config: str, tmp_path: Path) -> None:
+_ALIAS_BOMB = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in pairwise("abcdefghijklmnopqrstuvwxyz"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "run: {timesteps: 2024-99-99}\n",
+        "run: {timesteps: !!int ''}\n",
+        "[" * 5000,
+        f"run: {{env: [{'[' * 5000}",
+        f"{_ALIAS_BOMB}run: {{env: *z}}\n",
+        "a: 1\n" * 300_000,
+        "\0",
+    ],
+    ids=["date", "integer", "brackets", "brackets in a setting", "alias bomb", "long", "NUL"],
+)
+def test_unreadable_config_is_shown_and_does_not_hide_other_runs(config: str, tmp_path: Path) -> None:
     make_run(tmp_path, "a")
     (make_run(tmp_path, "b") / "config.yaml").write_text(config)
-    write_lines(make_run(tmp_path, "c") / "metrics.jsonl", [{**iteration(1), "wall": 10**400}])
-    assert {row["name"] for row in Rows(Runs(tmp_path)).now()} == {"a", "b", "c"}
+    with serving(tmp_path) as port, events_of(port, "/events") as events:
+        assert {row["name"]: row["state"] for row in events.next()} == {"a": "done", "b": "unreadable"}
+        with events_of(port, "/run/b/events") as run:  # its page shows what can be read
+            assert run.next()["figures"][0][:2] == ["Steps", "4,000"]
 
 
-def test_a_run_is_training_while_its_lock_is_held_and_comes_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["metrics.jsonl", "meter.jsonl", "changes.jsonl"])
+def test_hostile_records_do_not_hide_other_runs(file: str, tmp_path: Path) -> None:
+    make_run(tmp_path, "a")
+    folder = make_run(tmp_path, "b")
+    nested = '{"kind":' * 400 + "1" + "}" * 400
+    values = [
+        "[" * 100_000,
+        nested,
+        "1" + "0" * 400,
+        "9" * 5000,
+        "NaN",
+        "[[[]]]",
+        '{"x": {}}',
+        '"\\ud800"',
+        "null",
+        "true",
+    ]
+    keys = {key for made in (iteration, evaluation, segment) for key in made(1)} | {"change"}
+    records = [json.dumps(made(1))[:-1] for made in (iteration, evaluation, segment)]
+    rows = Rows(Runs(tmp_path))
+    for value in values:
+        lines = [value, *(f'{record}, "{key}": {value}}}' for record in ['{"_": 0', *records] for key in keys)]
+        (folder / file).write_text("".join(f"{line}\n" for line in lines))
+        assert {row["name"] for row in json.loads(as_json(rows.now()))} == {"a", "b"}, value[:20]
+        as_json(whole_view(folder))  # and its own page is complete
+
+
+def test_line_without_end_is_read_in_parts(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "x")
+    reader = Reader(folder)
+    reader.refresh()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("x" * (5 << 20) + "\n" + json.dumps(iteration(5)) + "\n")
+    tracemalloc.start()
+    assert reader.refresh()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+    assert reader.view()["figures"][0][1] == "5,000"
+
+
+def test_locked_run_is_training_and_listed_first(tmp_path: Path) -> None:
     make_run(tmp_path, "a", seconds=2)
     folder = make_run(tmp_path, "b", seconds=2)
     rows = Rows(Runs(tmp_path))
@@ -146,34 +227,34 @@ def test_a_run_is_training_while_its_lock_is_held_and_comes_first(tmp_path: Path
     assert {row["state"] for row in rows.now()} == {"stopped"}
 
 
-def test_a_look_at_a_run_keeps_nobody_from_training_in_it(tmp_path: Path) -> None:
+def test_reading_a_run_does_not_block_its_training_lock(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
     (folder / ".lock").touch()
-    looking = threading.Event()
+    is_reading = threading.Event()
 
-    def look() -> None:  # as a dashboard does, many thousand times as long
+    def read() -> None:  # like the dashboard, but for much longer
         with (folder / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            looking.set()
+            is_reading.set()
             time.sleep(0.04)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read)
     thread.start()
-    assert looking.wait(5)
+    assert is_reading.wait(5)
     run = RunFolder.open(folder)
-    run.lock()  # raises where it is refused
+    run.lock()  # raises if refused
     thread.join()
     assert Rows(Runs(tmp_path)).now()[0]["state"] == "training"
     run.unlock()
 
 
-def test_a_run_that_reached_its_target_is_done(tmp_path: Path) -> None:
+def test_run_that_reached_target_return_is_done(tmp_path: Path) -> None:
     make_run(tmp_path, "a", seconds=2, target_return=102.0)
     make_run(tmp_path, "b", seconds=2, target_return=102.5)
     assert [row["state"] for row in Rows(Runs(tmp_path)).now()] == ["done", "stopped"]
 
 
-def test_the_folder_of_one_run_shows_that_run_alone(tmp_path: Path) -> None:
+def test_folder_of_one_run_shows_only_that_run(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
     make_run(tmp_path, "y")
     with serving(tmp_path / "x") as port:
@@ -184,7 +265,7 @@ def test_the_folder_of_one_run_shows_that_run_alone(tmp_path: Path) -> None:
 # -- live data -----------------------------------------------------------------------------------------------------
 
 
-def test_a_new_record_arrives_within_a_second_and_half_of_one_waits(tmp_path: Path) -> None:
+def test_new_record_is_sent_within_a_second_and_partial_line_waits(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", timesteps=100_000)
     line = json.dumps(iteration(5)) + "\n"
     with serving(tmp_path) as port, events_of(port, "/run/x/events") as events, events_of(port, "/events") as rows:
@@ -193,18 +274,18 @@ def test_a_new_record_arrives_within_a_second_and_half_of_one_waits(tmp_path: Pa
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(line[:40])
             file.flush()
-            time.sleep(0.6)  # more than a look at the files takes
+            time.sleep(0.6)  # longer than the polling period
             file.write(line[40:])
             file.flush()
-            asked = time.monotonic()
+            written_at = time.monotonic()
             now = events.next()
-            assert time.monotonic() - asked < 1
+            assert time.monotonic() - written_at < 1
             assert now["figures"][0][:2] == ["Steps", "5,000"]
             assert rows.next()[0]["step"] == "5,000"
-            assert time.monotonic() - asked < 1.5
+            assert time.monotonic() - written_at < 1.5
 
 
-def test_a_resumed_run_is_told_from_its_new_beginning(tmp_path: Path) -> None:
+def test_replaced_files_of_resumed_run_are_read_from_start(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True)
     reader = Reader(folder)
     assert reader.refresh()
@@ -219,7 +300,7 @@ def test_a_resumed_run_is_told_from_its_new_beginning(tmp_path: Path) -> None:
     assert view["timeline"]["end"] == [1.0, 2.0]
 
 
-def test_a_file_rewritten_in_place_is_noticed_even_if_it_is_longer(tmp_path: Path) -> None:
+def test_file_rewritten_in_place_is_detected(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
     reader = Reader(folder)
     reader.refresh()
@@ -228,7 +309,7 @@ def test_a_file_rewritten_in_place_is_noticed_even_if_it_is_longer(tmp_path: Pat
     assert reader.view()["speed"]["seconds"] == [float(i) for i in range(10, 20)]
 
 
-def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
+def test_invalid_lines_are_ignored(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True)
     for name in ("metrics.jsonl", "meter.jsonl"):
         with (folder / name).open("a") as file:
@@ -241,19 +322,19 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     assert view["changes"] == [{"steps": 2000.0, "seconds": 2.0, "joules": 300.0, "change": "workers 1 → 2"}]
 
 
-def test_the_spans_of_a_segment_are_read_by_its_place_and_by_no_other(tmp_path: Path) -> None:
+def test_spans_are_read_only_at_segment_offsets(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True)
     reader = Reader(folder)
     reader.refresh()
-    places = reader.view()["timeline"]["place"]
-    assert places == [sum(map(len, lines)) for lines in _heads((folder / "meter.jsonl").read_bytes())]
+    places = reader.view()["timeline"]["offset"]
+    assert places == [sum(map(len, lines)) for lines in _preceding_lines((folder / "meter.jsonl").read_bytes())]
     with serving(tmp_path) as port:
         assert json.loads(get(port, f"/run/x/spans?at={places[2]}").text) == segment(3)["spans"]
         for wrong in (str(places[2] + 1), "-1", "", "9" * 30, "%C2%B2", "0x0"):
             assert get(port, f"/run/x/spans?at={wrong}").status == 404, wrong
 
 
-def _heads(text: bytes) -> list[list[bytes]]:
+def _preceding_lines(text: bytes) -> list[list[bytes]]:
     lines = text.splitlines(keepends=True)
     return [lines[:i] for i in range(len(lines))]
 
@@ -261,34 +342,34 @@ def _heads(text: bytes) -> list[list[bytes]]:
 # -- nothing outside the folder ------------------------------------------------------------------------------------
 
 
-def test_no_path_leads_out_of_the_folder(tmp_path: Path) -> None:
+def test_paths_cannot_escape_run_folder(tmp_path: Path) -> None:
     secret = make_run(tmp_path, "secret", env="Secret-v0")
     runs = tmp_path / "runs"
     make_run(runs, "x")
     (runs / "link").symlink_to(secret)
-    (runs / "beside").symlink_to(runs / "x")
+    (runs / "alias").symlink_to(runs / "x")
     paths = ["..", "%2e%2e", "../secret", "..%2fsecret", "%2e%2e%2fsecret", "..%5csecret", "x%2f..%2f..%2fsecret", "."]
-    paths += ["link", "beside", "%2f" + str(secret).strip("/").replace("/", "%2f"), "x%00", "%ff", "%ed%a0%80"]
+    paths += ["link", "alias", "%2f" + str(secret).strip("/").replace("/", "%2f"), "x%00", "%ff", "%ed%a0%80"]
     with serving(runs) as port:
         assert get(port, "/run/x").status == 200
         for path in paths:
             for end in ("", "/events", "/spans?at=0"):
-                answer = get(port, f"/run/{path}{end}")
-                assert answer.status == 404, path + end
-                assert "Secret" not in answer.text
+                response = get(port, f"/run/{path}{end}")
+                assert response.status == 404, path + end
+                assert "Secret" not in response.text
         for path in ("/static/..%2fpage.py", "/static/../page.py", "//etc/passwd", "/../secret/config.yaml"):
             assert get(port, path).status == 404, path
         assert [row["name"] for row in Rows(Runs(runs)).now()] == ["x"]
 
 
-def test_links_within_a_run_are_not_followed(tmp_path: Path) -> None:
+def test_symlinks_within_a_run_are_not_followed(tmp_path: Path) -> None:
     secret = make_run(tmp_path, "secret", meter=True)
     runs = tmp_path / "runs"
     run = make_run(runs, "x", seconds=1)
     for name in ("metrics.jsonl", "meter.jsonl"):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(secret / name)
-    os.mkfifo(run / "changes.jsonl")  # to open it would wait for ever
+    os.mkfifo(run / "changes.jsonl")  # opening it would block
     reader = Reader(run)
     reader.refresh()
     view = reader.view()
@@ -300,10 +381,10 @@ def test_links_within_a_run_are_not_followed(tmp_path: Path) -> None:
     assert Rows(Runs(runs)).now() == []
 
 
-# -- who may ask -----------------------------------------------------------------------------------------------------
+# -- access control --------------------------------------------------------------------------------------------------
 
 
-def test_names_of_strangers_are_refused(tmp_path: Path) -> None:
+def test_unknown_host_names_are_rejected(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
     with serving(tmp_path) as port:
         for name in ("127.0.0.1:8765", "localhost:8765", "localhost", "[::1]:8765", "LOCALHOST"):
@@ -314,7 +395,7 @@ def test_names_of_strangers_are_refused(tmp_path: Path) -> None:
                 assert get(port, path, host=name).status == 403, name
 
 
-def test_an_open_server_answers_to_addresses_and_its_own_names(tmp_path: Path) -> None:
+def test_public_server_accepts_addresses_and_its_own_name(tmp_path: Path) -> None:
     with serving(tmp_path, host="0.0.0.0", token="word") as port:
         for name, status in (("192.168.0.5:8765", 200), ("[fe80::1]:1", 200), ("evil.example", 403)):
             assert get(port, "/?token=word", host=name).status == status, name
@@ -322,7 +403,7 @@ def test_an_open_server_answers_to_addresses_and_its_own_names(tmp_path: Path) -
         assert get(port, "/?token=word", host="box.lan").status == 200
 
 
-def test_with_a_token_every_request_must_carry_it(tmp_path: Path) -> None:
+def test_every_request_needs_the_token(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
     paths = ("/", "/events", "/run/x", "/run/x/events", "/run/x/spans", "/static/plotly.js", "/nothing")
     with serving(tmp_path, token="word", port=8765) as port:
@@ -334,12 +415,77 @@ def test_with_a_token_every_request_must_carry_it(tmp_path: Path) -> None:
         assert "set-cookie" not in refused.headers
 
 
-def test_a_token_in_the_address_is_a_cookie_from_then_on(tmp_path: Path) -> None:
+def test_half_sent_requests_do_not_shut_others_out(tmp_path: Path) -> None:
+    """The server may open 256 files, and 400 connections never finish their request."""
+    make_run(tmp_path, "x")
+    with dashboard_command(tmp_path, "--port", "0", files=256) as (address, _), ExitStack() as stack:
+        assert get(address.port, f"/?{address.query}").status == 200
+        parts = [b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"]
+        for i in range(400):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", address.port), timeout=5))
+            peer.sendall(parts[i % 3])
+            if i % 50 == 49:
+                assert get(address.port, f"/?{address.query}").status == 200
+        with events_of(address.port, f"/run/x/events?{address.query}") as events:
+            assert events.next()["name"] == "x"
+
+
+def test_crowd_of_one_peer_does_not_close_connections_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_WAITING", 5)
+    with serving(tmp_path, token=TOKEN) as port, ExitStack() as stack:
+        other = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5, ("127.0.0.9", 0)))
+        other.sendall(b"GET / HTTP/1.1\r\n")
+        crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 5)) for _ in range(20)]
+        assert sum(_is_closed(peer) for peer in crowd) == 16
+        other.sendall(b"Host: localhost\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.1 401 ")
+
+
+def _is_closed(peer: socket.socket) -> bool:
+    peer.settimeout(0.1)
+    try:
+        return peer.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_request_must_arrive_in_time_however_it_trickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.3)
+    with serving(tmp_path) as port, events_of(port, "/events") as events:
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):  # also after an answered request
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+                peer.sendall(sent)
+                assert _seconds_until_closed(peer) < 2
+        assert events.next() == []  # an answer that lasts longer is not cut off
+
+
+def _seconds_until_closed(peer: socket.socket) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < 5:
+        try:
+            peer.sendall(b"X")
+        except ConnectionError:
+            break
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_refused_request_ends_its_connection(tmp_path: Path) -> None:
+    with serving(tmp_path, token=TOKEN) as port:
+        for path, headers in (("/", {}), (f"/?token={TOKEN}", {"host": "evil.example"})):
+            assert get(port, path, **headers).headers["connection"] == "close"
+
+
+def test_token_in_url_sets_cookie(tmp_path: Path) -> None:
     make_run(tmp_path, "x")
     with serving(tmp_path, token="word", port=8765) as port:
-        answer = get(port, "/?token=word")
-        assert answer.status == 200
-        assert answer.headers["set-cookie"] == "unidle-8765=word; Path=/; HttpOnly; SameSite=Strict"
+        response = get(port, "/?token=word")
+        assert response.status == 200
+        assert response.headers["set-cookie"] == "unidle-8765=word; Path=/; HttpOnly; SameSite=Strict"
         assert get(port, "/run/x", cookie="a=b; unidle-8765=word").status == 200
         assert get(port, "/run/x", cookie="unidle-8765=word", host="evil.example").status == 403
 
@@ -347,43 +493,69 @@ def test_a_token_in_the_address_is_a_cookie_from_then_on(tmp_path: Path) -> None
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_makes_a_token_for_others_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_command_creates_token_and_stops_on_ctrl_c(host: str, tmp_path: Path) -> None:
     make_run(tmp_path, "x")
-    command = [sys.executable, "-m", "unidle", "dashboard", str(tmp_path), "--host", "0.0.0.0", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        told = re.search(r"http://[^/]+:(\d+)/(\?token=\S{20,})$", server.stdout.readline().rstrip())
-        assert told
-        port = int(told[1])
-        assert get(port, "/").status == 401
-        with events_of(port, f"/run/x/events{told[2]}") as events:
+    with dashboard_command(tmp_path, "--host", host, "--port", "0") as (address, server):
+        assert len(address.query) >= len("token=") + 32
+        assert get(address.port, "/").status == 401
+        with events_of(address.port, f"/run/x/events?{address.query}") as events:
             assert events.next()["name"] == "x"
             server.send_signal(signal.SIGINT)  # with a page still open
             time.sleep(0.05)
             server.send_signal(signal.SIGINT)  # an impatient second one
-            _, complaints = server.communicate(timeout=10)
-    assert (server.returncode, complaints) == (0, "")
+            _, errors = server.communicate(timeout=10)
+    assert (server.returncode, errors) == (0, "")
 
 
-def test_mistakes_get_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_from_environment_is_used_and_not_in_the_list_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIDLE_DASHBOARD_TOKEN", TOKEN)
+    with dashboard_command(tmp_path, "--port", "0") as (address, server):
+        assert address.query == f"token={TOKEN}"
+        assert get(address.port, "/").status == 401
+        assert get(address.port, f"/?{address.query}").status == 200
+        assert TOKEN not in Path(f"/proc/{server.pid}/cmdline").read_text()
+
+
+def test_token_flag_warns_that_it_is_visible(tmp_path: Path) -> None:
+    with dashboard_command(tmp_path, "--port", "0", "--token", TOKEN) as (address, server):
+        assert get(address.port, f"/?{address.query}").status == 200
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=10)
+    assert errors == "--token is visible to all users of this machine; rather set UNIDLE_DASHBOARD_TOKEN.\n"
+
+
+@pytest.mark.parametrize("token", ["", "word", "fifteen-letters", "two words that are long enough", "ä" * 20])
+def test_weak_token_is_refused(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(["dashboard", str(tmp_path), f"--token={token}"]) == 2
+    assert "--token must be at least 16 letters, digits" in capsys.readouterr().err
+    monkeypatch.setenv("UNIDLE_DASHBOARD_TOKEN", token)
+    assert command_line(["dashboard", str(tmp_path)]) == 2
+    assert "UNIDLE_DASHBOARD_TOKEN must be at least 16 letters, digits" in capsys.readouterr().err
+
+
+def test_usage_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "x")
     with serving(tmp_path) as port:
-        taken = ["dashboard", str(tmp_path), "--port", str(port)]
-        wrong = {"cannot listen on 127.0.0.1": taken}
+        port_in_use = ["dashboard", str(tmp_path), "--port", str(port)]
+        wrong = {"cannot listen on 127.0.0.1": port_in_use}
         wrong["is not a folder"] = ["dashboard", str(tmp_path / "none")]
-        wrong["letters, digits"] = ["dashboard", str(tmp_path), "--token", "two words"]
         wrong["--port 70000"] = ["dashboard", str(tmp_path), "--port", "70000"]
         wrong["not an address of this machine"] = ["dashboard", str(tmp_path), "--host", "no.such.host.invalid"]
         wrong["--host 192.0.2.1 is not an address"] = ["dashboard", str(tmp_path), "--host", "192.0.2.1"]
         for part, argv in wrong.items():
             assert command_line(argv) == 2
-            said = capsys.readouterr().err
-            assert part in said
-            assert said.count("\n") == 1
+            stderr = capsys.readouterr().err
+            assert part in stderr
+            assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "plotly"])
-def test_a_missing_package_is_named_with_its_extra(
+def test_missing_package_error_names_the_extra(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(tmp_path, "x")
@@ -399,15 +571,15 @@ def test_a_missing_package_is_named_with_its_extra(
         assert "pip install 'unidle[dashboard]'" in capsys.readouterr().err
 
 
-def test_serve_refuses_what_is_no_folder_before_anything_starts(tmp_path: Path) -> None:
+def test_serve_without_folder_raises_before_start(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a folder"):
         serve(tmp_path / "none", "127.0.0.1", 0, None, print)
 
 
-def test_names_and_settings_do_not_become_markup(tmp_path: Path) -> None:
-    make_run(tmp_path, NASTY, env=NASTY)
+def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
+    make_run(tmp_path, MARKUP, env=MARKUP)
     with serving(tmp_path) as port:
-        answer = get(port, "/run/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
-    assert answer.status == 200
-    assert "<img" not in answer.text
-    assert "&lt;img src=x" in answer.text
+        response = get(port, "/run/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+    assert response.status == 200
+    assert "<img" not in response.text
+    assert "&lt;img src=x" in response.text

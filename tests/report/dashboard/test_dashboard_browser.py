@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what stands on the page, is drawn and moves."""
+"""The dashboard in a real browser: content, plots, interaction and live updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
-NASTY = "<img src=x onerror=alert(1)>"
+MARKUP = "<img src=x onerror=alert(1)>"
 SECONDS = 5
 
 
@@ -38,30 +38,30 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, address: str) -> Iterator[Any]:
-    """A page that must not complain, open a dialog, or ask anybody but where it came from."""
+    """A page that must not log errors, open a dialog, or send requests to other origins."""
     page = browser.new_page()
-    wrong: list[str] = []
+    problems: list[str] = []
     home = address.split("/run/")[0].split("?")[0]
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: (wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda r: None if r.url.startswith((home, "data:", "blob:")) else wrong.append(r.url))
+    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: (problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda r: None if r.url.startswith((home, "data:", "blob:")) else problems.append(r.url))
     page.goto(address)
     try:
         yield page
     finally:
         page.close()
-    assert wrong == []
+    assert problems == []
 
 
 def wait(page: Any, expression: str) -> None:
-    """Until an expression is true. Playwright's own wait is an eval, which the page's policy forbids."""
+    """Wait until an expression is true; Playwright's own wait uses eval, which the page's CSP forbids."""
     deadline = time.monotonic() + 15
     while True:
         try:
             if page.evaluate(expression):
                 return
-        except playwright.Error:  # the page is being left for another
+        except playwright.Error:  # the page is navigating
             pass
         assert time.monotonic() < deadline, expression
         time.sleep(0.05)
@@ -80,9 +80,9 @@ def figure(page: Any, name: str) -> str:
 
 
 def check_finished(page: Any) -> None:
-    """The page of a metered run of SECONDS seconds, wherever it came from."""
+    """Check the page of a metered run of SECONDS seconds, served or from a file."""
     table = ["busy", "environment", "learn (launch)", "unattributed"]
-    assert points(page, "timeline") == dict.fromkeys(table, SECONDS + 1)  # the last second has an end, too
+    assert points(page, "timeline") == dict.fromkeys(table, SECONDS + 1)  # one more for the end of the last second
     assert page.locator("#timeline .scatterlayer .trace").count() == len(table)
     assert page.locator("#table th").all_inner_texts() == table
     assert points(page, "lanes") == {"environment": 1, "inference": 1}
@@ -90,40 +90,40 @@ def check_finished(page: Any) -> None:
     assert points(page, "returns")["training, last 100 episodes"] == SECONDS
     assert points(page, "returns")["evaluation"] == 1
     assert points(page, "speed") == {"each iteration": SECONDS}
-    assert points(page, "power") == {"power (W)": SECONDS, "energy of the GPU (J)": SECONDS}
+    assert points(page, "power") == {"power (W)": SECONDS, "GPU energy (J)": SECONDS}
     assert "GPU busy 40 %" in page.locator("#verdict").inner_text()
     assert "125 W in rollouts, 100 % at 208 W in learning" in page.locator("#parts-sentence").inner_text()
     assert page.locator("#parts tr").count() == 3
-    assert page.locator("#changes li").all_inner_texts() == [NASTY]
+    assert page.locator("#changes li").all_inner_texts() == [MARKUP]
     assert figure(page, "GPU busy") == "40 %"
     assert page.locator("#state").inner_text() == "done"
 
 
 def metered(folder: Path) -> Path:
     run = make_run(folder, "x", meter=True, seconds=SECONDS)
-    (run / "changes.jsonl").write_text(f'{{"step": 2000, "seconds": 2.0, "change": "{NASTY}"}}\n')
+    (run / "changes.jsonl").write_text(f'{{"step": 2000, "seconds": 2.0, "change": "{MARKUP}"}}\n')
     return run
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of three runs: a metered one, one without meter, and a nasty one."""
+    """A server with three runs: a metered one, one without meter, and one whose names contain markup."""
     folder = tmp_path_factory.mktemp("runs")
     metered(folder)
     make_run(folder, "cpu")
-    spans = [[NASTY, NASTY, 0.0, 0.001], ["host", "constructor", 0.0, 0.001]]
-    nasty = make_run(folder, NASTY, env=NASTY, run_name=NASTY)
-    write_lines(nasty / "meter.jsonl", [segment(1, host={NASTY: 1.0}, spans=spans)])
+    spans = [[MARKUP, MARKUP, 0.0, 0.001], ["host", "constructor", 0.0, 0.001]]
+    run = make_run(folder, MARKUP, env=MARKUP, run_name=MARKUP)
+    write_lines(run / "meter.jsonl", [segment(1, host={MARKUP: 1.0}, spans=spans)])
     with serving(folder) as port:
         yield f"http://127.0.0.1:{port}"
 
 
-def test_a_finished_run_is_drawn(address: str, browser: Any) -> None:
+def test_finished_run_is_drawn(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/run/x") as page:
         check_finished(page)
 
 
-def test_the_file_of_a_run_is_drawn_without_a_server(tmp_path: Path, browser: Any) -> None:
+def test_html_file_of_run_is_drawn_without_server(tmp_path: Path, browser: Any) -> None:
     run = metered(tmp_path)
     assert command_line(["report", str(run), "--html"]) == 0
     with opened(browser, (run / "dashboard.html").as_uri()) as page:
@@ -131,28 +131,32 @@ def test_the_file_of_a_run_is_drawn_without_a_server(tmp_path: Path, browser: An
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_a_phase_has_one_colour_in_the_report_and_on_the_dashboard(mode: str, tmp_path: Path, browser: Any) -> None:
+def test_phases_have_the_same_colour_in_report_and_dashboard(mode: str, tmp_path: Path, browser: Any) -> None:
     run = make_run(tmp_path, "x")
     times = {f"time/{name}": (i + 1) / 10 for i, name in enumerate(PHASES)}
-    write_lines(run / "metrics.jsonl", [iteration(6, **times)])  # of which 1.5 seconds are unattributed
+    write_lines(run / "metrics.jsonl", [iteration(6, **times)])  # 1.5 seconds are unattributed
     write_lines(run / "meter.jsonl", [segment(1, host=dict.fromkeys((*PHASES, "unattributed"), 0.1))])
     assert command_line(["report", str(run)]) == 0
     assert command_line(["report", str(run), "--html"]) == 0
     with opened(browser, (run / "report.html").as_uri()) as page:
         page.emulate_media(color_scheme=mode)
-        told = page.evaluate("""[...document.querySelectorAll('svg[aria-label="Where the time went"] .chart-name')].map(
+        names = """'svg[aria-label="Where the time went"] .chart-name'"""
+        found = page.evaluate(
+            f"[...document.querySelectorAll({names})]"
+            + """.map(
             (name) => {
               const all = [...name.parentElement.querySelectorAll('rect[width="10.0"]')];
               const near = (box) => Math.abs(box.getAttribute('y') - name.getAttribute('y') + 9) < 1;
               const [swatch, hatch] = all.filter(near);
               return [name.textContent, getComputedStyle(swatch).fill, hatch?.getAttribute('class') ?? null];
-            })""")
+            })"""
+        )
     hatches = {None: None, "hatch-up": "-45deg", "hatch-down": "45deg"}
-    in_report = {name: (colour, hatches[hatch]) for name, colour, hatch in told}
+    in_report = {name: (colour, hatches[hatch]) for name, colour, hatch in found}
     with opened(browser, (run / "dashboard.html").as_uri()) as page:
         page.emulate_media(color_scheme=mode)
         page.get_by_role("button", name="trainer thread").click()
-        told = page.evaluate("""[...document.querySelectorAll('#table th')].map((cell) => {
+        found = page.evaluate("""[...document.querySelectorAll('#table th')].map((cell) => {
             const swatch = cell.querySelector('.swatch'), probe = swatch.style.getPropertyValue('--c');
             swatch.style.color = probe;
             const isHatched = swatch.classList.contains('hatched');
@@ -160,18 +164,18 @@ def test_a_phase_has_one_colour_in_the_report_and_on_the_dashboard(mode: str, tm
                     isHatched ? swatch.style.getPropertyValue('--angle') : null];
         })""")
         drawn = page.evaluate("document.getElementById('timeline').data.map((t) => [t.name, t.fillcolor])")
-    on_dashboard = {name: (colour, hatch) for name, colour, hatch in told}
+    on_dashboard = {name: (colour, hatch) for name, colour, hatch in found}
     assert set(on_dashboard) == {*PHASES, "unattributed"}
     assert in_report == on_dashboard
     assert {name: _rgb(colour) for name, colour in drawn} == {name: colour for name, (colour, _) in in_report.items()}
 
 
 def _rgb(colour: str) -> str:
-    """#0072b2 as a browser tells it."""
+    """#0072b2 in a browser's notation."""
     return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
-def test_the_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> None:
+def test_x_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> None:
     xs = "document.getElementById('returns').data[0].x"
     with opened(browser, f"{address}/run/x") as page:
         points(page, "returns")
@@ -187,27 +191,27 @@ def test_the_axis_can_be_steps_seconds_or_joules(address: str, browser: Any) -> 
         assert figure(page, "GPU busy") == "–"
 
 
-def test_a_click_looks_into_another_segment(address: str, browser: Any) -> None:
+def test_click_selects_another_segment(address: str, browser: Any) -> None:
     length = "document.getElementById('lanes').data[1].x[0]"
-    own = [1e3 * (span[3] - span[2]) for i in range(SECONDS) for span in [segment(i + 1)["spans"][1]]]
+    durations = [1e3 * (span[3] - span[2]) for i in range(SECONDS) for span in [segment(i + 1)["spans"][1]]]
     with opened(browser, f"{address}/run/x") as page:
         points(page, "lanes")
-        assert page.evaluate(length) == pytest.approx(own[-1])
+        assert page.evaluate(length) == pytest.approx(durations[-1])
         box = page.locator("#timeline .nsewdrag").first.bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.22, box["y"] + box["height"] / 2)
         wait(page, "document.querySelectorAll('#timeline .hoverlayer text').length > 0")
         page.mouse.down()
         page.mouse.up()
-        wait(page, f"Math.abs({length} - {own[1]}) < 1e-9")
-        assert "from 1.0 s on" in page.locator("#lanes-title").inner_text()
-        page.get_by_label("The segment after").click()
-        wait(page, f"Math.abs({length} - {own[2]}) < 1e-9")
+        wait(page, f"Math.abs({length} - {durations[1]}) < 1e-9")
+        assert "from 1.0 s:" in page.locator("#lanes-title").inner_text()
+        page.get_by_label("Next segment").click()
+        wait(page, f"Math.abs({length} - {durations[2]}) < 1e-9")
         page.get_by_role("button", name="latest").click()
-        wait(page, f"Math.abs({length} - {own[-1]}) < 1e-9")
+        wait(page, f"Math.abs({length} - {durations[-1]}) < 1e-9")
 
 
-def test_time_that_nobody_metered_is_a_gap(tmp_path: Path, browser: Any) -> None:
-    """Seconds 0 to 10 and 30 to 40: a bar each, and a click on the second one looks into it."""
+def test_unmetered_time_is_a_gap(tmp_path: Path, browser: Any) -> None:
+    """Seconds 0 to 10 and 30 to 40 have a bar each; clicking the second bar selects it."""
     lines = [segment(10, covered=10.0), segment(40, covered=10.0)]
     write_lines(make_run(tmp_path, "x") / "meter.jsonl", lines)
     with serving(tmp_path) as port, opened(browser, f"http://127.0.0.1:{port}/run/x") as page:
@@ -215,30 +219,30 @@ def test_time_that_nobody_metered_is_a_gap(tmp_path: Path, browser: Any) -> None
         busy = page.evaluate("(({x, y}) => [x, y])(document.getElementById('timeline').data[0])")
         assert busy == [[0, 10, 30, 40], [0.4, 0, 0.4, 0.4]]
         page.get_by_label("Previous segment").click()
-        wait(page, "document.getElementById('lanes-title').textContent.includes('from 9.0 s on')")
+        wait(page, "document.getElementById('lanes-title').textContent.includes('from 9.0 s:')")
         box = page.locator("#timeline .nsewdrag").first.bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.77, box["y"] + box["height"] / 2)
         wait(page, "document.querySelectorAll('#timeline .hoverlayer text').length > 0")
         page.mouse.down()
         page.mouse.up()
-        wait(page, "document.getElementById('lanes-title').textContent.includes('from 39.0 s on')")
+        wait(page, "document.getElementById('lanes-title').textContent.includes('from 39.0 s:')")
 
 
-def test_names_and_settings_stay_text(address: str, browser: Any) -> None:
+def test_names_and_settings_are_escaped(address: str, browser: Any) -> None:
     with opened(browser, f"{address}/") as page:
         wait(page, "document.querySelectorAll('#rows tr').length === 3")
         row = page.locator("#rows tr", has_text="onerror")
-        assert row.locator("td").first.inner_text() == NASTY
+        assert row.locator("td").first.inner_text() == MARKUP
         row.locator("a").click()
         points(page, "lanes")
-        assert page.locator("h1 #name").inner_text() == NASTY
-        assert NASTY in page.locator("#facts").inner_text()
+        assert page.locator("h1 #name").inner_text() == MARKUP
+        assert MARKUP in page.locator("#facts").inner_text()
         page.get_by_role("button", name="trainer thread").click()
-        assert page.locator("#table th").all_inner_texts() == [NASTY]
+        assert page.locator("#table th").all_inner_texts() == [MARKUP]
         assert page.locator("img").count() == 0
 
 
-def test_a_token_leaves_the_address_and_the_page_goes_on(tmp_path: Path, browser: Any) -> None:
+def test_token_is_removed_from_url_and_page_still_works(tmp_path: Path, browser: Any) -> None:
     make_run(tmp_path, "x")
     with serving(tmp_path, token="word") as port, opened(browser, f"http://127.0.0.1:{port}/?token=word") as page:
         page.locator("#rows a").click()
@@ -246,7 +250,33 @@ def test_a_token_leaves_the_address_and_the_page_goes_on(tmp_path: Path, browser
         assert "word" not in page.url
 
 
-def test_the_figures_of_a_live_run_move(tmp_path: Path, browser: Any) -> None:
+def test_only_the_browser_that_opened_the_printed_address_sees_the_runs(tmp_path: Path, browser: Any) -> None:
+    make_run(tmp_path, "x")
+    command = [sys.executable, "-m", "unidle", "dashboard", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            printed = server.stdout.readline().split()[-1]
+            address, token = printed.split("?token=")
+            with opened(browser, printed) as page:
+                page.locator("#rows a").click()
+                assert figure(page, "Steps") == "4,000"
+                assert token not in page.url
+                assert token not in page.evaluate("document.cookie")  # scripts cannot read it
+                page.goto(address)  # a second visit, without the token
+                page.wait_for_selector("#rows a")
+            stranger = browser.browser.new_context()
+            page = stranger.new_page()
+            for path in ("", "run/x", f"?token={token[:-1]}"):
+                response = page.goto(address + path)
+                assert response.status == 401
+                assert page.inner_text("body") == "This dashboard needs a token; open the address that it printed."
+            stranger.close()
+        finally:
+            server.kill()
+
+
+def test_figures_of_live_run_update(tmp_path: Path, browser: Any) -> None:
     command = [sys.executable, "-m", "unidle", "train", "--env", "CartPole-v1", "--preset", "classic", "--quiet"]
     command += ["--timesteps", "10000000", "--n-steps", "256", "--runs-dir", str(tmp_path), "--run-name", "live"]
     trainer = subprocess.Popen([*command, "--eval-every", "0"], stdout=subprocess.DEVNULL)
@@ -265,7 +295,7 @@ def test_the_figures_of_a_live_run_move(tmp_path: Path, browser: Any) -> None:
             wait(page, f"document.getElementById('speed').data[0].x.length > {drawn}")
             assert page.locator("#state").inner_text() == "training"
             trainer.send_signal(signal.SIGINT)
-            assert trainer.wait(30) in (0, 1)
+            assert trainer.wait(30) == 128 + signal.SIGINT
             wait(page, "document.getElementById('state').textContent === 'stopped'")
     finally:
         trainer.kill()

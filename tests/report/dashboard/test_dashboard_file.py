@@ -1,4 +1,4 @@
-"""The page of a run as a single file."""
+"""`unidle report --html`: a run's dashboard as a single file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dashboard_runs import make_run, segment
 
 from unidle.cli.main import run as command_line
 
-NASTY = "<img src=x onerror=alert(1)>"
+MARKUP = "<img src=x onerror=alert(1)>"
 
 
-def test_a_run_as_one_file_holds_its_data_and_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run(tmp_path, "x", meter=True, env=f"</script>{NASTY}")
+def test_html_file_contains_data_and_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path, "x", meter=True, env=f"</script>{MARKUP}")
     assert command_line(["report", "--html", str(folder)]) == 0
     path = folder / "dashboard.html"
     assert capsys.readouterr().out.strip() == str(path)
@@ -27,17 +27,17 @@ def test_a_run_as_one_file_holds_its_data_and_loads_nothing(tmp_path: Path, caps
         r"default-src 'none'; script-src 'sha256-\S+' 'sha256-\S+'; style-src 'unsafe-inline'; img-src data: blob:",
         policy[1],
     )
-    assert NASTY not in page
+    assert MARKUP not in page
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page)
     assert data
     kept = json.loads(data[1])
-    assert kept["view"]["facts"][0] == ["environment", f"</script>{NASTY}"]
-    assert [kept["spans"][str(place)] for place in kept["view"]["timeline"]["place"]] == [
+    assert kept["view"]["facts"][0] == ["environment", f"</script>{MARKUP}"]
+    assert [kept["spans"][str(offset)] for offset in kept["view"]["timeline"]["offset"]] == [
         segment(i + 1)["spans"] for i in range(4)
     ]
 
 
-def test_the_file_can_have_a_name_and_report_alone_stays_as_it_was(tmp_path: Path) -> None:
+def test_html_file_can_be_named_and_plain_report_is_unchanged(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
     assert command_line(["report", str(folder), "--html", str(tmp_path / "y.html"), "--json"]) == 0
     assert (tmp_path / "y.html").exists()

@@ -1,4 +1,4 @@
-"""What the dashboard says of a run, compared with the lines that it was said of."""
+"""The dashboard's view of a run, compared with the lines of its files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from unidle.meter.attribution.idle_time import CAUSES
 from unidle.report.dashboard.figures import energy
 from unidle.report.dashboard.runs import whole_view
-from unidle.report.dashboard.segments import Segment, joules_so_far, segment_of, thinned, together
+from unidle.report.dashboard.segments import Segment, downsampled, joules_so_far, merge, segment_of
 from unidle.report.dashboard.verdict import NOT_METERED, parts_in_words, verdict
 
 
-def known(record: dict[str, Any]) -> Segment:
+def parsed(record: dict[str, Any]) -> Segment:
     found = segment_of(record)
     assert found is not None
     return found
@@ -33,17 +33,17 @@ def figures(view: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 def gpu(busy: float, unattributed: float = 0.0, **idle: float) -> Segment:
     table = {"busy": busy, "idle": {**dict.fromkeys(CAUSES, 0.0), **idle}, "unattributed": unattributed}
-    return known(segment(1, gpu=table))
+    return parsed(segment(1, gpu=table))
 
 
 # -- segments -------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_counts_for_all_the_time_since_the_one_before() -> None:
+def test_line_counts_for_all_time_since_previous_line() -> None:
     lines = [segment(1, busy=0.2, length=0.5), segment(4, busy=0.8, length=0.5, covered=3.0)]
     lines[1]["host"] = {"learn": 1.0}
     lines[1]["readings"]["cores"] = 5.5
-    whole = together([known(line) for line in lines])
+    whole = merge([parsed(line) for line in lines])
     assert whole is not None
     assert whole.gpu is not None
     assert whole.gpu["busy"] == pytest.approx(0.25 * 0.2 + 0.75 * 0.8)
@@ -54,66 +54,66 @@ def test_a_line_counts_for_all_the_time_since_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("covered", [None, 0.0, -1.0, "x"])
-def test_a_line_that_does_not_tell_what_it_covers_counts_for_its_length(covered: Any) -> None:
-    found = known(segment(9, length=2.0, covered=covered))
+def test_line_without_covered_counts_for_its_length(covered: Any) -> None:
+    found = parsed(segment(9, length=2.0, covered=covered))
     assert (found.begin, found.covered) == (7.0, 2.0)
 
 
-def test_thinned_segments_lie_where_their_lines_did() -> None:
-    """Four lines, one of an older version with a gap before it: drawn as two bars."""
+def test_thinned_segments_keep_their_times() -> None:
+    """Four lines, one of them in the older format with a gap before it, become two bars."""
     lines = [segment(10, covered=10.0, spans=[]), segment(20, covered=10.0), segment(30), segment(40, covered=10.0)]
     del lines[2]["covered"]
-    drawn = thinned([known(line) for line in lines], 2)
+    drawn = downsampled([parsed(line) for line in lines], 2)
     assert [(s.begin, s.seconds, s.covered) for s in drawn] == [(0.0, 20.0, 20.0), (29.0, 40.0, 11.0)]
-    placed = thinned([found for i, line in enumerate(lines) if (found := segment_of(line, i))], 2)
-    assert [(s.place, s.spans_begin) for s in placed] == [(1, 19.0), (2, 29.0)]
+    placed = downsampled([found for i, line in enumerate(lines) if (found := segment_of(line, i))], 2)
+    assert [(s.offset, s.spans_begin) for s in placed] == [(1, 19.0), (2, 29.0)]
 
 
-def test_parts_weigh_as_much_as_their_time() -> None:
+def test_parts_are_weighted_by_time() -> None:
     first = segment(1, length=0.2, parts={"learning": {"share": 0.1, "busy": 1.0, "watts": 200.0}})
     second = segment(2, length=0.9, parts={"learning": {"share": 0.3, "busy": 0.6, "watts": None}})
-    whole = together([known(first), known(second)])
+    whole = merge([parsed(first), parsed(second)])
     assert whole is not None
     part = whole.parts["learning"]
     assert part.share == pytest.approx(0.2)
     assert part.busy == pytest.approx(0.7)
-    assert part.watts == 200.0  # the mean of those that tell it
+    assert part.watts == 200.0  # the mean of known values
 
 
-def test_energy_is_unknown_from_where_nobody_told_it() -> None:
-    silent = known(segment(2, readings={}))
-    assert joules_so_far([known(segment(1)), silent, known(segment(3))]) == [150.0, None, None]
-    whole = together([known(segment(1)), silent])
+def test_energy_is_unknown_after_missing_reading() -> None:
+    without_readings = parsed(segment(2, readings={}))
+    assert joules_so_far([parsed(segment(1)), without_readings, parsed(segment(3))]) == [150.0, None, None]
+    whole = merge([parsed(segment(1)), without_readings])
     assert whole is not None
     assert whole.joules is None
 
 
-def test_power_stands_in_for_an_energy_counter() -> None:
+def test_energy_is_computed_from_power_without_counter() -> None:
     line = segment(9, length=2.0, covered=7.0, readings={"watts": 100.0, "joules": None})
-    assert known(line).joules == 700.0
-    assert known(segment(9, length=2.0, covered=7.0)).joules == 150.0  # a counter's word holds
+    assert parsed(line).joules == 700.0
+    assert parsed(segment(9, length=2.0, covered=7.0)).joules == 150.0  # the counter takes precedence
 
 
 @pytest.mark.parametrize("unavailable", ["step", "seconds", "length", "host"])
-def test_a_line_without_what_every_line_has_is_none(unavailable: str) -> None:
+def test_line_without_required_field_is_ignored(unavailable: str) -> None:
     record = segment(1)
     del record[unavailable]
     assert segment_of(record) is None
 
 
-def test_a_line_with_nothing_more_is_one() -> None:
-    least = {key: segment(1)[key] for key in ("step", "seconds", "length", "host")}
-    found = known(least)
-    assert (found.gpu, found.parts, found.readings, found.joules, found.place) == (None, {}, {}, None, None)
+def test_line_with_only_required_fields_is_valid() -> None:
+    required = {key: segment(1)[key] for key in ("step", "seconds", "length", "host")}
+    found = parsed(required)
+    assert (found.gpu, found.parts, found.readings, found.joules, found.offset) == (None, {}, {}, None, None)
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 60), st.floats(0, 1)), min_size=1, max_size=80), st.integers(1, 20))
-def test_thinning_loses_neither_time_nor_energy_nor_busy_seconds(told: list[tuple[float, float]], most: int) -> None:
+def test_thinning_preserves_time_energy_and_busy_seconds(lines: list[tuple[float, float]], most: int) -> None:
     segments, now = [], 0.0
-    for covered, busy in told:
+    for covered, busy in lines:
         now += covered
-        segments.append(known(segment(1, busy=busy, seconds=now, length=0.5, covered=covered)))
-    drawn = thinned(segments, most)
+        segments.append(parsed(segment(1, busy=busy, seconds=now, length=0.5, covered=covered)))
+    drawn = downsampled(segments, most)
     assert len(drawn) <= most
     assert (drawn[0].begin, drawn[-1].seconds) == (segments[0].begin, now)
     assert all(later.begin == pytest.approx(earlier.seconds) for earlier, later in pairwise(drawn))
@@ -125,46 +125,46 @@ def test_thinning_loses_neither_time_nor_energy_nor_busy_seconds(told: list[tupl
 # -- sentences -------------------------------------------------------------------------------------------------------
 
 
-def test_the_verdict_names_what_the_gpu_waited_for_most() -> None:
+def test_verdict_names_largest_cause_of_idle_time() -> None:
     assert verdict(gpu(0.41, environment=0.44, sync=0.15)) == (
         "GPU busy 41 %; of the idle 59 %, 75 % went to waiting for environments and 25 % to synchronising."
     )
     assert verdict(gpu(0.5, environment=0.45, sync=0.05)) == (
         "GPU busy 50 %; of the idle 50 %, 90 % went to waiting for environments."
     )
-    assert "unattributed causes" in verdict(gpu(0.5, 0.4, environment=0.1))
+    assert "unattributed time" in verdict(gpu(0.5, 0.4, environment=0.1))
     assert verdict(gpu(0.93, environment=0.07)) == "GPU busy 93 %: there is little left to gain."
 
 
-def test_every_cause_has_words() -> None:
+def test_every_cause_has_a_description() -> None:
     for cause in CAUSES:
         assert f"went to {cause}." not in verdict(gpu(0.5, **{cause: 0.5})) or cause == "logging"
 
 
-def test_without_a_gpu_the_verdict_tells_of_the_trainer() -> None:
-    least = known(segment(1, gpu=None, host={"learn": 0.5, "environment": 0.3, "inference": 0.1, "other": 0.1}))
-    assert verdict(least) == (
+def test_verdict_without_gpu_describes_trainer_thread() -> None:
+    without_gpu = parsed(segment(1, gpu=None, host={"learn": 0.5, "environment": 0.3, "inference": 0.1, "other": 0.1}))
+    assert verdict(without_gpu) == (
         "No GPU was measured; the trainer thread spent 50 % of its time on learning and 30 % on environments."
     )
     assert verdict(None) == NOT_METERED
 
 
-def test_rollouts_and_learning_are_told_apart() -> None:
-    assert parts_in_words(known(segment(1))) == (
+def test_parts_in_words_describes_rollouts_and_learning() -> None:
+    assert parts_in_words(parsed(segment(1))) == (
         "20 % at 125 W in rollouts, 100 % at 208 W in learning, 40 % at 150 W overall"
     )
-    silent = segment(1, parts={"rollout": {"share": 1.0, "busy": None, "watts": None}}, readings={})
-    assert parts_in_words(known(silent)) == "– in rollouts, 40 % overall"
+    incomplete = segment(1, parts={"rollout": {"share": 1.0, "busy": None, "watts": None}}, readings={})
+    assert parts_in_words(parsed(incomplete)) == "– in rollouts, 40 % overall"
 
 
-def test_energy_is_in_a_unit_that_suits_it() -> None:
+def test_energy_uses_a_suitable_unit() -> None:
     assert [energy(j) for j in (0.0, 0.5, 12.0, 1500.0, 2.345e6)] == ["0 J", "0.5 J", "12 J", "1.5 kJ", "2.35 MJ"]
 
 
 # -- the whole view --------------------------------------------------------------------------------------------------
 
 
-def test_a_metered_run_in_full(tmp_path: Path) -> None:
+def test_metered_run_view(tmp_path: Path) -> None:
     view, spans = whole_view(make_run(tmp_path, "x", meter=True))
     assert view["verdict"].startswith("GPU busy 40 %; of the idle 60 %, 50 % went to waiting for environments")
     assert figures(view)["GPU busy"] == ("40 %", "by the driver 35 %")
@@ -175,7 +175,7 @@ def test_a_metered_run_in_full(tmp_path: Path) -> None:
         ["learn (launch)", "15 %", "0.6 s"],
         ["unattributed", "15 %", "0.6 s"],
     ]
-    # The chart is in the order of the table.
+    # The chart has the same order as the table.
     assert list(view["timeline"]["gpu"]) == [name for name, *_ in view["tables"]["gpu"]]
     assert view["power"] == {
         "seconds": [1.0, 2.0, 3.0, 4.0],
@@ -186,7 +186,7 @@ def test_a_metered_run_in_full(tmp_path: Path) -> None:
     assert len(spans) == 4
 
 
-def test_the_table_sums_to_the_time_that_was_metered(tmp_path: Path) -> None:
+def test_table_sums_to_metered_time(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
     lines = [segment(10, covered=10.0), segment(20, covered=10.0, gpu=None), segment(40, covered=20.0, gpu=None)]
     write_lines(folder / "meter.jsonl", lines)
@@ -196,24 +196,24 @@ def test_the_table_sums_to_the_time_that_was_metered(tmp_path: Path) -> None:
         ["inference", "20 %", "8.0 s"],
         ["learn", "30 %", "12.0 s"],
     ]
-    assert view["tables"]["gpu"][0] == ["busy", "40 %", "4.0 s"]  # of the ten seconds that tell it
+    assert view["tables"]["gpu"][0] == ["busy", "40 %", "4.0 s"]  # of the ten seconds with GPU data
     assert (view["timeline"]["begin"], view["timeline"]["end"]) == ([0.0, 10.0, 20.0], [10.0, 20.0, 40.0])
     assert view["timeline"]["spans_begin"] == [9.0, 19.0, 39.0]
 
 
-def test_memory_and_cores_are_shown_where_they_are_known(tmp_path: Path) -> None:
+def test_memory_and_cores_are_shown_if_known(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
-    told = figures(whole_view(folder)[0])
-    assert (told["GPU memory"], told["CPU cores"][0]) == (("–", ""), "–")
+    shown = figures(whole_view(folder)[0])
+    assert (shown["GPU memory"], shown["CPU cores"][0]) == (("–", ""), "–")
     readings = {"memory_bytes": 3.1 * 2**30, "memory_total_bytes": 140 * 2**30, "sm": 0.3, "cores": 11.25}
     write_lines(folder / "meter.jsonl", [segment(1, readings=readings)])
-    told = figures(whole_view(folder)[0])
-    assert told["GPU memory"] == ("3.1 GiB", "of 140 GiB")
-    assert told["CPU cores"] == ("11.2", "in use on average")
-    assert told["GPU busy"] == ("40 %", "SMs active 30 %")
+    shown = figures(whole_view(folder)[0])
+    assert shown["GPU memory"] == ("3.1 GiB", "of 140 GiB")
+    assert shown["CPU cores"] == ("11.2", "in use on average")
+    assert shown["GPU busy"] == ("40 %", "SMs active 30 %")
 
 
-def test_a_link_to_a_run_is_one_and_no_file_stays_open(tmp_path: Path) -> None:
+def test_symlinked_run_is_read_and_files_are_closed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(make_run(tmp_path, "x"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
@@ -223,7 +223,7 @@ def test_a_link_to_a_run_is_one_and_no_file_stays_open(tmp_path: Path) -> None:
     assert caught == []
 
 
-def test_return_against_joules_lies_between_the_segments(tmp_path: Path) -> None:
+def test_return_against_joules_is_interpolated_between_segments(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True)
     late = [iteration(1, wall=0.5), iteration(2, wall=2.25), iteration(3, wall=4.0), iteration(4, wall=4.5)]
     write_lines(folder / "metrics.jsonl", late)
@@ -233,7 +233,7 @@ def test_return_against_joules_lies_between_the_segments(tmp_path: Path) -> None
     assert curve["steps"] == [1000, 2000, 3000, 4000]
 
 
-def test_a_run_without_meter_falls_back_on_its_metrics(tmp_path: Path) -> None:
+def test_run_without_meter_falls_back_to_metrics(tmp_path: Path) -> None:
     view, spans = whole_view(make_run(tmp_path, "x"))
     assert view["source"] == "metrics.jsonl"
     assert view["verdict"].startswith("No GPU was measured; the trainer thread spent 50 % of its time on environments")
@@ -248,16 +248,16 @@ def test_a_run_without_meter_falls_back_on_its_metrics(tmp_path: Path) -> None:
     assert view["returns"]["training"]["joules"] == [None] * 4
 
 
-def test_a_run_that_has_only_begun_shows_dashes(tmp_path: Path) -> None:
+def test_run_without_records_shows_dashes(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
     (folder / "metrics.jsonl").unlink()
     view, _ = whole_view(folder)
     assert view["verdict"] == NOT_METERED
-    told = figures(view)
-    assert [told[name][0] for name in ("Steps/s", "Training return", "Evaluation", "GPU busy")] == ["–"] * 4
+    shown = figures(view)
+    assert [shown[name][0] for name in ("Steps/s", "Training return", "Evaluation", "GPU busy")] == ["–"] * 4
 
 
-def test_success_is_shown_where_there_is_one(tmp_path: Path) -> None:
+def test_success_is_shown_if_reported(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x")
     assert whole_view(folder)[0]["success"] is None
     write_lines(folder / "metrics.jsonl", [iteration(1), evaluation(1, **{"eval/success": 0.25})])
@@ -266,7 +266,7 @@ def test_success_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert figures(view)["Success"][0] == "25 %"
 
 
-def test_a_long_run_is_drawn_with_few_points_and_its_latest(tmp_path: Path) -> None:
+def test_long_run_is_thinned_but_keeps_latest_point(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "x", meter=True, seconds=2000)
     view, spans = whole_view(folder)
     assert len(view["timeline"]["end"]) <= 600
@@ -274,4 +274,4 @@ def test_a_long_run_is_drawn_with_few_points_and_its_latest(tmp_path: Path) -> N
     assert view["speed"]["seconds"][-1] == 2000
     assert len(view["returns"]["training"]["value"]) <= 600
     assert len(spans) <= 41
-    assert str(view["timeline"]["place"][-1]) in spans
+    assert str(view["timeline"]["offset"][-1]) in spans

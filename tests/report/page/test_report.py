@@ -1,4 +1,4 @@
-"""The report page is parsed as a browser would, and compared with the files it was drawn from."""
+"""The report page and the terminal summary, compared with the records of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VOID = {"meta"}
 
 
 class Page(HTMLParser):
-    """The texts of a page by class and tag; fails on a tag that is not closed where it should be."""
+    """The texts of a page by tag and class; fails on unbalanced tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Page(HTMLParser):
         return [text for t, k, text in self.texts if t == tag and kind in k.split(" ")]
 
     def figures(self) -> dict[str, tuple[str, str]]:
-        """Name → value and detail of each key figure."""
+        """Name → (value, detail) of each key figure."""
         found: dict[str, list[str]] = {}
         for tag, _, text in self.texts:
             if tag == "dt":
@@ -60,8 +60,8 @@ class Page(HTMLParser):
 
 
 def run_folder(folder: Path, records: list[dict[str, Any]], **values: Any) -> Path:
-    told = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "overlap": "off"}  # settled, as in any run
-    config = Config().with_values({**told, **values}, "test")
+    defaults = {"env": "CartPole-v1", "timesteps": 4000, "n_steps": 1000, "overlap": "off"}
+    config = Config().with_values({**defaults, **values}, "test")
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
@@ -122,7 +122,7 @@ def summary_of(folder: Path) -> str:
     return console.export_text()
 
 
-def test_key_figures_are_those_of_the_records(tmp_path: Path) -> None:
+def test_key_figures_match_records(tmp_path: Path) -> None:
     figures = page_of(run_folder(tmp_path, RECORDS)).figures()
     assert figures["Steps"] == ("4,000", "100 % of 4k")
     assert figures["Wall time"][0] == "8.0 s"
@@ -132,7 +132,7 @@ def test_key_figures_are_those_of_the_records(tmp_path: Path) -> None:
     assert figures["Training return"][0] == "24.50"
 
 
-def test_return_is_plotted_against_steps_and_against_wall_time(tmp_path: Path) -> None:
+def test_return_is_plotted_against_steps_and_wall_time(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, RECORDS))
     tips = page.of("title")
     assert "environment steps: 3,000\ntraining, last 100 episodes: 23.5" in tips
@@ -141,7 +141,7 @@ def test_return_is_plotted_against_steps_and_against_wall_time(tmp_path: Path) -
     assert "wall time (s): 4\nevaluation: 180.25" in tips
 
 
-def test_the_time_is_split_in_shares_of_the_whole(tmp_path: Path) -> None:
+def test_time_is_shown_as_shares_per_phase(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, RECORDS))
     tips = page.of("title")
     shares = ["environment: 60 %", "inference: 10 %", "learn: 25 %", "other: 5.0 %"]
@@ -149,12 +149,12 @@ def test_the_time_is_split_in_shares_of_the_whole(tmp_path: Path) -> None:
     assert "environment steps: 3,000\n" + "\n".join(shares) in tips
 
 
-def test_time_that_no_part_accounts_for_is_shown(tmp_path: Path) -> None:
+def test_unattributed_time_is_shown(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, [iteration(1, wall=2.5)]))
     assert "unattributed: 20 %" in page.of("title")
 
 
-def test_shares_over_time_are_those_of_each_stretch_alone(tmp_path: Path) -> None:
+def test_shares_over_time_are_per_interval(tmp_path: Path) -> None:
     parts = ("environment", "inference", "learn", "other")
     spent = [(2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 2.0, 0.0)]  # first only stepping, then only learning
     records = [
@@ -166,14 +166,14 @@ def test_shares_over_time_are_those_of_each_stretch_alone(tmp_path: Path) -> Non
     assert "environment steps: 2,000\nenvironment: 0 %\ninference: 0 %\nlearn: 100 %\nother: 0 %" in tips
 
 
-def test_only_recorded_metrics_get_a_plot(tmp_path: Path) -> None:
+def test_only_recorded_metrics_are_plotted(tmp_path: Path) -> None:
     records = [iteration(1, **{"train/entropy": 0.6}), iteration(2, **{"train/entropy": None})]
     titles = page_of(run_folder(tmp_path, records)).of("text", "chart-title")
     assert {"Policy loss", "Value loss", "Entropy"} <= set(titles)
     assert "Clip fraction" not in titles
 
 
-def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
+def test_config_is_shown_completely_by_section(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [], env_kwargs={"gravity": -9.8}, net_arch=[128, 64])
     page = page_of(folder)
     shown = dict(zip(page.of("th"), page.of("td")))
@@ -184,7 +184,7 @@ def test_the_config_is_shown_whole_under_its_sections(tmp_path: Path) -> None:
     assert page.of("h3") == ["recipe", "engine", "run"]
 
 
-def test_a_run_without_records_gets_a_page_that_says_so(tmp_path: Path) -> None:
+def test_page_of_run_without_records_says_so(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [])
     (folder / "metrics.jsonl").unlink()
     page = page_of(folder)
@@ -193,20 +193,20 @@ def test_a_run_without_records_gets_a_page_that_says_so(tmp_path: Path) -> None:
     assert page.figures()["Best evaluation"] == ("–", "none yet")
 
 
-def test_records_with_gaps_and_unknown_keys_are_tolerated(tmp_path: Path) -> None:
+def test_incomplete_records_and_unknown_keys_are_tolerated(tmp_path: Path) -> None:
     bare = {"kind": "iteration", "step": 1000}
-    odd = iteration(2, **{"train/value_loss": float("nan"), "train/new": "text", "extra": [1]})
-    void = {"kind": "evaluation", "step": 2000, "eval/return_mean": float("nan")}
-    folder = run_folder(tmp_path, [bare, odd, {"kind": "note", "step": 1}, void])
+    unusual = iteration(2, **{"train/value_loss": float("nan"), "train/new": "text", "extra": [1]})
+    nan_evaluation = {"kind": "evaluation", "step": 2000, "eval/return_mean": float("nan")}
+    folder = run_folder(tmp_path, [bare, unusual, {"kind": "note", "step": 1}, nan_evaluation])
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "iteration", "st')  # cut short by a kill
+        file.write('{"kind": "iteration", "st')  # truncated by a kill
     page = page_of(folder)
     assert page.figures()["Training return"][0] == "22.50"
     assert page.figures()["Final evaluation"][0] == "–"
 
 
-def test_faults_are_told_in_one_line_and_change_no_figure_and_no_plot(tmp_path: Path) -> None:
-    sound = page_of(run_folder(tmp_path, RECORDS))
+def test_faults_are_summarised_in_one_note(tmp_path: Path) -> None:
+    without_faults = page_of(run_folder(tmp_path, RECORDS))
     faults = [fault(0, "killed"), fault(2000, "exception"), fault(4000, "exception"), fault(9000, "hung")]
     counts = {"faults/exception": 2, "faults/killed": 1}
     records = [faults[0], *RECORDS[:3], faults[1], RECORDS[3], {**RECORDS[4], **counts}, RECORDS[5], *faults[2:]]
@@ -214,13 +214,13 @@ def test_faults_are_told_in_one_line_and_change_no_figure_and_no_plot(tmp_path: 
     [note] = page.of("p", "note")
     assert "2 × exception or NaN, 1 × worker killed, 1 × worker hung" in note
     assert "metrics.jsonl" in note
-    assert not sound.of("p", "note")
-    assert page.figures() == sound.figures()
-    assert page.of("title") == sound.of("title")
-    assert page.of("text", "chart-title") == sound.of("text", "chart-title")
+    assert not without_faults.of("p", "note")
+    assert page.figures() == without_faults.figures()
+    assert page.of("title") == without_faults.of("title")
+    assert page.of("text", "chart-title") == without_faults.of("text", "chart-title")
 
 
-def test_a_run_of_nothing_but_faults_gets_a_page(tmp_path: Path) -> None:
+def test_page_of_run_with_only_faults(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, [fault(0, "killed"), {"kind": "fault", "step": 0}]))
     assert "1 × worker killed" in page.of("p", "note")[0]
     assert page.of("p", "note")[1] == "No iteration has been recorded yet."
@@ -228,7 +228,7 @@ def test_a_run_of_nothing_but_faults_gets_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["off", "strict"])
-def test_page_and_summary_say_whether_collecting_and_learning_were_overlapped(overlap: str, tmp_path: Path) -> None:
+def test_page_and_summary_show_overlap(overlap: str, tmp_path: Path) -> None:
     folder = run_folder(tmp_path, RECORDS, overlap=overlap)
     page = page_of(folder)
     facts = dict(zip([text.strip() for text in page.of("span")], page.of("b")))
@@ -236,26 +236,26 @@ def test_page_and_summary_say_whether_collecting_and_learning_were_overlapped(ov
     assert re.search(rf"^overlap +{overlap}$", summary_of(folder), re.MULTILINE)
 
 
-def test_text_from_the_files_is_never_markup(tmp_path: Path) -> None:
-    evil = '<script>alert("1")</script>&amp;'
-    folder = run_folder(tmp_path, RECORDS, env=evil, run_name=evil, env_kwargs={evil: evil})
+def test_text_from_files_is_escaped(tmp_path: Path) -> None:
+    markup = '<script>alert("1")</script>&amp;'
+    folder = run_folder(tmp_path, RECORDS, env=markup, run_name=markup, env_kwargs={markup: markup})
     text = write_report(folder).read_text(encoding="utf-8")
     page = Page(text)
     assert "<script" not in text
-    assert page.of("h1") == [evil]
-    assert evil in page.of("b")
+    assert page.of("h1") == [markup]
+    assert markup in page.of("b")
 
 
-def test_the_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_page_loads_no_external_resources(tmp_path: Path) -> None:
     text = write_report(run_folder(tmp_path, RECORDS)).read_text(encoding="utf-8")
     page = Page(text)
     assert not {name for name, _ in page.attributes} & {"src", "href", "data", "srcset", "onload"}
     addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a format, not fetched
-    assert not re.search(r"@import|url\((?!#)", text)  # but its own hatches
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a namespace, not fetched
+    assert not re.search(r"@import|url\((?!#)", text)  # except its own hatch patterns
 
 
-def test_the_page_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_page_is_replaced_atomically_without_temporary_files(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, RECORDS[:1])
     assert write_report(folder) == folder / "report.html"
     before = (folder / "report.html").stat().st_ino
@@ -266,13 +266,13 @@ def test_the_page_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) ->
     assert names == {"config.yaml", "metrics.jsonl", "report.html"}
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_report_of_non_run_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.yaml"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_terminal_summary_gives_the_same_figures_and_whole_paths(tmp_path: Path) -> None:
+def test_terminal_summary_shows_key_figures_and_full_paths(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, RECORDS)
     checkpoint = folder / ("long-" * 20) / "best.pt"
     console = Console(width=60, record=True, file=(tmp_path / "out").open("w"))
@@ -287,15 +287,15 @@ def test_the_terminal_summary_gives_the_same_figures_and_whole_paths(tmp_path: P
     assert lines["checkpoint"] == str(checkpoint)
 
 
-def test_the_terminal_summary_of_a_new_run_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+def test_terminal_summary_of_new_run_omits_unknown_figures(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [])
     shown = [line.split("  ")[0] for line in summary_of(folder).splitlines()[2:]]
     assert shown == ["steps", "overlap"]
 
 
-def test_the_terminal_summary_counts_faults_and_says_where_they_are_told(tmp_path: Path) -> None:
-    said = summary_of(run_folder(tmp_path, [*RECORDS, fault(1000, "hung"), fault(1000, "hung")]))
-    [line] = [line for line in said.splitlines() if line.startswith("faults")]
+def test_terminal_summary_counts_faults_and_names_their_file(tmp_path: Path) -> None:
+    summary = summary_of(run_folder(tmp_path, [*RECORDS, fault(1000, "hung"), fault(1000, "hung")]))
+    [line] = [line for line in summary.splitlines() if line.startswith("faults")]
     assert line.split(maxsplit=1)[1] == f"2 × worker hung; see {tmp_path / 'metrics.jsonl'} for details"
     assert "faults" not in summary_of(run_folder(tmp_path, RECORDS))
 
@@ -303,7 +303,7 @@ def test_the_terminal_summary_counts_faults_and_says_where_they_are_told(tmp_pat
 # -- success and plasticity --------------------------------------------------------------------------------------------
 
 
-def of_tasks(step: int, push: float, reach: float, dormant: float) -> dict[str, Any]:
+def task_evaluation(step: int, push: float, reach: float, dormant: float) -> dict[str, Any]:
     return {
         **evaluation(step, 10.0, 1.0),
         "eval/success": (push + reach) / 2,
@@ -320,41 +320,47 @@ def of_tasks(step: int, push: float, reach: float, dormant: float) -> dict[str, 
     }
 
 
-def test_success_is_plotted_and_told_by_task(tmp_path: Path) -> None:
-    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.8, 0.1, 0.1), of_tasks(2000, 0.5, 0.3, 0.2)]))
+def test_success_is_plotted_and_listed_by_task(tmp_path: Path) -> None:
+    page = page_of(
+        run_folder(tmp_path, [iteration(1), task_evaluation(1000, 0.8, 0.1, 0.1), task_evaluation(2000, 0.5, 0.3, 0.2)])
+    )
     assert page.figures()["Success"] == ("40 %", "final evaluation; best 45 %")
     assert page.figures()["Best evaluation"] == ("10.00", "± 1.00 at step 1k, success 45 %")
     assert "environment steps: 1,000\nevaluation: 45 %" in page.of("title")
     cells = page.of("td")[:6]
-    assert cells == ["50 %", "80 %", "50.00", "30 %", "30 %", "30.00"]  # of the last evaluation, its best, its return
+    assert cells == ["50 %", "80 %", "50.00", "30 %", "30 %", "30.00"]  # last and best success, and return
     assert page.of("th")[4:6] == ["push", "reach"]
     assert "Tasks at step 2k" in page.of("h3")
     assert "success 40 % at step 2k" in summary_of(tmp_path)
 
 
-def test_the_best_evaluation_is_the_one_whose_policy_was_kept(tmp_path: Path) -> None:
-    """Whatever decided when the run was trained; without marks success decides, and return between equals."""
+def test_best_evaluation_is_that_of_the_kept_policy(tmp_path: Path) -> None:
+    """The mark in the records decides; without marks, success decides, then return."""
     one, two, three = (evaluation(1000 * i, mean, 1.0) for i, mean in ((1, 30.0), (2, 20.0), (3, 25.0)))
     marked = [{**one, "eval/best": True}, {**two, "eval/best": True}, {**three, "eval/best": False}]
     assert history_of(tmp_path, {}, marked).best_evaluation == marked[1]
-    told = [{**r, "eval/success": success} for r, success in ((one, 0.1), (two, 0.5), (three, 0.5))]
-    assert history_of(tmp_path, {}, told).best_evaluation == told[2]
+    with_success = [{**r, "eval/success": success} for r, success in ((one, 0.1), (two, 0.5), (three, 0.5))]
+    assert history_of(tmp_path, {}, with_success).best_evaluation == with_success[2]
     assert history_of(tmp_path, {}, [one, two, three]).best_evaluation == one
 
 
-def test_plasticity_is_plotted_and_a_note_appears_past_the_threshold_alone(tmp_path: Path) -> None:
-    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.5, 0.5, 0.45), of_tasks(2000, 0.5, 0.5, 0.3)]))
+def test_plasticity_is_plotted_and_noted_above_threshold(tmp_path: Path) -> None:
+    page = page_of(
+        run_folder(
+            tmp_path, [iteration(1), task_evaluation(1000, 0.5, 0.5, 0.45), task_evaluation(2000, 0.5, 0.5, 0.3)]
+        )
+    )
     assert {"Dormant neurons", "Feature rank"} <= set(page.of("text", "chart-title"))
     assert "environment steps: 1,000\ncritic: 45 %" in page.of("title")
     assert "environment steps: 1,000\nactor: 50 %" in page.of("title")
     assert "environment steps: 2,000\nlayer 0: 3.5" in page.of("title")
     assert not page.of("p", "note")
-    page = page_of(run_folder(tmp_path, [iteration(1), of_tasks(1000, 0.5, 0.5, 0.31)]))
+    page = page_of(run_folder(tmp_path, [iteration(1), task_evaluation(1000, 0.5, 0.5, 0.31)]))
     (note,) = page.of("p", "note")
     assert note.startswith("31% of the critic's neurons are dormant")
 
 
-def test_without_success_or_plasticity_nothing_is_said_of_them(tmp_path: Path) -> None:
+def test_sections_without_success_or_plasticity_are_omitted(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, RECORDS))
     assert "Success" not in page.figures()
     assert not {"Success", "Plasticity"} & set(page.of("h2"))

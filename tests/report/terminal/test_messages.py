@@ -1,4 +1,4 @@
-"""Messages come through, and those that say the same again do not bury the rest."""
+"""Terminal messages: similar ones are rate-limited and counted, the others are all shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def failure(number: int) -> str:
 
 
 class Screen:
-    """What is shown, and a clock that is set by hand."""
+    """Shown messages, and a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ def screen() -> Screen:
     return Screen()
 
 
-def test_different_messages_are_all_shown_as_they_are(screen: Screen) -> None:
+def test_different_messages_are_shown_unchanged(screen: Screen) -> None:
     texts = ["Stopping.", "Target return [bold] reached.", "Environment 1 returned a NaN."]
     for text in texts:
         screen.messages.show(text)
@@ -44,7 +44,7 @@ def test_different_messages_are_all_shown_as_they_are(screen: Screen) -> None:
     assert screen.shown == texts
 
 
-def test_details_are_indented_below_the_first_line(screen: Screen) -> None:
+def test_details_are_indented_below_first_line(screen: Screen) -> None:
     screen.messages.show(failure(1))
     assert screen.shown == [
         "Environment 1 failed in episode 1, step 3: ValueError: at 0xabd",
@@ -53,7 +53,7 @@ def test_details_are_indented_below_the_first_line(screen: Screen) -> None:
     assert screen.styles == ["", "dim"]
 
 
-def test_of_a_thousand_alike_one_is_shown_every_ten_seconds_and_none_is_uncounted(screen: Screen) -> None:
+def test_similar_messages_are_shown_every_ten_seconds_and_counted(screen: Screen) -> None:
     for number in range(1000):  # 50 seconds
         screen.now = number / 20
         screen.messages.show(failure(number))
@@ -65,14 +65,14 @@ def test_of_a_thousand_alike_one_is_shown_every_ten_seconds_and_none_is_uncounte
     assert sum("Traceback" in text for text in screen.shown) == 1
 
 
-def test_another_failure_in_between_has_its_own_traceback(screen: Screen) -> None:
+def test_different_failure_in_between_shows_its_own_traceback(screen: Screen) -> None:
     screen.messages.show(failure(1))
     screen.messages.show(failure(2).replace("ValueError", "KeyError"))
     screen.messages.show(failure(3))
     assert sum("Traceback" in text for text in screen.shown) == 2
 
 
-def test_a_very_long_message_is_cut_and_of_its_traceback_the_end_is_kept(screen: Screen) -> None:
+def test_long_message_is_truncated_but_keeps_end_of_traceback(screen: Screen) -> None:
     lines = "\n".join(f"line {n}" for n in range(500))
     screen.messages.show("x" * 3_000_000 + "\n" + lines)
     head, details = screen.shown
@@ -82,7 +82,7 @@ def test_a_very_long_message_is_cut_and_of_its_traceback_the_end_is_kept(screen:
     assert len(details.splitlines()) < 40
 
 
-def test_closing_twice_tells_once(screen: Screen) -> None:
+def test_closing_twice_shows_count_once(screen: Screen) -> None:
     for number in range(3):
         screen.messages.show(failure(number))
     screen.messages.close()

@@ -1,4 +1,4 @@
-"""`unidle monitor` as a user meets it: a real process, with a make-believe driver or with none."""
+"""`unidle monitor` as a real process, with the fake driver or without one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from processes import restore_sigint
 
 pytest.importorskip("psutil")
 Environment = Callable[..., dict[str, str]]
-PROGRAM = [str(Path(sys.executable).with_name("unidle")), "monitor"]
+PROGRAM = [sys.executable, "-m", "unidle", "monitor"]
 
 
-def monitor(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+def monitor(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PROGRAM, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -35,14 +35,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def table_row(text: str, reading: str) -> list[str]:
-    """The figures of a row: now, min, mean, max, new/s."""
+    """The cells of a row: now, min, mean, max, new/s."""
     line = next(line for line in text.splitlines() if line.startswith(f"  {reading} "))
     return line.removeprefix(f"  {reading} ").split()
 
 
 @pytest.fixture(scope="module")
-def looked(fake_driver: Environment, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, str]]]:
-    """The table and the file of one look at two GPUs."""
+def once_output(fake_driver: Environment, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, str]]]:
+    """The table and the CSV rows of `unidle monitor --once` with two GPUs."""
     folder = tmp_path_factory.mktemp("monitor")
     done = monitor(folder, "--once", "--csv", "a.csv", "--interval", "0.05", env=fake_driver())
     assert done.returncode == 0, done.stderr
@@ -50,8 +50,8 @@ def looked(fake_driver: Environment, tmp_path_factory: pytest.TempPathFactory) -
     return done.stdout, rows(folder / "a.csv")
 
 
-def test_once_prints_a_table_of_every_gpu_and_the_host(looked: tuple[str, list[dict[str, str]]]) -> None:
-    text, _ = looked
+def test_once_prints_table_of_every_gpu_and_host(once_output: tuple[str, list[dict[str, str]]]) -> None:
+    text, _ = once_output
     assert re.findall(r"^(gpu \d|host) ", text, re.MULTILINE)[:3] == ["gpu 0", "gpu 1", "host"]
     large = text.partition("gpu 1")[0]
     assert table_row(large, "power W")[:4] == ["210"] * 4
@@ -63,8 +63,8 @@ def test_once_prints_a_table_of_every_gpu_and_the_host(looked: tuple[str, list[d
     assert re.search(r"4242 +– +–", text)
 
 
-def test_what_a_gpu_lacks_is_a_dash_and_never_a_zero(looked: tuple[str, list[dict[str, str]]]) -> None:
-    text, lines = looked
+def test_unavailable_readings_are_dashes(once_output: tuple[str, list[dict[str, str]]]) -> None:
+    text, lines = once_output
     small = text.partition("gpu 1  Fake Small")[2].partition("host")[0]
     for reading in ("SM active %", "tensor active %", "DRAM active %", "power W", "power share %", "energy J"):
         assert table_row(small, reading) == ["–"] * 5
@@ -73,20 +73,20 @@ def test_what_a_gpu_lacks_is_a_dash_and_never_a_zero(looked: tuple[str, list[dic
     assert unavailable.isdisjoint(line["reading"] for line in lines if line["source"] == "gpu 1")
 
 
-def test_the_file_has_each_new_value_once_with_its_time(looked: tuple[str, list[dict[str, str]]]) -> None:
-    _, lines = looked
+def test_csv_has_each_new_value_once_with_timestamp(once_output: tuple[str, list[dict[str, str]]]) -> None:
+    _, lines = once_output
     assert list(lines[0]) == ["time", "source", "reading", "value", "unit"]
-    seen = [line for line in lines if (line["source"], line["reading"]) == ("gpu 0", "utilisation")]
-    numbers = [int(line["value"]) for line in seen]
+    samples = [line for line in lines if (line["source"], line["reading"]) == ("gpu 0", "utilisation")]
+    numbers = [int(line["value"]) for line in samples]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert len(numbers) > 15  # one every 50 ms, for a second
-    assert abs(float(seen[-1]["time"]) - time.time()) < 600
+    assert abs(float(samples[-1]["time"]) - time.time()) < 600
     temperatures = [line for line in lines if (line["source"], line["reading"]) == ("gpu 0", "temperature")]
-    assert len(temperatures) <= 3  # of twenty looks: it never changed
+    assert len(temperatures) <= 3  # of twenty polls: it never changed
     assert {line["unit"] for line in temperatures} == {"°C"}
 
 
-def test_json_is_one_object_with_null_for_what_is_lacking(fake_driver: Environment, tmp_path: Path) -> None:
+def test_json_has_null_for_unavailable_readings(fake_driver: Environment, tmp_path: Path) -> None:
     done = monitor(tmp_path, "--json", env=fake_driver())
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -98,7 +98,9 @@ def test_json_is_one_object_with_null_for_what_is_lacking(fake_driver: Environme
 
 
 @pytest.mark.parametrize("mode", ["none", "not loaded"])
-def test_without_a_gpu_it_says_so_and_shows_the_cpu_side(mode: str, fake_driver: Environment, tmp_path: Path) -> None:
+def test_monitor_without_gpu_shows_reason_and_host_readings(
+    mode: str, fake_driver: Environment, tmp_path: Path
+) -> None:
     done = monitor(tmp_path, "--once", "--csv", "a.csv", "--pid", str(os.getpid()), env=fake_driver(mode))
     assert done.returncode == 0, done.stderr
     assert "No NVIDIA GPU found: " in done.stdout
@@ -108,14 +110,14 @@ def test_without_a_gpu_it_says_so_and_shows_the_cpu_side(mode: str, fake_driver:
     assert sources == {"host", f"pid {os.getpid()}"}
 
 
-def test_a_gpu_that_is_lost_is_told(fake_driver: Environment, tmp_path: Path) -> None:
+def test_lost_gpu_is_reported(fake_driver: Environment, tmp_path: Path) -> None:
     done = monitor(tmp_path, "--once", env=fake_driver("lost"))
     assert done.returncode == 0, done.stderr
     assert "gpu 0 is lost: " in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["--interval", "0"], "--interval 0 is not between 0.01 and 60 seconds; 0.1 suits most GPUs."),
         (["--interval", "nan"], "--interval nan is not between 0.01 and 60 seconds; 0.1 suits most GPUs."),
@@ -131,9 +133,9 @@ def test_a_gpu_that_is_lost_is_told(fake_driver: Environment, tmp_path: Path) ->
         (["--pid", "999999999", "--csv", "a.csv"], "There is no process 999999999; run `ps` to list the running ones."),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_leaves_nothing_behind(words: list[str], sentence: str, tmp_path: Path) -> None:
+def test_usage_error_is_one_line_and_creates_no_file(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    done = monitor(tmp_path, "--once", *words)
+    done = monitor(tmp_path, "--once", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"unidle: {sentence}")
     assert len(done.stderr.splitlines()) == 1
@@ -141,19 +143,19 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing_behind(words: list[str],
 
 
 def read_until(terminal: int, word: str, times: int, seconds: float = 30) -> str:
-    """What the terminal shows until it has shown `word` so many times, or its program has ended."""
+    """Read the terminal until `word` was shown that many times or the program ended."""
     shown, end = "", time.monotonic() + seconds
     while shown.count(word) < times:
-        assert time.monotonic() < end, f"{word!r} is not often enough in {shown[-2000:]!r}"
+        assert time.monotonic() < end, f"{word!r} is shown too rarely in {shown[-2000:]!r}"
         if select.select([terminal], [], [], 0.1)[0]:
             try:
                 shown += os.read(terminal, 65536).decode(errors="replace")
-            except OSError:  # how a terminal says that nobody is at its other side
+            except OSError:  # the other end of the terminal was closed
                 break
     return shown
 
 
-def test_it_is_live_on_a_terminal_and_ctrl_c_ends_it_in_order(fake_driver: Environment, tmp_path: Path) -> None:
+def test_monitor_updates_live_on_terminal_and_ends_cleanly_on_ctrl_c(fake_driver: Environment, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     env = {**fake_driver(), "TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
     process = subprocess.Popen(
@@ -167,7 +169,7 @@ def test_it_is_live_on_a_terminal_and_ctrl_c_ends_it_in_order(fake_driver: Envir
     )
     os.close(theirs)
     try:
-        read_until(ours, "utilisation", 10)  # drawn again and again
+        read_until(ours, "utilisation", 10)  # redrawn repeatedly
         before = len(rows(tmp_path / "a.csv"))
         read_until(ours, "utilisation", 10)
         assert len(rows(tmp_path / "a.csv")) > before > 0  # the file can be read while it grows
@@ -184,7 +186,7 @@ def test_it_is_live_on_a_terminal_and_ctrl_c_ends_it_in_order(fake_driver: Envir
     assert (tmp_path / "a.csv").read_text().endswith("\n")
 
 
-def test_in_a_pipe_it_writes_the_file_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_monitor_without_terminal_writes_csv_until_interrupted(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*PROGRAM, "--csv", "a.csv", "--interval", "0.02"],
         cwd=tmp_path,
@@ -205,14 +207,14 @@ def test_in_a_pipe_it_writes_the_file_until_it_is_interrupted(tmp_path: Path) ->
     assert (out, err) == (b"", b"")
 
 
-def test_without_psutil_it_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_psutil_error_says_what_to_install(tmp_path: Path) -> None:
     script = "import sys; sys.modules['psutil'] = None\nfrom unidle.cli import main\nmain(['monitor', '--once'])"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "unidle: CPU readings need the package psutil; run: pip install 'unidle[meter]'.\n"
 
 
-def test_it_needs_no_torch(tmp_path: Path) -> None:
+def test_monitor_does_not_import_torch(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom unidle.cli import main\n"
         "try: main(['monitor', '--once'])\nexcept SystemExit as end: assert not end.code\n"

@@ -1,4 +1,4 @@
-"""Progress as a log sees it (a text file) and as a terminal does (a real pseudo-terminal)."""
+"""Progress output to a log file and to a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unidle.report.terminal.progress import Display
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Log:
-    """A display whose lines go to a text file."""
+    """A display that writes to a text file."""
 
     def __init__(self) -> None:
         self.clock, self.file = Clock(), io.StringIO()
@@ -55,13 +55,13 @@ def evaluation(step: int, mean: float, best: bool) -> dict[str, Any]:
     }
 
 
-def test_a_run_starts_with_its_facts() -> None:
+def test_start_prints_run_facts() -> None:
     log = Log()
     log.display.on_start({"run": "runs/a", "environment": "CartPole-v1 [x]"}, 1000, 0)
     assert log.lines == ["run          runs/a", "environment  CartPole-v1 [x]"]
 
 
-def test_a_log_gets_a_line_every_ten_seconds_however_many_iterations_come() -> None:
+def test_log_gets_a_line_every_ten_seconds() -> None:
     log = Log()
     log.display.on_start({}, 10**9, 0)
     for i in range(1, 3001):  # 30 s in steps of 10 ms
@@ -70,7 +70,7 @@ def test_a_log_gets_a_line_every_ten_seconds_however_many_iterations_come() -> N
     assert 2 <= len(log.lines) <= 3
 
 
-def test_a_log_gets_a_line_for_every_twentieth_of_a_fast_run() -> None:
+def test_log_of_fast_run_gets_a_line_every_five_percent() -> None:
     log = Log()
     log.display.on_start({}, 1000, 0)
     for step in range(1, 1001):
@@ -80,7 +80,7 @@ def test_a_log_gets_a_line_for_every_twentieth_of_a_fast_run() -> None:
     assert [line.split(" %")[0].strip() for line in log.lines] == [str(p) for p in range(5, 101, 5)]
 
 
-def test_a_line_tells_step_return_speed_shares_and_time_left() -> None:
+def test_line_shows_step_return_speed_shares_and_time_left() -> None:
     log = Log()
     log.display.on_start({}, 1_000_000, 0)
     log.clock.now += 50
@@ -95,7 +95,7 @@ def test_a_line_tells_step_return_speed_shares_and_time_left() -> None:
     assert "7 min 30 s left" in line
 
 
-def test_the_time_left_after_a_resume_counts_only_steps_done_since() -> None:
+def test_time_left_after_resume_counts_only_new_steps() -> None:
     log = Log()
     log.display.on_start({}, 1000, 900)
     log.clock.now += 20
@@ -104,7 +104,7 @@ def test_the_time_left_after_a_resume_counts_only_steps_done_since() -> None:
     assert "1 min 20 s left" in log.lines[0]
 
 
-def test_the_time_left_follows_the_recent_speed_and_forgets_the_warm_up() -> None:
+def test_time_left_follows_recent_speed() -> None:
     log = Log()
     log.display.on_start({}, 10_000, 0)
     log.clock.now += 600  # compiling
@@ -115,7 +115,7 @@ def test_the_time_left_follows_the_recent_speed_and_forgets_the_warm_up() -> Non
     assert "15 min 00 s left" in log.lines[-1]
 
 
-def test_each_evaluation_gets_a_line_and_the_best_is_kept() -> None:
+def test_evaluations_get_a_line_and_best_is_remembered() -> None:
     log = Log()
     log.display.on_start({}, 1000, 0)
     log.display.on_evaluation(evaluation(100, 50.0, best=True))
@@ -129,7 +129,7 @@ def test_each_evaluation_gets_a_line_and_the_best_is_kept() -> None:
     assert "best evaluation 50.00" in log.lines[-1]
 
 
-def test_a_resumed_run_knows_the_best_evaluation_of_before() -> None:
+def test_resumed_run_shows_earlier_best_evaluation() -> None:
     log = Log()
     log.display.on_start({}, 1000, 500, best=evaluation(100, 50.0, best=True))
     log.display.on_evaluation(evaluation(600, 40.0, best=False))
@@ -142,7 +142,7 @@ def test_a_resumed_run_knows_the_best_evaluation_of_before() -> None:
     assert "best evaluation 40.00, success 70 %" in log.lines[-1]
 
 
-def test_the_end_shows_the_last_state_once() -> None:
+def test_end_shows_last_state_once() -> None:
     log = Log()
     log.display.on_start({}, 1000, 0)
     log.clock.now += 1
@@ -155,13 +155,13 @@ def test_the_end_shows_the_last_state_once() -> None:
     assert "left" not in line
 
 
-def test_a_message_is_printed_as_it_is() -> None:
+def test_message_is_printed_unchanged() -> None:
     log = Log()
     log.display.on_message("saved to [bold]runs/a[/bold] " + "x" * 80)
     assert log.lines == ["saved to [bold]runs/a[/bold] " + "x" * 80]
 
 
-def test_faults_are_counted_in_the_line_and_only_if_there_are_any() -> None:
+def test_faults_are_counted_if_there_are_any() -> None:
     log = Log()
     log.display.on_start({}, 1000, 0)
     log.clock.now += 11
@@ -172,7 +172,7 @@ def test_faults_are_counted_in_the_line_and_only_if_there_are_any() -> None:
     assert "  faults 4" in log.lines[1]
 
 
-def test_messages_held_back_are_told_at_the_end() -> None:
+def test_suppressed_messages_are_counted_at_end() -> None:
     log = Log()
     for episode in range(5):
         log.display.on_message(f"Environment 0 failed in episode {episode}: ValueError\nTraceback")
@@ -184,7 +184,7 @@ def test_messages_held_back_are_told_at_the_end() -> None:
     ]
 
 
-def test_forced_colours_do_not_turn_a_log_into_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_colours_do_not_turn_log_into_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     log = Log()
     assert log.display._console.is_terminal
@@ -192,10 +192,10 @@ def test_forced_colours_do_not_turn_a_log_into_a_panel(monkeypatch: pytest.Monke
     log.display.on_iteration(iteration(100))
     log.display.on_end()
     assert len(log.lines) == 1
-    assert not re.search(r"\x1b\[(\d*[A-K]|\?25)", log.file.getvalue())  # no moving of the cursor
+    assert not re.search(r"\x1b\[(\d*[A-K]|\?25)", log.file.getvalue())  # no cursor movement
 
 
-def test_an_iteration_between_two_drawings_costs_next_to_nothing() -> None:
+def test_iteration_between_redraws_is_cheap() -> None:
     log = Log()
     log.display.on_start({}, 10**9, 0)
     record = iteration(1)
@@ -225,7 +225,7 @@ with Display() as display:
 
 
 def run_on_a_terminal(end: str) -> tuple[str, str, int]:
-    """What a program with a display writes to stderr (a terminal) and stdout (a pipe)."""
+    """The output of a program with a display on stderr (a terminal) and stdout (a pipe), and its exit status."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", _ON_A_TERMINAL.replace("END", end)],
@@ -238,7 +238,7 @@ def run_on_a_terminal(end: str) -> tuple[str, str, int]:
     while select.select([ours], [], [], 60)[0]:
         try:
             chunk = os.read(ours, 65536)
-        except OSError:  # Linux's word for: the other end was closed
+        except OSError:  # on Linux: the other end was closed
             break
         if not chunk:
             break
@@ -250,7 +250,7 @@ def run_on_a_terminal(end: str) -> tuple[str, str, int]:
     return shown.decode(), out, process.wait(60)
 
 
-def test_a_terminal_gets_a_panel_a_few_times_a_second_and_stdout_stays_clean() -> None:
+def test_terminal_panel_redraws_few_times_and_stdout_stays_clean() -> None:
     shown, out, code = run_on_a_terminal("pass")
     assert code == 0
     assert out == "for stdout\n"
@@ -261,12 +261,12 @@ def test_a_terminal_gets_a_panel_a_few_times_a_second_and_stdout_stays_clean() -
     assert plain.count("with details") == 1
     assert "2 similar messages not shown: a message of …" in plain
     assert "steps/s" in plain
-    drawings = plain.count("last 100 episodes")
-    assert 3 <= drawings <= 15  # of 50 iterations in a second or more
+    redraws = plain.count("last 100 episodes")
+    assert 3 <= redraws <= 15  # of 50 iterations in a second or more
 
 
 @pytest.mark.parametrize(("end", "code"), [("raise ValueError('boom')", 1), ("import os; os.kill(os.getpid(), 9)", -9)])
-def test_the_cursor_is_visible_after_a_failure_and_even_after_a_kill(end: str, code: int) -> None:
+def test_cursor_is_visible_after_exception_or_kill(end: str, code: int) -> None:
     shown, _, returned = run_on_a_terminal(end)
     assert returned == code
     hidden, visible = shown.rfind("\x1b[?25l"), shown.rfind("\x1b[?25h")
@@ -274,7 +274,7 @@ def test_the_cursor_is_visible_after_a_failure_and_even_after_a_kill(end: str, c
     assert ("boom" in shown) == (code == 1)
 
 
-def test_an_evaluation_tells_its_success_in_all_and_by_task() -> None:
+def test_evaluation_shows_success_overall_and_by_task() -> None:
     log = Log()
     log.display.on_start({}, 1000, 0)
     tasks = {"eval/success": 0.7, "eval/success/reach-v3": 1.0, "eval/success/push-v3": 0.4}

@@ -1,4 +1,4 @@
-"""The table of readings: its line takes the width that is left, and its end is never cut off."""
+"""The table of readings: its sparkline fills the remaining width and its end is never cut off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = 10**9
 
 
 def rows(width: int, joules: float = 1.0, title: str = "gpu 0") -> list[str]:
-    """The table's rows, of a GPU that was idle and is busy since the last second of ten."""
+    """The table's rows for a GPU that was idle for nine seconds and busy in the tenth."""
     use, energy = Window(10.0), Window(10.0)
     use.add([Sample(0, 0.0), Sample(9 * SECOND, 100.0)])
     energy.add([Sample(0, 0.0), Sample(9 * SECOND, joules)])
@@ -30,23 +30,23 @@ def rows(width: int, joules: float = 1.0, title: str = "gpu 0") -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize(
-    "odd", [{}, {"title": "gpu 0  NVIDIA RTX 6000 Ada Generation  not troubled"}, {"joules": 60_480_000.0}]
+    "changes", [{}, {"title": "gpu 0  NVIDIA RTX 6000 Ada Generation  not throttled"}, {"joules": 60_480_000.0}]
 )
-def test_the_line_ends_with_what_is_now(width: int, odd: dict[str, float | str]) -> None:
-    header, _, title, use, energy, _, host, cpu, cores = rows(width, **odd)
+def test_sparkline_ends_with_current_value(width: int, changes: dict[str, float | str]) -> None:
+    header, _, title, use, energy, _, host, cpu, cores = rows(width, **changes)
     assert max(len(row.rstrip()) for row in (header, use, energy, cpu)) <= width
     line = use.split()[-1]
     assert line == "▁" * line.count("▁") + "█" * line.count("█")
     assert len(line) / 10 - 1 < line.count("█") <= len(line) / 10 + 1  # the last second of ten
     assert "…" not in header + use + energy + cpu + title
-    assert len(use) > width - 5  # nothing is wasted
+    assert len(use) > width - 5  # the full width is used
     assert use.removeprefix("  utilisation %") == cpu.removeprefix("  cpu %").removeprefix(
         " " * 8
-    )  # columns are below each other
+    )  # columns are aligned
     assert (host, cores) == ("host", "  cores")
 
 
-def test_a_total_has_no_mean_and_what_was_never_read_is_a_dash() -> None:
+def test_total_has_no_mean_and_missing_reading_is_a_dash() -> None:
     energy = rows(80, joules=1234.0)[4]
     assert energy.split() == ["energy", "J", "1,234", "0.1"]
     console = Console(file=io.StringIO(), width=80)

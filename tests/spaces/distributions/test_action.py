@@ -1,3 +1,5 @@
+"""Action distributions against torch.distributions: sampling, masks and scaling to the environment."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.distributions import Categorical, Normal
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import ActionDistribution, Params
 
-JUST_BELOW_ONE = 1 - 2.0**-24  # the largest number that torch.rand gives
+JUST_BELOW_ONE = 1 - 2.0**-24  # the largest number that torch.rand returns
 
 SPACES = {
     "one head": spaces.Discrete(5),
@@ -45,7 +47,7 @@ def random_noise(distribution: ActionDistribution, *lead: int, seed: int = 1) ->
 
 
 def torch_parts(layout: ActionLayout, params: Params) -> tuple[list[Categorical], Normal]:
-    """The same distribution in torch's own words."""
+    """The same distribution from torch.distributions."""
     return [Categorical(logits=logits) for logits in params.logits.split(layout.nvec, -1)], Normal(
         params.mean, params.log_std.exp().expand_as(params.mean)
     )
@@ -53,7 +55,7 @@ def torch_parts(layout: ActionLayout, params: Params) -> tuple[list[Categorical]
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("lead", [(6,), (2, 3)])
-def test_log_probability_and_entropy_are_those_of_torch_distributions(name: str, lead: tuple[int, ...]) -> None:
+def test_log_prob_and_entropy_match_torch_distributions(name: str, lead: tuple[int, ...]) -> None:
     layout, distribution = distribution_of(SPACES[name])
     params = random_params(distribution, *lead)
     action = distribution.sample(params, random_noise(distribution, *lead))
@@ -63,14 +65,14 @@ def test_log_probability_and_entropy_are_those_of_torch_distributions(name: str,
     log_prob = log_prob + sum(head.log_prob(action[..., i]) for i, head in enumerate(heads))
     entropy = normal.entropy().sum(-1) + sum(head.entropy() for head in heads)
 
-    given_log_prob, given_entropy = distribution.score(params, action)
+    given_log_prob, given_entropy = distribution.log_prob_and_entropy(params, action)
     assert given_log_prob.shape == given_entropy.shape == lead
     torch.testing.assert_close(given_log_prob, log_prob)
     torch.testing.assert_close(given_entropy, entropy)
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_every_sample_is_an_action_of_the_space(name: str) -> None:
+def test_samples_are_actions_of_the_space(name: str) -> None:
     layout, distribution = distribution_of(SPACES[name])
     params = random_params(distribution, 200)
     obs = distribution.to_env(distribution.sample(params, random_noise(distribution, 200)))
@@ -79,7 +81,7 @@ def test_every_sample_is_an_action_of_the_space(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_the_mode_is_the_most_likely_category_and_the_mean(name: str) -> None:
+def test_mode_is_most_likely_category_and_mean(name: str) -> None:
     layout, distribution = distribution_of(SPACES[name])
     params = random_params(distribution, 50)
     heads, normal = torch_parts(layout, params)
@@ -92,16 +94,14 @@ def test_the_mode_is_the_most_likely_category_and_the_mean(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("shape", [(6,), (2, 3)])
-def test_noise_is_uniform_for_heads_then_normal_for_reals_as_the_generator_gives_it(
-    name: str, shape: tuple[int, ...]
-) -> None:
+def test_noise_is_uniform_for_heads_then_normal_for_reals(name: str, shape: tuple[int, ...]) -> None:
     _, distribution = distribution_of(SPACES[name])
     noise = distribution.noise(shape, torch.Generator().manual_seed(1))
     assert noise.shape == (*shape, distribution.width)
     assert torch.equal(noise, random_noise(distribution, *shape, seed=1))
 
 
-def test_categories_are_drawn_as_often_as_their_probability_says() -> None:
+def test_category_frequencies_match_probabilities() -> None:
     layout, distribution = distribution_of(spaces.MultiDiscrete([3, 6, 2]))
     n = 100_000
     params = random_params(distribution, 1, seed=3)
@@ -117,7 +117,7 @@ def test_categories_are_drawn_as_often_as_their_probability_says() -> None:
         assert ((observed - expected).square() / expected).sum() < limits[size]
 
 
-def test_reals_are_drawn_with_their_mean_and_deviation() -> None:
+def test_reals_are_mean_plus_std_times_noise() -> None:
     _, distribution = distribution_of(spaces.Box(-1, 1, (2,)))
     params = Params(torch.zeros(3, 0), torch.tensor([[0.5, -2.0]] * 3), torch.tensor([0.0, -1.0]))
     noise = torch.tensor([[0.0, 0.0], [1.0, 1.0], [-2.0, 3.0]])
@@ -125,7 +125,7 @@ def test_reals_are_drawn_with_their_mean_and_deviation() -> None:
     torch.testing.assert_close(distribution.sample(params, noise), expected.float())
 
 
-def test_the_same_noise_gives_the_same_action_in_a_batch_of_any_size() -> None:
+def test_sample_does_not_depend_on_batch_size() -> None:
     _, distribution = distribution_of(SPACES["joint"])
     params, noise = random_params(distribution, 64), random_noise(distribution, 64)
     whole = distribution.sample(params, noise)
@@ -138,7 +138,7 @@ def test_the_same_noise_gives_the_same_action_in_a_batch_of_any_size() -> None:
 
 @st.composite
 def masked_heads(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int]]:
-    """Sizes of some heads and a mask that leaves each of them something."""
+    """Head sizes, and a mask that allows at least one action per head."""
     nvec = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     mask: list[int] = []
     for n in nvec:
@@ -149,7 +149,7 @@ def masked_heads(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int]]:
 
 
 @given(masked_heads(), st.integers(0, 1000), st.sampled_from([1.0, 30.0, 1e4]))
-def test_what_a_mask_forbids_is_never_drawn_and_has_probability_zero(
+def test_masked_actions_are_never_drawn_and_have_probability_zero(
     heads: tuple[tuple[int, ...], list[int]], seed: int, spread: float
 ) -> None:
     nvec, mask = heads
@@ -173,7 +173,7 @@ def test_what_a_mask_forbids_is_never_drawn_and_has_probability_zero(
             assert allowed[head][action[:, head].long()].all()
 
 
-def test_masked_probabilities_are_the_others_renormalised() -> None:
+def test_mask_renormalises_remaining_probabilities() -> None:
     _, distribution = distribution_of(spaces.Discrete(4))
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     masked = distribution.masked(logits, torch.tensor([[1, 0, 1, 0]], dtype=torch.uint8))
@@ -181,17 +181,17 @@ def test_masked_probabilities_are_the_others_renormalised() -> None:
     table = distribution.log_probs(masked)[0, 0]
     torch.testing.assert_close(table[[0, 2]], expected.logits)
     params = Params(masked, torch.zeros(1, 0), torch.zeros(0))
-    log_prob, entropy = distribution.score(params, torch.tensor([[2.0]]))
+    log_prob, entropy = distribution.log_prob_and_entropy(params, torch.tensor([[2.0]]))
     torch.testing.assert_close(log_prob, expected.log_prob(torch.tensor([1])))
     torch.testing.assert_close(entropy, expected.entropy().unsqueeze(0))
 
 
-def test_gradients_under_a_mask_are_finite_and_zero_for_what_is_forbidden() -> None:
+def test_gradients_are_finite_and_zero_for_masked_actions() -> None:
     _, distribution = distribution_of(spaces.MultiDiscrete([4, 2, 3]))
-    mask = torch.tensor([[1, 0, 1, 0, 0, 1, 1, 1, 0]], dtype=torch.uint8)  # the middle head has one choice left
+    mask = torch.tensor([[1, 0, 1, 0, 0, 1, 1, 1, 0]], dtype=torch.uint8)  # the middle head has one allowed action
     logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
     params = Params(distribution.masked(logits, mask), torch.zeros(1, 0), torch.zeros(0))
-    log_prob, entropy = distribution.score(params, torch.tensor([[2.0, 1.0, 0.0]]))
+    log_prob, entropy = distribution.log_prob_and_entropy(params, torch.tensor([[2.0, 1.0, 0.0]]))
     assert torch.isfinite(log_prob).all()
     assert torch.isfinite(entropy).all()
     (gradient,) = torch.autograd.grad((log_prob + entropy).sum(), logits)
@@ -200,47 +200,47 @@ def test_gradients_under_a_mask_are_finite_and_zero_for_what_is_forbidden() -> N
     assert (gradient[0, [0, 2, 6, 7]] != 0).all()
 
 
-def test_a_head_with_one_choice_left_adds_no_entropy() -> None:
+def test_head_with_one_allowed_action_has_no_entropy() -> None:
     _, distribution = distribution_of(spaces.Discrete(5))
     mask = torch.tensor([[0, 0, 0, 1, 0]], dtype=torch.uint8)
     params = Params(distribution.masked(torch.randn(1, 5), mask), torch.zeros(1, 0), torch.zeros(0))
-    log_prob, entropy = distribution.score(params, torch.tensor([[3.0]]))
+    log_prob, entropy = distribution.log_prob_and_entropy(params, torch.tensor([[3.0]]))
     assert log_prob.item() == entropy.item() == 0
 
 
-# -- what the environment gets -----------------------------------------------------------------------------------------
+# -- actions for the environment ---------------------------------------------------------------------------------------
 
 
-def test_one_and_minus_one_are_the_ends_of_a_bounded_range() -> None:
+def test_plus_and_minus_one_map_to_the_bounds() -> None:
     _, distribution = distribution_of(spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([6.0, 1.0], np.float32)))
-    sent = distribution.to_env(torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]))
-    torch.testing.assert_close(sent, torch.tensor([[-2.0, 0.0], [2.0, 0.5], [6.0, 1.0]]))
+    env_action = distribution.to_env(torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]))
+    torch.testing.assert_close(env_action, torch.tensor([[-2.0, 0.0], [2.0, 0.5], [6.0, 1.0]]))
 
 
-def test_what_lies_beyond_the_range_is_clipped_to_it() -> None:
+def test_actions_beyond_the_range_are_clipped() -> None:
     _, distribution = distribution_of(spaces.Box(-2.0, 6.0, (1,)))
     assert distribution.to_env(torch.tensor([[-9.0], [9.0]])).tolist() == [[-2.0], [6.0]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_an_unbounded_range_is_not_scaled(dtype: type) -> None:
+def test_unbounded_range_is_not_scaled(dtype: type) -> None:
     _, distribution = distribution_of(spaces.Box(-np.inf, np.inf, (3,), dtype))
     action = torch.tensor([[-30.5, 0.0, 7.25]])
     assert torch.equal(distribution.to_env(action), action)
 
 
-def test_a_range_open_at_one_end_is_not_scaled_but_clipped_at_the_other() -> None:
+def test_half_bounded_range_is_clipped_but_not_scaled() -> None:
     _, distribution = distribution_of(spaces.Box(2.0, np.inf, (2,)))
     assert distribution.to_env(torch.tensor([[1.0, 50.0]])).tolist() == [[2.0, 50.0]]
 
 
-def test_categories_reach_the_environment_as_they_are() -> None:
+def test_categories_are_sent_unchanged() -> None:
     _, distribution = distribution_of(spaces.Tuple((spaces.Discrete(9), spaces.Box(0.0, 10.0, (1,)))))
     assert distribution.to_env(torch.tensor([[8.0, 0.0]])).tolist() == [[8.0, 5.0]]
 
 
 @given(st.floats(-1e5, 1e5), st.floats(0, 1e5), st.floats(-3, 3, width=32))
-def test_a_scaled_action_is_always_inside_its_box(low: float, width: float, value: float) -> None:
+def test_scaled_action_is_always_inside_its_box(low: float, width: float, value: float) -> None:
     space = spaces.Box(low, low + width, (1,), np.float64)
     layout, distribution = distribution_of(space)
     assert space.contains(layout.decode(distribution.to_env(torch.tensor([value])).numpy()))

@@ -1,3 +1,5 @@
+"""The Beta distribution against torch.distributions and SciPy."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -31,14 +33,14 @@ def as_torch(params: BetaParams) -> torch.distributions.Beta:
     return torch.distributions.Beta(params.alpha.double(), params.beta.double())
 
 
-def test_alpha_and_beta_are_one_plus_softplus_of_the_outputs() -> None:
+def test_alpha_and_beta_are_one_plus_softplus_of_outputs() -> None:
     outputs = torch.tensor([[0.0, -3.0, 5.0, 1.0]])
     params = BETA.params(outputs, torch.zeros(0), None)
     expected = 1 + torch.log1p(outputs.exp())
     torch.testing.assert_close(torch.cat((params.alpha, params.beta), -1), expected)
 
 
-def test_log_prob_entropy_and_kl_are_those_of_torch() -> None:
+def test_log_prob_entropy_and_kl_match_torch() -> None:
     params, other = random_params(200), random_params(200, seed=1)
     action = BETA.sample(params, torch.randn(200, 2, generator=torch.Generator().manual_seed(2)))
     beta = as_torch(params)
@@ -49,10 +51,10 @@ def test_log_prob_entropy_and_kl_are_those_of_torch() -> None:
     torch.testing.assert_close(BETA.kl(params, other).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_log_prob_and_entropy_are_those_of_torch() -> None:
+def test_gradients_of_log_prob_and_entropy_match_torch() -> None:
     params, action = random_params(50), torch.randn(50, 2, generator=torch.Generator().manual_seed(3))
     alpha, beta = params.alpha.clone().requires_grad_(), params.beta.clone().requires_grad_()
-    log_prob, entropy = BETA.score(BetaParams(params.logits, alpha, beta), action)
+    log_prob, entropy = BETA.log_prob_and_entropy(BetaParams(params.logits, alpha, beta), action)
     ours = torch.autograd.grad((log_prob + entropy).sum(), (alpha, beta))
     theirs = torch.distributions.Beta(alpha.double(), beta.double())
     total = theirs.log_prob(action.double().sigmoid()) + theirs.entropy()
@@ -60,9 +62,9 @@ def test_gradients_of_log_prob_and_entropy_are_those_of_torch() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_far_out_where_x_rounds_to_0_or_1_log_prob_is_still_finite_and_right() -> None:
+def test_log_prob_is_exact_where_x_rounds_to_0_or_1() -> None:
     log_prob = BETA.real.log_prob(fixed_params(3.0, 2.0, 2), torch.tensor([[-60.0], [60.0]]))
-    # log x → u and log(1 − x) → 0 on the left, the other way round on the right; B(3, 2) is 1 / 12.
+    # On the left, log x → u and log(1 − x) → 0; on the right, log x → 0 and log(1 − x) → −u. B(3, 2) is 1 / 12.
     expected = [2 * -60.0 + np.log(12), -60.0 + np.log(12)]
     np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-6)
 
@@ -74,20 +76,20 @@ SHAPES = [1.0, 1.0001, 1.3, 2.0, 5.0, 30.0, 300.0, 3000.0, 1e5]
 
 @pytest.mark.parametrize("alpha", SHAPES)
 @pytest.mark.parametrize("beta", SHAPES)
-def test_sampling_inverts_scipys_cumulative_distribution(alpha: float, beta: float) -> None:
+def test_sampling_inverts_scipy_cdf(alpha: float, beta: float) -> None:
     noise = torch.linspace(-6, 6, 241, dtype=torch.float64).unsqueeze(-1)
     params = BetaParams(torch.zeros(241, 0), torch.full_like(noise, alpha), torch.full_like(noise, beta))
     u = BETA.real.sample(params, noise).numpy()
     z = noise.numpy()
-    # In the nearer tail, so that neither side rounds to 1.
-    reached = np.where(
+    # Computed in the nearer tail, so that neither side rounds to 1.
+    probability = np.where(
         z <= 0, special.betainc(alpha, beta, special.expit(u)), special.betainc(beta, alpha, special.expit(-u))
     )
-    np.testing.assert_allclose(reached, special.ndtr(-np.abs(z)), rtol=0, atol=3e-8)
+    np.testing.assert_allclose(probability, special.ndtr(-np.abs(z)), rtol=0, atol=3e-8)
 
 
 @given(st.floats(1, 1e4), st.floats(1, 1e4))
-def test_quantiles_are_scipys(alpha: float, beta: float) -> None:
+def test_quantiles_match_scipy(alpha: float, beta: float) -> None:
     noise = torch.linspace(-4, 4, 33, dtype=torch.float64).unsqueeze(-1)
     params = BetaParams(torch.zeros(33, 0), torch.full_like(noise, alpha), torch.full_like(noise, beta))
     x = BETA.real.sample(params, noise).sigmoid().numpy()
@@ -95,14 +97,14 @@ def test_quantiles_are_scipys(alpha: float, beta: float) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (1.7, 1.7), (1.0, 40.0), (9.0, 2.0), (200.0, 300.0)])
-def test_samples_pass_the_kolmogorov_smirnov_test(alpha: float, beta: float) -> None:
+def test_samples_pass_kolmogorov_smirnov_test(alpha: float, beta: float) -> None:
     n = 100_000
     noise = torch.randn(n, 1, generator=torch.Generator().manual_seed(5))
     x = BETA.real.sample(fixed_params(alpha, beta, n), noise).sigmoid().numpy().ravel()
     assert stats.kstest(x, stats.beta(alpha, beta).cdf).pvalue > 1e-3
 
 
-def test_the_same_noise_gives_the_same_action_in_a_batch_of_any_size() -> None:
+def test_sample_does_not_depend_on_batch_size() -> None:
     params, noise = random_params(64), torch.randn(64, 2, generator=torch.Generator().manual_seed(6))
     whole = BETA.sample(params, noise)
     assert torch.equal(whole, BETA.sample(params, noise))
@@ -110,7 +112,7 @@ def test_the_same_noise_gives_the_same_action_in_a_batch_of_any_size() -> None:
     assert torch.equal(whole[7:9], part)
 
 
-def test_more_noise_never_gives_a_smaller_action() -> None:
+def test_sample_is_monotonic_in_noise() -> None:
     noise = torch.linspace(-5, 5, 2001).unsqueeze(-1)
     u = BETA.real.sample(fixed_params(1.5, 4.0, 2001), noise)
     assert (u.diff(dim=0) >= 0).all()
@@ -119,31 +121,31 @@ def test_more_noise_never_gives_a_smaller_action() -> None:
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_mode_is_alpha_minus_1_over_alpha_plus_beta_minus_2() -> None:
+def test_mode_is_alpha_minus_1_over_alpha_plus_beta_minus_2() -> None:
     params = random_params(100)
     expected = (params.alpha - 1) / (params.alpha + params.beta - 2)
     torch.testing.assert_close(BETA.mode(params).sigmoid(), expected, rtol=1e-4, atol=5e-5)
 
 
-def test_the_mode_of_the_uniform_distribution_is_the_middle() -> None:
+def test_mode_of_uniform_distribution_is_the_middle() -> None:
     params = BetaParams(torch.zeros(1, 0), torch.ones(1, 2), torch.ones(1, 2))
     assert BETA.export(params).tolist() == [[2.0, 0.5]]
 
 
-def test_actions_fill_the_range_and_never_leave_it() -> None:
+def test_actions_cover_the_range_and_never_leave_it() -> None:
     space = spaces.Box(-2.0, 6.0, (1,))
     beta = action_distribution(ActionLayout.of(space), "beta")
     n = 20_000
     noise = torch.randn(n, 1, generator=torch.Generator().manual_seed(7))
-    sent = beta.to_env(beta.sample(fixed_params(1.0, 1.0, n), noise))
-    assert all(space.contains(action) for action in sent.numpy())
-    assert stats.kstest(sent.numpy().ravel(), stats.uniform(-2, 8).cdf).pvalue > 1e-3
+    env_actions = beta.to_env(beta.sample(fixed_params(1.0, 1.0, n), noise))
+    assert all(space.contains(action) for action in env_actions.numpy())
+    assert stats.kstest(env_actions.numpy().ravel(), stats.uniform(-2, 8).cdf).pvalue > 1e-3
     torch.testing.assert_close(
         beta.to_env(torch.tensor([[-90.0], [0.0], [90.0]])), torch.tensor([[-2.0], [2.0], [6.0]])
     )
 
 
-def test_categories_come_before_the_reals() -> None:
+def test_categories_come_before_reals() -> None:
     space = spaces.Tuple((spaces.Discrete(3), spaces.Box(0.0, 10.0, (2,))))
     layout = ActionLayout.of(space)
     joint = action_distribution(layout, "beta")
@@ -156,21 +158,21 @@ def test_categories_come_before_the_reals() -> None:
     assert all(space.contains(layout.decode(row)) for row in joint.to_env(action).numpy())
 
 
-def test_packed_parameters_come_back_as_they_were() -> None:
+def test_pack_and_unpack_parameters_round_trip() -> None:
     params = random_params(10)
-    back = BETA.unpack(BETA.pack(params), torch.zeros(0))
-    assert all(torch.equal(one, other) for one, other in zip(params, back))
+    unpacked = BETA.unpack(BETA.pack(params), torch.zeros(0))
+    assert all(torch.equal(one, other) for one, other in zip(params, unpacked))
 
 
 @pytest.mark.parametrize("name", ["beta", "squashed"])
 @pytest.mark.parametrize("box", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0.0, np.inf, (1,))])
-def test_a_box_without_bounds_is_refused_with_one_sentence(name: str, box: spaces.Box) -> None:
+def test_unbounded_box_is_rejected(name: str, box: spaces.Box) -> None:
     with pytest.raises(UsageError, match=rf"^The {name} action distribution needs .* finite bounds; use .*\.$"):
         action_distribution(ActionLayout.of(box), name)
 
 
-def test_kernels_do_not_take_it_for_a_gaussian() -> None:
+def test_kernels_do_not_support_beta() -> None:
     assert BETA.name == "beta"
     assert BETA.name not in KERNEL_DISTRIBUTIONS
-    # Without real dimensions there is nothing but categories, which kernels know.
+    # Without real dimensions only categories are left, which kernels support.
     assert action_distribution(ActionLayout.of(spaces.Discrete(3)), "beta").name == "categorical"

@@ -1,3 +1,5 @@
+"""The epsilon-greedy distribution."""
+
 from __future__ import annotations
 
 import torch
@@ -7,7 +9,7 @@ from unidle.spaces.actions import ActionLayout
 from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, EpsilonGreedy, Params
 
 
-def test_probabilities_are_epsilon_shared_and_the_rest_for_the_best() -> None:
+def test_probabilities_are_epsilon_greedy_over_allowed_actions() -> None:
     greedy = EpsilonGreedy(ActionLayout.of(spaces.MultiDiscrete([4, 2])))
     greedy.epsilon.fill_(0.3)
     values = torch.tensor([[5.0, -1.0, 9.0, 2.0, 0.0, 1.0]])
@@ -17,10 +19,10 @@ def test_probabilities_are_epsilon_shared_and_the_rest_for_the_best() -> None:
     torch.testing.assert_close(greedy.log_probs(params.logits).exp(), expected)
     log_prob = greedy.log_prob(params, torch.tensor([[0.0, 1.0]]))
     torch.testing.assert_close(log_prob, torch.tensor([0.8 * 0.85]).log())
-    given = expected.clamp(min=1e-30)
-    torch.testing.assert_close(greedy.entropy(params), -(given * given.log()).sum((-1, -2)))
+    probabilities = expected.clamp(min=1e-30)
+    torch.testing.assert_close(greedy.entropy(params), -(probabilities * probabilities.log()).sum((-1, -2)))
     assert greedy.kl(params, params).item() == 0
 
 
-def test_it_is_no_softmax_to_a_kernel() -> None:
+def test_kernels_do_not_support_epsilon_greedy() -> None:
     assert EpsilonGreedy(ActionLayout.of(spaces.Discrete(3))).name not in KERNEL_DISTRIBUTIONS

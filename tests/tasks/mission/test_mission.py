@@ -1,4 +1,4 @@
-"""The mission on tensors is its plain twin's, step by step, and both keep the rules."""
+"""The mission task: the tensor environment against the Gymnasium one, maps, rules, rendering."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ levels = pytest.mark.parametrize("level", LEVELS)
 
 
 def walk_lengths(ground: np.ndarray, goal: tuple[int, int]) -> dict[tuple[int, int], int]:
-    """Steps from each cell of a map [size, size] to `goal`, by a breadth-first search."""
-    lengths, edge = {goal: 0}, [goal]
-    while edge:
-        row, column = edge.pop(0)
+    """Length of the shortest walk from each cell of a map [size, size] to `goal` (breadth-first search)."""
+    lengths, queue = {goal: 0}, [goal]
+    while queue:
+        row, column = queue.pop(0)
         for down, right in MOVES.values():
             cell = row + down, column + right
             inside = 0 <= cell[0] < len(ground) and 0 <= cell[1] < len(ground)
             if inside and cell not in lengths and ground[cell] != ROCK:
                 lengths[cell] = lengths[row, column] + 1
-                edge.append(cell)
+                queue.append(cell)
     return lengths
 
 
 class Planner:
-    """Orders from all there is to know of N missions: carriers fetch the nearest survivor, the others wander."""
+    """Scripted policy that sees all of N missions: carriers fetch the nearest survivor, other units move at random."""
 
-    def __init__(self, env: Mission, level: int, whim: list[float]) -> None:
+    def __init__(self, env: Mission, level: int, random_share: list[float]) -> None:
         self.env, self.rules = env, LEVELS[level]
-        self.whim = whim  # of each mission, how often an order is drawn from what is allowed
+        self.random_share = random_share  # per mission: the probability of a random allowed order
         self.rng = np.random.default_rng(level)
         self.walks: dict[Any, dict[tuple[int, int], int]] = {}
 
@@ -70,7 +70,7 @@ class Planner:
         return np.array([[self.order(now, i, u, mask[i][u]) for u in range(len(mask[i]))] for i in range(len(mask))])
 
     def order(self, state: dict[str, np.ndarray], index: int, unit: int, mask: list[int]) -> int:
-        if self.rng.random() >= self.whim[index]:
+        if self.rng.random() >= self.random_share[index]:
             planned = self.plan(state, index, unit)
             if mask[planned]:
                 return planned
@@ -99,26 +99,26 @@ class Planner:
         return self.walks[key]
 
 
-# -- one version against the other -------------------------------------------------------------------------------------
+# -- device env against gym env ----------------------------------------------------------------------------------------
 
 
 @levels
-def test_every_step_is_the_twins(level: int) -> None:
-    whim, steps, first = [1.0, 0.5, 0.2, 0.2, 0.2], 410, 3
-    n_envs, rng = len(whim), np.random.default_rng(level)
+def test_device_env_steps_match_the_gym_env(level: int) -> None:
+    random_share, steps, first = [1.0, 0.5, 0.2, 0.2, 0.2], 410, 3
+    n_envs, rng = len(random_share), np.random.default_rng(level)
     env = Mission(n_envs, 11, first_index=first, level=level)
-    twins = [MissionEnv(level) for _ in range(n_envs)]
+    gym_envs = [MissionEnv(level) for _ in range(n_envs)]
     state, _ = env.begin()
-    for index, twin in enumerate(twins):
-        twin.reset(seed=11, options={"env": first + index})
+    for index, gym_env in enumerate(gym_envs):
+        gym_env.reset(seed=11, options={"env": first + index})
         nearest = int(env._distance[env._base][state["place"][index]].argmin())
         for survivor in range(LEVELS[level].survivors):  # all but the nearest are home, so that some missions succeed
-            twin.survivors[survivor].home = survivor != nearest
+            gym_env.survivors[survivor].home = survivor != nearest
             state["home"][index, survivor] = survivor != nearest
     observation = env._observe(state)
-    shown = [(twin._observation(), twin._info()) for twin in twins]
-    planner = Planner(env, level, whim)
-    happened = dict.fromkeys(("terminated", "truncated", "picked up", "stuck", "refused", "recharged"), 0)
+    shown = [(gym_env._observation(), gym_env._info()) for gym_env in gym_envs]
+    planner = Planner(env, level, random_share)
+    events = dict.fromkeys(("terminated", "truncated", "picked up", "stuck", "refused", "recharged"), 0)
     for _ in range(steps):
         mask = env.mask(state)
         np.testing.assert_allclose(observation, [expected for expected, _ in shown], **EXACT)
@@ -129,33 +129,35 @@ def test_every_step_is_the_twins(level: int) -> None:
         before = state
         state, step = env.step(state, torch.from_numpy(action).float())
         observation = step.observation
-        outcomes = [twin.step(orders) for twin, orders in zip(twins, action)]
+        outcomes = [gym_env.step(orders) for gym_env, orders in zip(gym_envs, action)]
         finals, rewards, terminated, truncated, infos = zip(*outcomes)
         np.testing.assert_allclose(step.final_observation, finals, **EXACT)
         np.testing.assert_allclose(step.reward, rewards, rtol=0, atol=1e-5)
         assert step.terminated.tolist() == list(terminated)
         assert step.truncated.tolist() == list(truncated)
         ended = [one or other for one, other in zip(terminated, truncated)]
-        shown = [twin.reset() if end else told for twin, end, told in zip(twins, ended, zip(finals, infos))]
+        shown = [
+            gym_env.reset() if end else current for gym_env, end, current in zip(gym_envs, ended, zip(finals, infos))
+        ]
         allowed = mask.view(n_envs, -1, ORDERS)
-        happened["terminated"] += sum(terminated)
-        happened["truncated"] += sum(truncated)
-        happened["picked up"] += int((state["holds"] & ~before["holds"]).sum())
-        happened["stuck"] += int((allowed.sum(-1) == 1).sum())
-        happened["refused"] += int((allowed.gather(-1, torch.from_numpy(action)[..., None]) == 0).sum())
-        happened["recharged"] += int((state["battery"] > before["battery"])[~torch.tensor(ended)].sum())
-    never = {what for what, count in happened.items() if count == 0}
-    assert never <= ({"stuck"} if level == 1 else set()), happened  # level 1 has battery and comms enough
+        events["terminated"] += sum(terminated)
+        events["truncated"] += sum(truncated)
+        events["picked up"] += int((state["holds"] & ~before["holds"]).sum())
+        events["stuck"] += int((allowed.sum(-1) == 1).sum())
+        events["refused"] += int((allowed.gather(-1, torch.from_numpy(action)[..., None]) == 0).sum())
+        events["recharged"] += int((state["battery"] > before["battery"])[~torch.tensor(ended)].sum())
+    missing_events = {event for event, count in events.items() if count == 0}
+    assert missing_events <= ({"stuck"} if level == 1 else set()), events  # level 1 has enough battery and comms range
 
 
 @given(seed=st.integers(0, 2**63 - 1), env=st.integers(0, 2**20), episode=st.integers(0, 2**20))
-def test_the_twins_random_numbers_are_the_devices(seed: int, env: int, episode: int) -> None:
+def test_gym_env_draws_the_same_random_numbers_as_the_device(seed: int, env: int, episode: int) -> None:
     ours = uniform(seed, torch.tensor([env]), torch.tensor([episode]), 9)[0]
     assert ours.tolist() == random_numbers(seed, env, episode, 9)
 
 
 @levels
-def test_the_twin_plays_any_episode_of_any_environment(level: int) -> None:
+def test_gym_env_reset_selects_env_and_episode(level: int) -> None:
     env = Mission(2, 4, first_index=7, level=level)
     state, _ = env.begin()
     state["length"] = torch.tensor([LEVELS[level].limit - 1, 0])
@@ -166,7 +168,7 @@ def test_the_twin_plays_any_episode_of_any_environment(level: int) -> None:
     np.testing.assert_allclose(step.observation[0], expected, **EXACT)
 
 
-# -- the map -----------------------------------------------------------------------------------------------------------
+# -- maps --------------------------------------------------------------------------------------------------------------
 
 
 @levels
@@ -182,17 +184,17 @@ def test_every_survivor_can_be_reached_and_brought_home(level: int, seed: int) -
         assert len(set(places)) == rules.survivors
         for place in places:
             assert walks[place] == abs(place[0] - base[0]) + abs(place[1] - base[1]) > 2
-            # There and back on rough ground; over relays that stand on the way.
+            # Battery: there and back over rough ground. Comms: through relays on the way.
             assert rules.battery >= 2 * 2 * walks[place]
             assert rules.comms * (1 + rules.relays) >= walks[place]
 
 
-def test_the_levels_leave_time_for_one_carrier_to_fetch_every_survivor() -> None:
+def test_step_limit_allows_one_carrier_to_fetch_every_survivor() -> None:
     for rules in LEVELS.values():
         assert rules.limit >= rules.survivors * (2 * rules.size + 3)  # there, pick up, back, put down, recharge
 
 
-def test_there_is_open_ground_rough_ground_and_rock_everywhere_but_on_the_roads() -> None:
+def test_terrain_shares_are_as_specified_and_roads_have_no_rock() -> None:
     state, _ = Mission(2000, 0).begin()
     ground = state["ground"].reshape(2000, 8, 8).long()
     shares = torch.stack([(ground == kind).float().mean(0) for kind in (OPEN, ROUGH, ROCK)])
@@ -200,11 +202,11 @@ def test_there_is_open_ground_rough_ground_and_rock_everywhere_but_on_the_roads(
     road[4], road[:, 4] = True, True
     expected = torch.where(road, torch.tensor([0.75, 0.25, 0.0])[:, None, None], 0.0)
     expected += torch.where(road, 0.0, torch.tensor([0.5625, 0.25, 0.1875])[:, None, None])
-    torch.testing.assert_close(shares, expected, rtol=0, atol=0.05)  # 5 deviations
+    torch.testing.assert_close(shares, expected, rtol=0, atol=0.05)  # 5 standard deviations
     assert (shares[2][road] == 0).all()
 
 
-def test_survivors_lie_all_over_the_map() -> None:
+def test_survivors_are_spread_over_the_whole_map() -> None:
     state, _ = Mission(2000, 0).begin()
     counts = torch.bincount(state["place"].flatten(), minlength=64).reshape(8, 8)
     rows, columns = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
@@ -213,17 +215,17 @@ def test_survivors_lie_all_over_the_map() -> None:
     assert (counts[far] > 20).all()
 
 
-def test_of_cells_with_equal_numbers_survivors_lie_on_the_later_ones_in_both_versions() -> None:
+def test_ties_place_survivors_on_later_cells_in_both_envs() -> None:
     numbers = [0.5] * 64
     numbers[1] = 0.75
     places = Mission(1, 0)._places(torch.zeros(1, 64, dtype=torch.bool), torch.tensor([numbers]))
-    twin = MissionEnv(1)
-    twin.ground = dict.fromkeys(np.ndindex(8, 8), OPEN)
+    gym_env = MissionEnv(1)
+    gym_env.ground = dict.fromkeys(np.ndindex(8, 8), OPEN)
     assert places.tolist() == [[1, 63]]
-    assert [survivor.cell for survivor in twin._hide_survivors(numbers)] == [(0, 1), (7, 7)]
+    assert [survivor.cell for survivor in gym_env._hide_survivors(numbers)] == [(0, 1), (7, 7)]
 
 
-# -- the rules, in situations made by hand -----------------------------------------------------------------------------
+# -- rules, in hand-made situations ------------------------------------------------------------------------------------
 
 
 def situation(level: int, cells: list[tuple[int, int]], **changes: Any) -> tuple[Mission, State]:
@@ -250,7 +252,7 @@ def order(env: Mission, state: State, *orders: int) -> tuple[State, Any]:
     return env.step(state, torch.tensor([orders]).float())
 
 
-def test_a_unit_moves_as_it_is_told_and_not_onto_rock_or_off_the_map() -> None:
+def test_unit_moves_as_ordered_but_not_onto_rock_or_off_map() -> None:
     env, state = situation(1, [(0, 0), (3, 3)], rock=[(2, 3), (3, 4)])
     assert allowed(env, state) == [{STAY, SOUTH, EAST, ACT}, {STAY, SOUTH, WEST}]  # a survivor lies at (0, 0)
     moved, _ = order(env, state, SOUTH, WEST)
@@ -260,16 +262,16 @@ def test_a_unit_moves_as_it_is_told_and_not_onto_rock_or_off_the_map() -> None:
     assert torch.equal(stayed["battery"], state["battery"])
 
 
-def test_a_step_takes_the_units_weight_and_twice_that_onto_rough_ground() -> None:
+def test_moving_costs_the_units_weight_doubled_on_rough_ground() -> None:
     env, state = situation(2, [(2, 2), (2, 2), (6, 6)], rough=[(1, 2), (6, 6)])
     full = LEVELS[2].battery
-    moved, _ = order(env, state, NORTH, NORTH, NORTH)  # a scout, and two carriers, one off the rough ground
+    moved, _ = order(env, state, NORTH, NORTH, NORTH)  # a scout and two carriers; the second leaves rough ground
     assert (full - moved["battery"]).tolist() == [[4, 2, 1]]
     moved, _ = order(env, state, SOUTH, STAY, STAY)
     assert (full - moved["battery"]).tolist() == [[2, 0, 0]]
 
 
-def test_a_unit_goes_only_where_its_battery_lasts() -> None:
+def test_unit_moves_only_if_its_battery_suffices() -> None:
     env, state = situation(2, [(2, 2), (2, 2), (2, 2)], rough=[(1, 2)], battery=[3, 1, 0])
     assert allowed(env, state) == [{STAY, SOUTH, WEST, EAST}, {STAY, SOUTH, WEST, EAST}, {STAY}]
     state["battery"] = torch.tensor([[1, 2, 1]])
@@ -279,7 +281,7 @@ def test_a_unit_goes_only_where_its_battery_lasts() -> None:
     assert moved["battery"].tolist() == [[1, 0, 1]]
 
 
-def test_base_fills_a_battery_that_is_not_full() -> None:
+def test_base_recharges_a_battery_that_is_not_full() -> None:
     env, state = situation(2, [(5, 5), (5, 5), (5, 6)], battery=[0, 44, 7])
     assert allowed(env, state)[0] == {STAY, ACT}
     assert ACT not in allowed(env, state)[1]
@@ -289,7 +291,7 @@ def test_base_fills_a_battery_that_is_not_full() -> None:
     assert step.reward.item() == pytest.approx(0.01 * int((moved["known"] & ~state["known"]).sum()) - 0.02)
 
 
-def test_a_survivor_is_picked_up_carried_and_put_down_at_base() -> None:
+def test_survivor_is_picked_up_carried_and_dropped_at_base() -> None:
     env, state = situation(1, [(3, 4), (7, 7)], place=[(3, 4), (0, 0)])
     assert ACT in allowed(env, state)[0]
     state, step = order(env, state, ACT, STAY)
@@ -303,11 +305,11 @@ def test_a_survivor_is_picked_up_carried_and_put_down_at_base() -> None:
     assert step.reward.item() == pytest.approx(5.0 - 0.02)
     assert state["home"].tolist() == [[True, False]]
     assert not state["holds"].any()
-    assert state["battery"][0, 0] == LEVELS[1].battery - 1  # that comes with the next order
+    assert state["battery"][0, 0] == LEVELS[1].battery - 1  # only the next order recharges it
     assert not step.terminated.any()
 
 
-def test_only_the_first_of_two_carriers_gets_a_survivor() -> None:
+def test_first_of_two_carriers_gets_the_survivor() -> None:
     env, state = situation(1, [(1, 1), (1, 1)], place=[(6, 6), (1, 1)])
     state, step = order(env, state, ACT, ACT)
     assert state["holds"].tolist() == [[[False, True], [False, False]]]
@@ -315,14 +317,14 @@ def test_only_the_first_of_two_carriers_gets_a_survivor() -> None:
     assert ACT not in allowed(env, state)[1]
 
 
-def test_a_carrier_carries_one_and_others_carry_none() -> None:
+def test_only_carriers_pick_up_and_only_one_survivor() -> None:
     env, state = situation(3, [(3, 6), (3, 6), (7, 7), (3, 6)], place=[(3, 6), (0, 0), (0, 1)])
     assert [ACT in orders for orders in allowed(env, state)] == [False, True, False, False]
     state["holds"][0, 1, 1] = True
     assert ACT not in allowed(env, state)[1]
 
 
-def test_the_mission_ends_with_the_last_survivor_even_at_the_limit() -> None:
+def test_last_survivor_terminates_even_at_the_step_limit() -> None:
     env, state = situation(1, [(4, 4), (4, 4)])
     state["home"][0, 0], state["holds"][0, 1, 1] = True, True
     state["length"][:] = LEVELS[1].limit - 1
@@ -337,7 +339,7 @@ def test_the_mission_ends_with_the_last_survivor_even_at_the_limit() -> None:
     assert step.truncated.tolist() == [True]
 
 
-def test_only_missions_that_ended_begin_anew() -> None:
+def test_only_finished_missions_are_reset() -> None:
     env = Mission(3, 0, level=2)
     state, _ = env.begin()
     state["length"] = torch.tensor([79, 78, 0])
@@ -349,7 +351,7 @@ def test_only_missions_that_ended_begin_anew() -> None:
     assert not torch.equal(after["ground"][0], state["ground"][0])
 
 
-def test_a_unit_out_of_range_only_stays_until_a_relay_reaches_it() -> None:
+def test_unit_out_of_comms_range_stays_until_a_relay_reaches_it() -> None:
     # Range 6 from base at (6, 6): scout, two carriers, relay.
     env, state = situation(3, [(6, 6), (0, 7), (0, 6), (6, 6)])
     assert allowed(env, state)[1] == {STAY}  # 7 away
@@ -363,11 +365,11 @@ def test_a_unit_out_of_range_only_stays_until_a_relay_reaches_it() -> None:
 
 
 def cut_off(observation: torch.Tensor, level: int) -> list[int]:
-    """Of each unit, whether its observation says that it gets no orders."""
+    """Per unit, whether its observation says that it is out of comms range."""
     return observation[0, 4 * LEVELS[level].cells : -3].view(-1, 20)[:, 1].int().tolist()
 
 
-def test_relays_hand_orders_on_in_a_chain_and_scouts_do_not() -> None:
+def test_orders_pass_through_a_chain_of_relays_but_not_scouts() -> None:
     # Range 6 from base at (8, 8): two scouts, two carriers, two relays.
     chain = [(8, 8), (8, 8), (0, 1), (8, 8), (2, 3), (5, 5)]
     env, state = situation(4, chain)
@@ -378,33 +380,33 @@ def test_relays_hand_orders_on_in_a_chain_and_scouts_do_not() -> None:
     assert allowed(env, state)[2] == allowed(env, state)[4] == {STAY}
 
 
-def test_fog_hides_ground_and_survivors_until_a_unit_sees_them() -> None:
+def test_fog_hides_terrain_and_survivors_until_seen() -> None:
     env, state = situation(2, [(5, 5), (5, 5), (5, 5)], place=[(5, 0), (0, 0)], rough=[(5, 0)], rock=[(4, 1)])
-    cells, (hidden, beside) = 100, (50, 41)
+    cells, (survivor_cell, rock_cell) = 100, (50, 41)
     before = env._observe(state)[0]
-    assert before[[hidden, beside]].tolist() == [1, 1]  # unknown
+    assert before[[survivor_cell, rock_cell]].tolist() == [1, 1]  # unknown
     assert not before[cells : 4 * cells].any()
-    state, step = order(env, state, WEST, STAY, STAY)  # from 5 cells away to 4, which is a scout's sight
-    seen = step.final_observation[0]
-    assert seen[[hidden, beside]].tolist() == [0, 0]
-    assert seen[cells : 2 * cells].nonzero().flatten().tolist() == [hidden]
-    assert seen[2 * cells : 3 * cells].nonzero().flatten().tolist() == [beside]
-    assert seen[3 * cells : 4 * cells].nonzero().flatten().tolist() == [hidden]
-    # Less a step's cost; nine cells are the edge of a diamond of radius 4.
+    state, step = order(env, state, WEST, STAY, STAY)  # from 5 cells away to 4, a scout's range of sight
+    visible = step.final_observation[0]
+    assert visible[[survivor_cell, rock_cell]].tolist() == [0, 0]
+    assert visible[cells : 2 * cells].nonzero().flatten().tolist() == [survivor_cell]
+    assert visible[2 * cells : 3 * cells].nonzero().flatten().tolist() == [rock_cell]
+    assert visible[3 * cells : 4 * cells].nonzero().flatten().tolist() == [survivor_cell]
+    # Minus the step cost; nine new cells form the edge of a diamond of radius 4.
     assert step.reward.item() == pytest.approx(9 * 0.01 + 0.5 - 0.02)
     _, step = order(env, state, EAST, STAY, STAY)
-    assert torch.equal(step.final_observation[0, : 4 * cells], seen[: 4 * cells])  # what is known stays known
+    assert torch.equal(step.final_observation[0, : 4 * cells], visible[: 4 * cells])  # what is known stays known
     assert step.reward.item() == pytest.approx(-0.02)
 
 
-def test_without_fog_all_is_known() -> None:
+def test_map_is_fully_known_without_fog() -> None:
     state, observation = Mission(3, 0, level=1).begin()
     assert not observation[:, :64].any()
     assert (observation[:, -3] == 1).all()
     assert torch.equal(observation[:, 128:192], (state["ground"] == ROCK).float())
 
 
-def test_a_unit_is_shown_itself_base_and_the_nearest_survivor() -> None:
+def test_unit_observation_contains_itself_base_and_nearest_survivor() -> None:
     env, state = situation(1, [(0, 2), (7, 4)], place=[(2, 4), (1, 1)], battery=[25, 100])
     state["holds"][0, 1, 0] = True
     _, step = order(env, state, EAST, STAY)
@@ -417,10 +419,10 @@ def test_a_unit_is_shown_itself_base_and_the_nearest_survivor() -> None:
     assert step.final_observation[0, -1].item() == pytest.approx(1 - 1 / 50)
 
 
-# -- in play -----------------------------------------------------------------------------------------------------------
+# -- whole episodes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_solves_level_1() -> None:
+def test_scripted_planner_solves_level_1() -> None:
     env = Mission(24, 2)
     state, _ = env.begin()
     planner = Planner(env, 1, [0.0] * 24)
@@ -432,7 +434,7 @@ def test_a_plan_solves_level_1() -> None:
 
 
 @levels
-def test_nobody_ever_stands_on_rock_or_overdraws_its_battery(level: int) -> None:
+def test_units_never_stand_on_rock_or_overdraw_their_battery(level: int) -> None:
     env = Mission(32, level, level=level)
     state, observation = env.begin()
     generator = torch.Generator().manual_seed(0)
@@ -441,8 +443,8 @@ def test_nobody_ever_stands_on_rock_or_overdraws_its_battery(level: int) -> None
         mask = env.mask(state).view(32, -1, ORDERS)
         assert (mask[..., STAY] == 1).all()
         assert observation.abs().max() <= 1
-        keen = mask.float() * torch.tensor([0.1, 1, 1, 1, 1, 1])
-        action = torch.multinomial(keen.flatten(0, 1), 1, generator=generator).view(32, -1)
+        weights = mask.float() * torch.tensor([0.1, 1, 1, 1, 1, 1])
+        action = torch.multinomial(weights.flatten(0, 1), 1, generator=generator).view(32, -1)
         state, step = env.step(state, action.float())
         observation = step.observation
         assert (state["ground"].gather(1, state["cell"]) != ROCK).all()
@@ -452,7 +454,7 @@ def test_nobody_ever_stands_on_rock_or_overdraws_its_battery(level: int) -> None
 
 
 @levels
-def test_the_same_seed_repeats_and_environments_episodes_and_seeds_differ(level: int) -> None:
+def test_maps_are_reproducible_and_differ_by_env_episode_and_seed(level: int) -> None:
     env = Mission(300, 5, level=level)
     state, first = env.begin()
     assert torch.equal(first, Mission(300, 5, level=level).begin()[1])
@@ -466,15 +468,15 @@ def test_the_same_seed_repeats_and_environments_episodes_and_seeds_differ(level:
 
 
 @levels
-def test_nothing_in_a_step_asks_the_host_for_a_value(level: int) -> None:
-    class NoConstants(TorchDispatchMode):
+def test_step_needs_no_host_access(level: int) -> None:
+    class ForbidHostTensors(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            assert "lift_fresh" not in str(function), "a tensor was made from Python's data"
+            assert "lift_fresh" not in str(function), "a tensor was created from Python data"
             return function(*args, **(kwargs or {}))
 
-    env = Mission(4, 0, device="meta", level=level)  # tensors without values: whoever asks for one fails
+    env = Mission(4, 0, device="meta", level=level)  # meta tensors have no values: reading one fails
     state, _ = env.begin()
-    with NoConstants():
+    with ForbidHostTensors():
         after, step = env.step(state, torch.zeros(4, len(LEVELS[level].kinds), device="meta"))
         mask = env.mask(after)
     assert {name: (value.shape, value.dtype) for name, value in after.items()} == {
@@ -486,7 +488,7 @@ def test_nothing_in_a_step_asks_the_host_for_a_value(level: int) -> None:
 
 @pytest.mark.gpu
 @levels
-def test_captured_steps_are_those_of_the_cpu(level: int) -> None:
+def test_captured_steps_match_cpu_steps(level: int) -> None:
     device, n_envs = torch.device("cuda"), 64
     ours, reference = Mission(n_envs, 3, device, level=level), Mission(n_envs, 3, level=level)
     (state, observation), (expected, _) = ours.begin(), reference.begin()
@@ -498,8 +500,8 @@ def test_captured_steps_are_those_of_the_cpu(level: int) -> None:
             value.copy_(moved[name])
         observation.copy_(step.observation)
 
-    told: list[str] = []
-    run = Capture(device, told.append)("mission", take_step, [*state.values(), observation])
+    messages: list[str] = []
+    run = Capture(device, messages.append)("mission", take_step, [*state.values(), observation])
     generator = torch.Generator().manual_seed(0)
     for _ in range(LEVELS[level].limit + 10):
         allowed = reference.mask(expected).view(-1, ORDERS).float()
@@ -509,13 +511,13 @@ def test_captured_steps_are_those_of_the_cpu(level: int) -> None:
         expected, step = reference.step(expected, orders)
         torch.testing.assert_close(observation.cpu(), step.observation, **EXACT)
         assert torch.equal(ours.mask(state).cpu(), reference.mask(expected))
-    assert told == []
+    assert messages == []
 
 
-# -- the twin ----------------------------------------------------------------------------------------------------------
+# -- Gymnasium environment ---------------------------------------------------------------------------------------------
 
 
-def test_a_reset_with_a_seed_repeats_and_without_goes_on_to_the_next_episode() -> None:
+def test_seeded_reset_repeats_and_unseeded_reset_advances() -> None:
     env, again = MissionEnv(2), MissionEnv(2)
     first, second = env.reset(seed=9)[0], env.reset()[0]
     assert not np.array_equal(first, second)
@@ -525,7 +527,7 @@ def test_a_reset_with_a_seed_repeats_and_without_goes_on_to_the_next_episode() -
     assert not np.array_equal(MissionEnv(2).reset()[0], MissionEnv(2).reset()[0])
 
 
-def test_a_picture_shows_the_map_and_a_unit_that_moved() -> None:
+def test_render_shows_a_unit_that_moved() -> None:
     env = MissionEnv(3, render_mode="rgb_array")
     _, info = env.reset(seed=1)
     before = env.render()
@@ -538,7 +540,7 @@ def test_a_picture_shows_the_map_and_a_unit_that_moved() -> None:
     assert set(zip(*np.nonzero(changed))) == {(6, 6), (6 + down, 6 + right)}
 
 
-def test_a_picture_dims_what_is_not_known_and_shows_who_carries() -> None:
+def test_render_dims_unknown_cells_and_marks_carriers() -> None:
     env = MissionEnv(3, render_mode="rgb_array")
     env.reset(seed=1)
     before = env.render()
@@ -547,23 +549,23 @@ def test_a_picture_dims_what_is_not_known_and_shows_who_carries() -> None:
     assert env.render()[corner].mean() > before[corner].mean() + 20
     env.units[1].carries = env.survivors[0]
     assert (env.render()[base] != before[base]).any()
-    silent = MissionEnv(3)
-    silent.reset(seed=1)
-    assert silent.render() is None
+    without_render = MissionEnv(3)
+    without_render.reset(seed=1)
+    assert without_render.render() is None
 
 
-def test_both_versions_are_made_by_name_at_a_level() -> None:
+def test_env_id_makes_both_envs_at_a_level() -> None:
     maker = env_maker("unidle/Mission-v0", {"level": 3})
-    on_device, twin = maker.device_env(2, 0), cloudpickle.loads(cloudpickle.dumps(maker.on_host()))()
+    on_device, gym_env = maker.device_env(2, 0), cloudpickle.loads(cloudpickle.dumps(maker.on_host()))()
     assert isinstance(on_device, MaskedDeviceEnv)
-    assert isinstance(twin, MissionEnv)
-    assert on_device.observation_space == twin.observation_space
-    assert on_device.action_space == twin.action_space
+    assert isinstance(gym_env, MissionEnv)
+    assert on_device.observation_space == gym_env.observation_space
+    assert on_device.action_space == gym_env.action_space
     assert on_device.observation_space.shape == (4 * 144 + 20 * 4 + 3,)
     assert on_device.episode_limit == LEVELS[3].limit
 
 
-def test_the_page_shows_the_levels_as_they_are() -> None:
+def test_docs_table_matches_the_levels() -> None:
     lines = (DOCS / "device-environments.md").read_text().splitlines()
     for number, rules in LEVELS.items():
         units = f"{rules.scouts}, {rules.carriers}, {rules.relays}"
@@ -572,12 +574,12 @@ def test_the_page_shows_the_levels_as_they_are() -> None:
         assert f"| {' | '.join(map(str, [*cells, rules.limit]))} |" in lines
 
 
-def test_there_is_no_level_5() -> None:
+def test_unknown_level_is_refused() -> None:
     for make in (lambda: Mission(1, 0, level=5), lambda: MissionEnv(5)):
         with pytest.raises(UsageError, match="levels 1 to 4"):
             make()
 
 
-def test_the_twin_needs_no_torch() -> None:
+def test_gym_env_does_not_import_torch() -> None:
     code = "import sys, unidle.tasks.mission.gym_env; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

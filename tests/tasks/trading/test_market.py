@@ -1,4 +1,4 @@
-"""Prices are read as they are written or refused in one sentence, and a day's indicators know nothing of later days."""
+"""Market data: CSV and Parquet files, their errors, splits, indicators without lookahead, generated markets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from unidle.tasks.trading.market import (
 GOOD = "date,A,B\n2020-01-01,1.5,200\n2020-01-02,1.25,1e2\n2020-01-03,3,0.01\n"
 
 
-def written(folder: Path, text: str, name: str = "prices.csv") -> Path:
+def write_prices(folder: Path, text: str, name: str = "prices.csv") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
@@ -42,33 +42,33 @@ def written(folder: Path, text: str, name: str = "prices.csv") -> Path:
 @pytest.mark.parametrize(
     "text", [GOOD, "\ufeff" + GOOD, GOOD.replace("\n", "\r\n"), GOOD.replace("\n", "\n\n"), GOOD.replace(",A", ", A ")]
 )
-def test_a_csv_is_read_as_it_is_written(tmp_path: Path, text: str) -> None:
-    market = read_market(written(tmp_path, text))
+def test_csv_is_read_exactly(tmp_path: Path, text: str) -> None:
+    market = read_market(write_prices(tmp_path, text))
     assert market.names == ("A", "B")
     assert market.dates.astype("datetime64[D]").astype(str).tolist() == ["2020-01-01", "2020-01-02", "2020-01-03"]
     assert market.prices.tolist() == [[1.5, 200.0], [1.25, 100.0], [3.0, 0.01]]
     assert market.prices.dtype == np.float64
 
 
-def test_a_day_may_have_many_times(tmp_path: Path) -> None:
-    market = read_market(written(tmp_path, "time,A\n2020-01-01T09:00,1\n2020-01-01T10:00,2\n"))
+def test_dates_may_include_times(tmp_path: Path) -> None:
+    market = read_market(write_prices(tmp_path, "time,A\n2020-01-01T09:00,1\n2020-01-01T10:00,2\n"))
     assert market.dates[1] - market.dates[0] == np.timedelta64(3600, "s")
 
 
-def test_a_file_that_was_changed_is_read_anew(tmp_path: Path) -> None:
-    before = read_market(written(tmp_path, GOOD))
+def test_changed_file_is_read_again(tmp_path: Path) -> None:
+    before = read_market(write_prices(tmp_path, GOOD))
     assert read_market(tmp_path / "prices.csv") is before
-    assert read_market(written(tmp_path, GOOD.replace("1.5", "1.75"))).prices[0, 0] == 1.75
+    assert read_market(write_prices(tmp_path, GOOD.replace("1.5", "1.75"))).prices[0, 0] == 1.75
 
 
-def test_what_environments_share_cannot_be_written_to(tmp_path: Path) -> None:
-    for market in (read_market(written(tmp_path, GOOD)), generated_market(2, 10, 0)):
+def test_shared_prices_are_read_only(tmp_path: Path) -> None:
+    for market in (read_market(write_prices(tmp_path, GOOD)), generated_market(2, 10, 0)):
         with pytest.raises(ValueError, match="read-only"):
             market.prices[0, 0] = 1.0
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fragments"),
     [
         ("", ["is empty"]),
         ("date\n2020-01-01\n", ["no instruments"]),
@@ -96,27 +96,25 @@ def test_what_environments_share_cannot_be_written_to(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_malformed_file_is_refused_in_one_sentence_that_says_where(
-    tmp_path: Path, text: str, words: list[str]
-) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(UsageError) as refused:
+def test_malformed_csv_error_is_one_sentence_with_location(tmp_path: Path, text: str, fragments: list[str]) -> None:
+    path = write_prices(tmp_path, text)
+    with pytest.raises(UsageError) as error:
         read_market(path)
-    message = str(refused.value)
-    for word in [str(path), *words]:
-        assert word in message
+    message = str(error.value)
+    for fragment in [str(path), *fragments]:
+        assert fragment in message
     assert "\n" not in message
     assert message.endswith(".")
 
 
-def test_files_that_are_not_there_or_not_of_a_kind_are_refused(tmp_path: Path) -> None:
+def test_missing_or_unsupported_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no file .*none\.csv"):
         read_market(tmp_path / "none.csv")
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(UsageError, match="no file"):
         read_market(tmp_path / "folder.csv")
     with pytest.raises(UsageError, match=r"neither \.csv nor \.parquet"):
-        read_market(written(tmp_path, GOOD, "prices.xlsx"))
+        read_market(write_prices(tmp_path, GOOD, "prices.xlsx"))
     (tmp_path / "latin.csv").write_bytes("date,Börse\n2020-01-01,1\n".encode("latin-1"))
     with pytest.raises(UsageError, match="UTF-8"):
         read_market(tmp_path / "latin.csv")
@@ -125,11 +123,11 @@ def test_files_that_are_not_there_or_not_of_a_kind_are_refused(tmp_path: Path) -
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match="pip install pyarrow"):
-        read_market(written(tmp_path, "", "prices.parquet"))
+        read_market(write_prices(tmp_path, "", "prices.parquet"))
 
 
 @pytest.mark.parametrize("dates", ["text", "date", "timestamp"])
-def test_parquet_is_read_as_csv_is(tmp_path: Path, dates: str) -> None:
+def test_parquet_gives_the_same_market_as_csv(tmp_path: Path, dates: str) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     days: list[Any] = [datetime.datetime(2020, 1, day) for day in (1, 2, 3)]
     if dates != "timestamp":
@@ -139,7 +137,10 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path, dates: str) -> None:
         {"date": arrow.array(days, kind), "A": [1.5, 1.25, 3.0], "B": arrow.array([200, 100, 1], arrow.int32())}
     )
     parquet.write_table(table, tmp_path / "prices.parquet")
-    market, same = read_market(tmp_path / "prices.parquet"), read_market(written(tmp_path, GOOD.replace("0.01", "1")))
+    market, same = (
+        read_market(tmp_path / "prices.parquet"),
+        read_market(write_prices(tmp_path, GOOD.replace("0.01", "1"))),
+    )
     assert market.names == same.names
     assert np.array_equal(market.dates, same.dates)
     assert np.array_equal(market.prices, same.prices)
@@ -148,38 +149,38 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path, dates: str) -> None:
 def test_malformed_parquet_is_refused(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     with pytest.raises(UsageError, match="cannot be read as Parquet"):
-        read_market(written(tmp_path, "no parquet", "bad.parquet"))
+        read_market(write_prices(tmp_path, "not parquet", "bad.parquet"))
     parquet.write_table(arrow.table({"date": ["2020-01-01"], "A": [None]}), tmp_path / "null.parquet")
     with pytest.raises(UsageError, match=r"row 1 \(2020-01-01\), column `A` is empty"):
         read_market(tmp_path / "null.parquet")
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
+# -- splits ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_parts_meet_at_the_split_date_and_share_no_day() -> None:
+def test_splits_meet_at_the_split_date_without_overlap() -> None:
     market = generated_market(2, 100, 0)
-    on = market.dates[70]
-    for date in (str(on), str(on)[:10], on.astype(datetime.datetime).date()):
+    split_day = market.dates[70]
+    for date in (str(split_day), str(split_day)[:10], split_day.astype(datetime.datetime).date()):
         train, test = market.part("train", date), market.part("test", date)
         assert (train, test) == (range(70), range(70, 100))
         assert market.part("all", date) == range(100)
-    # A Saturday: Friday is the last day of the one, Monday the first of the other.
+    # Split on a Saturday: Friday is the last training day, Monday the first test day.
     friday = next(day for day in range(50, 60) if market.dates[day + 1] - market.dates[day] > np.timedelta64(1, "D"))
     saturday = market.dates[friday] + np.timedelta64(1, "D")
     assert market.part("train", str(saturday)) == range(friday + 1)
 
 
-def test_without_a_split_date_the_first_four_fifths_are_to_train_on() -> None:
+def test_default_split_trains_on_the_first_four_fifths() -> None:
     market = generated_market(2, 99, 0)
     assert (market.part("train"), market.part("test")) == (range(79), range(79, 99))
 
 
 @pytest.mark.parametrize(
-    ("split", "date", "words"), [("dev", None, "train, test or all"), ("train", "May", "2020-01-31")]
+    ("split", "date", "message"), [("dev", None, "train, test or all"), ("train", "May", "2020-01-31")]
 )
-def test_parts_that_are_not_there_are_refused(split: str, date: str | None, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_unknown_split_or_date_is_refused(split: str, date: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         generated_market(2, 99, 0).part(split, date)
 
 
@@ -191,7 +192,7 @@ def random_prices(seed: int, days: int = WARM_UP + 20, instruments: int = 3) -> 
     return 50 * np.exp(np.cumsum(returns, axis=0))
 
 
-def test_indicators_are_what_their_definitions_say() -> None:
+def test_indicators_match_their_definitions() -> None:
     prices = random_prices(0)
     found = indicators(prices)
     assert found.shape == (*prices.shape, INDICATORS)
@@ -211,7 +212,7 @@ def test_indicators_are_what_their_definitions_say() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, WARM_UP + 18), st.floats(0.01, 100))
-def test_indicators_do_not_change_with_what_comes_after(seed: int, day: int, factor: float) -> None:
+def test_indicators_do_not_look_ahead(seed: int, day: int, factor: float) -> None:
     prices = random_prices(seed)
     other = prices.copy()
     other[day + 1 :] = random_prices(seed + 1)[day + 1 :] * factor
@@ -222,7 +223,7 @@ def test_indicators_do_not_change_with_what_comes_after(seed: int, day: int, fac
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
-def test_indicators_are_of_order_one_whatever_the_price(scale: float) -> None:
+def test_indicators_are_of_order_one_at_any_price_scale(scale: float) -> None:
     prices = generated_market(4, 1000, 5).prices
     found = indicators(prices * scale)[WARM_UP:]
     np.testing.assert_allclose(found, indicators(prices)[WARM_UP:], atol=1e-3)
@@ -231,17 +232,17 @@ def test_indicators_are_of_order_one_whatever_the_price(scale: float) -> None:
     assert (found.std((0, 1)) < 2).all()
 
 
-def test_indicators_stay_finite_when_nothing_moves_and_when_all_does() -> None:
+def test_indicators_are_finite_for_constant_and_jumping_prices() -> None:
     prices = np.ones((WARM_UP + 5, 3))
     prices[-1, 1] = 1e9
-    prices[-30:, 2] = 1e9  # a leap that the volatility has forgotten and the longest return has not
+    prices[-30:, 2] = 1e9  # a jump outside the volatility window but inside the longest return's
     found = indicators(prices)[WARM_UP:]
     assert np.isfinite(found).all()
     assert np.abs(found).max() == BOUND
     assert (found[:, 0, : len(RETURNS)] == 0).all()
 
 
-def test_too_few_days_have_no_indicators() -> None:
+def test_indicators_are_nan_during_the_warm_up() -> None:
     assert np.isnan(indicators(random_prices(0, WARM_UP))).all()
     assert np.isfinite(indicators(random_prices(0, WARM_UP + 1))[-1]).all()
 
@@ -249,7 +250,7 @@ def test_too_few_days_have_no_indicators() -> None:
 # -- generated markets -------------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_makes_the_same_market_and_others_make_others() -> None:
+def test_generated_market_is_reproducible_from_its_seed() -> None:
     first = generated_market(3, 200, 7)
     generated_market.cache_clear()
     again, other = generated_market(3, 200, 7), generated_market(3, 200, 8)
@@ -263,32 +264,35 @@ def test_the_same_seed_makes_the_same_market_and_others_make_others() -> None:
     assert np.is_busday(first.dates.astype("datetime64[D]")).all()
 
 
-def test_regimes_differ_in_volatility_and_correlation_and_last() -> None:
+def test_regimes_persist_and_differ_in_volatility_and_correlation() -> None:
     returns = np.diff(np.log(generated_market(20, 20_000, 1).prices), axis=0)
     calm = min(each.volatility for each in REGIMES)
     wild = max(REGIMES, key=lambda each: each.volatility)
-    spread = returns.std(1)  # over the instruments, on one day
+    spread = returns.std(1)  # across instruments, per day
     assert np.corrcoef(spread[:-1], spread[1:])[0, 1] > 0.5
     months = returns[: len(returns) // 20 * 20].reshape(-1, 20, 20)
     volatility = np.sqrt((months**2).mean((1, 2)))
     assert np.quantile(volatility, 0.02) == pytest.approx(calm, rel=0.25)
     assert np.quantile(volatility, 0.98) == pytest.approx(wild.volatility, rel=0.25)
-    together = [np.corrcoef(months[at].reshape(-1, 20).T)[np.triu_indices(20, 1)].mean() for at in parts(volatility)]
-    assert together[1] > together[0] + 0.3
+    correlations = [
+        np.corrcoef(months[days].reshape(-1, 20).T)[np.triu_indices(20, 1)].mean()
+        for days in calmest_and_wildest(volatility)
+    ]
+    assert correlations[1] > correlations[0] + 0.3
 
 
-def parts(volatility: np.ndarray) -> list[np.ndarray]:
-    """The calmest and the wildest tenth."""
+def calmest_and_wildest(volatility: np.ndarray) -> list[np.ndarray]:
+    """Indices of the tenth with the lowest and the tenth with the highest volatility."""
     order, tenth = np.argsort(volatility), len(volatility) // 10
     return [order[:tenth], order[-tenth:]]
 
 
-def test_the_market_gains_in_the_long_run() -> None:
+def test_generated_market_has_positive_drift() -> None:
     growth = [np.log(generated_market(10, 10_000, seed).prices[-1] / 100).mean() / 10_000 for seed in range(5)]
     assert 0.00005 < np.mean(growth) < 0.0006
 
 
 @pytest.mark.parametrize(("instruments", "days", "seed"), [(0, 10, 0), (1, 0, 0), (1, 10, -1)])
-def test_markets_of_nothing_are_refused(instruments: int, days: int, seed: int) -> None:
+def test_invalid_generated_market_is_refused(instruments: int, days: int, seed: int) -> None:
     with pytest.raises(UsageError, match="at least one"):
         generated_market(instruments, days, seed)

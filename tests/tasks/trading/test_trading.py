@@ -1,4 +1,4 @@
-"""Trading on tensors and the plain version in NumPy agree to the cent, and both do what the rules say by hand."""
+"""Trading: the tensor environment against the NumPy one, hand-computed cases, no lookahead, settings, rendering."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CENT = 0.005
 SELL, HOLD, BUY = 0, 1, 2
 
 
-def csv_of(path: Path, prices: np.ndarray) -> str:
-    """A file whose numbers are exactly these."""
+def write_csv(path: Path, prices: np.ndarray) -> str:
+    """Write prices to a file without rounding and return its path."""
     dates = np.datetime64("2020-01-01") + np.arange(len(prices))
     names = [f"I{index}" for index in range(prices.shape[1])]
     rows = [[str(day), *(repr(float(price)) for price in row)] for day, row in zip(dates, prices)]
@@ -41,18 +41,18 @@ def csv_of(path: Path, prices: np.ndarray) -> str:
     return str(path)
 
 
-def steady(*last: list[float]) -> np.ndarray:
-    """Prices that do not move until the indicators are known, then go through `last`."""
+def constant_then(*last: list[float]) -> np.ndarray:
+    """Prices that are constant during the warm-up of the indicators, then follow `last`."""
     return np.array([last[0]] * WARM_UP + list(last), float)
 
 
-def only(data: str, days: int, **rules: Any) -> dict[str, Any]:
-    """An episode of the last `days` days of a file, which can begin on one day only."""
+def single_start_rules(data: str, days: int, **rules: Any) -> dict[str, Any]:
+    """Rules of an episode over the last `days` days of a file: it has a single start day."""
     return {"data": data, "split": "all", "episode_days": days, **rules}
 
 
 def random_actions(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Some of them extreme: all out, all in one, all alike."""
+    """Random actions; some rows are extreme: all cash, all in one instrument, or all equal."""
     if kind == "discrete":
         return rng.integers(0, 3, shape).astype(np.float32)
     actions = rng.uniform(-1, 1, shape).astype(np.float32)
@@ -60,61 +60,63 @@ def random_actions(kind: str, rng: np.random.Generator, shape: tuple[int, int]) 
     return np.where(rng.random((shape[0], 1)) < 0.3, extreme, actions)
 
 
-# -- the two versions agree --------------------------------------------------------------------------------------------
+# -- device env against gym env ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.001, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_versions_agree_to_the_cent(kind: str, cost: float) -> None:
+def test_device_env_matches_gym_env_to_the_cent(kind: str, cost: float) -> None:
     rules = {"actions": kind, "cost": cost, "instruments": 5, "days": 600, "episode_days": 50, "ruin": 0.2}
     n_envs, rng = 16, np.random.default_rng(1)
-    env, twins = Trading(n_envs, 3, **rules), [TradingEnv(**rules) for _ in range(n_envs)]
-    assert env.observation_space == twins[0].observation_space
-    assert env.action_space == twins[0].action_space
+    env, gym_envs = Trading(n_envs, 3, **rules), [TradingEnv(**rules) for _ in range(n_envs)]
+    assert env.observation_space == gym_envs[0].observation_space
+    assert env.action_space == gym_envs[0].action_space
     assert env.episode_limit == 50
     state, observation = env.begin()
     ends = 0
-    for twin, day, seen in zip(twins, state["day"].tolist(), observation):
-        np.testing.assert_allclose(twin.reset(options={"day": day})[0], seen, rtol=1e-5, atol=1e-6)
+    for gym_env, day, expected in zip(gym_envs, state["day"].tolist(), observation):
+        np.testing.assert_allclose(gym_env.reset(options={"day": day})[0], expected, rtol=1e-5, atol=1e-6)
     for _ in range(130):
         actions = random_actions(kind, rng, (n_envs, 5))
         state, step = env.step(state, torch.from_numpy(actions))
-        for index, twin in enumerate(twins):
-            ends += agree(twin, actions[index], state, step, index)
+        for index, gym_env in enumerate(gym_envs):
+            ends += assert_same_step(gym_env, actions[index], state, step, index)
     assert ends >= 2 * n_envs
 
 
-def agree(twin: TradingEnv, action: np.ndarray, state: State, step: Step, index: int) -> bool:
-    """One step of both; True if it ended the episode, and the twin begins the next one."""
-    seen, reward, terminated, truncated, _ = twin.step(action)
-    np.testing.assert_allclose(step.final_observation[index], seen, rtol=1e-5, atol=1e-6)
+def assert_same_step(gym_env: TradingEnv, action: np.ndarray, state: State, step: Step, index: int) -> bool:
+    """Compare one step of both; return whether it ended the episode, and reset the Gymnasium environment if so."""
+    observation, reward, terminated, truncated, _ = gym_env.step(action)
+    np.testing.assert_allclose(step.final_observation[index], observation, rtol=1e-5, atol=1e-6)
     assert step.reward[index].item() == pytest.approx(reward, rel=1e-5, abs=1e-6)
     assert (bool(step.terminated[index]), bool(step.truncated[index])) == (terminated, truncated)
     if terminated or truncated:
-        seen, _ = twin.reset(options={"day": int(state["day"][index])})
-    np.testing.assert_allclose(step.observation[index], seen, rtol=1e-5, atol=1e-6)
-    assert state["cash"][index].item() == pytest.approx(twin.cash, rel=0, abs=CENT)
-    worth = state["holdings"][index].numpy() * twin.market.prices[twin.day]
-    np.testing.assert_allclose(worth, np.array(twin.holdings) * twin.market.prices[twin.day], rtol=0, atol=CENT)
-    assert int(state["day"][index]) == twin.day
+        observation, _ = gym_env.reset(options={"day": int(state["day"][index])})
+    np.testing.assert_allclose(step.observation[index], observation, rtol=1e-5, atol=1e-6)
+    assert state["cash"][index].item() == pytest.approx(gym_env.cash, rel=0, abs=CENT)
+    portfolio_value = state["holdings"][index].numpy() * gym_env.market.prices[gym_env.day]
+    np.testing.assert_allclose(
+        portfolio_value, np.array(gym_env.holdings) * gym_env.market.prices[gym_env.day], rtol=0, atol=CENT
+    )
+    assert int(state["day"][index]) == gym_env.day
     return terminated or truncated
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_versions_are_ruined_on_the_same_day(kind: str, tmp_path: Path) -> None:
+def test_ruin_happens_on_the_same_day_in_both_envs(kind: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     falling = 100 * np.exp(np.cumsum(rng.normal(-0.03, 0.08, (WARM_UP + 200, 3)), axis=0))
-    rules = only(csv_of(tmp_path / "falling.csv", falling), 30, actions=kind, trade_fraction=0.5)
-    env, twins = Trading(8, 0, **rules), [TradingEnv(**rules) for _ in range(8)]
+    rules = single_start_rules(write_csv(tmp_path / "falling.csv", falling), 30, actions=kind, trade_fraction=0.5)
+    env, gym_envs = Trading(8, 0, **rules), [TradingEnv(**rules) for _ in range(8)]
     state, _ = env.begin()
     ruined = truncated = 0
-    for twin, day in zip(twins, state["day"].tolist()):
-        twin.reset(options={"day": day})
+    for gym_env, day in zip(gym_envs, state["day"].tolist()):
+        gym_env.reset(options={"day": day})
     for _ in range(150):
         actions = random_actions(kind, rng, (8, 3))
         state, step = env.step(state, torch.from_numpy(actions))
-        for index, twin in enumerate(twins):
-            agree(twin, actions[index], state, step, index)
+        for index, gym_env in enumerate(gym_envs):
+            assert_same_step(gym_env, actions[index], state, step, index)
         ruined, truncated = ruined + int(step.terminated.sum()), truncated + int(step.truncated.sum())
     assert ruined > 10
     assert truncated > 3
@@ -131,7 +133,7 @@ def test_target_weights_are_reached_net_of_costs(
     cost: float, wishes: list[float], units: list[float], cash: float
 ) -> None:
     rules: dict[str, Any] = {"instruments": 4, "days": 200, "episode_days": 5, "split": "all", "cost": cost, "ruin": 0}
-    env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
+    env, gym_env = Trading(1, 0, **rules), TradingEnv(**rules)
     state, _ = env.begin()
     day = int(state["day"])
     state = {
@@ -140,19 +142,21 @@ def test_target_weights_are_reached_net_of_costs(
         "holdings": torch.tensor([units], dtype=torch.float64),
     }
     prices = env._prices[day].numpy()
-    worth, held = cash + float(units @ prices), np.array(units) * prices
+    portfolio_value, held = cash + float(units @ prices), np.array(units) * prices
     state, _ = env.step(state, torch.tensor([wishes]))
     now = state["holdings"][0].numpy() * prices
     left = float(state["cash"][0]) + now.sum()
     weights = np.maximum(wishes, 0) / max(np.maximum(wishes, 0).sum(), 1)
-    np.testing.assert_allclose(now, weights * left, rtol=1e-12, atol=1e-9 * worth)
-    assert worth - left == pytest.approx(cost * np.abs(now - held).sum(), rel=1e-9, abs=1e-12 * worth)
+    np.testing.assert_allclose(now, weights * left, rtol=1e-12, atol=1e-9 * portfolio_value)
+    assert portfolio_value - left == pytest.approx(
+        cost * np.abs(now - held).sum(), rel=1e-9, abs=1e-12 * portfolio_value
+    )
     assert float(state["cash"][0]) >= 0
-    twin.reset(options={"day": day})
-    twin.cash, twin.holdings = cash, list(units)
-    twin.step(wishes)
-    assert twin.cash == pytest.approx(float(state["cash"][0]), rel=0, abs=1e-12 * worth)
-    np.testing.assert_allclose(np.array(twin.holdings) * prices, now, rtol=1e-11, atol=1e-12 * worth)
+    gym_env.reset(options={"day": day})
+    gym_env.cash, gym_env.holdings = cash, list(units)
+    gym_env.step(wishes)
+    assert gym_env.cash == pytest.approx(float(state["cash"][0]), rel=0, abs=1e-12 * portfolio_value)
+    np.testing.assert_allclose(np.array(gym_env.holdings) * prices, now, rtol=1e-11, atol=1e-12 * portfolio_value)
 
 
 @settings(max_examples=200, deadline=None)
@@ -163,7 +167,7 @@ def test_target_weights_are_reached_net_of_costs(
     units=st.lists(st.one_of(st.just(0.0), st.floats(0, 1e5)), min_size=4, max_size=4),
     cash=st.floats(0, 1e9),
 )
-def test_no_order_makes_or_loses_money_but_for_its_cost(
+def test_discrete_orders_lose_only_their_costs(
     cost: float, fraction: float, choices: list[int], units: list[float], cash: float
 ) -> None:
     rules: dict[str, Any] = {"instruments": 4, "days": 200, "episode_days": 5, "split": "all", "actions": "discrete"}
@@ -175,33 +179,37 @@ def test_no_order_makes_or_loses_money_but_for_its_cost(
         "cash": torch.tensor([cash + 1], dtype=torch.float64),
         "holdings": torch.tensor([units], dtype=torch.float64),
     }
-    worth = cash + 1 + float(units @ prices)
+    portfolio_value = cash + 1 + float(units @ prices)
     state, _ = env.step(state, torch.tensor([choices]).float())
     after, left = state["holdings"][0].numpy(), float(state["cash"][0])
     traded = np.abs(after - units) * prices
-    assert worth - left - float(after @ prices) == pytest.approx(cost * traded.sum(), rel=1e-9, abs=1e-12 * worth)
+    assert portfolio_value - left - float(after @ prices) == pytest.approx(
+        cost * traded.sum(), rel=1e-9, abs=1e-12 * portfolio_value
+    )
     assert left >= 0
     assert (after >= 0).all()
-    assert (traded <= fraction * worth * (1 + 1e-12)).all()
+    assert (traded <= fraction * portfolio_value * (1 + 1e-12)).all()
     for choice, before, unit in zip(choices, units, after):
         assert {SELL: unit <= before, HOLD: unit == before, BUY: unit >= before}[choice]
         assert (
-            choice != SELL or unit == 0 or (before - unit) * prices[after == unit][0] == pytest.approx(fraction * worth)
+            choice != SELL
+            or unit == 0
+            or (before - unit) * prices[after == unit][0] == pytest.approx(fraction * portfolio_value)
         )
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
+# -- hand-computed cases -----------------------------------------------------------------------------------------------
 
 
-def test_buying_a_price_that_doubles_and_selling_by_hand(tmp_path: Path) -> None:
-    data = csv_of(tmp_path / "doubles.csv", steady([10.0, 5.0], [20.0, 5.0], [20.0, 5.0]))
-    rules = only(data, 2, cost=0.01, cash=1000.0, reward_scale=1.0)
-    env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
-    # All of it in the first one: u = 1000 - 0.01 u, 99.0099 units of it, worth twice as much on the next day.
+def test_buying_and_selling_match_hand_computation(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "doubles.csv", constant_then([10.0, 5.0], [20.0, 5.0], [20.0, 5.0]))
+    rules = single_start_rules(data, 2, cost=0.01, cash=1000.0, reward_scale=1.0)
+    env, gym_env = Trading(1, 0, **rules), TradingEnv(**rules)
+    # All cash into the first instrument: u = 1000 - 0.01 u, 99.0099 units, worth twice as much the next day.
     invested = 1000 / 1.01
     sold = 2 * invested * 0.99
     state, _ = env.begin()
-    twin.reset(seed=0)
+    gym_env.reset(seed=0)
     state, first = env.step(state, torch.tensor([[1.0, -1.0]]))
     assert state["holdings"][0].tolist() == pytest.approx([invested / 10, 0.0])
     assert state["cash"].item() == pytest.approx(0.0, abs=1e-9)
@@ -211,63 +219,63 @@ def test_buying_a_price_that_doubles_and_selling_by_hand(tmp_path: Path) -> None
     assert second.reward.item() == pytest.approx(math.log(0.99), rel=1e-5)
     assert bool(second.truncated)
     assert second.final_observation[0, :4].tolist() == pytest.approx([1.0, 0.0, 0.0, math.log(sold / 1000)], abs=1e-6)
-    assert twin.step([1.0, -1.0])[1] == pytest.approx(math.log(2 / 1.01), rel=1e-12)
-    assert (twin.cash, twin.holdings) == (pytest.approx(0.0, abs=1e-9), [pytest.approx(invested / 10), 0.0])
-    assert twin.step([-1.0, 0.0])[1:4] == (pytest.approx(math.log(0.99), rel=1e-12), False, True)
-    assert (twin.cash, twin.holdings) == (pytest.approx(sold), [0.0, 0.0])
+    assert gym_env.step([1.0, -1.0])[1] == pytest.approx(math.log(2 / 1.01), rel=1e-12)
+    assert (gym_env.cash, gym_env.holdings) == (pytest.approx(0.0, abs=1e-9), [pytest.approx(invested / 10), 0.0])
+    assert gym_env.step([-1.0, 0.0])[1:4] == (pytest.approx(math.log(0.99), rel=1e-12), False, True)
+    assert (gym_env.cash, gym_env.holdings) == (pytest.approx(sold), [0.0, 0.0])
 
 
-def test_orders_by_hand(tmp_path: Path) -> None:
-    data = csv_of(tmp_path / "orders.csv", steady([10.0, 5.0], [20.0, 5.0], [20.0, 5.0], [20.0, 5.0]))
-    rules = only(data, 3, actions="discrete", cost=0.01, cash=1000.0, trade_fraction=0.6)
-    env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
-    # Two of 600 and their costs are 1212: each gets 1000 / 1212 of what it wants.
+def test_discrete_orders_match_hand_computation(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "orders.csv", constant_then([10.0, 5.0], [20.0, 5.0], [20.0, 5.0], [20.0, 5.0]))
+    rules = single_start_rules(data, 3, actions="discrete", cost=0.01, cash=1000.0, trade_fraction=0.6)
+    env, gym_env = Trading(1, 0, **rules), TradingEnv(**rules)
+    # Two orders of 600 cost 1212 with fees, so each is filled to 1000 / 1212.
     part = 600 * 1000 / 1212
-    # On the next day, what is held of the first is worth 2 · part, of 3 · part in all: 0.6 of that is sold.
-    worth = 3 * part
-    portion = 0.6 * worth
+    # The next day the first holding is worth 2 · part of 3 · part altogether: 0.6 of that is sold.
+    portfolio_value = 3 * part
+    portion = 0.6 * portfolio_value
     steps = [
         ([BUY, BUY], 0.0, [part / 10, part / 5]),
         ([SELL, HOLD], portion * 0.99, [part / 10 - portion / 20, part / 5]),
-        # All of the second is sold, since it is less than a portion.
+        # The second holding is worth less than a portion: all of it is sold.
         ([HOLD, SELL], (portion + part) * 0.99, [part / 10 - portion / 20, 0.0]),
     ]
     state, _ = env.begin()
-    twin.reset(seed=0)
+    gym_env.reset(seed=0)
     for at, (choices, cash, holdings) in enumerate(steps):
         state, _ = env.step(state, torch.tensor([choices]).float())
-        twin.step(np.array(choices))
-        assert (twin.cash, twin.holdings) == (pytest.approx(cash, abs=1e-9), pytest.approx(holdings))
+        gym_env.step(np.array(choices))
+        assert (gym_env.cash, gym_env.holdings) == (pytest.approx(cash, abs=1e-9), pytest.approx(holdings))
         if at < 2:  # the last step begins a new episode
             assert state["cash"].item() == pytest.approx(cash, abs=1e-9)
             assert state["holdings"][0].tolist() == pytest.approx(holdings)
-    assert twin.holdings[1] == 0.0
+    assert gym_env.holdings[1] == 0.0
 
 
-def test_an_episode_terminates_below_the_ruin_and_not_at_it(tmp_path: Path) -> None:
+def test_episode_terminates_only_below_the_ruin_threshold(tmp_path: Path) -> None:
     for last, ruined in ((5.0, False), (4.99, True)):
-        data = csv_of(tmp_path / f"to {last}.csv", steady([10.0], [last], [last]))
-        rules = only(data, 2, cost=0.0, ruin=0.5)
+        data = write_csv(tmp_path / f"to {last}.csv", constant_then([10.0], [last], [last]))
+        rules = single_start_rules(data, 2, cost=0.0, ruin=0.5)
         state, _ = (env := Trading(1, 0, **rules)).begin()
-        twin = TradingEnv(**rules)
-        twin.reset(seed=0)
+        gym_env = TradingEnv(**rules)
+        gym_env.reset(seed=0)
         state, step = env.step(state, torch.ones(1, 1))
         assert (bool(step.terminated), bool(step.truncated)) == (ruined, False)
-        assert twin.step([1.0])[2:4] == (ruined, False)
+        assert gym_env.step([1.0])[2:4] == (ruined, False)
         assert state["episode"].item() == ruined
 
 
-def test_ruin_on_the_last_day_is_no_truncation(tmp_path: Path) -> None:
-    rules = only(csv_of(tmp_path / "last.csv", steady([10.0], [1.0])), 1)
+def test_ruin_on_the_last_day_terminates_without_truncation(tmp_path: Path) -> None:
+    rules = single_start_rules(write_csv(tmp_path / "last.csv", constant_then([10.0], [1.0])), 1)
     state, _ = (env := Trading(1, 0, **rules)).begin()
-    twin = TradingEnv(**rules)
-    twin.reset(seed=0)
+    gym_env = TradingEnv(**rules)
+    gym_env.reset(seed=0)
     step = env.step(state, torch.ones(1, 1))[1]
     assert (bool(step.terminated), bool(step.truncated)) == (True, False)
-    assert twin.step([1.0])[2:4] == (True, False)
+    assert gym_env.step([1.0])[2:4] == (True, False)
 
 
-def test_the_observation_is_shares_gain_and_indicators() -> None:
+def test_observation_contains_weights_gain_and_indicators() -> None:
     rules = {"instruments": 3, "days": 300, "episode_days": 20}
     env = Trading(5, 0, **rules)
     market = generated_market(3, 300, 0)
@@ -276,21 +284,21 @@ def test_the_observation_is_shares_gain_and_indicators() -> None:
     assert first.shape == (5, 2 + 3 + 3 * INDICATORS)
     assert first[:, :5].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 5
     state, step = env.step(state, torch.tensor([[0.2, 0.5, -1.0]] * 5))
-    worth = state["cash"] + (state["holdings"] * torch.from_numpy(market.prices[state["day"]].copy())).sum(-1)
-    torch.testing.assert_close(step.observation[:, 0], (state["cash"] / worth).float())
-    torch.testing.assert_close(step.observation[:, 4], torch.log(worth / 1e6).float())
+    portfolio_value = state["cash"] + (state["holdings"] * torch.from_numpy(market.prices[state["day"]].copy())).sum(-1)
+    torch.testing.assert_close(step.observation[:, 0], (state["cash"] / portfolio_value).float())
+    torch.testing.assert_close(step.observation[:, 4], torch.log(portfolio_value / 1e6).float())
     assert (step.observation[:, 2] > 0.45).all()
     assert (step.observation[:, 3] == 0).all()
     known = torch.from_numpy(market.indicators[state["day"]].copy()).flatten(1)
     assert torch.equal(step.observation[:, 5:], known)
 
 
-# -- nothing of tomorrow -----------------------------------------------------------------------------------------------
+# -- no lookahead ------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(0, 8), kind=st.sampled_from(KINDS))
-def test_what_is_seen_does_not_change_with_later_prices(
+def test_observations_do_not_depend_on_later_prices(
     seed: int, steps: int, kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rng, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("prices")
@@ -298,26 +306,26 @@ def test_what_is_seen_does_not_change_with_later_prices(
     other = prices.copy()
     other[WARM_UP + steps + 1 :] *= rng.uniform(0.5, 2, (9 - steps, 3))
     actions = random_actions(kind, rng, (9, 3))
-    seen = []
+    observed = []
     for name, table in (("one", prices), ("other", other)):
-        rules = only(csv_of(folder / f"{name}.csv", table), 9, actions=kind, ruin=0)
-        env, twin = Trading(1, 0, **rules), TradingEnv(**rules)
+        rules = single_start_rules(write_csv(folder / f"{name}.csv", table), 9, actions=kind, ruin=0)
+        env, gym_env = Trading(1, 0, **rules), TradingEnv(**rules)
         state, observation = env.begin()
-        shown = [(observation[0].numpy(), twin.reset(seed=0)[0])]
+        pairs = [(observation[0].numpy(), gym_env.reset(seed=0)[0])]
         for action in actions:
             state, step = env.step(state, torch.from_numpy(action)[None])
-            shown.append((step.final_observation[0].numpy(), twin.step(action)[0]))
-        seen.append(shown)
-    for version in (0, 1):
+            pairs.append((step.final_observation[0].numpy(), gym_env.step(action)[0]))
+        observed.append(pairs)
+    for env_index in (0, 1):
         for day in range(10):
-            same = np.array_equal(seen[0][day][version], seen[1][day][version])
+            same = np.array_equal(observed[0][day][env_index], observed[1][day][env_index])
             assert same == (day <= steps)
 
 
-def test_training_never_sees_the_days_to_be_tested_on(tmp_path: Path) -> None:
+def test_training_never_sees_test_days(tmp_path: Path) -> None:
     prices = np.array(generated_market(2, 300, 0).prices)
-    prices[240:] = 1e6 * np.arange(1, 61)[:, None]  # so that a look at them would show
-    data = csv_of(tmp_path / "marked.csv", prices)
+    prices[240:] = 1e6 * np.arange(1, 61)[:, None]  # any use of them would show in the rewards
+    data = write_csv(tmp_path / "marked.csv", prices)
     env = Trading(2000, 0, data=data, episode_days=30)
     state, _ = env.begin()
     assert (int(state["day"].min()), int(state["day"].max())) == (WARM_UP, 240 - 1 - 30)
@@ -325,14 +333,14 @@ def test_training_never_sees_the_days_to_be_tested_on(tmp_path: Path) -> None:
         state, step = env.step(state, torch.ones(2000, 2))
         assert step.reward.max() < 20
     assert bool(step.truncated.all())
-    tested = Trading(2000, 0, data=data, episode_days=30, split="test")
-    state, observation = tested.begin()
+    test_env = Trading(2000, 0, data=data, episode_days=30, split="test")
+    state, observation = test_env.begin()
     assert (int(state["day"].min()), int(state["day"].max())) == (240, 300 - 1 - 30)
     assert bool(torch.isfinite(observation).all())
 
 
-def test_split_date_says_where_training_ends(tmp_path: Path) -> None:
-    data = csv_of(tmp_path / "prices.csv", np.array(generated_market(2, 300, 0).prices))
+def test_split_date_separates_training_and_test_days(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "prices.csv", np.array(generated_market(2, 300, 0).prices))
     date = str(np.datetime64("2020-01-01") + 100)
     for split, first, last in (("train", WARM_UP, 100 - 6), ("test", 100, 300 - 6), ("all", WARM_UP, 300 - 6)):
         starts = TradingEnv(data=data, split=split, split_date=date, episode_days=5).rules.starts
@@ -342,47 +350,47 @@ def test_split_date_says_where_training_ends(tmp_path: Path) -> None:
 # -- randomness and resets ---------------------------------------------------------------------------------------------
 
 
-def played(env: Trading, steps: int = 40) -> tuple[list[State], list[Step]]:
+def roll_out(env: Trading, steps: int = 40) -> tuple[list[State], list[Step]]:
     state, _ = env.begin()
-    states, shown = [state], []
+    states, steps_taken = [state], []
     actions = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (steps, 1, 2)).astype(np.float32))
     for action in actions:
         state, step = env.step(state, action.expand(env.n_envs, 2))
         states.append(state)
-        shown.append(step)
-    return states, shown
+        steps_taken.append(step)
+    return states, steps_taken
 
 
-def test_the_same_seed_repeats_and_environments_and_seeds_differ() -> None:
+def test_episodes_are_reproducible_and_differ_by_env_and_seed() -> None:
     rules = {"instruments": 2, "days": 2000, "episode_days": 15}
-    states, shown = played(Trading(50, 1, **rules))
-    again_states, again = played(Trading(50, 1, **rules))
-    for one, other in zip(shown, again):
+    states, steps = roll_out(Trading(50, 1, **rules))
+    again_states, again = roll_out(Trading(50, 1, **rules))
+    for one, other in zip(steps, again):
         for field, same in zip(one, other):
             assert torch.equal(field, same)
     for one, other in zip(states, again_states):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
     days = states[0]["day"]
     assert len(days.unique()) > 40
-    assert (days == played(Trading(50, 2, **rules))[0][0]["day"]).float().mean() < 0.1
+    assert (days == roll_out(Trading(50, 2, **rules))[0][0]["day"]).float().mean() < 0.1
     assert (days == states[15]["day"]).float().mean() < 0.1  # the next episode
     part = Trading(10, 1, first_index=20, **rules)
     assert torch.equal(part.begin()[0]["day"], days[20:30])
 
 
-def test_episodes_begin_on_every_day_alike() -> None:
+def test_start_days_are_uniform() -> None:
     env = Trading(20_000, 0, instruments=1, days=200, episode_days=40)
     days = env.begin()[0]["day"]
     counts = torch.bincount(days)[WARM_UP:]
     assert int(days.max()) == 160 - 1 - 40
     assert len(counts) == 60
     assert (counts - 20_000 / 60).abs().max() < 5 * math.sqrt(20_000 / 60)
-    twin = TradingEnv(instruments=1, days=200, episode_days=40)
-    drawn = [twin.reset(seed=seed)[1]["day"] for seed in range(1000)]
+    gym_env = TradingEnv(instruments=1, days=200, episode_days=40)
+    drawn = [gym_env.reset(seed=seed)[1]["day"] for seed in range(1000)]
     assert (min(drawn), max(drawn)) == (WARM_UP, 160 - 1 - 40)
 
 
-def test_only_environments_whose_episode_ended_are_reset() -> None:
+def test_only_finished_episodes_are_reset() -> None:
     env = Trading(4, 0, instruments=2, days=300, episode_days=20)
     state, _ = env.begin()
     state, _ = env.step(state, torch.ones(4, 2))
@@ -400,8 +408,8 @@ def test_only_environments_whose_episode_ended_are_reset() -> None:
     assert (after["day"] == state["day"] + 1).tolist() == [False, True, False, True]
 
 
-class NothingFromTheHost(TorchDispatchMode):
-    """Fails where a step would make a captured graph impossible: it asks for a value, or sends one over."""
+class ForbidHostAccess(TorchDispatchMode):
+    """Fails on what CUDA graph capture forbids: reading a value on the host, or copying one to the device."""
 
     FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
 
@@ -411,56 +419,56 @@ class NothingFromTheHost(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_asks_the_host_for_nothing_and_leaves_its_state_alone(kind: str) -> None:
+def test_step_needs_no_host_access_and_keeps_its_input_state(kind: str) -> None:
     env = Trading(8, 0, actions=kind, instruments=3, days=300, episode_days=2)
     state, _ = env.begin()
     before = {name: value.clone() for name, value in state.items()}
     action = torch.from_numpy(random_actions(kind, np.random.default_rng(0), (8, 3)))
-    with NothingFromTheHost():
+    with ForbidHostAccess():
         moved, _ = env.step(state, action)
         env.step(moved, action)
     assert all(torch.equal(value, before[name]) for name, value in state.items())
     assert {name: (value.shape, value.dtype) for name, value in moved.items()} == {
         name: (value.shape, value.dtype) for name, value in before.items()
     }
-    with pytest.raises(AssertionError), NothingFromTheHost():
+    with pytest.raises(AssertionError), ForbidHostAccess():
         float(state["cash"][0])
 
 
-# -- what doing nothing in particular earns ----------------------------------------------------------------------------
+# -- returns of simple policies ----------------------------------------------------------------------------------------
 
 
-def total(rules: dict[str, Any], action: torch.Tensor | None) -> torch.Tensor:
-    """[N] returns of an episode; random target weights where there is no action."""
+def episode_returns(rules: dict[str, Any], action: torch.Tensor | None) -> torch.Tensor:
+    """[N] returns of an episode with a constant action; without one, with random target weights."""
     env = Trading(500, 0, **rules)
     state, _ = env.begin()
     sums = torch.zeros(500)
     generator = torch.Generator().manual_seed(0)
     for _ in range(env.episode_limit):
-        taken = torch.rand(500, 4, generator=generator) * 2 - 1 if action is None else action.expand(500, 4)
-        state, step = env.step(state, taken)
+        actions = torch.rand(500, 4, generator=generator) * 2 - 1 if action is None else action.expand(500, 4)
+        state, step = env.step(state, actions)
         sums += step.reward
     assert bool(step.truncated.all())
     return sums
 
 
-def test_cash_earns_nothing_one_instrument_its_own_return_and_churning_pays_its_costs() -> None:
+def test_returns_of_cash_buy_and_hold_and_random_trading() -> None:
     rules: dict[str, Any] = {"instruments": 4, "days": 1000, "episode_days": 60, "ruin": 0.0}
-    assert (total(rules, torch.full((4,), -1.0)) == 0).all()
-    assert (total({**rules, "actions": "discrete"}, torch.full((4,), 1.0)) == 0).all()
+    assert (episode_returns(rules, torch.full((4,), -1.0)) == 0).all()
+    assert (episode_returns({**rules, "actions": "discrete"}, torch.full((4,), 1.0)) == 0).all()
     prices = torch.tensor(generated_market(4, 1000, 0).prices)
     day = Trading(500, 0, **rules).begin()[0]["day"]
     held = 100 * torch.log(prices[day + 60, 2] / prices[day, 2] / 1.001)
-    torch.testing.assert_close(total(rules, torch.tensor([-1.0, 0, 1, 0])), held.float(), rtol=0, atol=1e-3)
-    random, free = total(rules, None), total({**rules, "cost": 0.0}, None)
-    even = total(rules, torch.ones(4))
-    # About half of the portfolio changes hands each day: 60 days cost 2 to 6 per cent.
+    torch.testing.assert_close(episode_returns(rules, torch.tensor([-1.0, 0, 1, 0])), held.float(), rtol=0, atol=1e-3)
+    random, free = episode_returns(rules, None), episode_returns({**rules, "cost": 0.0}, None)
+    even = episode_returns(rules, torch.ones(4))
+    # About half of the portfolio is traded each day: 60 days cost 2 to 6 per cent.
     assert 2 < float((free - random).mean()) < 6
     assert float((even - random).mean()) > 2
 
 
 @pytest.mark.learning
-def test_ppo_learns_a_short_history_by_heart_and_leaves_buying_and_holding_behind(tmp_path: Path) -> None:
+def test_ppo_memorises_a_short_history_and_beats_buy_and_hold(tmp_path: Path) -> None:
     rules = {"instruments": 2, "days": 400, "episode_days": 40}
     run = unidle.train(
         "unidle/Trading-v0",
@@ -483,11 +491,11 @@ def test_ppo_learns_a_short_history_by_heart_and_leaves_buying_and_holding_behin
     assert run.evaluate(episodes=50).mean_return > held + 4
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- invalid settings --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "message"),
     [
         ({"actions": "both"}, "actions is `both`; use continuous or discrete"),
         ({"split": "dev"}, "train, test or all"),
@@ -514,22 +522,24 @@ def test_ppo_learns_a_short_history_by_heart_and_leaves_buying_and_holding_behin
         ({"split": "test", "split_date": "2100-01-01"}, "`test` has 0 days"),
     ],
 )
-@pytest.mark.parametrize("version", [lambda **rules: Trading(1, 0, **rules), TradingEnv], ids=["tensors", "twin"])
-def test_rules_that_cannot_be_played_are_refused(version: Any, rules: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        version(**rules)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+@pytest.mark.parametrize(
+    "make_env", [lambda **rules: Trading(1, 0, **rules), TradingEnv], ids=["device_env", "gym_env"]
+)
+def test_invalid_rules_are_refused(make_env: Any, rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_env(**rules)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_the_fewest_days_that_are_enough_are_enough() -> None:
+def test_minimum_number_of_days_is_accepted() -> None:
     rules: dict[str, Any] = {"split": "all", "episode_days": 20, "instruments": 1}
     assert list(TradingEnv(days=WARM_UP + 21, **rules).rules.starts) == [WARM_UP]
     with pytest.raises(UsageError, match="lower episode_days"):
         TradingEnv(days=WARM_UP + 20, **rules)
 
 
-def test_the_twin_begins_only_where_an_episode_can() -> None:
+def test_reset_day_must_leave_room_for_an_episode() -> None:
     env = TradingEnv(days=300, episode_days=20)
     for day in (WARM_UP, 240 - 21):
         assert env.reset(options={"day": day})[1]["day"] == day
@@ -538,16 +548,16 @@ def test_the_twin_begins_only_where_an_episode_can() -> None:
             env.reset(options={"day": day})
 
 
-# -- for Gymnasium -----------------------------------------------------------------------------------------------------
+# -- Gymnasium environment ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("error:.*:UserWarning")
-def test_the_twin_is_what_gymnasium_expects(kind: str) -> None:
+def test_gym_env_passes_gymnasium_check_env(kind: str) -> None:
     check_env(TradingEnv(render_mode="rgb_array", actions=kind, days=300, episode_days=20), skip_render_check=True)
 
 
-def test_the_id_makes_both_versions_and_refuses_what_neither_takes() -> None:
+def test_env_id_makes_both_envs_and_rejects_unknown_kwargs() -> None:
     maker = env_maker("unidle/Trading-v0", {"instruments": 3})
     assert isinstance(maker.device_env(2, 0), Trading)
     assert isinstance(maker(), TradingEnv)
@@ -555,21 +565,21 @@ def test_the_id_makes_both_versions_and_refuses_what_neither_takes() -> None:
         env_maker("unidle/Trading-v0", {"leverage": 2}).device_env(2, 0)
 
 
-def test_the_page_says_what_can_be_chosen_and_what_it_is_otherwise() -> None:
+def test_docs_list_every_setting_with_its_default() -> None:
     page = (DOCS / "device-environments.md").read_text()
     section = page.partition("## Trading\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
-    told = {
+    documented = {
         name.strip(" `"): default.strip()
         for names, defaults in rows
         for name, default in zip(names.split(","), defaults.split(","), strict=True)
     }
     rules = TradingEnv().rules
     built_in = {"instruments": len(rules.market.names), "days": len(rules.market.dates), "market_seed": 0}
-    assert {field.name for field in dataclasses.fields(Rules)} <= told.keys()
+    assert {field.name for field in dataclasses.fields(Rules)} <= documented.keys()
     for field in dataclasses.fields(Rules):
         default = built_in.get(field.name, field.default)
-        assert told[field.name] == (
+        assert documented[field.name] == (
             "none" if default is None else f"{default:.10g}" if _is_number(default) else default
         )
     assert np.array_equal(rules.market.prices, generated_market(*built_in.values()).prices)
@@ -579,33 +589,33 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def test_the_twin_does_without_torch() -> None:
+def test_gym_env_does_not_import_torch() -> None:
     code = "import sys, unidle.tasks.trading.gym_env; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_picture_shows_the_gain_and_where_the_money_is(tmp_path: Path) -> None:
-    data = csv_of(tmp_path / "rises.csv", steady([10.0, 10.0], [11.0, 10.0], [12.0, 10.0]))
-    env = TradingEnv(render_mode="rgb_array", **only(data, 2))
+def test_render_shows_gain_and_portfolio_weights(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "rises.csv", constant_then([10.0, 10.0], [11.0, 10.0], [12.0, 10.0]))
+    env = TradingEnv(render_mode="rgb_array", **single_start_rules(data, 2))
     env.reset(seed=0)
     start = env.render()
     for _ in range(2):
         env.step([1.0, -1.0])
-    shown = env.render()
+    picture = env.render()
     assert start is not None
-    assert shown is not None
-    assert shown.shape == start.shape
-    assert shown.dtype == np.uint8
-    height, width, _ = shown.shape
-    blue, green = (shown == (30, 90, 200)).all(-1), (start == (90, 160, 90)).all(-1)
+    assert picture is not None
+    assert picture.shape == start.shape
+    assert picture.dtype == np.uint8
+    height, width, _ = picture.shape
+    blue, green = (picture == (30, 90, 200)).all(-1), (start == (90, 160, 90)).all(-1)
     bars, third = slice(height * 3 // 4, None), width // 3
-    # In cash at first: its bar is the left third. At last all is in the first instrument: the middle one.
+    # First all in cash (the left bar), at the end all in the first instrument (the middle bar).
     assert green[bars, : third - 5].mean() > 0.7
     assert not green[:, third + 5 :].any()
     assert blue[bars, third + 5 : 2 * third - 5].mean() > 0.7
     assert not blue[bars, 2 * third + 5 :].any()
-    # The curve rises from the middle to above the market's, whose mean gains half.
-    curve, mean = blue[: height // 2], (shown == (150, 150, 150)).all(-1)[: height // 2]
+    # The portfolio's curve ends above the mean of the market, which gains half as much.
+    curve, mean = blue[: height // 2], (picture == (150, 150, 150)).all(-1)[: height // 2]
     last = np.flatnonzero(curve.any(0))[-1]
     top, market_top = np.flatnonzero(curve[:, last])[0], np.flatnonzero(mean[:, last])[0]
     first_top = np.flatnonzero(curve[:, np.flatnonzero(curve.any(0))[0]])[0]

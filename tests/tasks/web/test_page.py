@@ -1,4 +1,4 @@
-"""Pages are read as browsers would, as far as they can be read, and never for long."""
+"""Parsing web pages: links, text, charsets, size and time limits, word hashes and relevance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from web_servers import run
 from unidle.errors import UsageError
 from unidle.tasks.web import page as pages
 from unidle.tasks.web import text_features
-from unidle.tasks.web.links import LinkBase, _elsewhere
+from unidle.tasks.web.links import LinkBase, _absolute_cached
 from unidle.tasks.web.page import Content, decoded, parse, read
 from unidle.tasks.web.page_features import first_words
 from unidle.tasks.web.text_features import BUCKETS, Topic, bag, hash_words, words_of
@@ -29,7 +29,7 @@ def links(html: str, url: str = HERE) -> list[str]:
     return [link.url for link in parse(html.encode(), url).links]
 
 
-# -- where it leads ----------------------------------------------------------------------------------------------------
+# -- links -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,30 +68,30 @@ def links(html: str, url: str = HERE) -> list[str]:
         ("/" + "a" * 3000, None),
     ],
 )
-def test_a_link_has_one_spelling_or_none(href: str, target: str | None) -> None:
+def test_links_are_normalised_or_rejected(href: str, target: str | None) -> None:
     assert LinkBase(HERE).absolute(href) == target
 
 
 @given(
     href=st.text(st.sampled_from(string.ascii_letters[:3] + "AZ09/_-.~?=&+,;%#: \\@"), max_size=12)
     | st.text(max_size=8),
-    at=st.sampled_from(["", "/", "http://site.test:8000/", "?"]),
+    prefix=st.sampled_from(["", "/", "http://site.test:8000/", "?"]),
 )
-def test_the_quick_way_and_the_long_way_lead_to_the_same_place(href: str, at: str) -> None:
+def test_fast_and_full_link_resolution_agree(href: str, prefix: str) -> None:
     base = LinkBase(HERE)
-    assert base.absolute(at + href) == base.resolve(at + href)
+    assert base.absolute(prefix + href) == base.resolve(prefix + href)
 
 
-def test_a_site_cannot_fill_what_is_remembered_of_addresses() -> None:
+def test_long_urls_are_not_cached() -> None:
     base = LinkBase(HERE)
-    _elsewhere.cache_clear()
+    _absolute_cached.cache_clear()
     for number in range(10):
         assert base.absolute(f"http://other.test/{'a' * 3000}{number}") is None
         assert base.absolute(f"http://other.test/a#{'b' * 3000}{number}") == "http://other.test/a"
-    assert _elsewhere.cache_info().currsize == 1
+    assert _absolute_cached.cache_info().currsize == 1
 
 
-def test_links_are_told_once_in_the_order_of_the_page() -> None:
+def test_links_are_unique_and_in_page_order() -> None:
     html = """<a href="b.html">one</a> <a href="a.html#x">two</a> <a href="a.html#y">again</a>
               <a href="./b.html">again</a> <a>none</a> <a href>here</a> <area href="c.html" alt="map">"""
     found = parse(html.encode(), HERE).links
@@ -112,28 +112,28 @@ def test_links_are_told_once_in_the_order_of_the_page() -> None:
         ("", "http://site.test:8000/folder/x"),
     ],
 )
-def test_a_page_may_say_what_its_links_are_relative_to(base: str, target: str) -> None:
+def test_base_element_sets_the_base_of_relative_links(base: str, target: str) -> None:
     assert links(f'<head><base href="{base}"><base href="/second/"></head><a href="x">x</a>') == [target]
 
 
-def test_what_a_page_does_not_vouch_for_is_noted() -> None:
+def test_nofollow_is_read_from_links_and_robots_meta() -> None:
     html = '<a href="a" rel="noopener NoFollow">a</a><a href="b" rel="nofollower">b</a><a href="c" rel>c</a>'
     assert [link.nofollow for link in parse(html.encode(), HERE).links] == [True, False, False]
     everywhere = '<meta name="ROBOTS" content="noindex, nofollow">' + html
     assert [link.nofollow for link in parse(everywhere.encode(), HERE).links] == [True, True, True]
 
 
-# -- what it says ------------------------------------------------------------------------------------------------------
+# -- text and charsets -------------------------------------------------------------------------------------------------
 
 
-def test_text_is_counted_and_scripts_are_not() -> None:
+def test_text_contains_only_the_visible_body() -> None:
     html = """<title> The  Comet
         </title><style>p { comet: 1 }</style><script>comet()</script>
         <p>A <b>comet</b>, the COMET!</p><p>orbit</p>orbit<!-- comet --><noscript>comet</noscript>"""
     content = parse(html.encode(), HERE)
     assert Counter(words_of(content.text)) == {b"a": 1, b"comet": 2, b"the": 1, b"orbit": 2}
     assert content.is_html
-    assert not content.is_cut
+    assert not content.is_truncated
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_text_is_counted_and_scripts_are_not() -> None:
         ("Größe".encode(), "idna", "Größe"),
         ("Größe".encode(), "unicode_escape", "Größe"),
         ("Größe".encode(), "\0", "Größe"),
-        ("Größe".encode("latin-1"), "utf-8", "Gr\ufffd\ufffde"),  # it lied
-        ("Größe".encode()[:3], "", "Gr\ufffd"),  # it was cut
+        ("Größe".encode("latin-1"), "utf-8", "Gr\ufffd\ufffde"),  # wrong charset declared
+        ("Größe".encode()[:3], "", "Gr\ufffd"),  # body was cut
         (b"", "", ""),
     ],
 )
-def test_bytes_are_read_in_the_charset_that_they_are_in(body: bytes, charset: str, text: str) -> None:
+def test_body_is_decoded_with_the_right_charset(body: bytes, charset: str, text: str) -> None:
     assert decoded(body, charset) == text
 
 
@@ -182,43 +182,43 @@ def test_only_html_has_links_and_only_text_has_words(content_type: str, words: d
     assert (Counter(words_of(content.text)), len(content.links)) == (words, n_links)
 
 
-# -- broken, huge, made to be slow -------------------------------------------------------------------------------------
+# -- broken, huge and slow pages ---------------------------------------------------------------------------------------
 
 
 @given(body=st.binary(max_size=300) | st.text(st.sampled_from("<>/abhref='\"=!-& \0\n"), max_size=200).map(str.encode))
-def test_any_bytes_at_all_are_a_page(body: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_without_error(body: bytes) -> None:
     for content_type in ("text/html", "text/plain"):
         assert isinstance(parse(body, HERE, content_type), Content)
 
 
-def test_a_page_with_too_many_links_is_cut() -> None:
+def test_too_many_links_are_cut() -> None:
     html = "".join(f'<a href="{n}">{n}</a>' for n in range(100_000)).encode()
     began = time.monotonic()
     content = parse(html, HERE)
     assert time.monotonic() - began < 1
     assert len(content.links) == pages.MAX_LINKS
-    assert content.is_cut
+    assert content.is_truncated
 
 
-def test_a_page_with_too_many_words_is_cut() -> None:
+def test_too_many_words_are_cut() -> None:
     content = parse(b"word " * 400_000, HERE)
     assert len(first_words(content.text)) == pages.MAX_WORDS
     assert len(content.text) < 50 * pages.MAX_WORDS
-    assert content.is_cut
+    assert content.is_truncated
 
 
 @pytest.mark.parametrize(
     "tag", ["<div>", "<ul><li>", "<b>", "<table><tr><td>", "<div></x>", "<a href=x><div>", "<dl><dd>"]
 )
-def test_a_page_that_is_nested_without_end_is_read_in_time(tag: str) -> None:
+def test_deeply_nested_page_is_parsed_in_time(tag: str) -> None:
     began = time.monotonic()
-    assert parse((tag * 200_000).encode(), HERE).is_cut
+    assert parse((tag * 200_000).encode(), HERE).is_truncated
     assert time.monotonic() - began < 2
 
 
-def test_a_page_made_to_be_slow_keeps_nobody_waiting_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_page_is_given_up_without_blocking_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_TIMEOUT_SECONDS", 0.3)
-    html = ("<a " + " ".join(f"a{n}=1" for n in range(40_000)) + ">x</a>").encode()  # seconds in the parser
+    html = ("<a " + " ".join(f"a{n}=1" for n in range(40_000)) + ">x</a>").encode()  # takes the parser seconds
 
     async def check() -> None:
         longest = 0.0
@@ -240,23 +240,23 @@ def test_a_page_made_to_be_slow_keeps_nobody_waiting_and_is_given_up(monkeypatch
     run(check())
 
 
-def test_a_large_page_is_read_like_a_small_one() -> None:
+def test_links_of_a_large_page_are_read() -> None:
     html = ("<title>t</title><p>comet</p><a href=x>y</a>" + "<p>" + "z" * 100_000).encode()
     content = run(read(html, HERE))
     assert content is not None
     assert [link.url for link in content.links] == ["http://site.test:8000/folder/x"]
 
 
-def test_without_selectolax_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_selectolax_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "selectolax.lexbor", None)
     with pytest.raises(UsageError, match=r"pip install 'unidle\[web\]'"):
         parse(b"<p>", HERE)
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- words and hashes --------------------------------------------------------------------------------------------------
 
 
-def test_words_are_small_letters_and_digits_of_any_script() -> None:
+def test_words_are_lowercase_letters_and_digits_of_any_script() -> None:
     assert words_of("It's 2 COMETS-x_y!") == [b"it", b"s", b"2", b"comets", b"x", b"y"]
     assert words_of("Ärger„Über“ ") == ["ärger".encode(), "über".encode()]
     assert words_of("a b c", 2) == [b"a", b"b"]
@@ -264,17 +264,17 @@ def test_words_are_small_letters_and_digits_of_any_script() -> None:
 
 
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=1, max_size=5))
-def test_words_that_are_hashed_are_those_that_are_found(texts: list[str]) -> None:
+def test_hash_words_hashes_every_word_found(texts: list[str]) -> None:
     words = [(number, word) for number, text in enumerate(texts) for word in words_of(text)]
     found = hash_words(texts)
     assert found.texts.tolist() == [number for number, _ in words]
     assert (found.last - found.before).tolist() == [len(word) for _, word in words]
     assert found.is_number.tolist() == [word.isdigit() for _, word in words]
     alone = [int(hash_words([word.decode()]).hashes[0]) for _, word in words]
-    assert found.hashes.tolist() == alone  # wherever a word stands
+    assert found.hashes.tolist() == alone  # independent of the word's position
 
 
-def test_hashes_tell_words_apart_and_do_not_change_from_run_to_run() -> None:
+def test_word_hashes_are_distinct_and_stable_across_runs() -> None:
     words = [f"{first}{last}" for first in string.ascii_letters[:26] for last in range(1000)]
     found = hash_words([" ".join(words)])
     assert len(set(found.hashes.tolist())) == len(words)
@@ -284,7 +284,7 @@ def test_hashes_tell_words_apart_and_do_not_change_from_run_to_run() -> None:
     assert hash_words(["comet orbit moon"]).buckets.tolist() == [2526, 3156, 3390]
 
 
-def test_a_bag_has_length_one() -> None:
+def test_bag_of_words_has_unit_norm() -> None:
     buckets, counts = np.array([5, 9, 9 + 64]), np.array([1.0, 2.0, 3.0])
     features = bag(buckets, counts, 64)
     assert np.linalg.norm(features) == pytest.approx(1)
@@ -292,7 +292,7 @@ def test_a_bag_has_length_one() -> None:
     assert bag(buckets[:0], counts[:0], 64).tolist() == [0.0] * 64
 
 
-def test_relevance_is_the_share_of_the_topics_words() -> None:
+def test_relevance_grows_with_the_share_of_topic_words() -> None:
     topic = Topic("Comet, orbit")
 
     def relevance(text: str) -> float:
@@ -306,11 +306,11 @@ def test_relevance_is_the_share_of_the_topics_words() -> None:
         Topic(" ,")
 
 
-def test_a_thread_that_hashes_a_short_text_meanwhile_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_tolerates_another_thread_with_shorter_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     class Contested(list):  # type: ignore[type-arg]
-        """Whatever is put there, another thread puts its own there right after."""
+        """Ignores writes, as if another thread restored its own value right after each."""
 
-        def __setitem__(self, place: object, value: object) -> None:
+        def __setitem__(self, index: object, value: object) -> None:
             pass
 
     text = "a comet on its orbit " * 1000

@@ -1,115 +1,119 @@
-"""Each cause from facts that show it, and none from facts that lack the one thing it is told by."""
+"""Each cause is found from facts that show it, and not from facts that lack its evidence."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hand_made import facts
+from job_facts import facts
 
+from unidle.buffers.placement import ON_HOST as REPLAY_ON_HOST
 from unidle.config import Config
 from unidle.config.presets import load_preset
+from unidle.engine.cuda_graphs import EAGERLY
 from unidle.tuning.advice import collecting, device, learning
 from unidle.tuning.advice.facts import Table
-from unidle.tuning.advice.finding import Advice, Finding, as_taken, ranked
-from unidle.tuning.advice.verdict import CHECKS, NOTHING_TO_GAIN, verdict_on
+from unidle.tuning.advice.finding import Advice, Finding, ranked, with_valid_flags
+from unidle.tuning.advice.verdict import CHECKS, NO_FASTER_SETTINGS, verdict_on
 from unidle.tuning.probes.profile import Pace, Stepping
-from unidle.tuning.probes.stepping import Steps
+from unidle.tuning.probes.stepping import StepStats
 
 GPU = {"on_gpu": True}
 ON_GPU = Table(True, 0.5, {"environment": 0.3, "host→device": 0.1, "sync": 0.1}, 0.0)
-QUIET = Table(True, 0.5, {"environment": 0.49, "host→device": 0.01}, 0.0)
-FEW = {"n_envs": 4, "stepping": (Stepping(4, 4, 1.0, 1.0),), "collecting": 3.0}
+FEW_COPIES = Table(True, 0.5, {"environment": 0.49, "host→device": 0.01}, 0.0)
+FEW_ENVS = {"n_envs": 4, "stepping": (Stepping(4, 4, 1.0, 1.0),), "collecting": 3.0}
 ON_DEVICE = {**GPU, "on_device": True, "stepping": (), "collecting": 0.0}
-SLOW = Steps(0.05, 0.2, 0.02, 0.0, 1)
+SLOW_STEPS = StepStats(0.05, 0.2, 0.02, 0.0, 1)
 
-# check, facts that show the cause, what takes the cause away.
+# (check, facts that show the cause, facts that do not)
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
-    (collecting.environment_waits, {"of_profile": {"on_core": 0.1}}, {"of_profile": {"on_core": 0.9}}),
-    (collecting.environment_computes, {}, {"of_profile": {"on_core": 0.1}}),
-    (collecting.slow_target, {"requests": True, "steps": SLOW}, {"steps": SLOW}),
+    (collecting.environment_waits, {"profile_changes": {"on_core": 0.1}}, {"profile_changes": {"on_core": 0.9}}),
+    (collecting.environment_computes, {}, {"profile_changes": {"on_core": 0.1}}),
+    (collecting.slow_server, {"requests": True, "steps": SLOW_STEPS}, {"steps": SLOW_STEPS}),
     (
         collecting.too_many_threads,
-        {"steps": Steps(0.01, 0.02, 1.0, native=0.8, threads=16)},
-        {"steps": Steps(0.01, 0.02, 1.0, native=0.05, threads=16)},
+        {"steps": StepStats(0.01, 0.02, 1.0, native=0.8, threads=16)},
+        {"steps": StepStats(0.01, 0.02, 1.0, native=0.05, threads=16)},
     ),
     (
         collecting.too_many_threads,
-        {"of_profile": {"stepping": (Stepping(8, 16, 4.0, 4.0),)}, "engine": {"workers": 8}},
-        {"of_profile": {"stepping": (Stepping(8, 16, 4.0, 4.0),), "cores": 8}, "engine": {"workers": 8}},
+        {"profile_changes": {"stepping": (Stepping(8, 16, 4.0, 4.0),)}, "engine": {"workers": 8}},
+        {"profile_changes": {"stepping": (Stepping(8, 16, 4.0, 4.0),), "cores": 8}, "engine": {"workers": 8}},
     ),
     (learning.torch_threads, {"engine": {"threads": 16}}, {"engine": {"threads": 5}}),
     (
         learning.torch_threads,
-        {"of_profile": {"threads": 2, "learning_by_threads": ((1, 0.5),)}, "engine": {"threads": 2}},
-        {"of_profile": {"threads": 2, "learning_by_threads": ((1, 1.9),)}, "engine": {"threads": 2}},
+        {"profile_changes": {"threads": 2, "learning_by_threads": ((1, 0.5),)}, "engine": {"threads": 2}},
+        {"profile_changes": {"threads": 2, "learning_by_threads": ((1, 1.9),)}, "engine": {"threads": 2}},
     ),
-    (collecting.too_few_envs, {"of_profile": FEW}, {"of_profile": {**FEW, "collecting": 1.0}}),
+    (collecting.too_few_envs, {"profile_changes": FEW_ENVS}, {"profile_changes": {**FEW_ENVS, "collecting": 1.0}}),
     (
         collecting.inference_bound,
-        {"of_profile": {"n_envs": 64, "collecting": 6.0}},
-        {"of_profile": {"n_envs": 64, "collecting": 4.1}},
+        {"profile_changes": {"n_envs": 64, "collecting": 6.0}},
+        {"profile_changes": {"n_envs": 64, "collecting": 4.1}},
     ),
-    (collecting.no_overlap, {}, {"of_profile": {"overlap": "strict"}}),
-    (collecting.no_overlap, {}, {"of_profile": {"pace": Pace(0.002, 0.05)}}),
-    (learning.small_batches, {"of_profile": {"update_overhead": 0.9}}, {"of_profile": {"update_overhead": 0.2}}),
+    (collecting.no_overlap, {}, {"profile_changes": {"overlap": "strict"}}),
+    (collecting.no_overlap, {}, {"profile_changes": {"pace": Pace(0.002, 0.05)}}),
+    (
+        learning.small_batches,
+        {"profile_changes": {"update_overhead": 0.9}},
+        {"profile_changes": {"update_overhead": 0.2}},
+    ),
     (
         device.graphs_off,
-        {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 0.2)}, "engine": {"graphs": False}},
-        {"of_profile": {**GPU, "graphs": False, "graphed": Pace(0.002, 1.9)}, "engine": {"graphs": False}},
+        {"profile_changes": {**GPU, "graphs": False, "graphed": Pace(0.002, 0.2)}, "engine": {"graphs": False}},
+        {"profile_changes": {**GPU, "graphs": False, "graphed": Pace(0.002, 1.9)}, "engine": {"graphs": False}},
     ),
     (
         device.slow_fallbacks,
-        {"slow_fallbacks": ("learning runs eagerly, which is slower: it asks the host.",)},
+        {"slow_fallbacks": (f"learning {EAGERLY}, which is slower: it asks the host.",)},
         {"slow_fallbacks": ()},
     ),
-    (device.copies_and_syncs, {"of_profile": GPU, "table": ON_GPU}, {"of_profile": GPU, "table": QUIET}),
+    (device.copies_and_syncs, {"profile_changes": GPU, "table": ON_GPU}, {"profile_changes": GPU, "table": FEW_COPIES}),
     (
         device.copies_and_syncs,
-        {"of_profile": GPU, "table": QUIET, "to_device": 1e9, "replay_on_host": True},
-        {"of_profile": GPU, "table": QUIET, "to_device": 2e10, "replay_on_host": True},
+        {"profile_changes": GPU, "table": FEW_COPIES, "to_device": 1e9, "replay_on_host": True},
+        {"profile_changes": GPU, "table": FEW_COPIES, "to_device": 2e10, "replay_on_host": True},
     ),
     (
         device.tf32_off,
-        {"of_profile": GPU, "recipe": {"precision": "fp32"}},
-        {"of_profile": GPU, "recipe": {"precision": "tf32"}},
+        {"profile_changes": GPU, "recipe": {"precision": "fp32"}},
+        {"profile_changes": GPU, "recipe": {"precision": "tf32"}},
     ),
-    (device.tf32_off, {"of_profile": GPU, "recipe": {"precision": "fp32"}}, {"recipe": {"precision": "fp32"}}),
-    (device.buffer_on_the_host, {"of_profile": GPU, "replay_on_host": True}, {"of_profile": GPU}),
+    (device.tf32_off, {"profile_changes": GPU, "recipe": {"precision": "fp32"}}, {"recipe": {"precision": "fp32"}}),
+    (device.buffer_on_the_host, {"profile_changes": GPU, "replay_on_host": True}, {"profile_changes": GPU}),
     (device.memory, {"readings": {"gpu_memory": 0.95}}, {"readings": {"gpu_memory": 0.6}}),
     (device.memory, {"readings": {"host_memory": 0.95}}, {"readings": {"host_memory": 0.6}}),
     (
         device.memory,
-        {"of_profile": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.2, {}, 0.8)},
-        {"of_profile": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.9, {}, 0.1)},
+        {"profile_changes": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.2, {}, 0.8)},
+        {"profile_changes": GPU, "readings": {"gpu_memory": 0.05}, "table": Table(True, 0.9, {}, 0.1)},
     ),
     (
         device.throttled,
-        {"of_profile": GPU, "readings": {"throttled": {"heat": 0.6}}},
-        {"of_profile": GPU, "readings": {"throttled": {"heat": 0.02}}},
+        {"profile_changes": GPU, "readings": {"throttled": {"heat": 0.6}}},
+        {"profile_changes": GPU, "readings": {"throttled": {"heat": 0.02}}},
     ),
-    (learning.learner_bound, {}, {"of_profile": {"update_overhead": 1.0}}),
-    (learning.device_bound, {"of_profile": ON_DEVICE}, {"of_profile": {**ON_DEVICE, "collecting": 1.0}}),
+    (learning.learner_bound, {}, {"profile_changes": {"update_overhead": 1.0}}),
+    (learning.device_bound, {"profile_changes": ON_DEVICE}, {"profile_changes": {**ON_DEVICE, "collecting": 1.0}}),
     (
         learning.use_the_cpu,
-        {"of_profile": {**GPU, "other_device": Pace(0.0001, 0.2)}},
-        {"of_profile": {**GPU, "other_device": Pace(0.0001, 20.0)}},
+        {"profile_changes": {**GPU, "other_device": Pace(0.0001, 0.2)}},
+        {"profile_changes": {**GPU, "other_device": Pace(0.0001, 20.0)}},
     ),
-    (learning.use_the_cpu, {"of_profile": {**GPU, "other_device": Pace(0.0001, 0.2)}}, {"of_profile": GPU}),
-    (learning.upkeep, {"of_profile": {"rest": 3.0}}, {"of_profile": {"rest": 0.1}}),
+    (learning.use_the_cpu, {"profile_changes": {**GPU, "other_device": Pace(0.0001, 0.2)}}, {"profile_changes": GPU}),
+    (learning.logging_overhead, {"profile_changes": {"rest": 3.0}}, {"profile_changes": {"rest": 0.1}}),
 ]
 
 
-@pytest.mark.parametrize(("check", "there", "gone"), CASES, ids=lambda part: getattr(part, "__name__", ""))
-def test_a_cause_is_found_where_it_is_and_not_where_it_is_not(
-    check: Any, there: dict[str, Any], gone: dict[str, Any]
-) -> None:
-    found = check(facts(**there))
+@pytest.mark.parametrize(("check", "present", "absent"), CASES, ids=lambda part: getattr(part, "__name__", ""))
+def test_check_finds_its_cause_only_if_present(check: Any, present: dict[str, Any], absent: dict[str, Any]) -> None:
+    found = check(facts(**present))
     assert found is not None
     assert 0.0 <= found.weight <= 1.05
     assert found.sentence.endswith(".")
     assert found.sentence[0].isupper() or found.sentence[0].isdigit()
-    assert check(facts(**gone)) is None
+    assert check(facts(**absent)) is None
 
 
 def test_every_check_has_a_case() -> None:
@@ -121,43 +125,45 @@ def advice_of(finding: Finding | None, flags: str) -> Advice:
     return next(advice for advice in finding.advice if advice.flags == flags)
 
 
-def test_environments_that_compute_are_told_how_many_workers_are_worth_it() -> None:
-    few = facts(of_profile={"stepping": (Stepping(1, 2, 16.0, 16.0),), "collecting": 16.0}, engine={"workers": 1})
-    # 16 environments on 1 worker or 5: 16 s of stepping, or 4 of the busiest one, beside 2 s of learning.
+def test_environment_computes_advises_the_best_worker_count() -> None:
+    few = facts(profile_changes={"stepping": (Stepping(1, 2, 16.0, 16.0),), "collecting": 16.0}, engine={"workers": 1})
+    # 16 environments on 1 worker: 16 s of stepping; on 5: 4 s on the busiest one; plus 2 s of learning.
     found = advice_of(collecting.environment_computes(few), "--workers 5")
     assert (found.kind, found.speedup) == ("engine", pytest.approx(18 / 6, rel=0.05))
 
 
-def test_no_more_workers_are_advised_than_help() -> None:
-    found = collecting.environment_computes(facts(of_profile={"cores": 4}))
+def test_workers_are_not_advised_if_they_do_not_help() -> None:
+    found = collecting.environment_computes(facts(profile_changes={"cores": 4}))
     assert found is not None
     assert not [advice for advice in found.advice if advice.flags]
 
 
-def test_those_that_wait_are_told_to_wait_side_by_side() -> None:
-    found = advice_of(collecting.environment_waits(facts(of_profile={"on_core": 0.1})), "--workers 16")
-    assert found.speedup == pytest.approx(6 / (1.3 + 2))  # 10 ms of a step, and 1.5 services of 2 ms
+def test_waiting_environments_are_advised_one_worker_each() -> None:
+    found = advice_of(collecting.environment_waits(facts(profile_changes={"on_core": 0.1})), "--workers 16")
+    assert found.speedup == pytest.approx(6 / (1.3 + 2))  # a step of 10 ms and 1.5 inference calls of 2 ms
 
 
-def test_workers_that_wait_are_no_more_than_a_few_for_each_core() -> None:
-    found = advice_of(collecting.environment_waits(facts(of_profile={"on_core": 0.1, "n_envs": 1000})), "--workers 20")
+def test_waiting_workers_are_limited_to_a_few_per_core() -> None:
+    found = advice_of(
+        collecting.environment_waits(facts(profile_changes={"on_core": 0.1, "n_envs": 1000})), "--workers 20"
+    )
     assert found.speedup is not None
 
 
-def test_more_environments_are_advised_with_steps_that_minibatches_divide() -> None:
-    # 4 environments on 5 cores: 20 are wanted, and a fifth of 100 steps; 20 × 20 is no multiple of 96, 20 × 24 is.
-    few = facts(of_profile=FEW, recipe={"batch_size": 96, "n_steps": 120})
+def test_advised_rollout_size_is_divisible_by_the_batch_size() -> None:
+    # 4 environments on 5 cores: 20 are advised, with a fifth of the steps; 20 × 20 is no multiple of 96, 20 × 24 is.
+    few = facts(profile_changes=FEW_ENVS, recipe={"batch_size": 96, "n_steps": 120})
     assert advice_of(collecting.too_few_envs(few), "--n-envs 20 --n-steps 24").kind == "recipe"
 
 
-def test_the_way_out_of_a_full_memory_divides_too() -> None:
+def test_memory_advice_is_divisible_by_the_batch_size() -> None:
     full = {"readings": {"gpu_memory": 0.95}}
-    # 12 of 16 environments and 100 steps are no multiple of 800, 8 are; of 1600 neither.
+    # 12 × 100 steps are not a multiple of 800, 8 × 100 are; neither is a multiple of 1600.
     assert advice_of(device.memory(facts(**full, recipe={"batch_size": 800})), "--n-envs 8").kind == "recipe"
     assert advice_of(device.memory(facts(**full, recipe={"batch_size": 1600})), "").kind == "recipe"
 
 
-def test_what_training_would_refuse_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = (
         Advice("recipe", "whole", "--n-envs 8 --batch-size 800"),
         Advice("recipe", "broken", "--n-envs 7"),
@@ -170,48 +176,50 @@ def test_what_training_would_refuse_is_not_advised(monkeypatch: pytest.MonkeyPat
     assert [advice.flags for advice in (*found.recipe, *found.engine)] == [parts[0].flags, parts[2].flags, ""]
 
 
-def test_a_preset_of_fixed_numbers_is_changed_only_in_so_many_words() -> None:
+def test_advice_for_a_fixed_preset_adds_allow_recipe_change() -> None:
     fixed = load_preset("mt10-2m").apply(Config())
     assert isinstance(fixed.recipe.batch_size, int)
     advice = Advice("recipe", "larger", f"--batch-size {2 * fixed.recipe.batch_size}")
-    taken = as_taken(advice, fixed.with_values({"env": "any", "preset": "mt10-2m"}, "test"))
-    assert taken is not None
-    assert taken.flags == f"{advice.flags} --allow-recipe-change"
+    changed = with_valid_flags(advice, fixed.with_values({"env": "any", "preset": "mt10-2m"}, "test"))
+    assert changed is not None
+    assert changed.flags == f"{advice.flags} --allow-recipe-change"
 
 
-def test_no_log_is_advised_against_that_is_not_kept() -> None:
-    assert advice_of(learning.upkeep(facts(of_profile={"rest": 3.0})), "--no-tensorboard").at_most
-    assert advice_of(learning.upkeep(facts(of_profile={"rest": 3.0}, run={"tensorboard": False})), "").at_most
+def test_no_tensorboard_is_advised_only_if_it_is_on() -> None:
+    assert advice_of(learning.logging_overhead(facts(profile_changes={"rest": 3.0})), "--no-tensorboard").at_most
+    assert advice_of(
+        learning.logging_overhead(facts(profile_changes={"rest": 3.0}, run={"tensorboard": False})), ""
+    ).at_most
 
 
-def test_threads_that_wait_for_each_other_are_not_taken_for_a_batch_of_too_little_work() -> None:
+def test_too_many_threads_are_not_mistaken_for_small_batches() -> None:
     slow = {"threads": 2, "pace": Pace(0.002, 40.0), "update_overhead": 0.95}
-    found = verdict_on(facts(of_profile={**slow, "learning_by_threads": ((1, 4.0),)}, engine={"threads": 2}))
+    found = verdict_on(facts(profile_changes={**slow, "learning_by_threads": ((1, 4.0),)}, engine={"threads": 2}))
     assert found.cause == "too many threads"
     assert found.engine[0].flags == "--threads 1"
     assert found.engine[0].speedup == pytest.approx(44 / 8, rel=0.05)
     assert "small batches" not in [finding.cause for finding in found.findings]
-    fine = verdict_on(facts(of_profile={**slow, "learning_by_threads": ((1, 80.0),)}, engine={"threads": 2}))
+    fine = verdict_on(facts(profile_changes={**slow, "learning_by_threads": ((1, 80.0),)}, engine={"threads": 2}))
     assert fine.cause == "small batches"
     assert "--threads 1" not in [advice.flags for advice in fine.engine]
 
 
-def test_larger_minibatches_are_predicted_from_what_they_save() -> None:
-    # Learning is a third of the time, nine tenths of an update are the same for any batch; a quarter of the updates.
-    found = advice_of(learning.small_batches(facts(of_profile={"update_overhead": 0.9})), "--batch-size 1600")
+def test_larger_batch_speedup_follows_from_the_update_overhead() -> None:
+    # Learning is a third of the time, nine tenths of an update are overhead; a quarter of the updates remain.
+    found = advice_of(learning.small_batches(facts(profile_changes={"update_overhead": 0.9})), "--batch-size 1600")
     assert found.kind == "recipe"
     assert found.speedup == pytest.approx(1 / (1 - (1 / 3) * (1 - 0.9 / 4 - 0.1)))
 
 
-def test_a_minibatch_is_never_advised_that_does_not_divide_the_rollout() -> None:
-    whole = facts(of_profile={"update_overhead": 0.9}, recipe={"batch_size": 1600})
+def test_advised_batch_size_divides_the_rollout() -> None:
+    whole = facts(profile_changes={"update_overhead": 0.9}, recipe={"batch_size": 1600})
     found = learning.small_batches(whole)
     assert found is not None
     assert found.advice == ()
 
 
-def test_updates_of_an_off_policy_algorithm_become_fewer_and_larger() -> None:
-    sac = facts(of_profile={"update_overhead": 1.0}, recipe={"algo": "sac", "batch_size": 256})
+def test_off_policy_advice_is_fewer_and_larger_updates() -> None:
+    sac = facts(profile_changes={"update_overhead": 1.0}, recipe={"algo": "sac", "batch_size": 256})
     found = advice_of(learning.small_batches(sac), "--utd-ratio 0.5 --batch-size 512")
     assert found.speedup == pytest.approx(1 / (1 - (1 / 3) / 2))
 
@@ -221,9 +229,9 @@ def test_overlap_is_a_recipe_change() -> None:
     assert (found.kind, found.speedup) == ("recipe", pytest.approx(6 / 4))
 
 
-def test_a_slow_target_is_told_with_its_latencies_and_failures() -> None:
-    asked = facts(requests=True, steps=SLOW, request_counts={"ok": 90, "timeout": 10})
-    found = collecting.slow_target(asked)
+def test_slow_server_is_reported_with_latencies_and_failures() -> None:
+    given = facts(requests=True, steps=SLOW_STEPS, request_counts={"ok": 90, "timeout": 10})
+    found = collecting.slow_server(given)
     assert found is not None
     assert "50.0 ms" in found.sentence
     assert "200.0 ms" in found.sentence
@@ -238,28 +246,34 @@ def test_a_slow_target_is_told_with_its_latencies_and_failures() -> None:
     ("given", "cause"),
     [
         ({}, "environment computes"),
-        ({"of_profile": {"on_core": 0.1}}, "environment waits"),
-        ({"of_profile": {"on_core": 0.1}, "requests": True, "steps": SLOW}, "slow target"),
-        ({"steps": Steps(0.01, 0.02, 1.0, native=0.8, threads=16)}, "too many threads"),
-        ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.95}}, "small batches"),
-        ({"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1}}, NOTHING_TO_GAIN),
+        ({"profile_changes": {"on_core": 0.1}}, "environment waits"),
+        ({"profile_changes": {"on_core": 0.1}, "requests": True, "steps": SLOW_STEPS}, "slow server"),
+        ({"steps": StepStats(0.01, 0.02, 1.0, native=0.8, threads=16)}, "too many threads"),
+        ({"profile_changes": {"pace": Pace(0.002, 40.0), "update_overhead": 0.95}}, "small batches"),
+        ({"profile_changes": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1}}, NO_FASTER_SETTINGS),
         (
-            {"of_profile": {"pace": Pace(0.002, 40.0), "update_overhead": 0.1, "learning_by_threads": ((5, 10.0),)}},
+            {
+                "profile_changes": {
+                    "pace": Pace(0.002, 40.0),
+                    "update_overhead": 0.1,
+                    "learning_by_threads": ((5, 10.0),),
+                }
+            },
             "learner-bound",
         ),
-        ({"of_profile": {**GPU, "other_device": Pace(0.0001, 0.2)}}, "use the CPU"),
-        ({"of_profile": FEW}, "too few environments"),
+        ({"profile_changes": {**GPU, "other_device": Pace(0.0001, 0.2)}}, "use the CPU"),
+        ({"profile_changes": FEW_ENVS}, "too few environments"),
     ],
 )
-def test_the_verdict_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
+def test_verdict_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
     assert verdict_on(facts(**given)).cause == cause
 
 
-# -- on a GPU with 16 cores: the figures of one iteration, as an H200 may have them ------------------------------------
+# -- on a GPU with 16 cores: figures of one iteration, as on an H200 ---------------------------------------------------
 
-ROOMY: dict[str, Any] = {"workers": None, "slices": None}
-WHOLE = {"batch_size": 16}  # which divides all of them
-LAUNCHED = {  # learning that is launches, 2,048 steps in 32 updates of 3 ms; a CPU would need 50 ms for each
+DEFAULT_WORKERS: dict[str, Any] = {"workers": None, "slices": None}
+SMALL_BATCH = {"batch_size": 16}  # divides every rollout below
+LAUNCH_BOUND = {  # learning is mostly kernel launches: 2,048 steps in 32 updates of 3 ms; 50 ms each on a CPU
     **GPU,
     "cores": 16,
     "n_envs": 64,
@@ -272,8 +286,8 @@ LAUNCHED = {  # learning that is launches, 2,048 steps in 32 updates of 3 ms; a 
     "update_overhead": 0.96,
     "other_device": Pace(0.003, 1.6),
 }
-EAGER = "could not be captured as a CUDA graph and runs eagerly, which is slower: not permitted (at `x.item()`, own.py)"
-WIDE = {  # 15 workers copy 4 MB in half a millisecond, and each of three services sends all 30 of these
+EAGER = f"{EAGERLY}, which is slower: not permitted (at `x.item()`, own.py)"
+LARGE_OBSERVATIONS = {  # 15 workers copy 4 MB in 0.5 ms, and each of three inference calls sends all 30 observations
     **GPU,
     "cores": 16,
     "n_envs": 30,
@@ -284,7 +298,7 @@ WIDE = {  # 15 workers copy 4 MB in half a millisecond, and each of three servic
     "collecting": 0.058,
     "other_device": Pace(0.03, 4.0),
 }
-REMEMBERED = {  # 32 updates, for which the host draws batches in 6 ms each
+REPLAY_BATCHES_FROM_HOST = {  # 32 updates, whose batches the host samples in 6 ms each
     **GPU,
     "cores": 16,
     "n_envs": 16,
@@ -295,17 +309,20 @@ REMEMBERED = {  # 32 updates, for which the host draws batches in 6 ms each
     "collecting": 0.005,
     "other_device": Pace(0.02, 14.0),
 }
-ON_HOST: dict[str, Any] = {
-    "of_profile": REMEMBERED,
+JOB_WITH_REPLAY_ON_HOST: dict[str, Any] = {
+    "profile_changes": REPLAY_BATCHES_FROM_HOST,
     "recipe": {"algo": "dqn", "batch_size": 256},
-    "engine": ROOMY,
+    "engine": DEFAULT_WORKERS,
     "replay_on_host": True,
-    "slow_fallbacks": ("The memory lies on the host, from where each batch is sent, which is slower: 8 GiB.",),
+    "slow_fallbacks": (f"The replay buffer {REPLAY_ON_HOST}, which is slower: 8 GiB.",),
 }
-ON_HOST_IN_FP32 = {**ON_HOST, "recipe": {**ON_HOST["recipe"], "precision": "fp32"}}
-SMALL_EAGER = {**LAUNCHED, "pace": Pace(0.0003, 0.3), "graphs": False, "other_device": Pace(0.0003, 0.1)}
-NO_GRAPHS = {**ROOMY, "graphs": False}
-LAUNCHED_ONE_BY_ONE = {  # as an H200 had it, but for the rollout with graphs
+JOB_WITH_REPLAY_ON_HOST_IN_FP32 = {
+    **JOB_WITH_REPLAY_ON_HOST,
+    "recipe": {**JOB_WITH_REPLAY_ON_HOST["recipe"], "precision": "fp32"},
+}
+SMALL_EAGER = {**LAUNCH_BOUND, "pace": Pace(0.0003, 0.3), "graphs": False, "other_device": Pace(0.0003, 0.1)}
+NO_GRAPHS = {**DEFAULT_WORKERS, "graphs": False}
+LAUNCH_BOUND_WITHOUT_GRAPHS = {  # measured on an H200, except the rollout with graphs
     **GPU,
     "cores": 16,
     "n_envs": 64,
@@ -321,7 +338,7 @@ LAUNCHED_ONE_BY_ONE = {  # as an H200 had it, but for the rollout with graphs
     "graphed": Pace(0.00007, 0.0041, collecting=0.02),
     "other_device": Pace(0.00014, 0.32),
 }
-CROWDED = {  # as an H200 and its 16 cores had it: the CPU would do nothing faster
+TOO_MANY_THREADS = {  # measured on an H200 with 16 cores: nothing would be faster on the CPU
     **GPU,
     "cores": 16,
     "n_envs": 4,
@@ -332,100 +349,124 @@ CROWDED = {  # as an H200 and its 16 cores had it: the CPU would do nothing fast
     "collecting": 3.82,
     "other_device": Pace(0.00018, 0.029),
 }
-IN_THREADS = Steps(0.0006, 0.0021, 1.0, 0.95, 31)
-HEAVY = {**LAUNCHED, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "other_device": Pace(0.03, 300.0)}
-FP32 = {**WHOLE, "precision": "fp32"}
+THREADED_STEPS = StepStats(0.0006, 0.0021, 1.0, 0.95, 31)
+COMPUTE_BOUND = {**LAUNCH_BOUND, "pace": Pace(0.0002, 0.18), "update_overhead": 0.05, "other_device": Pace(0.03, 300.0)}
+FP32 = {**SMALL_BATCH, "precision": "fp32"}
 
 
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
-        ({"of_profile": LAUNCHED, "slow_fallbacks": (f"inference {EAGER}", f"learning {EAGER}")}, "not captured"),
-        ({"of_profile": LAUNCHED, "slow_fallbacks": (f"learning {EAGER}",)}, "not captured"),
-        ({"of_profile": LAUNCHED}, "small batches"),
-        ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**22}, "copies and syncs"),
-        ({"of_profile": WIDE, "to_device": 5.5e10, "sent_bytes": 30 * 2**10}, "too few environments"),
-        ({**ON_HOST, "learning_with_replay_on_gpu": 0.03}, "buffer on the host"),
-        ({**ON_HOST, "learning_with_replay_on_gpu": 0.19}, NOTHING_TO_GAIN),
-        ({**ON_HOST_IN_FP32, "learning_with_replay_on_gpu": 0.03, "learning_in_tf32": 0.03}, "buffer on the host"),
-        ({**ON_HOST_IN_FP32, "learning_with_replay_on_gpu": 0.19, "learning_in_tf32": 0.03}, "TF32 off"),
-        (ON_HOST, "buffer on the host"),
-        (ON_HOST_IN_FP32, "buffer on the host"),
-        ({**ON_HOST, "readings": {"learning_busy": 0.1}}, "buffer on the host"),
-        ({**ON_HOST, "readings": {"learning_busy": 0.95}}, NOTHING_TO_GAIN),
-        ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small batches"),
-        ({"of_profile": {**SMALL_EAGER, "graphed": Pace(0.0003, 0.28)}, "engine": NO_GRAPHS}, "use the CPU"),
-        ({"of_profile": LAUNCHED_ONE_BY_ONE, "engine": NO_GRAPHS}, "small batches"),
-        ({"of_profile": CROWDED, "engine": {"workers": 4}, "steps": IN_THREADS}, "too many threads"),
-        ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.04}, "TF32 off"),
-        ({"of_profile": HEAVY, "recipe": FP32, "learning_in_tf32": 0.17}, NOTHING_TO_GAIN),
-        ({"of_profile": HEAVY}, NOTHING_TO_GAIN),
+        (
+            {"profile_changes": LAUNCH_BOUND, "slow_fallbacks": (f"inference {EAGER}", f"learning {EAGER}")},
+            "not captured",
+        ),
+        ({"profile_changes": LAUNCH_BOUND, "slow_fallbacks": (f"learning {EAGER}",)}, "not captured"),
+        ({"profile_changes": LAUNCH_BOUND}, "small batches"),
+        ({"profile_changes": LARGE_OBSERVATIONS, "to_device": 5.5e10, "sent_bytes": 30 * 2**22}, "copies and syncs"),
+        (
+            {"profile_changes": LARGE_OBSERVATIONS, "to_device": 5.5e10, "sent_bytes": 30 * 2**10},
+            "too few environments",
+        ),
+        ({**JOB_WITH_REPLAY_ON_HOST, "learning_with_replay_on_gpu": 0.03}, "buffer on the host"),
+        ({**JOB_WITH_REPLAY_ON_HOST, "learning_with_replay_on_gpu": 0.19}, NO_FASTER_SETTINGS),
+        (
+            {**JOB_WITH_REPLAY_ON_HOST_IN_FP32, "learning_with_replay_on_gpu": 0.03, "learning_in_tf32": 0.03},
+            "buffer on the host",
+        ),
+        (
+            {**JOB_WITH_REPLAY_ON_HOST_IN_FP32, "learning_with_replay_on_gpu": 0.19, "learning_in_tf32": 0.03},
+            "TF32 off",
+        ),
+        (JOB_WITH_REPLAY_ON_HOST, "buffer on the host"),
+        (JOB_WITH_REPLAY_ON_HOST_IN_FP32, "buffer on the host"),
+        ({**JOB_WITH_REPLAY_ON_HOST, "readings": {"learning_busy": 0.1}}, "buffer on the host"),
+        ({**JOB_WITH_REPLAY_ON_HOST, "readings": {"learning_busy": 0.95}}, NO_FASTER_SETTINGS),
+        ({"profile_changes": {**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, "engine": NO_GRAPHS}, "small batches"),
+        ({"profile_changes": {**SMALL_EAGER, "graphed": Pace(0.0003, 0.28)}, "engine": NO_GRAPHS}, "use the CPU"),
+        ({"profile_changes": LAUNCH_BOUND_WITHOUT_GRAPHS, "engine": NO_GRAPHS}, "small batches"),
+        ({"profile_changes": TOO_MANY_THREADS, "engine": {"workers": 4}, "steps": THREADED_STEPS}, "too many threads"),
+        ({"profile_changes": COMPUTE_BOUND, "recipe": FP32, "learning_in_tf32": 0.04}, "TF32 off"),
+        ({"profile_changes": COMPUTE_BOUND, "recipe": FP32, "learning_in_tf32": 0.17}, NO_FASTER_SETTINGS),
+        ({"profile_changes": COMPUTE_BOUND}, NO_FASTER_SETTINGS),
     ],
 )
-def test_the_verdict_on_a_gpu_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
-    assert verdict_on(facts(**{"engine": ROOMY, "recipe": WHOLE, **given})).cause == cause
+def test_verdict_on_a_gpu_is_the_largest_cause(given: dict[str, Any], cause: str) -> None:
+    assert verdict_on(facts(**{"engine": DEFAULT_WORKERS, "recipe": SMALL_BATCH, **given})).cause == cause
 
 
-def test_what_asks_the_host_is_named_with_its_line() -> None:
-    ways = (f"inference {EAGER}.", f"learning {EAGER}.")
-    found = verdict_on(facts(of_profile=LAUNCHED, engine=ROOMY, recipe=WHOLE, slow_fallbacks=ways))
+def test_failed_capture_is_reported_with_its_line() -> None:
+    messages = (f"inference {EAGER}.", f"learning {EAGER}.")
+    found = verdict_on(
+        facts(profile_changes=LAUNCH_BOUND, engine=DEFAULT_WORKERS, recipe=SMALL_BATCH, slow_fallbacks=messages)
+    )
     assert found.sentence.startswith("The engine uses a slower implementation: learning could not be captured")
     assert found.sentence.endswith("(at `x.item()`, own.py).")
 
 
-def test_a_memory_on_the_host_is_no_graph_that_failed() -> None:
-    found = verdict_on(facts(**ON_HOST, learning_with_replay_on_gpu=0.03))
+def test_replay_buffer_on_host_is_not_reported_as_failed_capture() -> None:
+    found = verdict_on(facts(**JOB_WITH_REPLAY_ON_HOST, learning_with_replay_on_gpu=0.03))
     assert "not captured" not in [finding.cause for finding in found.findings]
     assert found.findings[0].weight == pytest.approx(0.17 / 0.205, rel=0.02)
     assert "200.0 ms, but 30.0 ms" in found.sentence
 
 
-def test_large_observations_are_told_by_their_size_and_are_no_reason_for_more_environments() -> None:
-    found = verdict_on(facts(of_profile=WIDE, engine=ROOMY, recipe=WHOLE, to_device=5.5e10, sent_bytes=30 * 2**22))
+def test_large_observations_are_reported_without_advising_more_environments() -> None:
+    found = verdict_on(
+        facts(
+            profile_changes=LARGE_OBSERVATIONS,
+            engine=DEFAULT_WORKERS,
+            recipe=SMALL_BATCH,
+            to_device=5.5e10,
+            sent_bytes=30 * 2**22,
+        )
+    )
     assert "126 MB per inference call" in found.sentence
     assert found.basis == "by probes"
     assert "too few environments" not in [finding.cause for finding in found.findings]
 
 
-def test_launches_that_a_graph_would_save_are_no_fault_of_inference() -> None:
-    found = verdict_on(facts(of_profile=LAUNCHED_ONE_BY_ONE, engine=NO_GRAPHS, recipe=WHOLE))
+def test_kernel_launch_overhead_is_not_blamed_on_inference() -> None:
+    found = verdict_on(facts(profile_changes=LAUNCH_BOUND_WITHOUT_GRAPHS, engine=NO_GRAPHS, recipe=SMALL_BATCH))
     assert "inference" not in [finding.cause for finding in found.findings]
     assert found.engine[0].flags == "--graphs"
     assert found.engine[0].speedup == pytest.approx((0.0858 + 0.0285 + 0.0086) / (0.02 + 0.0041 + 0.0086), rel=0.01)
 
 
-def test_graphs_are_advised_before_the_cpu_where_they_are_faster_still() -> None:
+def test_graphs_are_advised_before_the_cpu_if_faster() -> None:
     found = verdict_on(
-        facts(of_profile={**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, engine=NO_GRAPHS, recipe=WHOLE)
+        facts(profile_changes={**SMALL_EAGER, "graphed": Pace(0.0001, 0.012)}, engine=NO_GRAPHS, recipe=SMALL_BATCH)
     )
     assert found.engine[0].flags == "--graphs"
     assert "use the CPU" not in [finding.cause for finding in found.findings]
 
 
-def test_tf32_is_predicted_from_what_was_tried() -> None:
-    found = device.tf32_off(facts(of_profile=HEAVY, engine=ROOMY, recipe=FP32, learning_in_tf32=0.04))
+def test_tf32_speedup_is_predicted_from_its_probe() -> None:
+    found = device.tf32_off(
+        facts(profile_changes=COMPUTE_BOUND, engine=DEFAULT_WORKERS, recipe=FP32, learning_in_tf32=0.04)
+    )
     advice = advice_of(found, "--precision tf32")
     assert (advice.speedup, advice.at_most) == (pytest.approx(0.21 / 0.07), False)
 
 
-def test_tf32_is_not_credited_with_a_memory_that_it_was_tried_with() -> None:
+def test_tf32_speedup_excludes_the_gain_from_a_replay_buffer_on_gpu() -> None:
     tried = {"learning_with_replay_on_gpu": 0.03, "learning_in_tf32": 0.03}
-    assert device.tf32_off(facts(**ON_HOST_IN_FP32, **tried)) is None
+    assert device.tf32_off(facts(**JOB_WITH_REPLAY_ON_HOST_IN_FP32, **tried)) is None
     tried["learning_in_tf32"] = 0.01
-    found = device.tf32_off(facts(**ON_HOST_IN_FP32, **tried))
+    found = device.tf32_off(facts(**JOB_WITH_REPLAY_ON_HOST_IN_FP32, **tried))
     assert found is not None
     assert found.weight == pytest.approx(0.02 / 0.205, rel=0.02)
     assert "from a replay buffer on the GPU takes 30.0 ms, but 10.0 ms in TF32" in found.sentence
-    assert advice_of(found, "--precision tf32").at_most  # as long as the host is waited for, less
+    assert advice_of(found, "--precision tf32").at_most  # less while learning waits for the host
 
 
-def test_nothing_to_gain_says_so() -> None:
-    found = verdict_on(facts(of_profile={"pace": Pace(0.002, 40.0), "update_overhead": 0.1}))
-    assert found.sentence.startswith("Nothing to gain")
+def test_no_faster_settings_advises_no_flags() -> None:
+    found = verdict_on(facts(profile_changes={"pace": Pace(0.002, 40.0), "update_overhead": 0.1}))
+    assert found.sentence.startswith("No engine setting would make this job faster")
     assert not [advice for advice in found.engine if advice.flags]
 
 
-def test_advice_is_ranked_by_what_is_predicted_then_by_bounds() -> None:
+def test_advice_is_ranked_by_prediction_then_by_bound() -> None:
     parts = (
         Advice("engine", "unknown"),
         Advice("engine", "bound", speedup=9.0, at_most=True),

@@ -1,11 +1,11 @@
-"""What `unidle tune` prints and writes at the end."""
+"""The closing lines of `unidle tune` and its command to train with."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import replace
 
-from tuned_jobs import HERE, JOB
+from tuned_jobs import JOB, SITUATION
 
 from unidle.cli.job import job_of
 from unidle.cli.tune import _train_command, _TuneFlags
@@ -15,9 +15,9 @@ from unidle.tuning.search.interval import Interval
 from unidle.tuning.search.outcomes import Outcome, Tuned
 
 
-def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file_stands_for() -> None:
-    own = ["--env", "CartPole-v1", "--preset", "classic", "--env-kwargs", "{render_mode: null}", "--seed=3"]
-    gone = [
+def test_train_command_keeps_flags_that_the_engine_file_does_not_replace() -> None:
+    kept_flags = ["--env", "CartPole-v1", "--preset", "classic", "--env-kwargs", "{render_mode: null}", "--seed=3"]
+    dropped_flags = [
         "--workers",
         "2",
         "--threads=2",
@@ -30,12 +30,12 @@ def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file
         "--out",
         "my file",
     ]
-    argv = [*own[:2], *gone, *own[2:]]
+    argv = [*kept_flags[:2], *dropped_flags, *kept_flags[2:]]
     job = job_of(_TuneFlags, argv, "tune")
     tuned = Tuned(job.config)
-    assert shlex.split(_train_command(argv, job, tuned)) == ["unidle", "train", *own, "--engine", "my file"]
+    assert shlex.split(_train_command(argv, job, tuned)) == ["unidle", "train", *kept_flags, "--engine", "my file"]
     tuned.config = replace(job.config, recipe=replace(job.config.recipe, n_steps=4096))
-    assert shlex.split(_train_command([*argv, "--n-steps", "2048"], job, tuned))[len(own) + 2 :] == [
+    assert shlex.split(_train_command([*argv, "--n-steps", "2048"], job, tuned))[len(kept_flags) + 2 :] == [
         "--n-steps",
         "4096",
         "--engine",
@@ -43,7 +43,7 @@ def test_the_command_to_train_with_keeps_the_users_words_but_those_that_the_file
     ]
 
 
-def test_a_preset_that_keeps_its_numbers_still_takes_the_command() -> None:
+def test_train_command_for_a_fixed_preset_allows_recipe_changes() -> None:
     argv = ["--env", "CartPole-v1", "--preset", "classic"]
     job = job_of(_TuneFlags, argv, "tune")
     fixed = job.config.with_values({"preset": "mt10-2m"}, "test")
@@ -51,21 +51,21 @@ def test_a_preset_that_keeps_its_numbers_still_takes_the_command() -> None:
     assert "--allow-recipe-change" not in _train_command(argv, job, Tuned(job.config))
 
 
-def test_the_last_lines_say_what_it_was_worth_and_do_not_claim_more() -> None:
-    tuned = Tuned(JOB, [], HERE, first_rate=1000.0, rate=1000.0, ended_by="budget", seconds=20.0)
+def test_conclusion_reports_the_measured_speedup() -> None:
+    tuned = Tuned(JOB, [], SITUATION, first_rate=1000.0, rate=1000.0, ended_by="budget", seconds=20.0)
     for ended_by, why in {
         "budget": "No change could be measured in that time; give more --budget.",
         "Ctrl-C": "No change had been measured yet.",
         "": "No change was promising, or none could be measured.",
     }.items():
-        said = conclusion(replace(tuned, ended_by=ended_by), "e.yaml", "unidle train")
-        assert said[1:] == [f"{why} The settings stay the same, and e.yaml was not written."]
+        printed = conclusion(replace(tuned, ended_by=ended_by), "e.yaml", "unidle train")
+        assert printed[1:] == [f"{why} The settings stay the same, and e.yaml was not written."]
     change = Change((("workers", 2),), "workers 1 → 2")
     tuned.outcomes.append(Outcome(change, None, Interval(1.1, 0.9, 1.3), False))
     assert conclusion(tuned, "e.yaml", "unidle train")[1].startswith("No change was measurably faster")
     tuned.outcomes.append(Outcome(change, 1.8, Interval(2.0, 1.9, 2.1), True))
     tuned.outcomes.append(Outcome(change, 1.8, Interval(1.5, 1.4, 1.6), True))
-    tuned.rate = 9000.0  # at another time, when the machine was less busy
+    tuned.rate = 9000.0  # measured later, on a less busy machine
     assert conclusion(tuned, "e.yaml", "unidle train") == [
         "The budget is used up after 20 seconds.",
         "3.00 times as fast as before with the same recipe (the product of all kept speed-ups).",

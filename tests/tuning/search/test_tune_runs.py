@@ -1,4 +1,4 @@
-"""Tuning for real: trials are processes that train, crash, hang and are killed."""
+"""`unidle tune` end to end: trials are processes that train, crash, hang and are killed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ import torch
 import yaml
 from paths import TESTS
 from processes import restore_sigint
-from tuning_envs import DAWDLE_S
+from tuning_envs import SLOW_CREATION_S
 
 from unidle.cli.main import run as command_line
-from unidle.cli.tune import _check_place
+from unidle.cli.tune import _check_writable
 from unidle.config import Config
 from unidle.config.validate import validated
-from unidle.engine.checkpoint.run_folder import RunFolder, load_checkpoint
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
+from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.tuning.search.changes import Change
 from unidle.tuning.search.interval import Interval
 from unidle.tuning.search.outcomes import Outcome, Tuned
@@ -35,18 +36,18 @@ from unidle.tuning.search.tune import tune
 PROGRAM = str(Path(sys.executable).with_name("unidle"))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
 SMALL = shlex.split("--preset classic --n-envs 8 --n-steps 16 --batch-size 32 --n-epochs 1 --net-arch 8")
-SLEEPY = ["--env", "tuning_envs:Sleepy", *SMALL, "--n-steps", "8"]
+SLEEPY = ["--env", "tuning_envs:SlowStep", *SMALL, "--n-steps", "8"]
 
 
-def spoiled(how: str, **values: Any) -> Config:
-    """A job that is sound in the trainer's process only."""
+def failing_job(how: str, **values: Any) -> Config:
+    """A job that works only in the trainer's process."""
     small = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "net_arch": (8,), **values}
-    kwargs = {"env": "tuning_envs:Spoiling", "env_kwargs": {"how": how}}
+    kwargs = {"env": "tuning_envs:FailingTrial", "env_kwargs": {"how": how}}
     return validated(Config().with_values({**kwargs, **small}, "test"))
 
 
-class UntilFirst:
-    """Interrupts once one change is settled."""
+class StopAfterFirstOutcome:
+    """Interrupts after the first outcome."""
 
     def on_stage(self, text: str) -> None:
         pass
@@ -54,7 +55,7 @@ class UntilFirst:
     def on_start(self, tuned: Tuned) -> None:
         pass
 
-    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+    def on_interim_result(self, change: Change, measured: Interval, pairs: int) -> None:
         pass
 
     def on_outcome(self, outcome: Outcome) -> None:
@@ -68,7 +69,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return policy
 
 
-def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for_bit(tmp_path: Path) -> None:
+def test_tune_speeds_up_a_slow_job_and_keeps_its_weights(tmp_path: Path) -> None:
     argv = [PROGRAM, "tune", *SLEEPY, "--workers", "1", "--budget", "3m", "--json"]
     process = subprocess.Popen(
         argv,
@@ -80,26 +81,26 @@ def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for
         preexec_fn=restore_sigint,
     )
     assert process.stderr is not None
-    said = ""
-    for line in process.stderr:  # rows are shown beside the JSON
-        said += line
+    progress = ""
+    for line in process.stderr:  # rows go to stderr, the JSON to stdout
+        progress += line
         if line.startswith("workers 1 → ") and line.endswith("  kept\n"):
             break
     process.send_signal(signal.SIGINT)
     printed, rest = process.communicate(timeout=120)
-    assert process.returncode == 0, said + rest
-    told = json.loads(printed)
-    assert told["ended_by"] == "Ctrl-C", said + rest
-    kept = [change for change in told["changes"] if change["kept"]]
+    assert process.returncode == 0, progress + rest
+    result = json.loads(printed)
+    assert result["ended_by"] == "Ctrl-C", progress + rest
+    kept = [change for change in result["changes"] if change["kept"]]
     assert "workers" in kept[0]["settings"]
     assert kept[0]["measured"]["low"] > 1
-    assert told["recipe"] == {}
+    assert result["recipe"] == {}
     file = yaml.safe_load((tmp_path / "engine.yaml").read_text())
-    assert (file["engine"], file["machine"]) == (told["engine"], told["machine"])
+    assert (file["engine"], file["machine"]) == (result["engine"], result["machine"])
     assert file["engine"]["workers"] != 1
     assert (tmp_path / "engine.yaml").read_text().startswith("# Found by `unidle tune` on ")
 
-    command = shlex.split(told["command"])
+    command = shlex.split(result["command"])
     assert command[:2] == ["unidle", "train"]
     assert "--workers" not in command
     more = ["--timesteps", "256", "--quiet", "--eval-every", "0", "--run-name"]
@@ -109,7 +110,7 @@ def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for
     settings = yaml.safe_load((tmp_path / "runs/tuned/config.yaml").read_text())
     assert settings["engine"]["workers"] == file["engine"]["workers"]
     ours, theirs = weights(tmp_path / "runs/tuned"), weights(tmp_path / "runs/before")
-    assert file["engine"]["threads"] == 1  # more of them would add up in another order
+    assert file["engine"]["threads"] == 1  # more threads would sum in another order
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
@@ -121,11 +122,9 @@ def test_a_slow_job_gets_faster_ctrl_c_keeps_that_and_it_learns_the_same_bit_for
         ("hang", 5.0, "hang", "no response for 5 seconds"),
     ],
 )
-def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
-    how: str, patience: float, kind: str, text: str
-) -> None:
+def test_failed_trial_reports_its_kind_and_leaves_no_process(how: str, patience: float, kind: str, text: str) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    trial = Trial(spoiled(how, subproc=True))
+    trial = Trial(failing_job(how, subproc=True))
     try:
         with pytest.raises(TrialError, match=f"^{text}") as error:
             trial.start(patience)
@@ -139,15 +138,15 @@ def test_a_trial_that_goes_wrong_says_how_and_leaves_no_process(
     ("seconds", "dying_s", "text"),
     [(0.3, 5.0, "the process ended with exit status 3"), (60.0, 0.3, "the trial closed its connection without")],
 )
-def test_a_crash_is_not_taken_for_a_kill_while_it_lasts(
+def test_slowly_exiting_crash_is_not_reported_as_a_kill(
     seconds: float, dying_s: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipe ends before the process does, by as long as its memory takes to be given back."""
-    trial = Trial(spoiled("never"))
+    """The pipe closes before the process exits, by as long as freeing its memory takes."""
+    trial = Trial(failing_job("never"))
     code = f"import os, sys, time; os.close(int(sys.argv[1])); time.sleep({seconds}); os._exit(3)"
     popen = subprocess.Popen
     monkeypatch.setattr("unidle.tuning.search.trial._DYING_SECONDS", dying_s)
-    monkeypatch.setattr(subprocess, "Popen", lambda argv, **given: popen([argv[0], "-c", code, argv[-1]], **given))
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **options: popen([argv[0], "-c", code, argv[-1]], **options))
     try:
         with pytest.raises(TrialError, match=f"^{text}") as error:
             trial.start(30.0)
@@ -156,25 +155,25 @@ def test_a_crash_is_not_taken_for_a_kill_while_it_lasts(
         trial.close()
 
 
-def test_a_lost_connection_of_the_job_is_not_taken_for_the_tuners() -> None:
-    trial = Trial(spoiled("never", subproc=False, network="tuning_envs:unreachable"))
+def test_connection_error_in_the_job_is_a_crash() -> None:
+    trial = Trial(failing_job("never", subproc=False, network="tuning_envs:unreachable_network"))
     try:
-        with pytest.raises(TrialError, match=r"^ConnectionResetError: nobody answers") as error:
+        with pytest.raises(TrialError, match=r"^ConnectionResetError: no response") as error:
             trial.start(60.0)
         assert error.value.kind == "crash"
     finally:
         trial.close()
 
 
-def test_no_empty_entry_is_put_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_path_has_no_empty_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert "" not in _python_path().split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     assert _python_path().split(os.pathsep)[1:] == ["/somewhere"]
 
 
-def test_a_crash_is_a_finding_and_tuning_goes_on_from_what_it_had() -> None:
-    tuned = tune(spoiled("crash", subproc=False), 35.0, UntilFirst())
+def test_crashed_trial_is_recorded_and_settings_are_kept() -> None:
+    tuned = tune(failing_job("crash", subproc=False), 35.0, StopAfterFirstOutcome())
     (outcome,) = tuned.outcomes
     assert outcome.change.text == "subproc off → on"
     assert not outcome.kept
@@ -183,13 +182,13 @@ def test_a_crash_is_a_finding_and_tuning_goes_on_from_what_it_had() -> None:
     assert tuned.rate > 0
 
 
-def test_a_trial_goes_on_and_waits_in_turns() -> None:
-    trial = Trial(spoiled("never", subproc=False))
+def test_trial_trains_in_consecutive_segments() -> None:
+    trial = Trial(failing_job("never", subproc=False))
     try:
-        seen = trial.start(60.0)
-        assert (seen.workers, seen.on_gpu, seen.on_device) == (0, False, False)
-        first = trial.go(0.1, 60.0)
-        second = trial.go(0.3, 60.0)
+        setup = trial.start(60.0)
+        assert (setup.workers, setup.on_gpu, setup.on_device) == (0, False, False)
+        first = trial.train_segment(0.1, 60.0)
+        second = trial.train_segment(0.3, 60.0)
         assert first.seconds >= 0.1
         assert second.seconds >= 0.3
         assert second.steps % 64 == 0  # whole iterations
@@ -212,7 +211,7 @@ def test_a_trial_goes_on_and_waits_in_turns() -> None:
         (["--workers", "many"], "unidle: --workers: `workers` must be an integer or auto, not 'many'."),
     ],
 )
-def test_a_mistake_gets_one_sentence(
+def test_invalid_flag_prints_one_sentence(
     argv: list[str],
     sentence: str,
     tmp_path: Path,
@@ -225,17 +224,17 @@ def test_a_mistake_gets_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_was_there_stays_and_one_that_was_not_is_not_left(tmp_path: Path) -> None:
+def test_output_check_keeps_existing_files_and_creates_none(tmp_path: Path) -> None:
     empty, fresh = tmp_path / "empty.yaml", tmp_path / "fresh.yaml"
     empty.touch()
     for path in (empty, fresh):
-        _check_place(path)
+        _check_writable(path)
     assert list(tmp_path.iterdir()) == [empty]
 
 
-def test_what_a_trial_started_is_ended_with_it_though_it_died_first(tmp_path: Path) -> None:
+def test_close_ends_the_children_of_a_crashed_trial(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    trial = Trial(spoiled("leave", subproc=False, env_kwargs={"how": "leave", "note": str(left)}))
+    trial = Trial(failing_job("orphan", subproc=False, env_kwargs={"how": "orphan", "pid_file": str(left)}))
     with pytest.raises(TrialError, match=r"^the process ended with signal 6"):
         trial.start(60.0)
     trial.close()
@@ -246,11 +245,11 @@ def test_what_a_trial_started_is_ended_with_it_though_it_died_first(tmp_path: Pa
             time.sleep(0.01)
 
 
-def test_the_start_of_a_trial_is_no_training() -> None:
-    trial = Trial(spoiled("dawdle", subproc=False))
+def test_trial_startup_does_not_count_as_training() -> None:
+    trial = Trial(failing_job("slow creation", subproc=False))
     try:
         trial.start(60.0)
-        turn = trial.go(0.1, 60.0)
-        assert 0.5 + turn.seconds <= turn.trained < 4 * DAWDLE_S  # four environments were created before
+        turn = trial.train_segment(0.1, 60.0)
+        assert 0.5 + turn.seconds <= turn.trained < 4 * SLOW_CREATION_S  # four environments were created before
     finally:
         trial.close()

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from unidle.config.fields import coerce, section_of, unknown_key
 from unidle.config.files import flatten_sections, read_yaml
-from unidle.config.foreign import elegantrl, rl_zoo, sb3
+from unidle.config.foreign import elegantrl, rl_zoo, sb3, sb3_off_policy
+from unidle.config.foreign.algorithm import algorithm_of, is_recurrent
 from unidle.config.renamed import with_current_names, without_other_algorithms
 from unidle.errors import UsageError
 
@@ -20,36 +21,44 @@ _RENAMED = {**sb3.RENAMED, **elegantrl.RENAMED}
 
 
 @dataclass(frozen=True)
-class Translated:
+class ConvertedConfig:
     """A config file converted to unidle's settings."""
 
     values: dict[str, Any]  # flat setting → value
     notes: list[str]  # a message for each setting that is ignored or changes its meaning
     base_preset: str | None  # preset for settings that the file does not give; None: the user's choice
-    is_of_sb3s_ppo: bool = False  # base_preset holds the defaults of SB3's PPO
 
 
-def read_config(path: Path, env: str | None = None, n_envs: int | None = None) -> Translated:
-    """The settings of a config file; `env` selects an rl-zoo entry, `n_envs` from the command line takes precedence."""
+def read_config(
+    path: Path, env: str | None = None, n_envs: int | None = None, algo: str | None = None
+) -> ConvertedConfig:
+    """The settings of a config file; `env` selects an rl-zoo entry, and `n_envs` overrides the file.
+
+    A file of Stable-Baselines3 does not name its algorithm: it is `algo`, or found by `algorithm_of`.
+    """
     source = str(path)
     tree = read_yaml(path, rl_zoo.PlainLoader)
     entry = rl_zoo.choose_entry(tree, env, source) if rl_zoo.is_zoo(tree) else None
     if entry is not None:
         tree = tree[entry]
     style = "sb3" if entry is not None else _style(tree)
-    draft = _Draft(source, style)
+    conversion = _Conversion(
+        source, style, algorithm_of(path, tree, algo) if style == "sb3" else "ppo", entry is not None
+    )
+    if style == "sb3" and is_recurrent(path):
+        conversion.values["recurrent"] = "lstm"
     values = flatten_sections(tree, source)
     if style == "unidle":
         values, renamings = with_current_names(without_other_algorithms(values))
-        draft.notes += renamings
+        conversion.notes += renamings
     for word, value in values.items():
-        draft.take(str(word), value)
+        conversion.convert(str(word), value)
     if entry is not None and rl_zoo.ENV_ID.search(entry):  # not a group such as `atari`
-        draft.values.setdefault("env", entry)
-    return draft.finish(n_envs)
+        conversion.values.setdefault("env", entry)
+    return conversion.finish(n_envs)
 
 
-# --- Which kind of file it is
+# -- detecting the format
 
 
 def _style(tree: dict[str, Any]) -> Style:
@@ -60,52 +69,81 @@ def _style(tree: dict[str, Any]) -> Style:
     return "elegantrl" if elegantrl.MARKS & tree.keys() else "unidle"
 
 
-# --- Setting by setting
+# -- converting settings
 
 
 @dataclass
-class _Draft:
+class _Conversion:
     """A config file during conversion to unidle's settings."""
 
     source: str
     style: Style
+    algo: str  # of Stable-Baselines3's file
+    is_zoo: bool = False
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)  # where the file gives nothing
+    schedule: dict[str, Any] = field(default_factory=dict)  # an off-policy algorithm's, converted together
     per_iteration: dict[str, int] = field(default_factory=dict)  # needs n_envs, so converted last
 
-    def take(self, word: str, value: Any) -> None:
+    def convert(self, word: str, value: Any) -> None:
         """Convert one setting of the file."""
-        if word == "target_step" or (word == "n_minibatches" and self.style == "sb3"):
+        if self.style == "sb3" and self.algo != "ppo" and word in sb3_off_policy.WORDS:
+            self.schedule[word] = value
+        elif word == "target_step" or (word == "n_minibatches" and self.style == "sb3"):
             self.per_iteration[word] = self._count(word, value)
         elif self.style == "sb3" and word in sb3.READERS:
-            for name, plain in sb3.READERS[word](value, self.source, self.notes).items():
-                self._set(name, word, plain)
+            for name, plain in sb3.READERS[word](value, self.source, self.notes, self.algo).items():
+                if name == "net_arch" and word == "policy":
+                    self.defaults[name] = plain
+                else:
+                    self._set(name, word, plain)
         elif section_of(word):
             self._set(word, word, value)
         elif word in elegantrl.RENAMED or (word in _RENAMED and self.style != "unidle"):
             self._set(_RENAMED[word], word, value)
         elif self.style == "unidle":
             raise UsageError(unknown_key(word, self.source))
+        elif self.style == "sb3":
+            sb3.refuse(word, value, self.source)
         else:
-            sb3.leave_out(word, value, self.notes)
+            sb3.note_ignored(word, value, self.notes)
 
-    def finish(self, n_envs: int | None) -> Translated:
+    def finish(self, n_envs: int | None) -> ConvertedConfig:
         """The result, once every setting is converted."""
         if self.style == "sb3":
             if self.values.get("recurrent") == "lstm":
                 # Defaults of sb3-contrib's RecurrentPPO that differ from PPO's.
                 contrib = {"n_steps": 128, "batch_size": 128, "recurrent_size": 256}
                 self.values = {**contrib, **self.values}
-            if n_envs is None and "n_envs" not in self.values:
+            if n_envs is None and "n_envs" not in self.values and self.algo == "ppo":
                 self.notes.append("`n_envs` is not in the file; using 1, or the --preset's, unless you give --n-envs.")
         known_envs = n_envs or self.values.get("n_envs")
         if "target_step" in self.per_iteration:
-            self._settle_target_step(self.per_iteration["target_step"], known_envs)
+            self._convert_target_step(self.per_iteration["target_step"], known_envs)
         if "n_minibatches" in self.per_iteration:
-            self._settle_minibatches(self.per_iteration["n_minibatches"], known_envs)
-        # Settings missing from such a file have SB3's defaults.
-        of_ppo = self.style == "sb3" and "preset" not in self.values
-        return Translated(self.values, self.notes, "classic" if of_ppo else self.values.get("preset"), of_ppo)
+            self._convert_n_minibatches(self.per_iteration["n_minibatches"], known_envs)
+        if self.style != "sb3":
+            return ConvertedConfig(self.values, self.notes, self.values.get("preset"))
+        if self.is_zoo and self.algo == "ppo":
+            self._limit_batch_size((known_envs or 1) * self.values.get("n_steps", 2048))
+        # Settings missing from such a file have Stable-Baselines3's defaults.
+        values = {**self.defaults, **self.values}
+        if self.algo != "ppo":
+            schedule = sb3_off_policy.schedule(self.algo, self.schedule, known_envs or 1, self.source)
+            schedule = {name: coerce(name, value, self.source, self.algo) for name, value in schedule.items()}
+            defaults = sb3_off_policy.DEFAULTS[self.algo]
+            values = {"algo": self.algo, "n_envs": 1, **defaults, **schedule, **values}
+        base = "classic" if self.algo == "ppo" else self.algo
+        return ConvertedConfig(values, self.notes, self.values.get("preset", base))
+
+    def _limit_batch_size(self, total: int) -> None:
+        """As Stable-Baselines3 does: a batch is at most the rollout."""
+        if self.values.get("batch_size", 0) > total:
+            self.notes.append(
+                f"`batch_size` {self.values['batch_size']} becomes {total}, the transitions of a rollout."
+            )
+            self.values["batch_size"] = total
 
     def _set(self, name: str, word: str, value: Any) -> None:
         value = coerce(name, value, self.source)
@@ -117,14 +155,14 @@ class _Draft:
 
     def _count(self, word: str, value: Any) -> int:
         try:
-            count = int(coerce("n_steps", value, self.source))  # any integer setting would do
+            count = int(coerce("n_steps", value, self.source))  # any integer setting has the right type
         except UsageError:
             count = 0
         if count < 1:
             raise UsageError(f"{self.source}: `{word}` must be a positive integer, not {value!r}.")
         return count
 
-    def _settle_target_step(self, target_step: int, n_envs: int | None) -> None:
+    def _convert_target_step(self, target_step: int, n_envs: int | None) -> None:
         if "n_steps" in self.values:
             self.notes.append("`target_step` is ignored because the file also gives `n_steps`.")
         elif not n_envs:
@@ -137,7 +175,7 @@ class _Draft:
             if total != target_step:
                 self.notes.append(f"`target_step` {target_step} becomes {total}, a multiple of n_envs {n_envs}.")
 
-    def _settle_minibatches(self, n_minibatches: int, n_envs: int | None) -> None:
+    def _convert_n_minibatches(self, n_minibatches: int, n_envs: int | None) -> None:
         if n_envs is None:
             self.notes.append(
                 "`n_minibatches` is ignored: the batch size depends on it and on `n_envs`, "

@@ -7,12 +7,13 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from unidle.config.fields import coerce, section_of
+from unidle.config.fields import coerce, owners_of, section_of
+from unidle.config.foreign import sb3_off_policy
 from unidle.config.settings import Activation
 from unidle.errors import UsageError
 
-# Takes a value and the name of its file, adds to the notes, and returns flat unidle values.
-Reader = Callable[[Any, str, list[str]], dict[str, Any]]
+# Takes a value, the name of its file, notes to add to, and the algorithm; returns flat unidle values.
+Reader = Callable[[Any, str, list[str], str], dict[str, Any]]
 
 RENAMED = {
     "n_timesteps": "timesteps",
@@ -20,23 +21,56 @@ RENAMED = {
     "normalize_value": "normalize_reward",  # Isaac Lab passes it as VecNormalize's norm_reward
 }
 
-# Settings that unidle does not have, with the value that has no effect and needs no message.
-_WITHOUT_EFFECT: dict[str, Any] = {
-    "use_sde": False,
-    "sde_sample_freq": -1,
-    "frame_stack": 1,
-    "verbose": 0,
-    "ortho_init": True,
-    "squash_output": False,
-    "share_features_extractor": True,
-    "n_lstm_layers": 1,
+# Settings that unidle does not have, with the values that have no effect.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "use_sde": (False,),
+    "frame_stack": (1, None),
+    "vec_env_wrapper": (None, []),
+    "callback": (None, []),
+    "ortho_init": (True,),
+    "squash_output": (False,),
+    "share_features_extractor": (True,),
+    "shared_lstm": (True,),
+    "n_lstm_layers": (1,),
+    "exploration_initial_eps": (1.0,),
+    "replay_buffer_class": (None, "ReplayBuffer"),
+    "replay_buffer_kwargs": (None, {}, "dict()"),
+    "clip_obs": (10.0,),
+    "clip_reward": (10.0,),
+    "n_steps": (None, 1),
+}
+# Settings that change nothing that is learned: what is printed and logged, and where data are stored.
+_NOT_LEARNING = {
+    *("verbose", "tensorboard_log", "stats_window_size", "log_interval", "progress_bar", "monitor_kwargs"),
+    *("optimize_memory_usage", "vec_env_class", "vec_env_kwargs"),
+    *("sde_sample_freq", "use_sde_at_warmup", "use_expln", "full_std", "clip_mean"),  # of gSDE, which use_sde turns on
+}
+_REASONS = {
+    "use_sde": "generalised state-dependent exploration (gSDE) is not implemented",
+    "frame_stack": "stack frames in a wrapper, with --wrapper",
+    "vec_env_wrapper": "unidle wraps single environments, with --wrapper",
+    "callback": "pass callbacks in Python, as after_iteration and after_evaluation",
+    "ortho_init": "only PPO's initial weights are orthogonal",
+    "optimizer_class": "unidle's optimiser is Adam",
+    "replay_buffer_class": "unidle has uniform and prioritised replay (`per`), and no hindsight replay (HER)",
+    "replay_buffer_kwargs": "unidle's replay buffer has none of these",
+    "features_extractor_class": "write it as --network module:callable",
+    "n_lstm_layers": "unidle has one recurrent layer",
+    "normalize": "unidle normalises observations and rewards for PPO only",
 }
 
 
-def leave_out(word: str, value: Any, notes: list[str], inside: str = "") -> None:
-    """Add a message about a setting that unidle does not have, unless its value has no effect."""
-    if word not in _WITHOUT_EFFECT or _WITHOUT_EFFECT[word] != value:
-        notes.append(f"`{inside}{word}` has no equivalent in unidle and is ignored.")
+def refuse(word: str, value: Any, source: str, inside: str = "") -> None:
+    """UsageError for a setting that unidle does not have, unless its value has no effect."""
+    if word in _NOT_LEARNING or value in _WITHOUT_EFFECT.get(word, ()):
+        return
+    reason = _REASONS.get(word, "unidle has no such setting")
+    raise UsageError(f"{source}: `{inside}{word}: {value}` is not supported: {reason}; remove it to train without.")
+
+
+def note_ignored(word: str, value: Any, notes: list[str]) -> None:
+    """Add a message about a setting of ElegantRL that unidle does not have."""
+    notes.append(f"`{word}` has no equivalent in unidle and is ignored.")
 
 
 def is_linear(value: Any) -> bool:
@@ -44,29 +78,30 @@ def is_linear(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("lin_")
 
 
-def _policy(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
-    if value == "MlpPolicy":  # what unidle builds anyway
-        return {}
-    if str(value).endswith("LstmPolicy"):
-        notes.append(f"`policy: {value}` becomes `recurrent: lstm`.")
-        return {"recurrent": "lstm"}
-    notes.append(f"`policy: {value}` is ignored; unidle chooses the network from the observation space.")
-    return {}
+def _policy(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
+    name = str(value)
+    if name.endswith("LstmPolicy"):
+        notes.append(f"`policy: {value}` becomes `recurrent: lstm`; actor and critic share the LSTM.")
+    elif name not in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"):
+        raise UsageError(f"{source}: `policy: {value}` is not supported; write it as --network module:callable.")
+    recurrent = {"recurrent": "lstm"} if name.endswith("LstmPolicy") else {}
+    # Stable-Baselines3 has no hidden layers behind its CNN, unless net_arch gives some.
+    return {**recurrent, "net_arch": ()} if name.startswith("Cnn") else recurrent
 
 
-def _learning_rate(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _learning_rate(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     if is_linear(value):
         return {"learning_rate": value.removeprefix("lin_"), "lr_schedule": "linear"}
     return {"learning_rate": value}
 
 
-def _clip_range(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _clip_range(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     if is_linear(value):
         return {"clip_range": value.removeprefix("lin_"), "clip_schedule": "linear"}
     return {"clip_range": value}
 
 
-def _clip_range_vf(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _clip_range_vf(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     if is_linear(value):
         value = value.removeprefix("lin_")
         notes.append(f"`clip_range_vf` stays constant at {value}; unidle has no schedule for it.")
@@ -75,21 +110,18 @@ def _clip_range_vf(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
     return {"clip_range_vf": None if clip_range is not None and clip_range < 0 else clip_range}
 
 
-def _seed(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _seed(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     return {} if value is None else {"seed": value}  # unidle always has a seed
 
 
-def _device(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
-    kind, _, index = str(value).partition(":")
-    if kind not in ("auto", "cpu", "cuda"):
-        notes.append(f"`device: {value}` is not supported and is ignored.")
-        return {}
-    if index not in ("", "0"):
-        notes.append(f"`device: {value}` becomes {kind}; choose the GPU with CUDA_VISIBLE_DEVICES={index}.")
-    return {"device": kind}
+def _device(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
+    if str(value).partition(":")[0] in ("auto", "cpu", "cuda"):
+        return {"device": "cuda" if value == "cuda:0" else value}
+    notes.append(f"`device: {value}` is not supported and is ignored.")
+    return {}
 
 
-def _normalize(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _normalize(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     """VecNormalize: true for both observations and rewards, or its arguments."""
     options = _plain("normalize", value, source)
     if isinstance(options, bool):
@@ -98,19 +130,23 @@ def _normalize(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
         raise UsageError(
             f"{source}: `normalize` must be true, false or dict(norm_obs=…, norm_reward=…), not {value!r}."
         )
-    for name in options.keys() - {"norm_obs", "norm_reward"}:
-        leave_out(str(name), options[name], notes, "normalize.")
+    for name in options.keys() - {"norm_obs", "norm_reward", "gamma"}:  # as in rl-zoo, γ is the recipe's
+        refuse(str(name), options[name], source, "normalize.")
+    if algo != "ppo":
+        if any(options.get(name, True) for name in ("norm_obs", "norm_reward")):
+            refuse("normalize", value, source)
+        return {}
     return {
         "normalize_obs": options.get("norm_obs", True),
         "normalize_reward": options.get("norm_reward", True),
     }
 
 
-def _env_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _env_kwargs(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     return {"env_kwargs": _plain("env_kwargs", value, source)}
 
 
-def _policy_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _policy_kwargs(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
     options = _plain("policy_kwargs", value, source)
     if options is None:
         return {}
@@ -119,11 +155,26 @@ def _policy_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, option in options.items():
         if name == "net_arch":
-            values["net_arch"] = _net_arch(option, notes)
+            values |= _net_arch(option, source, algo)
         elif name == "activation_fn":
-            values |= _activation_fn(option, notes)
+            values |= _activation_fn(option, source)
         elif name == "lstm_hidden_size":
             values["recurrent_size"] = option
+        elif name == "n_critics":
+            values["n_critics"] = option
+        elif name == "ortho_init" and algo == "ppo":
+            values["ortho_init"] = option
+        elif name == "optimizer_class":
+            if str(option).rpartition(".")[2] != "Adam":
+                refuse(name, option, source, "policy_kwargs.")
+        elif name == "optimizer_kwargs":
+            for part in _mapping(name, option, source).keys() - {"eps"}:
+                refuse(f"optimizer_kwargs.{part}", option[part], source, "policy_kwargs.")
+            values |= {"adam_eps": option["eps"]} if "eps" in option else {}
+        elif name == "enable_critic_lstm":
+            notes.append(f"`enable_critic_lstm: {option}`: in unidle actor and critic share one LSTM.")
+        elif name == "log_std_init" and algo != "ppo":
+            pass  # without gSDE, Stable-Baselines3's SAC does not use it
         elif name == "log_std_init":
             values["log_std_init"] = option
             notes.append(
@@ -131,34 +182,71 @@ def _policy_kwargs(value: Any, source: str, notes: list[str]) -> dict[str, Any]:
                 "they are equal for actions in [-1, 1]."
             )
         else:
-            leave_out(str(name), option, notes, "policy_kwargs.")
+            refuse(str(name), option, source, "policy_kwargs.")
     return values
 
 
-def _net_arch(value: Any, notes: list[str]) -> Any:
-    """The actor's layers in [64, 64], {pi: […], vf: […]} or the old [shared…, {pi: […], vf: […]}]."""
+def _mapping(word: str, value: Any, source: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{source}: `{word}` must be a mapping or dict(…), not {value!r}.")
+    return value
+
+
+def _net_arch(value: Any, source: str, algo: str) -> dict[str, Any]:
+    """Layers as [64, 64], {pi: […], vf: […]}, {pi: […], qf: […]} or the old [{pi: […], vf: […]}]."""
     layers = value if isinstance(value, list) else [value]
     if not layers or not isinstance(layers[-1], dict):
-        return value
-    shared, heads = layers[:-1], layers[-1]
-    actor, critic = heads.get("pi", []), heads.get("vf", [])
-    if actor != critic:
-        notes.append(f"`net_arch` is {actor} for the actor and {critic} for the critic; unidle uses {actor} for both.")
-    for name in heads.keys() - {"pi", "vf"}:
-        leave_out(str(name), heads[name], notes, "net_arch.")
-    if not shared:
-        return actor
-    notes.append(f"`net_arch` shares layers {shared}; unidle uses separate ones for actor and critic.")
-    return [*shared, *actor] if isinstance(actor, list) else actor
+        return {"net_arch": value}
+    heads = dict(layers[-1])
+    actor, critic = heads.pop("pi", []), heads.pop("vf" if algo == "ppo" else "qf", [])
+    if layers[:-1] or heads:
+        raise UsageError(
+            f"{source}: `net_arch: {value}` is not supported: unidle shares all layers (--share-trunk) or none; write "
+            "dict(pi=[…], vf=[…]), or dict(pi=[…], qf=[…])."
+        )
+    if actor == critic:
+        return {"net_arch": actor}
+    if algo not in owners_of("critic_arch"):
+        raise UsageError(
+            f"{source}: `net_arch` is {actor} for the actor and {critic} for the critic, but unidle's {algo.upper()} "
+            "uses the same layers for both; make them equal."
+        )
+    return {"net_arch": actor, "critic_arch": critic}
 
 
-def _activation_fn(value: Any, notes: list[str]) -> dict[str, Any]:
+def _activation_fn(value: Any, source: str) -> dict[str, Any]:
     name = str(value).rpartition(".")[2].lower()  # nn.ReLU, torch.nn.ReLU, relu
     known = typing.get_args(Activation)
-    if name in known:
-        return {"activation": name}
-    notes.append(f"`activation_fn: {value}` is ignored; unidle has {', '.join(known)}.")
-    return {}
+    if name not in known:
+        raise UsageError(f"{source}: `activation_fn: {value}` is not supported; unidle has {', '.join(known)}.")
+    return {"activation": name}
+
+
+def _ent_coef(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
+    """A number, auto, or auto_0.1: learned from 0.1 on."""
+    if isinstance(value, str) and value.startswith("auto_"):
+        return {"ent_coef": "auto", "ent_coef_init": value.removeprefix("auto_")}
+    return {"ent_coef": value}
+
+
+def _env_wrapper(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
+    """A class, or a list of classes and {class: arguments}, each as package.module.Class."""
+    given = value if isinstance(value, list) else [value]
+    return {"wrappers": [_wrapper(entry, source) for entry in given if entry]}
+
+
+def _wrapper(entry: Any, source: str) -> Any:
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, kwargs),) = entry.items()
+        return {_importable(name): kwargs} if kwargs else _importable(name)
+    if isinstance(entry, str):
+        return _importable(entry)
+    raise UsageError(f"{source}: `env_wrapper` contains {entry!r}; write package.module.Class, or {{Class: {{…}}}}.")
+
+
+def _importable(name: str) -> str:
+    """`package.module.Class` as `package.module:Class`."""
+    return name if ":" in name else ":".join(name.rpartition(".")[::2])
 
 
 READERS: dict[str, Reader] = {
@@ -171,6 +259,8 @@ READERS: dict[str, Reader] = {
     "normalize": _normalize,
     "env_kwargs": _env_kwargs,
     "policy_kwargs": _policy_kwargs,
+    "ent_coef": _ent_coef,
+    "env_wrapper": _env_wrapper,
 }
 
 
@@ -180,6 +270,9 @@ MARKS = {
     *(word for word in READERS if not section_of(word)),
     "n_minibatches",
     "use_sde",
+    "frame_stack",
+    "optimize_memory_usage",
+    *(word for word in sb3_off_policy.WORDS if not section_of(word)),
 }
 
 

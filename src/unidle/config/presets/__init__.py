@@ -13,7 +13,7 @@ from unidle.errors import UsageError
 
 _FOLDER = Path(__file__).parent
 _BY_SIZE = ("classic", "fast", "heavy", "beast")
-EXPLORER = "unidle/SiteExplore-v0"
+SITE_EXPLORE = "unidle/SiteExplore-v0"
 _ON_DEVICE = ("unidle/", "gymnax:", "brax:")  # prefixes of environments that run on the GPU
 
 
@@ -23,7 +23,7 @@ class Preset:
 
     name: str
     description: str
-    cores: int  # with fewer, collection is the bottleneck
+    cores: int  # recommended; with fewer, collecting is the bottleneck
     values: dict[str, Any]  # flat setting → value
     measured: str | None  # steps/s and GPU utilisation, with machine and date
     fixed: bool = False  # reproduces published results: its recipe may change only with --allow-recipe-change
@@ -73,7 +73,7 @@ def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = Non
     """The preset for a run without --preset."""
     if algo is not None and not recipe_type(algo, "--algo").on_policy:
         return algo
-    if env == EXPLORER:
+    if env == SITE_EXPLORE:
         return "site-explore"
     if not has_gpu:
         return "classic"

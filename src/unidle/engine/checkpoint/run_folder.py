@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import pickle
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import IO, Any
@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from unidle.config import Config
-from unidle.config.files import load_yaml, refuse_second_run, run_config_file
-from unidle.errors import UsageError, WriteError
+from unidle.config.files import display_path, load_yaml, refuse_second_run, run_config_file
+from unidle.config.resolve import edited_settings
+from unidle.engine.checkpoint.checkpoint_file import DamagedCheckpointError, load_checkpoint, save_checkpoint
+from unidle.engine.checkpoint.trust import sign
+from unidle.errors import UsageError
+from unidle.writing import open_to_append, refuse_link, write_atomically
 
-_FORMAT = 2  # raise it whenever older checkpoints can no longer be resumed
-_WRITTEN_BY = {1: "0.1.0"}  # format → the last version that wrote it
-_LOCK_PATIENCE_S = 0.1  # a dashboard that checks whether the run is training holds the lock for microseconds
+_LOCK_TIMEOUT_S = 0.1  # a dashboard that checks whether the run is training holds the lock for microseconds
 _NAME = re.compile(r"step-(\d+)\.pt")
-# In torch's messages when a file cannot be written.
-_UNWRITTEN = re.compile("inline_container|PytorchStreamWriter|Parent directory")
 
 
 class RunFolder:
@@ -45,20 +45,31 @@ class RunFolder:
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(
-                f"Cannot create the run folder {path} ({error.strerror}); choose another --runs-dir."
-            ) from None
+            raise _cannot_create(path, error) from None
         folder.lock()
         folder.save_config(config)
+        sign(path, folder.config())
         return folder
+
+    @staticmethod
+    def reserve(runs_dir: Path, name: str) -> Path:
+        """Create the folder `name`, `name-2`, …, the first that no other process has created."""
+        for number in count(1):
+            path = runs_dir / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _cannot_create(path, error) from None
+            return path
+        raise AssertionError
 
     @staticmethod
     def open(path: Path) -> RunFolder:
         """The folder of an earlier run; UsageError if it is not one."""
         run_config_file(path)
-        folder = RunFolder(path)
-        folder.checkpoints.mkdir(exist_ok=True)
-        return folder
+        return RunFolder(path)
 
     def config(self) -> Config:
         """The settings this run was started with."""
@@ -66,25 +77,31 @@ class RunFolder:
 
     def save_config(self, config: Config) -> None:
         """Write config.yaml."""
-        write_atomically(self.path / "config.yaml", config.to_yaml().encode())
+        write_atomically(self.path / "config.yaml", config.to_yaml())
 
     def lock(self) -> None:
         """Keep other processes from training in this folder; released when this process ends, however it ends."""
+        refuse_link(self.checkpoints)
         try:
-            self._lock = (self.path / ".lock").open("w")
+            self.checkpoints.mkdir(exist_ok=True)
+            self._lock = open_to_append(self.path / ".lock")
+            _locks.add(self._lock)
         except OSError as error:
-            raise UsageError(f"Cannot write to {self.path} ({error.strerror}); copy the run elsewhere.") from None
-        deadline = monotonic() + _LOCK_PATIENCE_S
+            shown = display_path(self.path)
+            raise UsageError(f"Cannot write to {shown} ({error.strerror}); copy the run elsewhere.") from None
+        deadline = monotonic() + _LOCK_TIMEOUT_S
         while not _try_lock(self._lock):
             if monotonic() > deadline:
-                raise UsageError(f"Another process is training in {self.path}; wait for it, or stop it.")
-            sleep(_LOCK_PATIENCE_S / 20)
-        for cut_short in self.checkpoints.glob("*.tmp"):
-            cut_short.unlink()  # by a kill; no other process writes here now
+                raise UsageError(f"Another process is training in {display_path(self.path)}; wait for it, or stop it.")
+            sleep(_LOCK_TIMEOUT_S / 20)
+        for incomplete in (*self.checkpoints.glob("*.tmp"), *self.path.glob("*.[0-9]*.tmp")):
+            with suppress(OSError):  # what cannot be removed is reported if it is in the way of a write
+                incomplete.unlink()  # left by a process that was killed; no other process writes here now
 
     def unlock(self) -> None:
         """Release the lock."""
         if self._lock is not None:
+            _locks.discard(self._lock)
             self._lock.close()
 
     def saved(self) -> list[Path]:
@@ -92,11 +109,11 @@ class RunFolder:
         return sorted(path for path in self.checkpoints.glob("step-*.pt") if _NAME.fullmatch(path.name))
 
     def save(self, state: dict[str, Any], step: int, keep: int) -> Path:
-        """Write a checkpoint and drop all but the latest `keep`."""
+        """Write a checkpoint; once it is complete on the disk, drop all but the latest `keep`."""
         path = self.checkpoints / f"step-{step:012d}.pt"
         save_checkpoint(path, state)
         for old in self.saved()[:-keep]:
-            old.unlink()
+            old.unlink(missing_ok=True)
         return path
 
     def save_best(self, state: dict[str, Any]) -> None:
@@ -108,12 +125,71 @@ class RunFolder:
         saved = self.saved()
         return saved[-1] if saved else None
 
-    def for_use(self) -> Path:
+    def load_latest(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The state in the newest sound checkpoint; None if none was saved.
+
+        Damaged ones are renamed, with a message: they must not count as kept. UsageError if all are damaged, or if
+        config.yaml was edited since in what affects learning.
+        """
+        damaged: list[Path] = []
+        for path in reversed(self.saved()):
+            try:
+                state = load_checkpoint(path)
+            except DamagedCheckpointError:
+                damaged.append(path)
+                continue
+            self._refuse_edits(state)
+            for each in damaged:
+                each.replace(each.with_name(f"{each.name}.damaged"))
+            if damaged:
+                names = " and ".join(each.name for each in damaged)
+                say(f"{names} in {display_path(self.checkpoints)}: damaged, renamed to *.damaged; using {path.name}.")
+            return state
+        if damaged:
+            where = display_path(self.checkpoints)
+            raise UsageError(f"All checkpoints in {where} are damaged; restore one from a backup, or start a new run.")
+        return None
+
+    def _refuse_edits(self, state: dict[str, Any]) -> None:
+        """UsageError if config.yaml differs from the settings that a checkpoint was trained with."""
+        path = self.path / "config.yaml"
+        edited = edited_settings(state["settings"], self.config())
+        if edited:
+            raise UsageError(
+                f"{display_path(path)} was edited, but a resumed run keeps its recipe: {edited}; undo that, or start a "
+                "new run."
+            )
+
+    def policies(self) -> list[Path]:
+        """The checkpoints to evaluate or predict with, the one to prefer first: the best, then the latest ones."""
+        found = [self.best] if self.best.exists() else []
+        found += reversed(self.saved())
+        if not found:
+            shown = display_path(self.path)
+            raise UsageError(f"{shown} has no checkpoint yet; train it with: unidle train --resume {shown}")
+        return found
+
+    def best_or_latest(self) -> Path:
         """The checkpoint to evaluate or predict with: the best if an evaluation chose one, else the latest."""
-        path = self.best if self.best.exists() else self.latest()
-        if path is None:
-            raise UsageError(f"{self.path} has no checkpoint yet; train it with: unidle train --resume {self.path}")
-        return path
+        return self.policies()[0]
+
+
+_locks: set[IO[str]] = set()  # those that this process may hold
+
+
+def _close_locks() -> None:
+    for lock in _locks:
+        lock.close()
+    _locks.clear()
+
+
+# A process that an environment forks would inherit the lock, and keep it if it outlives the trainer.
+os.register_at_fork(after_in_child=_close_locks)
+
+
+def _cannot_create(path: Path, error: OSError) -> UsageError:
+    shown = display_path(path)
+    return UsageError(f"Cannot create the run folder {shown} ({error.strerror}); choose another --runs-dir.")
 
 
 def _try_lock(file: IO[str]) -> bool:
@@ -124,83 +200,8 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors and plain values) to `path`: a reader sees the old file or the complete new one."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        torch.save({"format": _FORMAT, **state}, temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _UNWRITTEN.search(str(error)):
-            raise
-        temporary.unlink(missing_ok=True)
-        why = error.strerror if isinstance(error, OSError) else "the disk may be full, or the folder gone"
-        raise WriteError(
-            f"Cannot write {path} ({why}); fix that, then resume from the last checkpoint with --resume."
-        ) from error
-    _sync(path.parent)
-
-
-def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, policy_only: bool = False) -> dict[str, Any]:
-    """Read a checkpoint; UsageError if it is not one, or of an older format, unless only the policy is needed."""
-    try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
-        raise UsageError(f"There is no checkpoint {path}; check the path.") from None
-    except pickle.UnpicklingError:  # torch's own message explains how to run the code that may be in it
-        raise UsageError(
-            f"{path} is not a checkpoint: it contains pickled code, which was not run; use a file that unidle wrote."
-        ) from None
-    except Exception as error:
-        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path} is not a checkpoint, or is damaged ({reason}); use another one.") from None
-    found = state.get("format") if isinstance(state, dict) else None
-    if found == _FORMAT or (policy_only and found in _WRITTEN_BY):
-        return state
-    if found in _WRITTEN_BY:
-        old = _WRITTEN_BY[found]
-        raise UsageError(
-            f"{path} was written by unidle {old}; resume it with that version (this one can load and evaluate its "
-            "policy)."
-        )
-    raise UsageError(f"{path} is not a checkpoint of this version of unidle; use the version that wrote it.")
-
-
-@contextlib.contextmanager
-def weights_that_fit() -> Iterator[None]:
-    """Raise UsageError where a checkpoint's weights do not fit the network."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "loading state_dict" not in str(error):
-            raise
-        reason = " ".join(str(error).splitlines()[1].split()) if "\n" in str(error) else str(error)
-        raise UsageError(
-            f"The checkpoint's weights do not fit the network ({reason.rstrip('.')}); use the --network it was trained "
-            "with, unchanged."
-        ) from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def random_state() -> dict[str, Any]:
-    """The state of the global random generators, which a user's network, environment or callback may use."""
+    """The state of the global random generators, which the user's network, environments or callbacks may use."""
     version, keys, gauss = random.getstate()
     kind, words, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -224,7 +225,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def without_replay_buffer(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint without the replay buffer, which may be most of it."""
+    """A checkpoint without the replay buffer, which may be most of its size."""
     algo = state["algo"]
     if "experience" not in algo:
         return state

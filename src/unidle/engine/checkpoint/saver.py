@@ -9,12 +9,13 @@ from typing import Any
 
 from unidle.algos.registry import Algorithm
 from unidle.config import Config
+from unidle.config.resolve import learning_settings
 from unidle.engine.build import spaces_to_plain
+from unidle.engine.checkpoint.checkpoint_file import explain_weight_mismatch
 from unidle.engine.checkpoint.run_folder import (
     RunFolder,
     random_state,
     restore_random_state,
-    weights_that_fit,
     without_replay_buffer,
 )
 from unidle.engine.clock import RunClock
@@ -24,7 +25,7 @@ from unidle.engine.progress import Progress
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 
-_SHORT_SECONDS, _MAX_SHARE = 0.25, 0.05  # saving may always take this long; else at most this share of the run's time
+_SHORT_SECONDS, _MAX_SHARE = 0.25, 0.05  # a longer save may take at most this share of the run's time
 
 
 class Saver:
@@ -40,15 +41,16 @@ class Saver:
         clock: RunClock,
         kernels: str,
     ) -> None:
-        """`kernels` names the kernel versions that compute the run."""
+        """`kernels` describes the kernels that the run uses (see `kernel_versions`)."""
         self._config, self._env_spec, self._algo, self._collector = config, env_spec, algo, collector
         self._progress, self.clock, self.kernels = progress, clock, kernels
-        self._saved_at, self._took = perf_counter(), 0.0  # the latest checkpoint
+        self._saved_at, self._save_seconds = perf_counter(), 0.0  # of the latest checkpoint
 
     def save(self, folder: RunFolder, evaluations: list[dict[str, Any]]) -> None:
-        """Write a checkpoint; `evaluations` are those requested and not done."""
+        """Write a checkpoint; `evaluations` are the pending ones."""
         began = perf_counter()
         state = {
+            "settings": learning_settings(self._config),
             "spaces": spaces_to_plain(self._env_spec),
             "algo": self._algo.state_dict(),
             "collector": self._collector.state_dict(),
@@ -63,18 +65,18 @@ class Saver:
             state = without_replay_buffer(state)
         folder.save(state, self._progress.step, self._config.run.keep_checkpoints)
         self._saved_at = perf_counter()
-        self._took = self._saved_at - began
+        self._save_seconds = self._saved_at - began
 
-    def is_worth_it(self) -> bool:
+    def is_worth_saving(self) -> bool:
         """Whether enough has happened since the last checkpoint: a large replay buffer takes long to save."""
-        return self._took < _SHORT_SECONDS or self._took < _MAX_SHARE * (perf_counter() - self._saved_at)
+        return self._save_seconds < max(_SHORT_SECONDS, _MAX_SHARE * (perf_counter() - self._saved_at))
 
     def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
         """Write the checkpoint to evaluate and predict with: only the policy, as it was at `step`."""
         folder.save_best({"spaces": spaces_to_plain(self._env_spec), "algo": {"policy": dict(weights)}, "step": step})
 
     def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> str:
-        """Load a checkpoint into the parts; UsageError if it does not fit. Returns the kernels that computed it."""
+        """Restore the parts from a checkpoint; UsageError if it does not fit. Returns the kernels that it names."""
         if state["spaces"] != spaces_to_plain(self._env_spec):
             raise UsageError(
                 "The environment's spaces differ from the checkpoint's; resume with the environment it was trained on."
@@ -88,7 +90,7 @@ class Saver:
                 else "This run's environments are in worker processes; resume it with --subproc."
             )
         recipe = self._config.recipe
-        with weights_that_fit():
+        with explain_weight_mismatch():
             self._algo.load_state_dict(state["algo"])
         if "memory" not in state["algo"].get("experience", {"memory": None}):
             say(

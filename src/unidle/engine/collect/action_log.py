@@ -1,4 +1,4 @@
-"""The actions of open episodes, and environment states, in a form that a checkpoint can hold."""
+"""The actions of open episodes, and environment states, in a form that checkpoints can store."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MAX_BYTES = 2**31  # of actions
 class ActionLog:
     """The actions of each open episode, so that it can be replayed on resume.
 
-    Whole rollouts are kept as long as an open episode reaches back into them. An episode too long for `_MAX_BYTES` is
-    dropped: replaying it would take too long anyway.
+    A rollout is kept while there is an open episode that began in it or before. An episode that is too long for
+    `_MAX_BYTES` is dropped: replaying it would take too long anyway.
     """
 
     def __init__(self, n_envs: int, width: int) -> None:
         self._width = width
         self._rollouts: deque[np.ndarray] = deque()  # [T, N, width] each
-        self._first = self._end = 0  # steps before the oldest of them, and up to now
+        self._first = self._end = 0  # number of steps before the oldest kept rollout, and until now
         self._begin = np.zeros(n_envs, np.int64)  # the step at which each open episode began
-        self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode from before the resume
+        self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode before the run was resumed
         self._too_long = np.zeros(n_envs, np.bool_)
 
     def extend(self, actions: np.ndarray, ended: np.ndarray) -> None:
@@ -45,7 +45,7 @@ class ActionLog:
             self._first += len(self._rollouts.popleft())
 
     def actions(self, env: int) -> np.ndarray:
-        """[k, width] since the open episode of `env` began; empty if it is too long."""
+        """[k, width] actions of `env` in its open episode; empty if it is too long."""
         parts, first = [self._before.get(env, np.zeros((0, self._width), np.float32))], self._first
         for rollout in self._rollouts:
             parts.append(rollout[max(0, self._begin[env] - first) :, env])
@@ -61,7 +61,7 @@ class ActionLog:
 
 
 def as_tensors(value: Any) -> Any:
-    """An environment's state in types that load without unpickling code; TypeError if it holds any other type."""
+    """An environment's state in types that load without unpickling code; TypeError if it contains any other type."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
@@ -87,8 +87,8 @@ def as_arrays(value: Any) -> Any:
     return value
 
 
-def savable(state: dict[str, Any] | None) -> Any:
-    """An environment's state for the checkpoint; None, so that the episode is replayed, if it is not plain data."""
+def plain_state(state: dict[str, Any] | None) -> Any:
+    """An environment's state for a checkpoint; None if it is not plain data: then the episode is replayed."""
     try:
         return as_tensors(state)
     except TypeError:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, as_it_is
+from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, no_capture
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
@@ -48,7 +48,7 @@ class DeviceCollector:
         rollout: Rollout,
         seed: int,
         timeline: Timeline,
-        capture: Capturer = as_it_is,
+        capture: Capturer = no_capture,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._env, self._obs_layout, self.policy, self._rollout = env, env_spec.obs_layout, policy, rollout
@@ -63,30 +63,29 @@ class DeviceCollector:
         # The state of the environments. Captured graphs hold these tensors: they are only changed in place.
         self._state, observation = env.begin()
         self._obs = torch.zeros(n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device)
-        self._pack(observation, self._state, self._obs)
-        self._begins = torch.ones(n_envs, dtype=torch.bool, device=device)
+        self._pack_obs(observation, self._state, self._obs)
+        self._starts = torch.ones(n_envs, dtype=torch.bool, device=device)
         self._recurrent = torch.zeros(n_envs, policy.state_size, device=device)
         self._returns = torch.zeros(n_envs, device=device)  # of the open episodes
         self._lengths = torch.zeros(n_envs, dtype=torch.long, device=device)
-        self._ended = torch.zeros(
-            3, dtype=torch.float64, device=device
-        )  # sums over ended episodes: count, return, length
+        # Sums over ended episodes: count, return, length.
+        self._ended = torch.zeros(3, dtype=torch.float64, device=device)
         self._ended_host = torch.zeros(3, dtype=torch.float64)
         if device.type == "cuda":
             self._ended_host = self._ended_host.pin_memory()
         self._last = (0.0, 0.0)
         self._noise = torch.zeros_like(rollout.actions)
-        self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
+        self._step_index = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
         # How often an environment can be truncated in a rollout; unused entries point past the end.
         limit = env.episode_limit
-        self._cuts = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
-        self._cut = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
+        self._max_truncations = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
+        self._truncations = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
         rollout.final_obs = torch.zeros(
-            self._cuts * n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device
+            self._max_truncations * n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device
         )
-        rollout.final_at = torch.full((self._cuts * n_envs,), steps * n_envs, device=device)
+        rollout.final_at = torch.full((self._max_truncations * n_envs,), steps * n_envs, device=device)
         # Without capture an episode may be truncated at any step: keep all final observations and select at the end.
-        self._lasts = torch.zeros_like(rollout.obs[1:]) if not self._captured else None
+        self._last_obs = torch.zeros_like(rollout.obs[1:]) if not self._captured else None
         self._envs = torch.arange(n_envs, device=device)
         most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
@@ -95,22 +94,13 @@ class DeviceCollector:
         self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one launch
         self.dispatch = Dispatch(self._report)
         self._kernel_unverified = device.type == "cuda" and self._captured
-        capture = capture if self._captured else as_it_is
-        self._take = capture("rollout", lambda: self._take_steps(per_call), self.moving())
+        capture = capture if self._captured else no_capture
+        self._run_steps = capture("rollout", lambda: self._take_steps(per_call), self.carried_state())
 
-    def moving(self) -> list[Tensor]:
+    def carried_state(self) -> list[Tensor]:
         """All tensors that carry state from one step to the next."""
-        own = (
-            self._obs,
-            self._begins,
-            self._recurrent,
-            self._returns,
-            self._lengths,
-            self._ended,
-            self._at,
-            self._cut,
-        )
-        return [*self._state.values(), *own]
+        episodes = self._starts, self._recurrent, self._returns, self._lengths, self._ended
+        return [*self._state.values(), self._obs, *episodes, self._step_index, self._truncations]
 
     def close(self) -> None:
         """Close the environments, where they need closing."""
@@ -149,11 +139,11 @@ class DeviceCollector:
 
     def _fill(self) -> None:
         rollout, steps = self._rollout, self._rollout.shape[0]
-        for counter in (self._at, self._cut):
+        for counter in (self._step_index, self._truncations):
             counter.zero_()
         if self._kernel_unverified:
             self._kernel_unverified = False
-            self._kernel = self._chosen_kernel()
+            self._kernel = self._choose_kernel()
         rollout.final_at.fill_(rollout.rewards.numel())
         if self._kernel is not None:
             self._ended.add_(self._kernel())
@@ -161,12 +151,12 @@ class DeviceCollector:
             return
         with torch.no_grad():
             for _ in range(self._calls):
-                self._take()
-        if self._lasts is not None:
+                self._run_steps()
+        if self._last_obs is not None:
             rollout.final_at = rollout.truncated.flatten().nonzero().squeeze(1)
-            rollout.final_obs = self._lasts.flatten(0, 1)[rollout.final_at]
+            rollout.final_obs = self._last_obs.flatten(0, 1)[rollout.final_at]
         rollout.obs[steps].copy_(self._obs)
-        rollout.starts[steps].copy_(self._begins)
+        rollout.starts[steps].copy_(self._starts)
         rollout.states[steps].copy_(self._recurrent)
 
     def reset_episode_stats(self) -> None:
@@ -184,28 +174,28 @@ class DeviceCollector:
             return  # torch.compile cannot see into such a step, and a step that failed halfway could not be repeated
         compiled, plain = torch.compile(self._take_step, dynamic=False), self._take_step
 
-        def try_it() -> None:
-            kept = [tensor.clone() for tensor in self.moving()]
+        def try_compiled() -> None:
+            kept = [tensor.clone() for tensor in self.carried_state()]
             try:
                 compiled()
                 self._step = compiled
             except Exception as error:
-                self._put_back(kept)  # it may have failed halfway
+                self._restore(kept)  # it may have failed halfway
                 reason = str(error).strip().partition("\n")[0]
                 self._say(f"torch.compile failed on the environment's step, which runs uncompiled and slower: {reason}")
                 self._step = plain
                 plain()
 
-        self._step = try_it
+        self._step = try_compiled
 
-    def _chosen_kernel(self) -> Callable[[], Tensor] | None:
+    def _choose_kernel(self) -> Callable[[], Tensor] | None:
         """The kernel that fills a whole rollout, if there is one and its first step agrees with the environment's."""
         try:
             from unidle.engine.collect.rollout_kernel import rollout_kernel
         except ImportError:  # torch comes without Triton on some platforms
             self.dispatch.fallbacks["Rollout"] = "Triton is not installed"
             return None
-        episodes = self._begins, self._returns, self._lengths
+        episodes = self._starts, self._returns, self._lengths
         kernel = rollout_kernel(self._env, self.policy, self._rollout, self._noise, self._state, *episodes)
 
         def build() -> Callable[[], Tensor]:
@@ -219,12 +209,12 @@ class DeviceCollector:
         """RuntimeError unless the kernel's first step is the environment's."""
         assert kernel is not None
         rollout, leaf = self._rollout, self._obs_layout.leaves[0]
-        with restored(self.moving()) as before:
+        with restored(self.carried_state()) as before:
             with torch.no_grad():
                 self._take_step()
-            expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._begins.clone()]
+            expected = [rollout.actions[0].clone(), rollout.rewards[0].clone(), self._starts.clone()]
             expected.append(leaf_tensor(self._obs.clone(), leaf))
-            self._put_back(before)
+            self._restore(before)
             kernel()
             found = [rollout.actions[0], rollout.rewards[0], rollout.starts[1], leaf_tensor(rollout.obs[1], leaf)]
             agree = torch.stack([_agree(ours, theirs) for ours, theirs in zip(found, expected)]).all(0)
@@ -235,8 +225,8 @@ class DeviceCollector:
     def _report(self, operation: str, error: Exception, instead: str) -> None:
         self._say(f"{operation} {instead}, which is slower: {str(error).splitlines()[0]}")
 
-    def _put_back(self, kept: list[Tensor]) -> None:
-        for tensor, before in zip(self.moving(), kept):
+    def _restore(self, kept: list[Tensor]) -> None:
+        for tensor, before in zip(self.carried_state(), kept):
             tensor.copy_(before)
 
     def _take_steps(self, count: int) -> None:
@@ -244,13 +234,13 @@ class DeviceCollector:
             self._step()
 
     def _take_step(self) -> None:
-        rollout, policy, at, obs = self._rollout, self.policy, self._at, self._obs
+        rollout, policy, at, obs = self._rollout, self.policy, self._step_index, self._obs
         state = None
         if policy.state_size:
             rollout.states.index_copy_(0, at, self._recurrent.unsqueeze(0))
-            state = self._recurrent * ~self._begins.unsqueeze(-1)
+            state = self._recurrent * ~self._starts.unsqueeze(-1)
         rollout.obs.index_copy_(0, at, obs.unsqueeze(0))
-        rollout.starts.index_copy_(0, at, self._begins.unsqueeze(0))
+        rollout.starts.index_copy_(0, at, self._starts.unsqueeze(0))
         params, after = policy.act(obs, state)
         action = policy.distribution.sample(params, self._noise.index_select(0, at).squeeze(0))
         rollout.actions.index_copy_(0, at, action.unsqueeze(0))
@@ -263,35 +253,35 @@ class DeviceCollector:
             (rollout.truncated, step.truncated),
         ):
             field.index_copy_(0, at, value.unsqueeze(0))
-        self._keep_final(step.final_observation, step.truncated)
+        self._store_final_obs(step.final_observation, step.truncated)
         self._count_episodes(step.reward, step.terminated | step.truncated)
-        self._pack(step.observation, moved, obs)
+        self._pack_obs(step.observation, moved, obs)
         if after is not None:
             self._recurrent.copy_(after)
         at.add_(1)
 
-    def _pack(self, observation: Tensor, state: State, obs: Tensor) -> None:
+    def _pack_obs(self, observation: Tensor, state: State, obs: Tensor) -> None:
         mask = self._env.mask(state) if isinstance(self._env, MaskedDeviceEnv) else None
         pack_obs(observation, mask, self._obs_layout, obs)
 
-    def _keep_final(self, observation: Tensor, truncated: Tensor) -> None:
+    def _store_final_obs(self, observation: Tensor, truncated: Tensor) -> None:
         """Keep the true final observation of truncated episodes."""
         rollout, n_envs = self._rollout, len(self._envs)
-        if self._lasts is not None:
+        if self._last_obs is not None:
             last = torch.zeros_like(self._obs)
             pack_obs(observation, None, self._obs_layout, last)
-            self._lasts.index_copy_(0, self._at, last.unsqueeze(0))
+            self._last_obs.index_copy_(0, self._step_index, last.unsqueeze(0))
             return
-        where = self._at * n_envs + self._envs
-        for number in range(self._cuts):
+        where = self._step_index * n_envs + self._envs
+        for number in range(self._max_truncations):
             part = slice(number * n_envs, (number + 1) * n_envs)
-            now = truncated & (self._cut == number)
+            now = truncated & (self._truncations == number)
             kept = rollout.final_obs[part]
             fresh = torch.zeros_like(kept)
             pack_obs(observation, None, self._obs_layout, fresh)  # no action follows: no mask
             kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
             rollout.final_at[part] = torch.where(now, where, rollout.final_at[part])
-        self._cut.add_(truncated)
+        self._truncations.add_(truncated)
 
     def _count_episodes(self, reward: Tensor, ended: Tensor) -> None:
         self._returns.add_(reward)
@@ -300,7 +290,7 @@ class DeviceCollector:
         self._ended.add_(finished.sum(1))
         self._returns.mul_(~ended)
         self._lengths.mul_(~ended)
-        self._begins.copy_(ended)
+        self._starts.copy_(ended)
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
@@ -336,7 +326,7 @@ class DeviceCollector:
         """The state of the environments and counters."""
         return {
             "number": self.number,
-            "moving": [tensor.cpu() for tensor in self.moving()],
+            "moving": [tensor.cpu() for tensor in self.carried_state()],
             "episodes": self.episodes,
             "last": list(self._last),
         }
@@ -345,7 +335,7 @@ class DeviceCollector:
         """Restore; returns the environments whose open episode is lost: all, if their state is not in tensors."""
         resumable = traits_of(self._env).resumable
         if resumable:
-            for tensor, value in zip(self.moving(), state["moving"], strict=True):
+            for tensor, value in zip(self.carried_state(), state["moving"], strict=True):
                 tensor.copy_(value)
         self.number, self.episodes = state["number"], state["episodes"]
         self._last = (state["last"][0], state["last"][1])

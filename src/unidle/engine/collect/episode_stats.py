@@ -29,13 +29,13 @@ class EpisodeStats:
         self.recent_successes.extend(successes)
 
     def metrics(self) -> dict[str, float]:
-        """What goes into an iteration's record."""
+        """Metrics for an iteration's record."""
         return episode_metrics(self.recent_returns, self.recent_lengths, self.episodes, self.recent_successes) | {
             f"faults/{kind}": count for kind, count in self.faults.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, for a checkpoint."""
+        """All statistics, for a checkpoint."""
         return {
             "recent_returns": list(self.recent_returns),
             "recent_lengths": list(self.recent_lengths),
@@ -56,7 +56,7 @@ class EpisodeStats:
 def episode_metrics(
     returns: Sequence[float], lengths: Sequence[float], episodes: int, successes: Sequence[bool] = ()
 ) -> dict[str, float]:
-    """The `rollout/…` metrics of some episodes, out of `episodes` in the whole run."""
+    """The `rollout/…` metrics of the latest episodes; `episodes` is their number in the whole run."""
     metrics: dict[str, float] = {}
     if returns:
         metrics["rollout/return_mean"] = float(np.mean(returns))

@@ -1,7 +1,7 @@
 """Keeps collected trajectories valid when environments fail.
 
-A step that failed did not happen. The environment was restarted, its trajectory ends (truncated) at the step before,
-and the step is taken again from the first observation of a new episode. The rest of its slice waits for it.
+A step that failed does not count. The environment is restarted, its trajectory ends (truncated) with the step before,
+and the step is taken again from the first observation of a new episode. The rest of the slice waits for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unidle.envs.protocol import Fault, HostEnvs
 
 
 class FaultHandler:
-    """Stores what slices with failed environments returned, and reports the faults."""
+    """Stores the steps of slices with failed environments, and reports the faults."""
 
     def __init__(
         self,
@@ -31,27 +31,28 @@ class FaultHandler:
         stream: torch.cuda.Stream | None,
         on_fault: Callable[[Fault, int], None],
     ) -> None:
-        """`starts` [N] (whose observation begins an episode) and `states` [N, S] (recurrent) are the collector's."""
+        """The collector's `starts` [N] (whether the observation begins an episode) and recurrent `states` [N, S]."""
         self._envs, self._schedule, self._slots = envs, schedule, slots
         self._starts, self._states, self._stream, self.on_fault = starts, states, stream, on_fault
-        self.retry: dict[int, np.ndarray] = {}  # slice → the env indices that must take their step again
+        self.retry: dict[int, np.ndarray] = {}  # slice → env indices that must repeat their step
         self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)  # rollout → faults by kind
-        self._restarted: defaultdict[int, list[int]] = defaultdict(list)  # rollout → envs that begin it after a fault
+        # Rollout → environments that begin it with a new episode because of a fault.
+        self._restarted: defaultdict[int, list[int]] = defaultdict(list)
 
     @property
     def pending(self) -> bool:
-        """Whether the slices just received need `receive` instead of the fast path."""
+        """Whether slices that were just received must go through `receive` instead of the fast path."""
         return bool(self._envs.faults or self._envs.restarted or self.retry)
 
     def receive(self, slices: Sequence[int]) -> list[int]:
-        """Store the steps that happened; returns the slices of which every environment has now stepped.
+        """Store the steps that did not fail; returns the slices in which every environment has now stepped.
 
-        The others wait for new actions for the environments that failed.
+        The other slices wait for new actions for the environments that failed.
         """
         block, envs, schedule = self._envs.block, self._envs, self._schedule
         self.report()
         for env in envs.restarted:
-            self._renew(env)
+            self._end_restarted(env)
         envs.restarted.clear()
         stepped = []
         for index in slices:
@@ -65,7 +66,7 @@ class FaultHandler:
                 slot.staging.store(block, (np.full(len(done), step), done), self._recurrent_starts)
             if failed.any():
                 for env in waited_for[failed]:
-                    self._cut(slot, step, env)
+                    self._end_failed(slot, step, env)
                 self.retry[index] = waited_for[failed]
                 block.skip[every_env] = True
                 block.skip[waited_for[failed]] = False
@@ -75,7 +76,7 @@ class FaultHandler:
         return stepped
 
     def report(self) -> None:
-        """Count the faults of the environments and pass them on."""
+        """Count the faults of the environments and pass them to `on_fault`."""
         for fault in self._envs.faults:
             rollout = self._rollout_of(fault)
             self._counts[rollout][fault.kind] += 1
@@ -83,11 +84,11 @@ class FaultHandler:
         self._envs.faults.clear()
 
     def take_counts(self, rollout: int) -> Counter[str]:
-        """Faults by kind of a rollout that is now complete."""
+        """Faults by kind of a complete rollout."""
         return self._counts.pop(rollout, Counter())
 
     def take_restarted(self, rollout: int) -> list[int]:
-        """Environments that begin a rollout with a new episode because of a fault."""
+        """Environments that begin this rollout with a new episode because of a fault."""
         return self._restarted.pop(rollout, [])
 
     @property
@@ -95,38 +96,38 @@ class FaultHandler:
         return self._starts if self._states.shape[1] else None
 
     def _rollout_of(self, fault: Fault) -> int:
-        """The rollout a fault counts towards.
+        """The rollout that a fault counts towards.
 
-        For an exception, the one its environment is in: timing must not decide it.
+        For an exception that is the rollout of its environment, so that timing does not decide.
         """
         schedule = self._schedule
         if fault.kind != "exception":
             return schedule.oldest
         index = schedule.rollout[schedule.slice_of(fault.env)]
-        return int(min(index, schedule.newest, schedule.n_rollouts - 1))  # one that is not complete yet
+        return int(min(index, schedule.newest, schedule.n_rollouts - 1))  # one that is open
 
-    def _cut(self, slot: RolloutSlot, step: int, env: int) -> None:
-        """The step of `env` did not happen: its trajectory ends, truncated, with the one before."""
+    def _end_failed(self, slot: RolloutSlot, step: int, env: int) -> None:
+        """End the trajectory of `env`, whose step failed, with the step before."""
         rollout = slot.rollout
         if self._stream is not None:
-            self._stream.synchronize()  # rare, so a plain wait will do
+            self._stream.synchronize()  # this is rare, so a wait is fine
         self._truncate(env, step - 1, rollout.obs[step, env].cpu().numpy())
         if self._states.shape[1]:
             with torch.cuda.stream(self._stream):
                 self._states[env] = rollout.states[step, env]
 
-    def _renew(self, env: int) -> None:
-        """An environment had to begin a new episode while it waited: its trajectory ends with its last stored step."""
+    def _end_restarted(self, env: int) -> None:
+        """End the trajectory of `env`, which was restarted while it waited, with its last step."""
         index = self._schedule.slice_of(env)
         step = int(self._schedule.step[index]) - 1
         if index in self.retry and env not in self.retry[index]:
-            step += 1  # its own step is stored already; it waited for others of its slice
+            step += 1  # its step is stored already: it waited for other environments of its slice
         self._truncate(env, step, self._envs.block.final_obs[env])
 
     def _truncate(self, env: int, step: int, final_obs: np.ndarray) -> None:
-        """End the trajectory of `env` with this step of the rollout it is in.
+        """End the trajectory of `env` with step `step` of its rollout.
 
-        At step −1 there is nothing to truncate: the rollout before bootstraps from its last observation anyway.
+        At step −1 there is nothing to truncate: the previous rollout bootstraps from its last observation anyway.
         """
         index = self._schedule.slice_of(env)
         self._starts[env] = True

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import Capturer, as_it_is
+from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect.action_log import ActionLog, as_arrays, savable
+from unidle.engine.collect.action_log import ActionLog, as_arrays, plain_state
 from unidle.engine.collect.episode_stats import EpisodeStats
 from unidle.engine.collect.faults import FaultHandler
-from unidle.engine.collect.inference import PageLock, Where
+from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.overlap import SliceSchedule
@@ -27,7 +27,7 @@ from unidle.envs.protocol import Fault, HostEnvs
 from unidle.errors import TrainingError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
-_STALL_SECONDS = 0.002  # then act for the ready slices, however few, so that slow ones delay no others
+_STALL_SECONDS = 0.002  # after this, act for the ready slices, however few, so that slow ones do not delay others
 QUICK_SECONDS = 600e-6  # per step of a slice: four times what inference of a small network takes on a CPU
 
 
@@ -42,7 +42,7 @@ class _Boundary:
 
 
 class _OnStream:
-    """Launches on this stream inside a `with`; cheaper than torch's own context, which queries the current stream."""
+    """Context manager that launches on this stream; cheaper than torch's, which queries the current stream."""
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         self._stream = stream
@@ -58,7 +58,7 @@ class _OnStream:
 
 
 class HostCollector:
-    """Acts in the environments and stores what happens, rollout after rollout."""
+    """Collects rollout after rollout: acts in the environments and stores the results."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HostCollector:
         rollouts: Sequence[Rollout],
         seed: int,
         timeline: Timeline,
-        capture: Capturer = as_it_is,
+        capture: Capturer = no_capture,
         on_fault: Callable[[Fault, int], None] = lambda fault, rollout: None,
     ) -> None:
         """One slot per rollout; with more than one, each acts with a copy of `policy`.
@@ -98,7 +98,7 @@ class HostCollector:
         self._min_ready = _min_ready(envs, on_gpu=on_gpu)
         self._indices = [np.arange(first, end) for first, end in envs.bounds]  # [slice] its env indices
         self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their env indices
-        self._pending: list[tuple[RolloutSlot, Where]] = []  # steps whose outcomes are in the block only
+        self._pending: list[tuple[RolloutSlot, StepEnvIndex]] = []  # steps whose outcomes are in the block only
         self._in_flight = 0
         self.is_cancelled = False  # the current rollout was cancelled
         self.log = ActionLog(n_envs, rollouts[0].actions.shape[2])
@@ -167,7 +167,7 @@ class HostCollector:
     def finish(self) -> RolloutSlot:
         """Collect until the oldest open rollout is complete; returns its slot, ready to learn from.
 
-        Raises Stopped if cancelled before: a checkpoint is then of the rollout before it.
+        Raises Stopped if cancelled before; a checkpoint then stores the end of the previous rollout.
         """
         slot = self._slot(self.schedule.oldest)
         while slot.unfinished:
@@ -183,7 +183,7 @@ class HostCollector:
         return self.stats.metrics() | requests
 
     def read_episode_stats(self) -> None:
-        """Do nothing: the host has seen every episode end."""
+        """Do nothing: on the host, statistics are always up to date."""
 
     def _slot(self, rollout: int) -> RolloutSlot:
         return self._slots[rollout % len(self._slots)]
@@ -195,7 +195,7 @@ class HostCollector:
 
     # -- one step of some slices ---------------------------------------------------------------------------------------
 
-    def _where(self, slices: list[int]) -> Where:
+    def _where(self, slices: list[int]) -> StepEnvIndex:
         """[step, env] of each slice's current observation."""
         step, retry = self.schedule.step, self.faults.retry
         if not retry:  # basic slices where possible: faster than gather and scatter
@@ -212,11 +212,11 @@ class HostCollector:
         return step[self.schedule.slices[envs]], envs
 
     def _act(self, slices: list[int]) -> None:
-        """Send these slices, all in one rollout, their actions; outcomes are stored while the GPU infers."""
+        """Infer and send actions for these slices, which are in the same rollout; store outcomes meanwhile."""
         where, timeline = self._where(slices), self._timeline
         slot = self._slots[self.schedule.slot(slices[0])]
         if self.policy.state_size:
-            self._flush()  # inference needs to know whose episode begins
+            self._flush()  # inference needs to know which environments begin an episode
         with self._on_stream:
             slot.inference.launch(where, self._recurrent_starts)
         timeline.enter(STORAGE)
@@ -224,17 +224,15 @@ class HostCollector:
         timeline.enter(INFERENCE)
         slot.inference.wait(where)
         if self._stream is not None:
-            timeline.worked(INFERENCE, slot.inference.device_ns)
+            timeline.add_device_work(INFERENCE, slot.inference.device_ns)
         self.envs.send(slices)
         self._in_flight += len(slices)
-        slot.staging.actions[where] = self.envs.block.actions[where[1]]  # the environments only read them now
+        slot.staging.actions[where] = self.envs.block.actions[where[1]]  # the environments only read them meanwhile
 
     def _receive(self, slices: list[int]) -> None:
         """Mark these slices' outcomes as still to be stored."""
-        for number, slot in enumerate(self._slots):
-            of_slot = [index for index in slices if self.schedule.slot(index) == number]
-            if of_slot:
-                self._pending.append((slot, self._where(of_slot)))
+        for rollout, group in self.schedule.by_rollout(slices):
+            self._pending.append((self._slot(rollout), self._where(group)))
 
     def _flush(self) -> None:
         """Store received outcomes; always before their slices, or a state, are sent to the environments."""
@@ -285,14 +283,14 @@ class HostCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the last finished rollout, and the weights of open rollouts."""
-        self._flush()  # first: a worker found dead has its rows in the block overwritten
+        self._flush()  # first: if a worker is found dead, the rows of its environments are overwritten
         boundary, schedule, n_envs = self._boundary, self.schedule, self.envs.n_envs
         can_save_envs = schedule.is_at_boundary() and not self.faults.retry
-        own = self.envs.states() if can_save_envs else [None] * n_envs
+        env_states = self.envs.states() if can_save_envs else [None] * n_envs
         self.faults.receive([])  # `states` may have found a dead worker
-        # An environment whose worker died has begun another episode: the one open at the boundary is replayed.
-        has_left = self.envs.block.episode != boundary.episode
-        own = [None if left else state for state, left in zip(own, has_left)]
+        # An environment whose worker died has begun another episode: the one at the boundary will be replayed.
+        has_moved_on = self.envs.block.episode != boundary.episode
+        env_states = [None if moved else state for state, moved in zip(env_states, has_moved_on)]
         return {
             "number": schedule.oldest,
             "episode": torch.from_numpy(boundary.episode),
@@ -300,16 +298,16 @@ class HostCollector:
             "starts": torch.from_numpy(boundary.starts),
             "states": boundary.states.cpu(),
             "actions": [torch.from_numpy(self.log.actions(env)) for env in range(n_envs)],
-            "env_states": [savable(state) for state in own],
-            # Of every open rollout but the newest, which acts with the learner's own.
+            "env_states": [plain_state(state) for state in env_states],
+            # Of every open rollout but the newest, which is collected with the learner's current weights.
             "weights": [self._slot(index).policy.state_dict() for index in range(schedule.oldest, schedule.newest)],
             **self.stats.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Bring every environment back to where it stood; returns those whose episode could not be replayed.
+        """Restore every environment's state; returns those whose episode could not be replayed.
 
-        The policy must have its weights already.
+        The policy's weights must be restored before.
         """
         actions = [part.numpy() for part in state["actions"]]
         env_states = [as_arrays(part) for part in state["env_states"]]
@@ -335,8 +333,8 @@ class HostCollector:
 def _min_ready(envs: HostEnvs, *, on_gpu: bool) -> int:
     """How many slices must be ready before acting for them.
 
-    A quarter: some are stepped while others wait for inference. But inference on a CPU takes as long as many quick
-    steps and, at its full batch shape, no less for a few environments: then it waits for all of them.
+    A quarter, so that some are stepped while others wait for inference. But on a CPU, inference takes as long as many
+    quick steps, also for a few environments because of its full batch shape: then it waits for all slices.
     """
     slices = len(envs.bounds)
     seconds = envs.env_spec.step_seconds * envs.n_envs / slices

@@ -1,4 +1,4 @@
-"""Inference: one batch for all environments, of which those that are ready get their actions.
+"""Inference: one batch for all environments; those that are ready get their actions.
 
 The batch always has the shape of the whole block; results for environments that are not ready go to a trash row. So one
 CUDA graph is enough, and an environment's actions do not depend on which others are ready at the same time.
@@ -24,14 +24,15 @@ from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.numpy_views import numpy_actor, numpy_unsupported
 
 _ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
-_TIMED = 16  # one inference in this many is timed on the GPU
-Where = tuple[int, slice] | tuple[np.ndarray, np.ndarray]  # [step, environment] of what is ready, as a NumPy index
+_TIME_EVERY = 16  # one inference in this many is timed on the GPU
+# NumPy index [step, env] of the environments that are ready.
+StepEnvIndex = tuple[int, slice] | tuple[np.ndarray, np.ndarray]
 
 
 class PageLock:
     """Page-locks a block of memory, so that copies between it and a GPU are asynchronous.
 
-    Does nothing if the memory is already locked; its owner unlocks it.
+    Does nothing if the memory is already locked; then its owner unlocks it.
     """
 
     def __init__(self, block: SharedBlock) -> None:
@@ -56,7 +57,7 @@ class PageLock:
 
 
 class Inference:
-    """Acts with one policy and stores observations and actions in one rollout."""
+    """Infers actions with one policy, and stores observations and actions in one rollout."""
 
     def __init__(
         self, policy: AnyPolicy, rollout: Rollout, block: SharedBlock, state: Tensor, capture: Capturer
@@ -67,12 +68,12 @@ class Inference:
         self._block, self._state, self._steps = block, state, steps
         self._on_gpu = device.type == "cuda"
         self._count = 0
-        self.device_ns = 0  # GPU time of the latest inference that was timed
+        self.device_ns = 0  # GPU time of the latest timed inference
         self.noise = torch.zeros_like(rollout.actions_and_trash)
         self._block_obs, self._block_actions = torch.from_numpy(block.obs), torch.from_numpy(block.actions)
         self._starts = torch.zeros(n_envs, dtype=torch.bool)
-        # Actions of the whole batch, on the host. Only those of ready environments are copied to the block: the others
-        # may still be reading their previous actions there.
+        # Actions of the whole batch, on the host. Only the actions of ready environments are copied to the block: the
+        # other environments may still be reading their previous actions there.
         self._staged = torch.zeros(block.actions.shape)
         self._is_staged = False
         self._capture, self.dispatch = capture, Dispatch(capture.fall_back)
@@ -93,8 +94,8 @@ class Inference:
         self._starts_in = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._out = torch.zeros_like(self._staged, device=device)
         self._env_ids = torch.arange(n_envs, device=device)
-        # Not blocking events: waking up takes half as long as the inference itself. Timing takes 7 µs more, so only one
-        # inference in `_TIMED` uses the timed events.
+        # No blocking events: waking up takes half as long as the inference itself. Timing adds 7 µs, so only one
+        # inference in `_TIME_EVERY` uses the timed events.
         self._done = self._pending = torch.cuda.Event()
         self._timed_start, self._timed_done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._replay: Callable[[], None] | None = None  # chosen on the first real batch
@@ -104,8 +105,8 @@ class Inference:
     def _new_numpy_actor(self) -> NumpyActor:
         policy, rollout = self.policy, self.rollout
         assert isinstance(policy, ActorCritic)
-        chosen = policy.distribution
-        ranges = (chosen._scale, chosen._shift, chosen._low, chosen._high)
+        distribution = policy.distribution
+        ranges = (distribution.scale, distribution.shift, distribution.low, distribution.high)
         tensors = (rollout.obs, rollout.actions_and_trash, self.noise, *ranges)
         arrays = ActArrays(self._block.obs, self._staged.numpy(), *(tensor.numpy() for tensor in tensors))
         return NumpyActor(numpy_actor(policy), arrays)
@@ -128,7 +129,7 @@ class Inference:
             "Inference", None, lambda: self._numpy_actor, verify, self._numpy_unsupported
         )
 
-    def _fused(self) -> Callable[[], None] | str:
+    def _new_fused_actor(self) -> Callable[[], None] | str:
         """The whole inference as one kernel, or the reason why there is none."""
         if not self._block_obs.is_pinned():
             return "the environments' memory is not page-locked"
@@ -153,7 +154,7 @@ class Inference:
 
     def _choose_replay(self) -> Callable[[], None]:
         """The fused kernel if it agrees with plain inference on this batch, else plain inference; as a CUDA graph."""
-        plain, fused = self._infer_on_gpu, self._fused()
+        plain, fused = self._infer_on_gpu, self._new_fused_actor()
 
         def build() -> Callable[[], None]:
             assert not isinstance(fused, str)
@@ -164,7 +165,7 @@ class Inference:
         if chosen is None:
             return self._capture("inference", plain, [self._state])  # the warm-up advances the recurrent state
         self._is_staged = False
-        # The warm-up writes what the first real call writes as well.
+        # There is nothing to restore after the warm-up: the first real call writes the same tensors.
         return self._capture("fused inference", chosen, [], plain)
 
     def _verify_fused(self, fused: Callable[[], None] | None) -> None:
@@ -186,16 +187,16 @@ class Inference:
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
-    def act(self, where: Where, starts: np.ndarray | None) -> None:
-        """Write the actions of the environments at `where` to the block; those of the others stay as they are.
+    def act(self, where: StepEnvIndex, starts: np.ndarray | None) -> None:
+        """Write the actions of the environments at `where` to the block; the others' actions do not change.
 
         `starts` [N] marks observations that begin an episode; only a recurrent policy needs it.
         """
         self.launch(where, starts)
         self.wait(where)
 
-    def launch(self, where: Where, starts: np.ndarray | None) -> None:
-        """Start `act`; until `wait` returns, leave observations and actions at `where` alone."""
+    def launch(self, where: StepEnvIndex, starts: np.ndarray | None) -> None:
+        """Start `act`; observations and actions at `where` must not be changed until `wait` returns."""
         if starts is not None:
             self._starts.numpy()[:] = starts
         if self._on_gpu:
@@ -203,7 +204,7 @@ class Inference:
         else:
             self._infer_on_cpu(where)
 
-    def wait(self, where: Where) -> None:
+    def wait(self, where: StepEnvIndex) -> None:
         """Wait until the actions are in the block."""
         if self._on_gpu:
             self._pending.synchronize()  # the only wait of the host
@@ -212,7 +213,7 @@ class Inference:
         if self._is_staged:
             self._block.actions[where[1]] = self._staged.numpy()[where[1]]
 
-    def _infer_on_cpu(self, where: Where) -> None:
+    def _infer_on_cpu(self, where: StepEnvIndex) -> None:
         n_envs = len(self._block.obs)
         if not self._is_verified:
             positions = np.full(n_envs, self._steps)
@@ -231,14 +232,14 @@ class Inference:
         else:
             self._numpy_actor((positions, env_ids))
 
-    def _launch_on_gpu(self, where: Where) -> None:
+    def _launch_on_gpu(self, where: StepEnvIndex) -> None:
         positions = self._positions.numpy()
         positions.fill(self._steps)
         positions[where[1]] = where[0]
         if self._replay is None:
             self._replay = self._choose_replay()
         self._count += 1
-        is_timed = self._count % _TIMED == 0
+        is_timed = self._count % _TIME_EVERY == 0
         self._pending = self._timed_done if is_timed else self._done
         if is_timed:
             self._timed_start.record()
@@ -246,7 +247,7 @@ class Inference:
         self._pending.record()
 
     def _infer_on_gpu(self) -> None:
-        """From the block to the staged actions; the copies are part of the graph, so all of it is one launch."""
+        """Infer, with copies from and to the host; all of it is captured as one graph, so it is one launch."""
         self._obs_in.copy_(self._block_obs, non_blocking=True)
         self._positions_in.copy_(self._positions, non_blocking=True)
         if self._state.shape[1]:
@@ -256,7 +257,7 @@ class Inference:
 
     @torch.inference_mode()
     def _infer(self, at: tuple[int] | tuple[Tensor, Tensor], positions: Tensor | None) -> None:
-        """Store the block's observations at [step, env] `at`, and the actions of the policy."""
+        """Infer actions for the block's observations; store both at [step, env] `at` of the rollout."""
         policy, rollout, state = self.policy, self.rollout, None
         self._is_staged = True
         rollout.obs[at] = self._obs_in

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
-from unidle.envs.device.device_env import scrambled
+from unidle.envs.device.device_env import hash_seed
 from unidle.kernels.triton.rollout import FusedRollout, RolloutTensors
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.describe import describe_small_mlp, small_mlp_tensors
@@ -26,9 +26,9 @@ def rollout_kernel(
     returns: Tensor,
     lengths: Tensor,
 ) -> FusedRollout | str:
-    """The kernel for `env` in `state`, with `policy`; or the reason why there is none.
+    """The kernel for `env` in `state` with `policy`, or the reason why there is none.
 
-    `starts_next`, `returns` and `lengths` [N] are of its open episodes.
+    `starts_next`, `returns` and `lengths` [N] belong to the open episodes.
     """
     if type(env) is not Classic or not isinstance(policy, ActorCritic):
         return "the environment is not a classic-control task, or the policy not an actor-critic"
@@ -44,7 +44,7 @@ def rollout_kernel(
         episodes=state["episode"],
         lengths=state["length"],
         indices=env.indices,
-        seed=torch.tensor([scrambled(env.seed)], device=noise.device),
+        seed=torch.tensor([hash_seed(env.seed)], device=noise.device),
         starts_next=starts_next,
         returns=returns,
         counts=lengths,
@@ -56,9 +56,9 @@ def rollout_kernel(
         truncated=rollout.truncated,
         final_obs=rollout.final_obs,
         final_at=rollout.final_at,
-        action_scale=distribution._scale,
-        action_shift=distribution._shift,
-        action_low=distribution._low,
-        action_high=distribution._high,
+        action_scale=distribution.scale,
+        action_shift=distribution.shift,
+        action_low=distribution.low,
+        action_high=distribution.high,
     )
     return FusedRollout(mlp, small_mlp_tensors(policy), tensors, env.task.name, env.episode_limit)

@@ -1,4 +1,4 @@
-"""A rollout slot: memory for one rollout, with the weights and the inference that act in it.
+"""A rollout slot: memory for one rollout, and the policy that acts in it.
 
 Rollout k uses slot k mod (number of slots). With one slot, collecting and learning alternate. With two, slices of
 environments act in one slot while the learner uses the other. The rules are in engine/overlap.py.
@@ -44,7 +44,7 @@ class RolloutSlot:
         *,
         own_weights: bool,
     ) -> None:
-        """`own_weights`: act with a copy of the learner's policy, so that the learner may change its own meanwhile."""
+        """`own_weights`: act with a copy of the learner's policy, which the learner may change meanwhile."""
         self.rollout, self.staging = rollout, Staging(rollout)
         self._learner = learner
         self.policy = learner
@@ -53,7 +53,7 @@ class RolloutSlot:
             FlatParameters(self.policy)  # one contiguous tensor, like the learner's
             self.policy.requires_grad_(False)
         self.inference = Inference(self.policy, rollout, block, state, capture)
-        # The recurrent state after the last step. Its place in the rollout is also the trash row until then.
+        # The recurrent state after the last step, kept here because inference uses its row in the rollout as trash row.
         self.last_states = torch.zeros_like(state)
         self.unfinished = 0  # slices that still have steps to take in this rollout
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect.inference import Where
+from unidle.engine.collect.inference import StepEnvIndex
 from unidle.envs.shared_block import EPISODE_ENDED, SUCCEEDED, SharedBlock, unpack_step_words
 
 
 class Staging:
-    """Everything the host records of one rollout of T steps in N environments."""
+    """The host's part of one rollout of T steps in N environments."""
 
     def __init__(self, rollout: Rollout) -> None:
         (steps, n_envs), width = rollout.shape, rollout.actions.shape[2]
@@ -22,7 +22,7 @@ class Staging:
         _, self.terminated, self.truncated = unpack_step_words(self.outcomes)
         self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # computed by `upload`
         self.last_obs = self._zeros(rollout.obs.shape[1:], torch.uint8)  # the observations after the last step
-        self.last_episode = np.zeros(n_envs, np.int64)  # index of the episode then open
+        self.last_episode = np.zeros(n_envs, np.int64)  # index of the episode that is then open
         self.actions = np.zeros((steps, n_envs, width), np.float32)  # as the environments received them
         self.clear()
 
@@ -32,13 +32,13 @@ class Staging:
         return array
 
     def clear(self) -> None:
-        """Empty the lists; the arrays are overwritten."""
+        """Empty the lists; the arrays need no clearing, because they are overwritten."""
         self.final_obs: list[np.ndarray] = []  # of truncated episodes
         self.final_at: list[np.ndarray] = []  # t × N + env
         self.episodes: list[np.ndarray] = []  # [t × N + env, return, length, success] of episodes that ended
 
-    def store(self, block: SharedBlock, where: Where, starts: np.ndarray | None) -> None:
-        """Copy the outcomes of the steps at `where` out of the block; `starts` [N] gets whose episode begins next."""
+    def store(self, block: SharedBlock, where: StepEnvIndex, starts: np.ndarray | None) -> None:
+        """Copy the outcomes of the steps at `where` from the block; `starts` [N] is set where an episode ended."""
         envs = where[1]
         outcomes = block.step_words[envs]
         self.outcomes[where] = outcomes
@@ -50,24 +50,24 @@ class Staging:
             at = np.broadcast_to(where[0], ended.shape) * self._n_envs + indices
             self.final_obs.append(block.final_obs[indices[truncated]])
             self.final_at.append(at[truncated])
-            ended &= block.episode_length[envs] >= 0  # negative: cut off by a fault, not a result of the policy
+            ended &= block.episode_length[envs] >= 0  # negative: a fault ended the episode, which is not a result
             results = (block.episode_return, block.episode_length, block.episode_success)
             self.episodes.append(np.stack([at[ended], *(result[indices[ended]] for result in results)]))
 
     def store_last(self, block: SharedBlock, envs: slice) -> None:
-        """Keep where these environments stand after their last step."""
+        """Copy the observations and episode indices of these environments after their last step."""
         self.last_obs[envs] = block.obs[envs]
         self.last_episode[envs] = block.episode[envs]
 
     def truncate(self, step: int, env: int, final_obs: np.ndarray) -> None:
-        """End the trajectory of `env` at `step`, truncated, unless an episode ended there anyway."""
+        """Truncate the trajectory of `env` at `step`, unless an episode ended there anyway."""
         if not (self.terminated[step, env] or self.truncated[step, env]):
             self.truncated[step, env] = True
             self.final_obs.append(final_obs[np.newaxis].copy())
             self.final_at.append(np.array([step * self._n_envs + env]))
 
     def upload(self, rollout: Rollout, starts: np.ndarray) -> None:
-        """Copy everything to the device; `starts` [N] says where the first step began an episode."""
+        """Copy everything to the device; `starts` [N] marks environments whose first step starts an episode."""
         self.starts[0] = starts
         np.logical_or(self.terminated, self.truncated, out=self.starts[1:])
         for tensor, staged in ((rollout.starts, self.starts), (rollout.obs[-1], self.last_obs)):
@@ -78,7 +78,7 @@ class Staging:
         rollout.truncated.copy_(outcomes.view(torch.uint8)[:, 5::8])
         final_obs = np.concatenate([self.last_obs[:0], *self.final_obs])
         final_at = np.concatenate([np.zeros(0, np.int64), *self.final_at])
-        # Sorted by (time, env): the order in which slices became ready must leave no trace.
+        # Sorted by (time, env), so that the order in which slices became ready has no effect.
         order = np.argsort(final_at)
         rollout.final_obs = self._to(rollout.obs.device, final_obs[order])
         rollout.final_at = self._to(rollout.obs.device, final_at[order])

@@ -3,8 +3,8 @@
 1. Training never waits for an evaluation, unless the queue is full.
 2. Each process runs its share of the environments of every evaluation, in the order of the requests. So evaluations
    finish in that order, and results do not depend on the number of processes.
-3. A snapshot stays in shared memory until its result is taken: a process that dies is restarted and repeats its share,
-   and a checkpoint holds the evaluations that are not done.
+3. A snapshot stays in shared memory until its result has been handled: a process that dies is restarted and repeats its
+   share, and a checkpoint stores the pending evaluations.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from unidle.nn.actor_critic import NetworkFactory
 _QUEUE_LENGTH = 32  # unfinished evaluations, at most
 _WAIT_SECONDS = 0.02  # between two checks for a result
 _CLOSING_SECONDS = 5.0  # for all processes together to close their environments and exit
-_STARTING_SECONDS = 120.0  # for a process to import and make its environments, in addition to `env_timeout`
+_STARTING_SECONDS = 120.0  # for a process to import and create its environments, in addition to `env_timeout`
 
 
 @dataclass
 class Request:
-    """An evaluation that is not done, or whose result has not been taken."""
+    """A pending evaluation: it is not done, or its result has not been handled."""
 
     step: int
-    about: dict[str, Any]  # what else goes into its record: tensors and plain values
-    place: int  # of its snapshot
+    extra: dict[str, Any]  # further fields of its record: tensors and plain values
+    slot: int  # of its snapshot
     parts: dict[int, Evaluation] = field(default_factory=dict)  # by process
     faults: list[Fault] = field(default_factory=list)
 
@@ -61,20 +61,20 @@ class AsyncEvaluator:
         processes: int,
         say: Callable[[str], None],
     ) -> None:
-        """`state` is the policy's, for its shapes; there are at most as many processes as environments.
+        """`state` is the policy's, for its shapes; `processes` is at most the number of environments.
 
         Does not wait for the processes to start.
         """
         episodes, shapes = config.run.eval_episodes, shapes_of(state)
         n_envs = n_evaluation_envs(episodes)
         self._say = say
-        self._patience = config.engine.env_timeout or float("inf")
+        self._timeout = config.engine.env_timeout or float("inf")
         self._restarts_left = config.engine.max_env_restarts
         self._requests: deque[Request] = deque()
         self._free = deque(range(_QUEUE_LENGTH))
         self._next_check = self._next_receive = 0.0
         try:
-            cargo = cloudpickle.dumps((maker, env_spec, config, network))
+            payload = cloudpickle.dumps((maker, env_spec, config, network))
         except Exception as error:
             raise UsageError(
                 f"The environment factory or the network cannot be sent to other processes ({error}); use "
@@ -89,10 +89,10 @@ class AsyncEvaluator:
                 job = EvaluationJob(
                     trainer=os.getpid(),
                     path=list(sys.path),
-                    cargo=cargo,
+                    payload=payload,
                     memory=self._descriptor,
                     shapes=shapes,
-                    places=_QUEUE_LENGTH,
+                    slots=_QUEUE_LENGTH,
                     process=number,
                     processes=processes,
                     n_envs=n_envs,
@@ -108,7 +108,7 @@ class AsyncEvaluator:
 
     @property
     def requests(self) -> list[Request]:
-        """Evaluations not taken yet, oldest first."""
+        """The pending evaluations, oldest first."""
         return list(self._requests)
 
     @property
@@ -118,24 +118,24 @@ class AsyncEvaluator:
 
     def weights(self, request: Request) -> dict[str, Tensor]:
         """The weights of an evaluation; valid until `release`."""
-        return self._snapshots.places[request.place]
+        return self._snapshots.slots[request.slot]
 
-    def request(self, step: int, about: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    def request(self, step: int, extra: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Evaluate a copy of `weights`."""
-        request = Request(step, about, self._free.popleft())
+        request = Request(step, extra, self._free.popleft())
         for name, view in self.weights(request).items():
             view.copy_(weights[name])
         self._requests.append(request)
         for number in range(len(self._processes)):
             try:
-                self._processes[number].send(request.place)
-            except WorkerError as gone:
-                self._replace(number, gone)
+                self._processes[number].send(request.slot)
+            except WorkerError as error:
+                self._replace(number, error)
 
     def take(self, seconds: float = 0.0) -> tuple[Request, Evaluation] | None:
-        """The oldest evaluation, if it is done within `seconds`. It stays until `release`.
+        """The oldest evaluation, if it is done within `seconds`; it stays in the queue until `release`.
 
-        Cheap enough to call after every iteration: most calls do not check.
+        Cheap enough to call after every iteration: most calls return without checking.
         """
         now = time.monotonic()
         until = now + seconds
@@ -146,7 +146,7 @@ class AsyncEvaluator:
             self._receive()
             oldest = self._requests[0]
             if len(oldest.parts) == len(self._processes):
-                return oldest, Evaluation.together(part for _, part in sorted(oldest.parts.items()))
+                return oldest, Evaluation.merge(part for _, part in sorted(oldest.parts.items()))
             left = until - time.monotonic()
             if left <= 0:
                 break
@@ -154,8 +154,8 @@ class AsyncEvaluator:
         return None
 
     def release(self) -> None:
-        """Drop the oldest evaluation, whose result has been handled."""
-        self._free.append(self._requests.popleft().place)
+        """Remove the oldest evaluation, whose result has been handled, from the queue."""
+        self._free.append(self._requests.popleft().slot)
 
     def _receive(self) -> None:
         check = time.monotonic() >= self._next_check
@@ -170,33 +170,38 @@ class AsyncEvaluator:
                     first.faults += faults
                 if check:
                     is_starting = self._snapshots.beats[number] == 0
-                    process.check(bool(self._unfinished(number)), self._patience + _STARTING_SECONDS * is_starting)
-            except WorkerError as gone:
-                if gone.kind == "exception":
-                    raise _failed(gone) from None
-                self._replace(number, gone)
+                    process.check(bool(self._unfinished(number)), self._timeout + _STARTING_SECONDS * is_starting)
+            except WorkerError as error:
+                if error.kind == "exception":
+                    raise _failed(error) from None
+                self._replace(number, error)
             except UsageError as error:  # a TrainingError, so that training is saved
                 raise _failed(error) from None
 
     def _unfinished(self, number: int) -> list[Request]:
         return [request for request in self._requests if number not in request.parts]
 
-    def _replace(self, number: int, gone: WorkerError) -> None:
+    def _replace(self, number: int, error: WorkerError) -> None:
         """Restart a process that died and let it repeat its unfinished evaluations."""
         process = self._processes[number]
-        process.stop()
-        if self._restarts_left == 0:
-            raise _failed(gone)
-        self._restarts_left -= 1
-        self._say(f"{gone} It is restarted and repeats its part of the evaluation.")
-        process.close_pipe()
-        self._snapshots.beats[number] = 0
-        process.start()
-        for request in self._unfinished(number):
-            process.send(request.place)
+        while True:
+            process.stop()
+            if self._restarts_left == 0:
+                raise _failed(error)
+            self._restarts_left -= 1
+            self._say(f"{error} It is restarted and repeats its part of the evaluation.")
+            process.close_pipe()
+            self._snapshots.beats[number] = 0
+            try:
+                process.start()
+                for request in self._unfinished(number):
+                    process.send(request.slot)
+                return
+            except WorkerError as next_error:  # it died while it started
+                error = next_error
 
     def close(self) -> None:
-        """End the processes: idle ones close their environments; unfinished evaluations can be repeated."""
+        """End the processes; idle ones may close their environments first. Unfinished evaluations can be repeated."""
         for process in self._processes:
             process.close_pipe()
         until = time.monotonic() + _CLOSING_SECONDS

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unidle.algos.dormancy import DORMANT, TOO_DORMANT, remedy
+from unidle.algos.dormancy import DORMANT, TOO_DORMANT, dormancy_warning
 from unidle.algos.registry import Algorithm
 from unidle.config import Config
 from unidle.engine.callbacks import Callback, CallbackContext, ProgressDisplay
@@ -44,10 +44,10 @@ class BestPolicyTracker:
     save: Callable[[], None]
     stop: Callable[[], None]
     is_stopping: Callable[[], bool]
-    is_dormant: bool = False  # the user was warned
+    is_dormant: bool = False  # too many of the critic's neurons are dormant, and the user was warned
 
     def evaluate(self) -> None:
-        """Evaluate the current policy: now, or asynchronously."""
+        """Evaluate the current policy, immediately or asynchronously."""
         while self.evaluations.is_full and not self.is_stopping():
             self._wait()
         self.timeline.enter(EVALUATE)
@@ -57,7 +57,7 @@ class BestPolicyTracker:
         self.handle_results()
 
     def handle_results(self, seconds: float = 0.0) -> None:
-        """Handle the evaluations that are done; waits at most `seconds` for the first."""
+        """Handle finished evaluations; waits at most `seconds` for the first."""
         for finished in self.evaluations.done(seconds):
             self._handle(finished)
 
@@ -69,7 +69,7 @@ class BestPolicyTracker:
         self.handle_results()
 
     def finish(self, is_interrupted: Callable[[], bool]) -> None:
-        """Wait for evaluations that are not done, unless the user interrupts."""
+        """Wait for pending evaluations, unless the user interrupts."""
         if self.evaluations.n_open == 0:
             return
         if not is_interrupted():
@@ -92,11 +92,11 @@ class BestPolicyTracker:
         metrics = result.metrics(self.evaluations.task_names)
         is_best = self.progress.update_best({"step": done.step, **metrics})
         if is_best:
-            # The checkpoint first: a run killed before the record is written evaluates again and saves it again.
+            # The checkpoint is saved first: a run that is killed before it writes the record evaluates and saves again.
             self.timeline.enter(CHECKPOINT)
             self.saver.save_best(self.folder, done.weights, done.step)
             self.timeline.enter(OTHER)
-        numbers = {name: float(value) for name, value in done.about.items()}
+        numbers = {name: float(value) for name, value in done.extra.items()}
         record: dict[str, Any] = {"kind": "evaluation", "step": done.step, **metrics, "eval/best": is_best, **numbers}
         if self.evaluations.is_async:
             record["eval/seconds_behind"] = self.saver.clock.wall() - record["wall"]
@@ -104,7 +104,7 @@ class BestPolicyTracker:
         if result.trace is not None:
             write_trace(self.folder.path, done.step, result.trace)
         self.display.on_evaluation(record)
-        self._warn(record)
+        self._warn_if_dormant(record)
         if is_best and not self.evaluations.is_async:
             self.save()
         if run.target_return is not None and result.mean_return >= run.target_return:
@@ -118,24 +118,24 @@ class BestPolicyTracker:
     # -- plasticity ----------------------------------------------------------------------------------------------------
 
     def _plasticity(self) -> dict[str, Tensor]:
-        """Plasticity measures, where the algorithm has them; read from the device with the record."""
+        """Plasticity metrics, if the algorithm measures them, as tensors that are read when the record is written."""
         return self.algo.plasticity(self.config.run.seed, self.progress.step)
 
-    def _warn(self, record: dict[str, Any]) -> None:
-        """Warn when too many of the critic's neurons are dormant; once, until they recover."""
+    def _warn_if_dormant(self, record: dict[str, Any]) -> None:
+        """Warn if too many of the critic's neurons are dormant; again only after they recovered."""
         was_dormant, share = self.is_dormant, record.get(DORMANT, 0.0)
         self.is_dormant = share > TOO_DORMANT
         if self.is_dormant and not was_dormant:
-            self.display.on_message(remedy(share))
+            self.display.on_message(dormancy_warning(share))
 
 
 def pending_evaluations(state: dict[str, Any], folder: Path, progress: Progress) -> list[dict[str, Any]]:
-    """The evaluations pending in a checkpoint, without those that were finished before the run was killed.
+    """The pending evaluations of a checkpoint, without those that finished before the run was killed.
 
-    Those count towards the best so far.
+    The latter count towards the best evaluation so far.
     """
     records = read_records(folder / "metrics.jsonl")
-    done = {r["step"]: r for r in records if r["kind"] == "evaluation" and r["step"] <= progress.step}
+    done = {r["step"]: r for r in records if r.get("kind") == "evaluation" and r["step"] <= progress.step}
     if "best_success" not in state and progress.best_step in done:
         progress.best_success, _ = evaluation_rank(done[progress.best_step])
     pending: list[dict[str, Any]] = state.get("evaluations", [])

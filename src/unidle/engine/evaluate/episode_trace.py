@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from unidle.writing import write_atomically
 
 TRACE_FILE = "page_graph.json"
 
 
 def write_trace(folder: Path, step: int, trace: dict[str, Any]) -> Path:
-    """Replace the last trace; `step` is that of the policy that was evaluated."""
-    path, temporary = folder / TRACE_FILE, folder / f"{TRACE_FILE}.tmp"
-    temporary.write_text(json.dumps({"step": step, **trace}), encoding="utf-8")
-    os.replace(temporary, path)  # atomic: readers never see half a file
-    return path
+    """Replace the previous trace; `step` is the step of the evaluated policy."""
+    return write_atomically(folder / TRACE_FILE, json.dumps({"step": step, **trace}))

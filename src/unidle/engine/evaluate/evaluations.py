@@ -1,4 +1,4 @@
-"""The evaluations of one run: requested regularly, run here or asynchronously, returned when done."""
+"""The evaluations of one run: requested regularly, run in this process or asynchronously, returned when done."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FinishedEvaluation:
     """An evaluation that is done."""
 
     step: int
-    about: Record  # what else goes into its record: the time, and what was passed with the request
+    extra: Record  # further fields of its record: the time, and those passed with the request
     result: Evaluation
-    weights: dict[str, Tensor]  # of the policy that was evaluated; valid until the next request
-    policy: AnyPolicy | None = None  # that was evaluated, if in this process
+    weights: dict[str, Tensor]  # of the evaluated policy; valid until the next request
+    policy: AnyPolicy | None = None  # the evaluated policy, if it is in this process
     faults: list[Fault] = field(default_factory=list)  # not reported yet
 
 
@@ -56,16 +56,16 @@ class Evaluations:
         on_fault: Callable[[Fault], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Asynchronous in `processes` processes; if 0, in this process, with environments in workers or not."""
+        """Asynchronous, in `processes` processes; 0: in this process, with environments in workers if `in_workers`."""
         self._config, self._maker, self._env_spec = config, maker, env_spec
         self._policy, self._in_workers, self.processes = policy, in_workers, processes
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
         self._envs: HostEnvs | None = None
         self._is_playing = False
         self._done: list[FinishedEvaluation] = []
-        self._pending: list[Record] = []  # interrupted, or waiting for a place in the queue
+        self._pending: list[Record] = []  # interrupted, or waiting for a slot in the queue
         self.task_names = _task_names(maker, env_spec, config.recipe.n_tasks)
-        # Started now, to be ready for the first evaluation, and to report what cannot be pickled right away.
+        # Started now, to be ready for the first evaluation, and so that pickling errors are raised at the start.
         parts = (config, maker, env_spec, network, policy.state_dict())
         self._async = AsyncEvaluator(*parts, processes, say) if processes else None
 
@@ -76,27 +76,32 @@ class Evaluations:
 
     @property
     def n_open(self) -> int:
-        """How many asynchronous evaluations are not done."""
+        """Number of asynchronous evaluations that are not done."""
         return len(self._async.requests) + len(self._pending) if self._async else 0
 
     @property
+    def all_done(self) -> bool:
+        """Whether no evaluation was interrupted or still runs."""
+        return not self._pending and self.n_open == 0
+
+    @property
     def is_full(self) -> bool:
-        """Whether one must finish before the next can be requested: pending ones come first."""
+        """Whether an evaluation must finish before the next can be requested: pending ones come first."""
         return self._async is not None and (self._async.is_full or bool(self._pending))
 
-    def request(self, step: int, about: Record) -> None:
+    def request(self, step: int, extra: Record) -> None:
         """Evaluate the current policy. If the run is stopped before it is done, it stays pending."""
         weights = self._policy.state_dict()
         try:
             if self._async is None:
-                self._done.append(self._played(step, about, self._policy))
+                self._done.append(self._play(step, extra, self._policy))
                 return
-            about = {**self._clock(), **about}
+            extra = {**self._clock(), **extra}
             if self.is_full:
-                raise Stopped  # the run is stopping: do not wait for a place
-            self._async.request(step, about, weights)
+                raise Stopped  # the run is stopping: do not wait for a free slot
+            self._async.request(step, extra, weights)
         except Stopped:
-            self._pending.append({"step": step, "about": about, "weights": _copied(weights)})
+            self._pending.append({"step": step, "about": extra, "weights": _copied(weights)})
 
     def done(self, seconds: float = 0.0) -> Iterator[FinishedEvaluation]:
         """Finished evaluations in the order of their requests; waits at most `seconds` for the first."""
@@ -109,44 +114,43 @@ class Evaluations:
                 return
             request, result = taken
             yield FinishedEvaluation(
-                request.step, request.about, result, self._async.weights(request), faults=request.faults
+                request.step, request.extra, result, self._async.weights(request), faults=request.faults
             )
             self._async.release()
             seconds = 0.0
 
-    def _played(self, step: int, about: Record, policy: AnyPolicy) -> FinishedEvaluation:
+    def _play(self, step: int, extra: Record, policy: AnyPolicy) -> FinishedEvaluation:
         run = self._config.run
         if self._envs is None:
             n_envs = n_evaluation_envs(run.eval_episodes)
             engine, workers = self._config.engine, 0
             if self._in_workers:
                 workers = choose_workers(engine, n_envs, self._env_spec.step_seconds, is_busy=True)
-            place = (self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
-            self._envs = make_envs(self._maker, *place)
+            self._envs = make_envs(self._maker, self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
         self._is_playing = True
         try:
             result = play(policy, self._envs, run.eval_episodes, stop=self._stop, on_fault=self._on_fault)
         finally:
             self._is_playing = False
-        return FinishedEvaluation(step, {**self._clock(), **about}, result, policy.state_dict(), policy)
+        return FinishedEvaluation(step, {**self._clock(), **extra}, result, policy.state_dict(), policy)
 
     # -- stopping and resuming -----------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """For a signal handler: raise Stopped out of the evaluation that runs in this process, if any.
+        """Raise Stopped in the middle of the evaluation that runs in this process, if any; for a signal handler.
 
-        The evaluation and its environments are discarded, so it may end anywhere; `stop` is checked only between steps.
+        It need not wait for the end of a step, as `stop` does, because the environments are discarded.
         """
         if self._is_playing:
             raise Stopped
 
     def state(self) -> list[Record]:
-        """For a checkpoint: every evaluation that is not done or not handled, with the weights to run it again."""
+        """For a checkpoint: every evaluation that is not done or not handled, with its weights."""
         evaluator = self._async
-        kept = [(each.step, each.about, each.weights) for each in self._done]
+        kept = [(each.step, each.extra, each.weights) for each in self._done]
         if evaluator is not None:
-            kept += [(each.step, each.about, evaluator.weights(each)) for each in evaluator.requests]
-        copies = [{"step": step, "about": about, "weights": _copied(weights)} for step, about, weights in kept]
+            kept += [(each.step, each.extra, evaluator.weights(each)) for each in evaluator.requests]
+        copies = [{"step": step, "about": extra, "weights": _copied(weights)} for step, extra, weights in kept]
         return sorted(self._pending + copies, key=lambda each: int(each["step"]))
 
     def load_pending(self, state: Iterable[Record]) -> None:
@@ -154,14 +158,14 @@ class Evaluations:
         self._pending = list(state)
 
     def run_pending(self) -> None:
-        """Run pending evaluations, or submit as many as the asynchronous queue has places for."""
+        """Run pending evaluations, or submit as many as the asynchronous queue has free slots."""
         with contextlib.suppress(Stopped):
             while self._pending and not (self._async is not None and self._async.is_full):
-                step, about, weights = (self._pending[0][name] for name in ("step", "about", "weights"))
+                step, extra, weights = (self._pending[0][name] for name in ("step", "about", "weights"))
                 if self._async is not None:
-                    self._async.request(step, {**self._clock(), **about}, weights)
+                    self._async.request(step, {**self._clock(), **extra}, weights)
                 else:
-                    self._done.append(self._played(step, about, self.with_weights(weights)))
+                    self._done.append(self._play(step, extra, self.with_weights(weights)))
                 self._pending.pop(0)
 
     def with_weights(self, weights: dict[str, Tensor]) -> AnyPolicy:
@@ -179,23 +183,23 @@ class Evaluations:
 
 
 def choose_processes(config: Config, maker: EnvMaker, env_spec: EnvSpec, workers: int, *, must_wait: bool) -> int:
-    """Processes for asynchronous evaluation; 0: the trainer evaluates, and training waits.
+    """Number of processes for asynchronous evaluation; 0: the trainer evaluates, and training waits.
 
     `must_wait`: results decide how training continues, so it must wait for them.
     """
-    asked = config.engine.eval_workers
-    if asked == 0 or config.run.eval_every == 0:
+    processes = config.engine.eval_workers
+    if processes == 0 or config.run.eval_every == 0:
         return 0
     is_single = not (env_spec.on_device or env_spec.vectorised or maker.kind == "async")
-    if asked:
+    if processes:
         if not is_single:
             raise UsageError(
                 f"{maker.name} steps many environments together, which asynchronous evaluation does not support; leave "
                 "out --eval-workers."
             )
     elif config.recipe.n_tasks > 1 and workers > 0 and is_single and not must_wait:  # evaluating many tasks takes long
-        asked = max(1, available_cores() // 2)  # at low priority
-    return min(asked or 0, n_evaluation_envs(config.run.eval_episodes))
+        processes = max(1, available_cores() // 2)  # they run at low priority
+    return min(processes or 0, n_evaluation_envs(config.run.eval_episodes))
 
 
 def _copied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -203,7 +207,7 @@ def _copied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _task_names(maker: EnvMaker, env_spec: EnvSpec, n_tasks: int) -> list[str]:
-    """The names of the environment's tasks (its attribute `names`), or their indices."""
+    """The names of the environment's tasks (from its attribute `names`), or their indices."""
     names: list[str] = []
     if n_tasks > 1 and not (env_spec.on_device or env_spec.vectorised):
         with contextlib.closing(maker()) as env:

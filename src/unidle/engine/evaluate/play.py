@@ -12,16 +12,16 @@ import torch
 from unidle.algos.registry import AnyPolicy
 from unidle.envs.protocol import EpisodeRecorder, Fault, HostEnvs
 from unidle.envs.shared_block import SUCCEEDED
-from unidle.nn.sac_policy import SACPolicy
+from unidle.nn.sac_policy import task_of
 from unidle.rng import EVALUATION, keyed_generator
 
-_MAX_STEPS = 100_000  # per evaluation episode: one that never ends must not hang the evaluation
-FIRST_EVALUATION_ENV = 1 << 20  # env indices of evaluation start here: their seeds are never those of training
+_MAX_STEPS = 100_000  # per evaluation episode, so that one that never ends does not hang the evaluation
+FIRST_EVALUATION_ENV = 1 << 20  # env indices of evaluations start here, so that training never uses their seeds
 _FEW_ENVS, _MANY_ENVS = 10, 50
 
 
 def n_evaluation_envs(episodes: int) -> int:
-    """Number of environments of an evaluation: a function of `episodes` alone, as it decides which seeds are played."""
+    """Number of environments of an evaluation. It decides which seeds are played, so it depends on `episodes` only."""
     return min(episodes, max(_FEW_ENVS, min(_MANY_ENVS, episodes // 10)))
 
 
@@ -36,8 +36,8 @@ class Evaluation:
     trace: dict[str, Any] | None = None  # of the first environment's first episode, where it reports one
 
     @staticmethod
-    def together(parts: Iterable[Evaluation]) -> Evaluation:
-        """All episodes of several evaluations; with successes only if every part reports them."""
+    def merge(parts: Iterable[Evaluation]) -> Evaluation:
+        """One evaluation of all episodes of several; without successes unless every part has them."""
         parts = list(parts)
 
         def all_of(name: str) -> list[Any]:
@@ -90,13 +90,13 @@ class Evaluation:
         return record
 
 
-class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
+class Stopped(Exception):  # noqa: N818  # not an error, but requested by the user
     """An evaluation or a rollout was cancelled."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which environments of an evaluation are played here: those from `first` on, of `n_envs` in total.
+    """The environments of an evaluation that this process plays: those from `first` on, of `n_envs` in total.
 
     Inference always has the full batch shape, so that actions are the same bit for bit in every process.
     """
@@ -126,23 +126,23 @@ def play(
 ) -> Evaluation:
     """Play `episodes` episodes, divided among `envs`: environment i plays its episodes 0, 1, … from their seeds.
 
-    Every environment has a fixed number of episodes: taking whichever end first would favour short ones. Where
-    environments cycle through tasks, this also gives every task the same number of episodes, or one less. With a
-    `share`, only the episodes of its environments are played. Raises Stopped if `stop` returns True before the end.
+    Every environment plays a fixed number of episodes: taking the first that end would favour short ones. If
+    environments cycle through tasks, every task also gets the same number of episodes, or one less. With a `share`,
+    only the episodes of its environments are played. Raises Stopped if `stop` returns True before the end.
     """
-    learning = policy.training
-    _take_trace(envs)  # discard the last one, so that the next is recorded
+    was_training = policy.training
+    _take_trace(envs)  # discard the previous one, so that the next is recorded
     policy.eval()
     try:
         chosen = share or Share(0, envs.n_envs)
         results = _play(policy, envs, episodes, deterministic, seed, stop, on_fault, chosen)
     finally:
-        policy.train(learning)
+        policy.train(was_training)
     return Evaluation(
         [episode.total for episode in results],
         [episode.length for episode in results],
         [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
-        [episode.task for episode in results] if isinstance(policy, SACPolicy) and policy.n_tasks > 1 else [],
+        [episode.task for episode in results] if policy.n_tasks > 1 else [],
         _take_trace(envs),
     )
 
@@ -170,7 +170,7 @@ def _play(
     envs.start(np.zeros(envs.n_envs, np.int64))
     obs = torch.zeros(n_envs, block.obs.shape[1], dtype=torch.uint8, device=device)
     state = torch.zeros(n_envs, policy.state_size, device=device)
-    going_on = torch.zeros(n_envs, 1, dtype=torch.bool, device=device)
+    continues = torch.zeros(n_envs, 1, dtype=torch.bool, device=device)
     generator = keyed_generator(device, seed, EVALUATION)
     distribution = policy.distribution
     returns, lengths = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)  # of the open episodes
@@ -179,8 +179,8 @@ def _play(
         if stop():
             raise Stopped
         obs[mine].copy_(torch.from_numpy(block.obs))
-        if isinstance(policy, SACPolicy) and policy.n_tasks > 1 and not lengths.all():  # some begin now
-            tasks = policy.tasks(obs[mine]).cpu().numpy()
+        if policy.n_tasks > 1 and not lengths.all():  # some episodes begin now
+            tasks = task_of(policy.encoder(obs[mine]), policy.n_tasks).cpu().numpy()
         params, after = policy.act(obs, state)
         if deterministic:
             action = distribution.mode(params)
@@ -189,7 +189,7 @@ def _play(
         torch.from_numpy(block.actions).copy_(distribution.to_env(action)[mine])
         envs.send(slices)
         envs.recv(len(slices))
-        # These are in a new episode: the step failed, or the worker died after it. The broken episode is not a result.
+        # These start a new episode, because the step failed or the worker died after it; the old one does not count.
         failed = block.retry | (block.truncated & (block.episode_length < 0))
         for fault in envs.faults:
             on_fault(fault)
@@ -200,12 +200,12 @@ def _play(
         returns[failed], lengths[failed] = 0.0, 0
         for env in np.flatnonzero(ended | (lengths >= _MAX_STEPS)):
             if len(results[env]) < quota[env]:
-                # The environment's own sum if it has one: it is in double precision.
+                # The environment's own sum, if there is one, is in double precision.
                 total = block.episode_return[env] if ended[env] else returns[env]
                 success = int(block.episode_success[env]) if ended[env] else 0
                 results[env].append(_Episode(float(total), int(lengths[env]), success, int(tasks[env])))
             returns[env], lengths[env] = 0.0, 0
         if after is not None:
-            going_on[mine] = torch.from_numpy(~(ended | failed)).to(device).unsqueeze(-1)
-            state = after * going_on
+            continues[mine] = torch.from_numpy(~(ended | failed)).to(device).unsqueeze(-1)
+            state = after * continues
     return [episode for done in results for episode in done]

@@ -1,7 +1,7 @@
 """An evaluation process: evaluates snapshots of the policy on the CPU during training.
 
-The trainer writes a policy's weights to shared memory and sends the place through a pipe; the reply is the result of
-the episodes. Only the trainer holds the other end of the pipe: when it is gone, this process exits.
+The trainer writes a policy's weights to a slot in shared memory and sends the slot's index through a pipe; the reply is
+the result of the episodes. Only the trainer holds the other end of the pipe: when it is closed, this process exits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unidle.envs.protocol import Fault
 from unidle.envs.shared_block import map_memory
 from unidle.nn.optim.flat_parameters import FlatParameters
 
-Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # of the tensors in a policy's state
+Shapes = list[tuple[str, tuple[int, ...], torch.dtype]]  # name, shape and dtype of the tensors in a policy's state
 
 _ALIGN = 64
 
@@ -34,14 +34,14 @@ _ALIGN = 64
 class Snapshots:
     """Shared memory for several snapshots of a policy's weights, and a heartbeat of each process."""
 
-    def __init__(self, memory: Any, shapes: Shapes, places: int, processes: int) -> None:
-        self.places = [self._views(memory, shapes, place * _state_bytes(shapes)) for place in range(places)]
-        self.beats = np.ndarray((processes,), np.int64, memory, places * _state_bytes(shapes))
+    def __init__(self, memory: Any, shapes: Shapes, slots: int, processes: int) -> None:
+        self.slots = [self._views(memory, shapes, slot * _state_bytes(shapes)) for slot in range(slots)]
+        self.beats = np.ndarray((processes,), np.int64, memory, slots * _state_bytes(shapes))
 
     @staticmethod
-    def nbytes(shapes: Shapes, places: int, processes: int) -> int:
-        """Bytes it takes."""
-        return places * _state_bytes(shapes) + 8 * processes
+    def nbytes(shapes: Shapes, slots: int, processes: int) -> int:
+        """Size of the memory in bytes."""
+        return slots * _state_bytes(shapes) + 8 * processes
 
     @staticmethod
     def _views(memory: Any, shapes: Shapes, start: int) -> dict[str, Tensor]:
@@ -69,14 +69,14 @@ def _rounded(nbytes: int) -> int:
 
 @dataclass
 class EvaluationJob:
-    """What the process receives at its start."""
+    """What an evaluation process receives at its start."""
 
     trainer: int  # its process id
     path: list[str]  # its sys.path
-    cargo: bytes  # (EnvMaker, EnvSpec, Config, network factory), pickled: unpickled once the path is set
+    payload: bytes  # (EnvMaker, EnvSpec, Config, network factory), pickled: unpickled once the path is set
     memory: int  # file descriptor of the snapshots
     shapes: Shapes
-    places: int
+    slots: int
     process: int
     processes: int
     n_envs: int  # of the whole evaluation
@@ -90,11 +90,11 @@ class Evaluator:
 
     def __init__(self, job: EvaluationJob) -> None:
         self._job = job
-        maker, env_spec, config, network = cloudpickle.loads(job.cargo)
-        torch.set_num_threads(config.engine.threads)  # as in the trainer: it decides how sums are split
+        maker, env_spec, config, network = cloudpickle.loads(job.payload)
+        torch.set_num_threads(config.engine.threads)  # as in the trainer, because it decides how sums are split
         self._policy = new_policy(env_spec.obs_layout, env_spec.action_layout, config.recipe, network)
         FlatParameters(self._policy)  # one contiguous tensor, like the trainer's
-        self._snapshots = Snapshots(map_memory(job.memory), job.shapes, job.places, job.processes)
+        self._snapshots = Snapshots(map_memory(job.memory), job.shapes, job.slots, job.processes)
         self._envs = SerialEnvs(
             maker.for_n_envs(job.n_envs),
             env_spec,
@@ -105,10 +105,10 @@ class Evaluator:
         )
 
     def run(self, pipe: Connection) -> None:
-        """Evaluate the snapshot at each place received, until the trainer closes the pipe."""
+        """Evaluate the snapshot in each slot received, until the trainer closes the pipe."""
         while True:
-            place: int = cloudpickle.loads(pipe.recv_bytes())
-            self._policy.load_state_dict(self._snapshots.places[place])
+            slot: int = cloudpickle.loads(pipe.recv_bytes())
+            self._policy.load_state_dict(self._snapshots.slots[slot])
             faults: list[Fault] = []
             share = Share(self._job.env_ids.start, self._job.n_envs)
             result = play(

@@ -1,4 +1,4 @@
-"""Entry point of an evaluation process: tied to the trainer's life before it imports anything slow."""
+"""Entry point of an evaluation process; before it imports anything slow, it is set up to exit with the trainer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import os
 import sys
 
+from unidle.output import guard_output
 from unidle.subprocesses import end_with_trainer
 
-_NICENESS = 10  # where both want a core, training gets nine tenths of it
+_NICENESS = 10  # if training needs the same core, it gets nine tenths of it
 
 
 def main() -> None:
     """Evaluate for one trainer until it closes the pipe."""
     end_with_trainer()
+    guard_output()  # an environment that prints must not fail because nobody reads it
     os.nice(_NICENESS)
     from multiprocessing.connection import Connection
 
@@ -27,7 +29,7 @@ def main() -> None:
     try:
         job: EvaluationJob = cloudpickle.loads(pipe.recv_bytes())
         if os.getppid() != job.trainer:
-            return  # the trainer ended before this process was tied to it
+            return  # the trainer ended before `end_with_trainer`
         sys.path[:] = job.path
         with contextlib.closing(Evaluator(job)) as evaluator:
             evaluator.run(pipe)

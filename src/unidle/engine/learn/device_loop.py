@@ -1,6 +1,6 @@
 """Whole iterations on the device: rollout and update are one function, captured as one CUDA graph.
 
-The host launches bursts of iterations and reads the metrics after each burst: reading them after every iteration would
+The host launches iterations in bursts and reads the metrics after each burst: reading them after every iteration could
 take longer than the iteration.
 """
 
@@ -12,22 +12,23 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from unidle.algos.capturing import Capturer
+from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import ALGORITHMS, Algorithm
 from unidle.algos.run_to_end import run_to_end
 from unidle.config import Recipe
 from unidle.engine.collect.device import NODES_PER_STEP, DeviceCollector
 from unidle.engine.learn.finite import NonFinite, all_finite
+from unidle.engine.learn.learner import stacked
 from unidle.envs.device.device_env import DeviceEnv, traits_of
-from unidle.rng import NOISE, SHUFFLE, rekeyed
+from unidle.rng import NOISE, SHUFFLE, reseed
 from unidle.timeline import LEARN, DeviceClock, Timeline
 
-_MAX_NODES = 20_000  # of an iteration's graph, which is captured once, in seconds
+_MAX_NODES = 20_000  # of an iteration's graph, whose capture then takes seconds, once
 _BURST_SECONDS = 0.1
 _MAX_ITERATIONS = 1000  # in a burst
 
 
-def fits(env: DeviceEnv, recipe: Recipe) -> bool:
+def can_capture_iteration(env: DeviceEnv, recipe: Recipe) -> bool:
     """Whether a whole iteration can be captured as one graph."""
     updates = ALGORITHMS[recipe.algo].iteration_nodes(recipe)
     if updates is None or not traits_of(env).capture_safe:
@@ -41,31 +42,32 @@ class DeviceLoop:
     def __init__(
         self, collector: DeviceCollector, algo: Algorithm, seed: int, timeline: Timeline, capture: Capturer
     ) -> None:
-        """No part of `collector` and `algo` may be captured on its own."""
+        """No part of `collector` and `algo` may be captured separately. With an `after_gradient` hook, nothing is."""
+        capture = capture if algo.after_gradient is None else no_capture
         self._collector, self._algo, self._seed = collector, algo, seed
         device = algo.parameters.flat.device
         self._noise, self._shuffle = torch.Generator(device), torch.Generator(device)
         self._names: list[str] = []
         self._values = torch.empty(0)  # the latest iteration's metrics
         self._done = torch.zeros((), dtype=torch.long, device=device)  # iterations of this burst
-        # The first NaN or infinite value: flag, iteration of the burst, t × N + env, whether it was the reward.
+        # The first NaN or infinite value: flag, iteration of the burst, t × N + env, whether it is a reward.
         self._non_finite = torch.zeros(4, dtype=torch.long, device=device)
-        changes = [*_tensors(algo.state_dict()), *collector.moving(), self._done, self._non_finite]
-        self._iterate = capture("the iteration", self._whole, changes, generators=(self._noise, self._shuffle))
+        changes = [*_tensors(algo.state_dict()), *collector.carried_state(), self._done, self._non_finite]
+        self._iterate = capture("the iteration", self._iteration, changes, generators=(self._noise, self._shuffle))
         self._clock = DeviceClock(timeline) if device.type == "cuda" else None
         self._burst_length = 1  # iterations in the next burst
 
-    def _whole(self) -> None:
+    def _iteration(self) -> None:
         algo = self._algo
         rollout = self._collector.collect(self._noise)
         finite = all_finite(algo.policy.encoder, rollout)
         self._find_non_finite(finite, rollout.rewards)
-        metrics = run_to_end(algo.learning(rollout, self._shuffle))
+        metrics = run_to_end(algo.update_in_parts(rollout, self._shuffle))
         metrics["experience_finite"] = finite.all()
-        values = torch.stack([value.detach().float() for value in metrics.values()])
+        values = stacked(metrics)
         if not self._values.numel():  # the first call, which is not captured
             self._names, self._values = list(metrics), torch.zeros_like(values)
-        # Sticky for the burst: a NaN in the middle of it is not overwritten.
+        # A NaN stays until the end of the burst, so that it is noticed.
         self._values.copy_(torch.where(torch.isfinite(self._values), values, self._values))
         self._done.add_(1)
 
@@ -83,13 +85,16 @@ class DeviceLoop:
         self._values.zero_()
         for iteration in range(first, first + count):
             self._algo.set_progress(min(1.0, iteration * batch / timesteps))
-            rekeyed(self._noise, self._seed, NOISE, iteration)
-            rekeyed(self._shuffle, self._seed, SHUFFLE, iteration)
+            reseed(self._noise, self._seed, NOISE, iteration)
+            reseed(self._shuffle, self._seed, SHUFFLE, iteration)
             self._iterate()
         self._collector.copy_episode_stats(count)
 
     def run(self, first: int, limit: int, batch: int, timesteps: int) -> tuple[int, dict[str, float], NonFinite | None]:
-        """Run up to `limit` iterations, starting with index `first`; returns how many, and the metrics of the last."""
+        """Run up to `limit` iterations, the first with index `first`.
+
+        Returns how many, the metrics of the last one, and the first NaN or infinite value of an environment, if any.
+        """
         count, began = max(1, min(self._burst_length, limit)), perf_counter()
         burst = partial(self._burst, first, count, batch, timesteps)
         self._clock.launch(LEARN, burst) if self._clock else burst()

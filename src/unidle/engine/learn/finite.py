@@ -1,4 +1,4 @@
-"""Checks for NaN and infinite values, in what was collected and in what was learned."""
+"""Checks for NaN and infinite values in rollouts, metrics and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unidle.nn.encoder import Encoder
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first NaN or infinite value: returned by step `step` of environment `env` in that iteration."""
+    """The first NaN or infinite value: step `step` of environment `env` returned it, in this iteration."""
 
     iteration: int
     step: int
@@ -23,7 +23,7 @@ class NonFinite:
     is_reward: bool
 
     def message(self, recipe: Recipe) -> str:
-        """Which environment returned it, and when."""
+        """The environment and the step that returned it, as text."""
         what = "reward" if self.is_reward else "observation"
         at = self.iteration * recipe.total_batch + self.step * recipe.n_envs
         return f"Environment {self.env} returned a NaN or infinite {what} near step {at}"
@@ -39,13 +39,13 @@ def all_finite(encoder: Encoder, rollout: Rollout) -> Tensor:
 
 
 def first_non_finite(finite: Tensor, rollout: Rollout, iteration: int) -> NonFinite:
-    """The first step of a rollout that `all_finite` says is not; waits for the device."""
+    """The first step that is not finite according to `all_finite`; waits for the device."""
     step, env = (int(i) for i in torch.nonzero(~finite)[0])
     return NonFinite(iteration, step, env, not bool(torch.isfinite(rollout.rewards[step, env])))
 
 
 def diverged(metrics: dict[str, float]) -> str | None:
-    """What of an update is NaN or infinite: names of metrics, or a weight; None if everything is finite."""
+    """The names of metrics that are NaN or infinite after an update, or "a weight"; None if everything is finite."""
     names = [name for name, value in metrics.items() if not np.isfinite(value) and name != "explained_variance"]
     if names or not metrics["weights_finite"]:
         return ", ".join(names) or "a weight"

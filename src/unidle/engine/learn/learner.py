@@ -1,6 +1,6 @@
 """Runs one update in parts, so that environments can be stepped in between.
 
-On a GPU a part is a launched graph; on a CPU it is a finished minibatch.
+On a GPU a part is the launch of a graph; on a CPU it is a minibatch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unidle.engine.collect.rollout_slot import FinishedRollout, RolloutSlot
 from unidle.engine.learn.finite import all_finite
 from unidle.timeline import LEARN, DeviceClock, Timeline
 
-# RunParts in the GPU's queue at a time: enough never to run dry, few enough that a launch never blocks.
+# Parts of an update in the GPU's queue at a time: enough that it never runs empty, few enough not to block launches.
 _QUEUE_LENGTH = 3
 _Update = Generator[None, None, dict[str, Tensor]]
 
@@ -40,8 +40,8 @@ class Learner:
         self._update = self._learning(finished, shuffle)
 
     def _learning(self, finished: RolloutSlot | FinishedRollout, shuffle: torch.Generator) -> _Update:
-        metrics = yield from self._algo.learning(finished.rollout, shuffle, finished.behaviour)
-        self.finite = all_finite(self._algo.policy.encoder, finished.rollout)  # last: learning does not wait for it
+        metrics = yield from self._algo.update_in_parts(finished.rollout, shuffle, finished.behaviour)
+        self.finite = all_finite(self._algo.policy.encoder, finished.rollout)  # at the end, so that it delays no update
         metrics["experience_finite"] = self.finite.all()
         return metrics
 
@@ -54,7 +54,7 @@ class Learner:
         except StopIteration as end:
             metrics: dict[str, Tensor] = end.value
             self._names = list(metrics)
-            values = torch.stack([value.float() for value in metrics.values()])
+            values = stacked(metrics)
             if self._done is None:
                 self._values = values
             else:
@@ -83,3 +83,8 @@ class Learner:
         if self._clock is not None:
             self._clock.read()
         return dict(zip(self._names, self._values.tolist()))
+
+
+def stacked(metrics: dict[str, Tensor]) -> Tensor:
+    """[metric] the values of metrics that are tensors with one element (one member)."""
+    return torch.cat([value.detach().float().view(1) for value in metrics.values()])

@@ -81,7 +81,7 @@ class Threaded:
     call returns.
     """
 
-    repeats = True  # the same seed and actions give the same episode, as Gymnasium requires
+    deterministic = True  # the same seed and actions give the same episode, as Gymnasium requires
 
     def __init__(self, make_env: Callable[..., gymnasium.Env], **kwargs: Any) -> None:
         """Create the environment in its thread; all calls run there."""

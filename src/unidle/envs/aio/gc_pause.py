@@ -1,7 +1,7 @@
-"""Rarer garbage collection while hundreds of episodes are open.
+"""Less frequent garbage collection while hundreds of episodes are open.
 
-By default Python searches for reference cycles after a few hundred allocations, here every step or two, and finds
-almost none: it took a tenth of a step.
+By default Python searches for reference cycles after a few hundred allocations: here every step or two, for a tenth of
+the time, and it finds almost none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Call it when the pool closes; the last one restores the thresholds."""
+    """Call it when the pool closes; the last pool to close restores the thresholds."""
     global _n_pools
     _n_pools -= 1
     if _n_pools == 0:

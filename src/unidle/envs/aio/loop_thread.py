@@ -16,7 +16,7 @@ _CANCEL_CHECK_SECONDS = 0.2
 
 
 class LoopThread:
-    """Runs from its creation until `close`."""
+    """An event loop that runs in its own thread until `close`."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()

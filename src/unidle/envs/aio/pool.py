@@ -36,7 +36,7 @@ class AsyncEnvs:
     ) -> None:
         """Create `slices` slices, by default one per environment.
 
-        A step or reset that exceeds the maker's `deadline` is cancelled and its environment restarted.
+        A step or reset that exceeds the maker's `step_timeout` is cancelled and its environment restarted.
         """
         self.env_spec, self.n_envs = env_spec, n_envs
         self.block = SharedBlock(env_spec, n_envs)

@@ -29,7 +29,7 @@ class AsyncEnvRunner:
 
     def __init__(self, maker: EnvMaker, run_seed: int, index: int) -> None:
         self.env: AsyncEnv | None = None
-        self._maker, self._seconds = maker, maker.deadline
+        self._maker, self._seconds = maker, maker.step_timeout
         self._seed_of = partial(episode_seed, run_seed, index)
         self._steps: list[Any] = []  # results of `step`, or exceptions, in reverse order
         self._resets: dict[int, Any] = {}  # seed → result of `reset`, or exception
@@ -108,12 +108,12 @@ class AsyncEnvRunner:
                     await env.close()
 
     async def close(self) -> None:
-        """Close the environment and create no other."""
+        """Close the environment; no other is created."""
         self._is_closed = True
         await self.close_env()
 
     async def _with_timeout(self, what: str, call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Await `call`, cancelled after the deadline."""
+        """Await `call`; cancel it after the timeout."""
         limit = asyncio.timeout(self._seconds)
         try:
             async with limit:
@@ -176,7 +176,7 @@ def _has_ended(outcome: Any) -> bool:
         return False  # its slot reports what is wrong with it
 
 
-def _unwrap(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def _unwrap(result: Any) -> Any:
+    if isinstance(result, Exception):
+        raise result
+    return result

@@ -42,9 +42,9 @@ class AsyncSlots:
         on_finished: Callable[[int], None],
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_cancelled` tells whether the caller has gone, so that waiting can stop."""
+        """Waiting stops once `is_cancelled` returns True, for example because the trainer has exited."""
         self._is_cancelled = is_cancelled
-        self._block, self._lines, self._first = block, env_ids, first_index + env_ids.start
+        self._block, self._env_ids, self._first = block, env_ids, first_index + env_ids.start
         self._decode = env_spec.action_layout.decoder()
         self._runners = [AsyncEnvRunner(maker, seed, first_index + env_id) for env_id in env_ids]
         self._on_finished = on_finished
@@ -89,11 +89,11 @@ class AsyncSlots:
         """Start slices (number, first, end); first and end are relative to this object's first environment."""
         calls = []
         for number, first, end in slices:
-            skip = self._block.skip[self._lines[first] : self._lines[end - 1] + 1].tolist()
+            skip = self._block.skip[self._env_ids[first] : self._env_ids[end - 1] + 1].tolist()
             own = [index for index in range(first, end) if not skip[index - first]]
             self._pending[number] = len(own)
             for index in own:
-                action = self._decode(self._block.actions[self._lines[index]])
+                action = self._decode(self._block.actions[self._env_ids[index]])
                 calls.append((number, self._runners[index], action, self._episodes[index].episode))
             if not own:
                 self._on_finished(number)
@@ -117,15 +117,16 @@ class AsyncSlots:
 
     def states(self) -> list[dict[str, Any] | None]:
         """None for all: the state of a remote service cannot be saved."""
-        return [None] * len(self._lines)
+        return [None] * len(self._env_ids)
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Replay open episodes if the environments declare `repeats`.
+        """Replay open episodes if the environments declare `deterministic = True` (formerly `repeats`).
 
-        Otherwise episodes with at least one step are lost and the next ones start: a website should not have to serve
-        all those pages again when one of them may have changed.
+        Otherwise episodes with at least one step are lost and the next ones start: fetching all their pages again would
+        burden the website, and any of them may have changed.
         """
-        if getattr(self._runners[0].env, "repeats", False):
+        env = self._runners[0].env
+        if getattr(env, "deterministic", getattr(env, "repeats", False)):
             replays = [
                 runner.replay(episode, [self._decode(action) for action in actions])
                 for runner, (episode, actions, _, _) in zip(self._runners, points)
@@ -134,7 +135,7 @@ class AsyncSlots:
             return self._slots.resume(points)
         has_steps = [len(actions) > 0 for _, actions, _, _ in points]
         self.start(np.array([episode + lost for (episode, *_), lost in zip(points, has_steps)], np.int64))
-        obs = self._block.obs[self._lines.start : self._lines.stop]
+        obs = self._block.obs[self._env_ids.start : self._env_ids.stop]
         return [not lost and np.array_equal(now, saved) for now, (_, _, saved, _), lost in zip(obs, points, has_steps)]
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class AsyncSlots:
         for index in range(first, end):
             counts = getattr(self._runners[index].env, "requests_made", None)
             if counts is not None:
-                self._block.requests[self._lines[index]] += counts
+                self._block.requests[self._env_ids[index]] += counts
                 counts[:] = 0
 
     def _prefetch(self, work: Sequence[Coroutine[Any, Any, Any]]) -> None:

@@ -16,9 +16,9 @@ from unidle.envs.spec import EnvSpec
 
 
 class AsyncWorker(Worker):
-    """Like `Worker`, but a slice is first sent to the event loop, and new back when the loop has finished it.
+    """Like `Worker`, but slices are sent to the event loop, and handed back when the loop has finished them.
 
-    The loop rings `go` too, so the worker still waits for one doorbell only.
+    The loop also rings `go`, so the worker waits for a single doorbell.
     """
 
     def __init__(self, pipe: Connection, job: WorkerJob, maker: Any, env_spec: EnvSpec) -> None:
@@ -41,9 +41,9 @@ class AsyncWorker(Worker):
 
     def _is_closed(self) -> bool:
         """Whether the trainer has closed the pipe."""
-        look = select.poll()
-        look.register(self._pipe.fileno(), select.POLLRDHUP)
-        return bool(look.poll(0))
+        poll = select.poll()
+        poll.register(self._pipe.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _step_next(self) -> bool:
         """Send new slices to the loop and hand finished ones back; False if there is neither."""

@@ -35,11 +35,11 @@ class Traits:
 
     capture_safe: bool = True  # a step uses only torch, on fixed tensors, so a CUDA graph can replay it
     resumable: bool = True  # the returned state is complete, so a checkpoint can restore it
-    exact_final_observation: bool = True  # else a truncated episode ends with its last-but-one observation
+    exact_final_observation: bool = True  # else the final observation of a truncated episode is the one before it
 
 
 def traits_of(env: Any) -> Traits:
-    """The traits of `env` as known so far."""
+    """The traits of `env`; they may still change until an episode has ended (see IsaacEnv)."""
     traits: Traits = getattr(env, "traits", Traits())
     return traits
 
@@ -64,20 +64,20 @@ class MaskedDeviceEnv(DeviceEnv, Protocol):
     """A DeviceEnv with action masks."""
 
     def mask(self, state: State) -> Tensor:
-        """[N, Σ categories] uint8, head after head: 1 for each category that may be chosen in this state."""
+        """[N, Σ categories] uint8, concatenated over action heads: 1 for each category that this state allows."""
 
 
 def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:
     """Uniform numbers in [0, 1), [N, draws] float32, that depend only on seed, environment [N] and episode [N]."""
-    word = _mixed(env + scrambled(seed))
-    word = _mixed(word ^ _mixed(episode + HASH_EPISODE))
+    word = _hash_32(env + hash_seed(seed))
+    word = _hash_32(word ^ _hash_32(episode + HASH_EPISODE))
     draw = torch.arange(1, draws + 1, device=env.device) * HASH_DRAW
-    word = _mixed(word.unsqueeze(-1) + draw)
+    word = _hash_32(word.unsqueeze(-1) + draw)
     return (word >> 8).to(torch.float32) * 2.0**-24
 
 
-def _mixed(word: Tensor) -> Tensor:
-    """C. Wellons' low-bias 32-bit hash, in int64 that keeps only those bits.
+def _hash_32(word: Tensor) -> Tensor:
+    """C. Wellons' low-bias 32-bit hash, computed in int64 with the upper bits masked off.
 
     Its factors are below 2^31, so no product overflows and torch.compile accepts them.
     """
@@ -87,7 +87,7 @@ def _mixed(word: Tensor) -> Tensor:
     return word ^ (word >> 15)
 
 
-def scrambled(seed: int) -> int:
+def hash_seed(seed: int) -> int:
     """Hash a 64-bit seed to 32 bits."""
     seed = (seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15
     return (seed >> 16) & _32_BITS

@@ -53,7 +53,8 @@ def gymnax_task(name: str, **kwargs: Any) -> JaxTask:
         observation, after, reward, done, _ = env.step_env(key, state, action, params)
         if hasattr(env, "is_truncated"):  # gymnax 1.0: `done` is termination alone
             return after, observation, reward, done, env.is_truncated(after, params)
-        # In older versions `done` is either; the same step without a time limit tells which. XLA shares the work.
+        # In older versions `done` also means truncation; a step without a time limit shows whether it terminated.
+        # XLA shares the work of both steps.
         terminated = env.step_env(key, state, action, endless)[3]
         return after, observation, reward, terminated, done
 

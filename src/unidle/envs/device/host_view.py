@@ -59,7 +59,7 @@ class TensorEnvs:
         return [0]
 
     def _structured(self, observation: Tensor) -> Any:
-        """An array, or a dict of arrays for a Dict space, whose groups the tensor holds side by side."""
+        """An array, or a dict of arrays for a Dict space, whose groups are concatenated in the tensor."""
         array, leaves = observation.cpu().numpy(), self.env_spec.obs_layout.leaves
         if not leaves[0].path:
             return array

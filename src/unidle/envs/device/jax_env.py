@@ -39,7 +39,7 @@ class JaxTask:
     limit: int | None = None  # steps after which unidle truncates; None: only the task's own `truncated` counts
 
 
-def import_package(name: str, wanted_by: str) -> Any:
+def import_package(name: str, env_name: str) -> Any:
     """Import a package that needs JAX; UsageError if it is not installed."""
     # By default JAX preallocates three quarters of the GPU's memory, which the policy needs too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -47,7 +47,7 @@ def import_package(name: str, wanted_by: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = (error.name or name).partition(".")[0]  # the package, or a dependency of it
-        raise UsageError(f"`{wanted_by}` needs the package {package}; run: pip install {package}.") from None
+        raise UsageError(f"`{env_name}` needs the package {package}; run: pip install {package}.") from None
 
 
 class JaxEnv:
@@ -69,7 +69,7 @@ class JaxEnv:
         self._index = jax.device_put(
             jnp.arange(first_index, first_index + n_envs, dtype=jnp.int32), _jax_device(torch.device(device))
         )
-        self._words = _Words(jax.eval_shape(self._fresh, self._index[0], jnp.int32(0))[0])
+        self._words = _Words(jax.eval_shape(self._reset_one, self._index[0], jnp.int32(0))[0])
         self._begin_all, self._step_all = jax.jit(self._traced_begin), jax.jit(self._traced_step)
 
     def begin(self) -> tuple[State, Tensor]:
@@ -91,8 +91,8 @@ class JaxEnv:
 
     # -- traced once by JAX -------------------------------------------------------------------------------------------
 
-    def _fresh(self, index: Array, episode: Array) -> tuple[Tree, Array]:
-        """One environment at the start of an episode."""
+    def _reset_one(self, index: Array, episode: Array) -> tuple[Tree, Array]:
+        """Reset one environment: its state and observation at the start of an episode."""
         import jax.numpy as jnp
 
         tree, observation = self._task.reset(self._key_of(index, episode, 0))
@@ -104,7 +104,7 @@ class JaxEnv:
         return fold_in(fold_in(fold_in(self._key, index), episode), draw)
 
     def _step_one(self, index: Array, words: Array, action: Array) -> tuple[Tree, Array, Array, Array, Array]:
-        """One environment after a step, before any reset."""
+        """Step one environment, without resetting it."""
         import jax.numpy as jnp
 
         tree, episode, length = self._words.unpack(words)
@@ -115,7 +115,7 @@ class JaxEnv:
             action = action.reshape(self.action_space.shape)
         key = self._key_of(index, episode, length)  # 0 is the reset, 1 the first step
         tree, observation, reward, terminated, truncated = self._task.step(key, tree, action)
-        # Some return plain Python numbers.
+        # Some environments return plain Python numbers.
         reward, terminated, truncated = jnp.float32(reward), jnp.bool_(terminated), jnp.bool_(truncated)
         if self._task.limit is not None:
             truncated = truncated | (length >= self._task.limit)
@@ -127,7 +127,7 @@ class JaxEnv:
         import jax.numpy as jnp
 
         def start(index: Array, episode: Array) -> tuple[Array, Array]:
-            tree, observation = self._fresh(index, episode)
+            tree, observation = self._reset_one(index, episode)
             return self._words.pack(tree), observation
 
         return jax.vmap(start)(index, jnp.zeros_like(index))
@@ -141,7 +141,7 @@ class JaxEnv:
 
         def reset_ended(index: Array, words: Array, final: Array, ended: Array) -> tuple[Array, Array]:
             _, episode, _ = self._words.unpack(words)
-            tree, first = self._fresh(index, episode + 1)
+            tree, first = self._reset_one(index, episode + 1)
             return jnp.where(ended, self._words.pack(tree), words), jnp.where(ended, first.astype(final.dtype), final)
 
         # A physics reset costs as much as a step, and in most steps no episode ends.

@@ -50,8 +50,8 @@ class _Simulator:
 class IsaacEnv(_Simulator):
     """An environment of Isaac Lab, of mjlab or of Isaac Gym.
 
-    Its observation is the policy's group; with `obs_groups`, a Dict of these groups (of all, if it is empty). Tensors
-    then hold the groups side by side, in the order of the Dict.
+    Its observation is the policy's observation group; with `obs_groups`, a Dict of those groups (all, if it is empty).
+    Tensors then hold the groups concatenated, in the order of the Dict.
     """
 
     observation_space: spaces.Box | spaces.Dict
@@ -142,7 +142,7 @@ class TensorVectorEnv(_Simulator):
         first_index: int = 0,
         obs_groups: tuple[str, ...] | None = None,
     ) -> None:
-        """There are no groups in Box observations; the policy reports settings that name some."""
+        """`obs_groups` has no effect: there are no groups, and the policy rejects settings that name any."""
         super().__init__(env, seed, device, first_index)
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         for space in (self.observation_space, self.action_space):
@@ -171,23 +171,23 @@ class TensorVectorEnv(_Simulator):
                 observation, final, self._tensor(reward, torch.float32), terminated, truncated & ~terminated
             )
 
-    def _reset_ended(self, seen: Tensor, terminated: Tensor, truncated: Tensor, infos: Any) -> tuple[Tensor, Tensor]:
-        """Return the observation for the next step and the final observation of this one."""
+    def _reset_ended(self, obs: Tensor, terminated: Tensor, truncated: Tensor, infos: Any) -> tuple[Tensor, Tensor]:
+        """Reset ended environments if they do not reset themselves; return the next and the final observation."""
         if not self._resets_within_step:
             ended = terminated | truncated
             if not ended.any():
-                return seen, seen
-            shown = self._tensor(self._env.reset(options={"reset_mask": ended.to(self._sim_device)})[0])
-            return torch.where(ended.view(-1, *[1] * (seen.dim() - 1)), shown, seen), seen
-        given = next((infos[key] for key in _FINAL if key in infos), None)
-        if given is None:
+                return obs, obs
+            reset_obs = self._tensor(self._env.reset(options={"reset_mask": ended.to(self._sim_device)})[0])
+            return torch.where(ended.view(-1, *[1] * (obs.dim() - 1)), reset_obs, obs), obs
+        final = next((infos[key] for key in _FINAL if key in infos), None)
+        if final is None:
             if truncated.any():
                 raise UsageError(
                     "The vector environment truncated an episode, but infos['final_obs'] does not have its final "
                     "observation; add it, as AutoresetMode.SAME_STEP requires."
                 )
-            return seen, seen
-        return seen, self._tensor(given, seen.dtype)
+            return obs, obs
+        return obs, self._tensor(final, obs.dtype)
 
 
 class _no_inference_mode(torch.no_grad):  # noqa: N801

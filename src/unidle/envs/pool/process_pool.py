@@ -1,7 +1,7 @@
 """Environments in worker processes that write into shared memory.
 
 The environments of the block are divided into slices. Each worker owns a few slices and steps one while another waits
-for its actions, so that neither the workers nor the policy are idle. Observations, rewards and actions never pass
+for its actions, so that neither workers nor policy are idle. Observations, rewards and actions never pass
 through a pipe; a slice is handed over by setting a flag byte, and a doorbell if the other side sleeps.
 
 When a worker dies at any point, or hangs and is killed, a new one replaces it. No partial state can survive, because
@@ -48,7 +48,7 @@ from unidle.envs.shared_block import SharedBlock, map_memory, shared_memory
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 
-_CLOSING_SECONDS = 5.0  # for all workers together to exit by themselves
+_CLOSING_SECONDS = 5.0  # for all workers together to exit; the rest are killed
 _WAITING_CLOSING_SECONDS = 1.5  # the same for AsyncEnvs, which only wait for I/O
 _STARTING_SECONDS = 120.0  # on top of `env_timeout`: a worker imports and creates its environments
 _ROTATE_SECONDS = 0.02  # between two rotations of the workers over the cores
@@ -237,21 +237,24 @@ class ProcessPool:
         self._record(faults)
 
     def _restart(self, number: int, attempt: int) -> list[Fault]:
-        """Start a worker and new episodes in it; return the faults of doing so."""
+        """Start a worker and new episodes in it; return the faults that occurred meanwhile."""
         worker = self._processes[number]
         env_ids, timeout = worker.job.env_ids, self._timeout + _STARTING_SECONDS
         worker.close_pipe()
         self._signals.reset_worker(number)
         worker.start()
         worker.receive(timeout)
-        # Each attempt takes other episodes: the crash may depend on their seeds.
+        if self._fallback_obs is None:  # no episode was started yet
+            self._send_command(number, "make", ())
+            return worker.receive(timeout)[1]
+        # Each attempt starts other episodes: the crash may depend on their seeds.
         self._send_command(
             number, "restart", (self.block.episode[env_ids.start : env_ids.stop] + attempt, self._fallback_obs)
         )
         return worker.receive(timeout)[1]
 
     def _pending_steps(self, job: WorkerJob) -> str:
-        """Describe the environments that a worker had to step."""
+        """Describe the environments with a step that the worker had not finished."""
         block, flags = self.block, self._signals.flags
         env_ids = [
             env_id
@@ -261,13 +264,13 @@ class ProcessPool:
             if not block.skip[env_id]
         ]
         if not env_ids:
-            return " It was not stepping any of them."
+            return " No step was pending."
         named = []
         for env_id in env_ids[:_MAX_LISTED]:
             env, episode = self._first_index + env_id, int(block.episode[env_id])
             named.append(f"{env} (episode {episode}, seed {episode_seed(self._seed, env, episode)})")
         more = f" and {len(env_ids) - _MAX_LISTED} more" if len(env_ids) > _MAX_LISTED else ""
-        return f" It had to step environments {', '.join(named)}{more}."
+        return f" Steps were pending in environments {', '.join(named)}{more}."
 
     def _release_slices(self, job: WorkerJob) -> None:
         """Mark a dead worker's slices as done and record how the episode of each environment ended."""
@@ -296,11 +299,7 @@ class ProcessPool:
         """Start the given episode in each environment."""
         spans = [job.env_ids for job in self._jobs()]
         parts = [(episodes[env_ids.start : env_ids.stop],) for env_ids in spans]
-        for number, part in enumerate(self._call_all("start", parts, self._timeout)):
-            if part is _DIED:
-                self._send_command(number, "start", parts[number])
-                self._record(self._processes[number].receive(self._timeout)[1])
-        self.restarted.clear()
+        self._repeat_all("start", parts)
         self._fallback_obs = self.block.obs[0].copy()
 
     def states(self) -> list[dict[str, Any] | None]:
@@ -314,19 +313,17 @@ class ProcessPool:
 
     def take_episode_record(self) -> dict[str, Any] | None:
         """See `AsyncSlots.take_episode_record`."""
-        story = self._call_all("take_episode_record", [()] * self.workers, self._timeout)[0] if self._is_async else None
-        return story if isinstance(story, dict) else None  # its worker may have died
+        record = (
+            self._call_all("take_episode_record", [()] * self.workers, self._timeout)[0] if self._is_async else None
+        )
+        return record if isinstance(record, dict) else None  # its worker may have died
 
     def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
         """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
         parts = [(points[job.env_ids.start : job.env_ids.stop],) for job in self._jobs()]
-        answers = self._call_all("resume", parts, self._timeout)
+        answers = self._repeat_all("resume", parts)
         self._fallback_obs = self.block.obs[0].copy()
-        return [
-            part is not _DIED and part[index]
-            for part, job in zip(answers, self._jobs())
-            for index in range(len(job.env_ids))
-        ]
+        return [part[index] for part, job in zip(answers, self._jobs()) for index in range(len(job.env_ids))]
 
     def _jobs(self) -> list[WorkerJob]:
         return [worker.job for worker in self._processes]
@@ -339,6 +336,17 @@ class ProcessPool:
                 self._send_command(number, name, argument)
         return self._receive_all(timeout)
 
+    def _repeat_all(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """`_call_all`, repeated in workers that replaced one which died."""
+        values = self._call_all(name, arguments, self._timeout)
+        for number, argument in enumerate(arguments):
+            while values[number] is _DIED:
+                with contextlib.suppress(WorkerError):  # detected again when its reply is due
+                    self._send_command(number, name, argument)
+                values[number] = self._receive(number, self._timeout)
+        self.restarted.clear()
+        return values
+
     def _send_command(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         # Announced first: a long message blocks until the worker reads it, and the worker takes a readable pipe without
         # an announcement for the exit of the trainer.
@@ -348,20 +356,19 @@ class ProcessPool:
 
     def _receive_all(self, timeout: float) -> list[Any]:
         """Return the reply of each worker; _DIED for one that died and was replaced."""
-        values = []
-        for number, worker in enumerate(self._processes):
-            try:
-                value, faults = worker.receive(timeout)
-            except WorkerError as error:
-                if (
-                    error.kind == "exception" or self._fallback_obs is None
-                ):  # nothing has been stepped yet: probably a mistake
-                    raise
-                self._replace(number, error)
-                value, faults = _DIED, []
-            self._record(faults)
-            values.append(value)
-        return values
+        return [self._receive(number, timeout) for number in range(self.workers)]
+
+    def _receive(self, number: int, timeout: float) -> Any:
+        try:
+            value, faults = self._processes[number].receive(timeout)
+        except WorkerError as error:
+            # A worker that hangs before anything was stepped probably always does.
+            if error.kind == "exception" or (error.kind == "hung" and self._fallback_obs is None):
+                raise
+            self._replace(number, error)
+            return _DIED
+        self._record(faults)
+        return value
 
     def close(self) -> None:
         """Close the workers' pipes and wait for them to exit."""
@@ -380,7 +387,7 @@ class ProcessPool:
 
 
 def split_envs(n_envs: int, workers: int, slices: int) -> list[list[tuple[int, int]]]:
-    """Divide env ids evenly into the slices (first, end) of each worker; the fullest worker sets the pace."""
+    """Divide env ids evenly into the slices (first, end) of each worker; the one with most of them is the slowest."""
     shares = np.array_split(np.arange(n_envs), workers)
     cut = [np.array_split(share, min(slices, len(share))) for share in shares]
     return [[(int(part[0]), int(part[-1]) + 1) for part in share] for share in cut]

@@ -45,7 +45,7 @@ class SerialEnvs:
         self._record_faults()
 
     def send(self, slices: Sequence[int]) -> None:
-        """Remember that there is something to step; `recv` steps it."""
+        """Mark the slice to be stepped by `recv`."""
         self._is_sent |= len(slices) > 0
 
     def recv(self, at_least: int, seconds: float | None = None) -> list[int]:

@@ -10,13 +10,13 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from unidle.envs.check import check_mask, check_observation, check_return_value
+from unidle.envs.check import check_mask, check_observation, check_return_value, layout_check
 from unidle.envs.make import EnvMaker
 from unidle.envs.shared_block import FAILED, SUCCEEDED, SharedBlock
 from unidle.envs.spec import EnvSpec, mask_from
-from unidle.errors import TrainingError, as_training_error
+from unidle.errors import USER_EXCEPTIONS, TrainingError, as_training_error
 
-_CHECKED_STEPS = 8  # of each environment; later steps are only checked for NaN and infinite values
+_CHECKED_STEPS = 8  # of each environment; later steps are checked by `layout_check`, and for NaN and infinity
 _Result = TypeVar("_Result")
 
 
@@ -43,6 +43,7 @@ class EnvSlot:
         self._maker = maker
         self.index, self.env_id, self.run_seed = index, env_id, run_seed
         self._env_spec, self._block = env_spec, block
+        self._check_layout = layout_check(env_spec.obs_layout)
         self._write = env_spec.obs_layout.writer(block.obs)
         self._write_final = env_spec.obs_layout.writer(block.final_obs)
         self._masks = env_spec.obs_layout.mask_view(block.obs) if env_spec.obs_layout.mask_width else None
@@ -75,7 +76,7 @@ class EnvSlot:
     def mark_failed(self, reason: str) -> None:
         """Close the environment; the next `step` fails with `reason`."""
         self._failure_reason = reason
-        with contextlib.suppress(Exception):  # it is broken and may not close
+        with contextlib.suppress(*USER_EXCEPTIONS):  # it is broken and may not close
             self.close()
 
     def skip_checks(self) -> None:
@@ -87,7 +88,7 @@ class EnvSlot:
         self.episode, self.length, self._return, self._success = episode, 0, 0.0, 0
         env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
         # A multi-task environment chooses its task by env and episode (see MultiTaskEnv).
-        options = {"options": {"env": self.index, "episode": episode}} if _takes_turns(env) else {}
+        options = {"options": {"env": self.index, "episode": episode}} if _is_multi_task(env) else {}
         observation, info = self._guarded(lambda: check_return_value(env.reset(seed=seed, **options), 2, "reset"))
         if self._unchecked:
             self._guarded(lambda: check_observation(env.observation_space, observation, "reset"))
@@ -115,11 +116,12 @@ class EnvSlot:
             block.terminated[env_id] = terminated
             # Termination wins over truncation: there is nothing to bootstrap from.
             block.truncated[env_id] = truncated and not terminated
-        except Exception as error:
+        except USER_EXCEPTIONS as error:
             raise self._failure(error) from error
         self.length += 1
         if terminated or truncated:
             if not terminated:
+                self._guarded(lambda: self._check_layout(observation))
                 self._guarded(lambda: self._write_final(env_id, observation))
                 self._guarded(lambda: self._write_final_mask(observation, info))
             block.episode_return[env_id] = self._return
@@ -139,11 +141,12 @@ class EnvSlot:
 
     def _observe(self, observation: Any, info: dict[str, Any]) -> None:
         try:
+            self._check_layout(observation)
             self._write(self.env_id, observation)
             if self._masks is not None:
                 mask = mask_from(observation, info, self._env_spec.obs_layout.space)
                 self._masks[self.env_id] = check_mask(self._env_spec.action_layout, mask)
-        except Exception as error:
+        except USER_EXCEPTIONS as error:
             raise self._failure(error) from error
 
     # -- saving and restoring an open episode --------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class EnvSlot:
             return None
         try:
             own = self.env.unwrapped.state_dict()  # type: ignore[attr-defined]
-        except Exception:
+        except USER_EXCEPTIONS:
             return None  # do not fail the checkpoint: the episode can be replayed
         kept = {"length": self.length, "return": self._return, "success": self._success, "episode": self.episode}
         return {"env": own, **kept}
@@ -194,7 +197,7 @@ class EnvSlot:
         self._success = state.get("success", 0)
 
     def _heartbeat(self) -> None:
-        """Count up, so that a long replay is not taken for a hang."""
+        """Show that the worker makes progress, so that a long replay does not count as a hang."""
         self._block.heartbeats[self.env_id] += 1
 
     # -- errors --------------------------------------------------------------------------------------------------------
@@ -202,10 +205,10 @@ class EnvSlot:
     def _guarded(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except Exception as error:
+        except USER_EXCEPTIONS as error:
             raise self._failure(error) from error
 
-    def _failure(self, error: Exception) -> Exception:
+    def _failure(self, error: BaseException) -> Exception:
         return as_training_error(f"Environment {self.index} failed in {self.at(self.episode, self.length)}", error)
 
     def at(self, episode: int, step: int) -> str:
@@ -227,6 +230,6 @@ def _success(info: dict[str, Any]) -> int:
     return 0 if reported is None or np.ndim(reported) else SUCCEEDED if reported else FAILED
 
 
-def _takes_turns(env: gymnasium.Env) -> bool:
+def _is_multi_task(env: gymnasium.Env) -> bool:
     """Whether the environment chooses its task by env index and episode."""
-    return bool(getattr(env.unwrapped, "takes_turns", False))
+    return bool(getattr(env.unwrapped, "is_multi_task", False))

@@ -14,7 +14,7 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slot import EnvSlot
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
-from unidle.errors import TrainingError
+from unidle.errors import USER_EXCEPTIONS, TrainingError
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Slots:
     def close(self) -> None:
         """Close every environment."""
         for slot in self._slots:
-            with contextlib.suppress(Exception):  # nothing depends on it now
+            with contextlib.suppress(*USER_EXCEPTIONS):  # it is not needed any more
                 slot.close()
 
     # -- failures ------------------------------------------------------------------------------------------------------
@@ -162,16 +162,20 @@ class Slots:
     def _not_finite(self, slot: EnvSlot) -> str | None:
         """Describe the NaN or infinite value in an environment's step; None if there is none."""
         block, env_id = self._block, slot.env_id
-        before = bool(block.terminated[env_id] or block.truncated[env_id])  # then the next episode has already started
+        has_ended = bool(
+            block.terminated[env_id] or block.truncated[env_id]
+        )  # then the next episode has already started
         if not np.isfinite(block.reward[env_id]):
             what = "reward"
         elif block.truncated[env_id] and not _finite_at(self._final_floats, env_id):
             what = "observation"
         elif not _finite_at(self._floats, env_id):
-            what, before = "observation", False
+            what, has_ended = "observation", False
         else:
             return None
-        at = slot.at(slot.episode - 1, block.episode_length[env_id]) if before else slot.at(slot.episode, slot.length)
+        at = (
+            slot.at(slot.episode - 1, block.episode_length[env_id]) if has_ended else slot.at(slot.episode, slot.length)
+        )
         return f"Environment {slot.index} returned a NaN or infinite {what} in {at}."
 
     def _check_obs(self, slot: EnvSlot) -> None:

@@ -23,6 +23,7 @@ from unidle.envs.pool.slots import Slots
 from unidle.envs.shared_block import SharedBlock, map_memory
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
+from unidle.output import guard_output
 from unidle.subprocesses import end_with_trainer
 
 # Values of a slice's flag. The trainer writes STEP, and IDLE once it has received the slice; the worker writes DONE,
@@ -42,7 +43,7 @@ class WorkerSignals:
     Invariants: a slice belongs to its worker (STEP) or to the trainer (all other flags), and only its owner touches its
     entries of the block. After setting a flag to STEP, or a command, the trainer rings the worker's `go`; after
     handing a slice back, the worker rings `ready`. A ring carries no information, the flags do. A flag DONE_WITH_FAULTS
-    or FAILED stands for exactly one message, sent after it: a pipe has a limited capacity, and the trainer reads it
+    or FAILED means exactly one message, sent after it: a pipe has a limited capacity, and the trainer reads it
     when it sees the flag. A process that sees a flag also sees everything written before it: x86-64 orders stores.
     """
 
@@ -98,6 +99,7 @@ class WorkerJob:
 def main() -> None:
     """Work for one pool until it closes the pipe."""
     end_with_trainer()
+    guard_output()  # an environment that prints must not fail because nobody reads it
     pipe = Connection(int(sys.argv[1]))
     try:
         job: WorkerJob = cloudpickle.loads(pipe.recv_bytes())
@@ -152,7 +154,7 @@ class Worker:
             elif not self._step_next():
                 go.wait(self._has_work, _PARENT_CHECK_SECONDS, self._spin_seconds, yields_core=self._yields_core)
                 if not self._has_work() and self._pipe.poll() and not commands[number]:
-                    # Commands are announced before they are sent, so a readable pipe without one is its end.
+                    # Commands are announced before they are sent, so a readable pipe without a command has been closed.
                     self._pipe.recv_bytes()  # raises EOFError
 
     def _has_work(self) -> bool:

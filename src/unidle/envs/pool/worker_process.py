@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import cloudpickle
 import numpy as np
 
+from unidle import signals
 from unidle.envs.faults import Fault, FaultKind
 from unidle.errors import TrainingError, UsageError
 from unidle.subprocesses import PACKAGE_PARENT
@@ -48,7 +49,7 @@ class WorkerProcess(Generic[JobKind]):
 
     def __init__(self, job: JobKind, heartbeats: np.ndarray, module: str = "unidle.envs.pool.worker") -> None:
         """`heartbeats` are this worker's entries of the block; `module` is the Python module to run."""
-        self.job, self._beats, self._module = job, heartbeats, module
+        self.job, self._heartbeats, self._module = job, heartbeats, module
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._last_beats: int | None = None
@@ -67,14 +68,15 @@ class WorkerProcess(Generic[JobKind]):
         with theirs:
             self._pipe = Connection(ours.detach())
             try:
-                self._process = subprocess.Popen(
-                    # -P: do not search the current folder, where a user's queue.py would shadow Python's.
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(), self.job.memory),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # stdout is for results; what environments print goes to stderr
-                    env=self._environment,
-                )
+                with signals.blocked():  # until the process can ignore them
+                    self._process = subprocess.Popen(
+                        # -P: do not search the current folder, where a user's queue.py would shadow Python's.
+                        [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                        pass_fds=(theirs.fileno(), self.job.memory),
+                        stdin=subprocess.DEVNULL,
+                        stdout=2,  # stdout is for results; what environments print goes to stderr
+                        env=self._environment,
+                    )
             except OSError as error:
                 raise WorkerError("exception", f"{self.name} could not be started: {error}") from None
         with contextlib.suppress(OSError):  # a worker that has already exited is detected when its reply is due
@@ -139,8 +141,8 @@ class WorkerProcess(Generic[JobKind]):
         self._check_silence(is_busy, timeout)
 
     def _check_silence(self, is_busy: bool, timeout: float) -> None:
-        # Counts checks instead of wall time: a run that is suspended (Ctrl-Z) is not taken for a hang.
-        heartbeats = int(self._beats.sum()) if is_busy else None
+        # Counts checks instead of wall time: a run that is suspended (Ctrl-Z) does not count as a hang.
+        heartbeats = int(self._heartbeats.sum()) if is_busy else None
         if heartbeats is None or heartbeats != self._last_beats:
             self._silence = 0.0
         else:
@@ -163,7 +165,7 @@ class WorkerProcess(Generic[JobKind]):
             "it was killed, ran out of memory, or the environment crashed the interpreter.",
         )
 
-    # -- stopping------------------------------------------------------------------------------------------------------
+    # -- stopping ------------------------------------------------------------------------------------------------------
 
     def close_pipe(self) -> None:
         """Close the pipe, on which the worker exits."""
@@ -171,7 +173,7 @@ class WorkerProcess(Generic[JobKind]):
             self._pipe.close()
 
     def stop(self, seconds: float = 0.0) -> None:
-        """Wait that many seconds for the process to exit by itself, then kill it."""
+        """Wait that many seconds for the process to exit, then kill it."""
         if self._process is None:
             return
         try:

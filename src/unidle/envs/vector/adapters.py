@@ -4,7 +4,7 @@ They differ in when they reset an environment whose episode ended, and where its
 
     Gymnasium, SAME_STEP    reset within the step; infos["final_obs"]
     Gymnasium, DISABLED     reset on request, reset(options={"reset_mask": …}); the observation of the step
-    Gymnasium, NEXT_STEP    reset by the next step, which belongs to no episode and has no place in a rollout.
+    Gymnasium, NEXT_STEP    reset by the next step, which belongs to no episode and does not fit into a rollout.
                             Sync- and AsyncVectorEnv are reset on request, as with DISABLED; others are refused
     Stable-Baselines3       reset within the step; infos[i]["terminal_observation"]
     EnvPool                 reset on request, reset(env_id); the observation of the step

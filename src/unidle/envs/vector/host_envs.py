@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from unidle.envs.adapter_registry import adapter_for
-from unidle.envs.check import check_mask, check_observation
+from unidle.envs.check import check_mask, check_observation, layout_check
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
 from unidle.envs.pool.slot import episode_seed
@@ -51,6 +51,7 @@ class VectorHostEnvs:
         self.faults: list[Fault] = []  # always empty: unidle cannot restart these
         self.restarted: list[int] = []
         self._seed, self._first_index = seed, first_index
+        self._check_layout = layout_check(env_spec.obs_layout)
         # Annotated for one env id; an array of ids or a slice works too.
         self._write_obs: Any = env_spec.obs_layout.writer(self.block.obs)
         self._write_final = env_spec.obs_layout.writer(self.block.final_obs)
@@ -122,6 +123,7 @@ class VectorHostEnvs:
 
     def _write(self, obs: ObsBatch, first: int, maskless: np.ndarray | None = None) -> None:
         at = first + obs.env_ids
+        self._check_layout(obs.observations, (len(at),))
         self._write_obs(at, obs.observations)
         if self._masks is None:
             return

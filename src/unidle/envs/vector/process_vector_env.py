@@ -25,11 +25,12 @@ from unidle.envs.shared_block import map_memory, shared_memory
 from unidle.envs.vector.infos import merge_infos
 from unidle.envs.vector.process_vector_worker import COMMAND, HAS_MESSAGE, STEP, SharedArrays, WorkerJob
 from unidle.errors import TrainingError, UsageError
+from unidle.signals import blocked
 from unidle.spaces.tree import describe_path, rebuild, walk
 from unidle.subprocesses import PACKAGE_PARENT
 
 _FIXED_SIZE_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-_CLOSING_SECONDS = 5.0  # for all workers together to exit by themselves
+_CLOSING_SECONDS = 5.0  # for all workers together to exit; the rest are killed
 _POLL_SECONDS = 0.5  # how often a waiting caller checks that all workers are alive
 
 
@@ -76,13 +77,14 @@ class ProcessVectorEnv(VectorEnv):
         ours, theirs = socket.socketpair()
         with theirs:
             paths = [PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
-            process = subprocess.Popen(
-                # -P: do not search the current folder, where a user's queue.py would shadow Python's.
-                [sys.executable, "-P", "-m", "unidle.envs.vector.process_vector_worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
+            with blocked():  # until the process can ignore signals
+                process = subprocess.Popen(
+                    # -P: do not search the current folder, where a user's queue.py would shadow Python's.
+                    [sys.executable, "-P", "-m", "unidle.envs.vector.process_vector_worker", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(), memory),
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                )
         self._processes.append(process)
         self._pipes.append(Connection(ours.detach()))
         with contextlib.suppress(ConnectionError):  # a worker that has already exited is detected when its reply is due
@@ -91,12 +93,14 @@ class ProcessVectorEnv(VectorEnv):
     def _set_spaces(
         self, replies: list[tuple[list[tuple[spaces.Space, spaces.Space]], dict[str, Any], str | None]]
     ) -> None:
-        """Check that all environments have the same spaces, and adopt them."""
+        """Check that all environments have the same spaces, and store them."""
         all_spaces = [pair for of_worker, _, _ in replies for pair in of_worker]
         self.single_observation_space, self.single_action_space = all_spaces[0]
         for number, pair in enumerate(all_spaces):
             if pair != all_spaces[0]:
-                raise UsageError(f"Environment {number} has other spaces than environment 0; make them all the same.")
+                raise UsageError(
+                    f"Environment {number} and environment 0 have different spaces; make them all the same."
+                )
         for what, space in zip(("observation", "action"), all_spaces[0]):
             for path, leaf in walk(space):
                 if not isinstance(leaf, _FIXED_SIZE_SPACES):
@@ -142,8 +146,8 @@ class ProcessVectorEnv(VectorEnv):
         """Take an action in each environment."""
         arrays = self._running()
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
-            over = np.flatnonzero(self._ended).tolist()
-            raise gymnasium.error.ResetNeeded(f"The episodes of environments {over} have ended; reset them first.")
+            ended_ids = np.flatnonzero(self._ended).tolist()
+            raise gymnasium.error.ResetNeeded(f"The episodes of environments {ended_ids} have ended; reset them first.")
         arrays.put_actions(actions)
         with self._close_on_error():
             self._request(arrays, STEP)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ from unidle.envs.pool.signals import SEMAPHORE_BYTES, Semaphore
 from unidle.envs.shared_block import map_memory
 from unidle.envs.vector.infos import Columns, Infos, to_columns
 from unidle.errors import as_training_error
+from unidle.output import guard_output
+from unidle.signals import ignore_stopping
 from unidle.spaces.tree import Path, follow, rebuild, walk
 
 # Requests to a worker; and whether its reply comes with a message in the pipe.
@@ -116,8 +117,8 @@ def main() -> None:
     """Work until the parent closes the pipe."""
     # As in training workers, the parent handles these signals. A parent-death signal is not requested: it would arrive
     # when the thread that started the workers ends, which may be a short-lived one here.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    ignore_stopping()
+    guard_output()
     pipe = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has exited
         job: WorkerJob = pickle.loads(pipe.recv_bytes())
@@ -158,7 +159,7 @@ class _Worker:
             arrays.go[number].wait(_PARENT_CHECK_SECONDS)
             request, arrays.requests[number] = int(arrays.requests[number]), NOTHING
             if request == NOTHING:
-                # Requests are set before their message is sent, so a readable pipe without one is its end.
+                # Requests are set before their message is sent, so a readable pipe without a request has been closed.
                 if self._pipe.poll() and arrays.requests[number] == NOTHING:
                     self._pipe.recv_bytes()  # raises EOFError
                 continue

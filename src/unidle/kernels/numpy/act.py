@@ -12,7 +12,7 @@ from unidle.spaces.distributions import LOG_ZERO
 
 @dataclass(frozen=True)
 class ActArrays:
-    """What an inference reads and writes, changed in place only."""
+    """The arrays that an inference reads and writes, always the same ones."""
 
     obs: np.ndarray  # [N, obs_bytes]
     env_actions: np.ndarray  # [N, width]
@@ -32,14 +32,14 @@ class NumpyActor:
         self._actor, self._arrays = actor, arrays
 
     def __call__(self, at: tuple[int] | tuple[np.ndarray, np.ndarray]) -> None:
-        """Store the observations at [step, env] of the rollout, and the actions chosen for them."""
+        """Store the observations at [step, env] `at` of the rollout, choose actions, and store these too."""
         actor, arrays = self._actor, self._arrays
         arrays.rollout_obs[at] = arrays.obs
-        with np.errstate(all="ignore"):  # overflow shows in the actions, as with torch
-            x, forbidden = actor.inputs(arrays.obs)
+        with np.errstate(all="ignore"):  # as in torch, an overflow shows in the actions only
+            x, masked_out = actor.inputs(arrays.obs)
             y = actor.head(actor.trunk(x)[-1])
-            if forbidden is not None:
-                y[:, : actor.n_logits][forbidden] = LOG_ZERO
+            if masked_out is not None:
+                y[:, : actor.n_logits][masked_out] = LOG_ZERO
             action = self._sample(y, arrays.noise[at])
         arrays.rollout_actions[at] = action
         reals = action[:, len(actor.nvec) :]
@@ -50,16 +50,16 @@ class NumpyActor:
         arrays.env_actions[:] = action
 
     def _sample(self, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The action that `noise` picks (see `spaces.distributions`)."""
+        """The action that `noise` selects (see `spaces.distributions`)."""
         nvec = self._actor.nvec
         action, start = np.empty_like(noise), 0
         for head, categories in enumerate(nvec):
             logits = y[:, start : start + categories]
             start += categories
-            mass = np.exp(logits - logits.max(1, keepdims=True))
-            reach = np.cumsum(mass, 1)
-            reach *= mass > 0
-            action[:, head] = np.argmax(reach > noise[:, head, None] * reach.max(1, keepdims=True), 1)
+            probs = np.exp(logits - logits.max(1, keepdims=True))
+            cdf = np.cumsum(probs, 1)
+            cdf *= probs > 0
+            action[:, head] = np.argmax(cdf > noise[:, head, None] * cdf.max(1, keepdims=True), 1)
         reals = action[:, len(nvec) :]
         if reals.size:
             np.multiply(noise[:, len(nvec) :], np.exp(self._actor.log_std), out=reals)

@@ -12,21 +12,21 @@ import numpy as np
 import torch
 
 _MAX_OUTPUTS = 1 << 18  # of a layer over all rows; with more, several threads of torch may be faster
-_MAX_HEADS = 8  # each costs a few operations here, while torch does all in one
-# Multiplications up to which OpenBLAS, the one in NumPy's wheels, keeps a product to one thread (with a vector: below
-# 9,216). Above, torch's is as fast and respects its thread limit: the other cores belong to the environments.
+_MAX_HEADS = 8  # each costs a few operations here, while torch computes all of them at once
+# Multiplications up to which OpenBLAS (which is in NumPy's wheels) computes a product in one thread (with a vector:
+# below 9,216). Above, torch is as fast and respects its thread limit: the other cores belong to the environments.
 _MAX_MATRIX_PRODUCT, _MAX_VECTOR_PRODUCT = 1 << 18, 9000
 _ALIGNMENT = 64  # bytes, of tensors that torch allocates
 
 
 def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int) -> str | None:
-    """Why NumPy does not support a network of these hidden layers with `rows` rows at a time; None if it does."""
+    """Why NumPy does not support these hidden layers on batches of `rows`; None if it does."""
     if not widths:
         return "the network has no hidden layer"
     if activation not in _ACTIVATIONS:
-        return f"activation {activation}: NumPy has tanh and relu"
+        return f"activation {activation}: NumPy supports tanh and relu"
     if n_heads > _MAX_HEADS:
-        return f"{n_heads} discrete actions: NumPy takes up to {_MAX_HEADS}"
+        return f"{n_heads} discrete actions: NumPy supports up to {_MAX_HEADS}"
     if rows * max(widths) > _MAX_OUTPUTS:
         return f"{rows} rows of {max(widths)} units: torch is faster"
     return None
@@ -44,7 +44,7 @@ def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) 
 
 
 def _aligned(array: np.ndarray) -> torch.Tensor:
-    """`array` with torch's alignment: on some machines the last bits of its products depend on it."""
+    """`array` as a tensor with torch's alignment: on some machines the last bits of its products depend on it."""
     tensor = torch.from_numpy(array)
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
@@ -55,7 +55,7 @@ class Layer:
 
     weight: np.ndarray  # [outs, ins]
     bias: np.ndarray  # [outs]
-    grads: tuple[np.ndarray, np.ndarray] | None  # of both; None: the layer is not trained
+    grads: tuple[np.ndarray, np.ndarray] | None  # of weight and bias; None: the layer is not trained
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs for x."""
@@ -63,11 +63,11 @@ class Layer:
         y += self.bias
         return y
 
-    def back(self, x: np.ndarray, by_y: np.ndarray) -> None:
+    def backward(self, x: np.ndarray, dy: np.ndarray) -> None:
         """Write the layer's gradients, given its input x and the gradient with respect to its outputs."""
         assert self.grads is not None
-        product(by_y.T, x, self.grads[0])
-        np.add.reduce(by_y, 0, out=self.grads[1])
+        product(dy.T, x, self.grads[0])
+        np.add.reduce(dy, 0, out=self.grads[1])
 
 
 @dataclass
@@ -75,22 +75,22 @@ class _Activation:
     """A function and its backward pass, both in place."""
 
     apply: Callable[[np.ndarray], object]  # z becomes y = f(z)
-    back: Callable[[np.ndarray, np.ndarray], None]  # (gradient by y, y): the first becomes the gradient by z
+    backward: Callable[[np.ndarray, np.ndarray], None]  # (dy, y): dy becomes dz
 
 
-def _back_through_tanh(gradient: np.ndarray, y: np.ndarray) -> None:
+def _tanh_backward(gradient: np.ndarray, y: np.ndarray) -> None:
     slope = y * y
     np.subtract(1.0, slope, out=slope)
     gradient *= slope
 
 
-def _back_through_relu(gradient: np.ndarray, y: np.ndarray) -> None:
+def _relu_backward(gradient: np.ndarray, y: np.ndarray) -> None:
     gradient *= y > 0.0
 
 
 _ACTIVATIONS: dict[str, _Activation] = {
-    "tanh": _Activation(lambda z: np.tanh(z, out=z), _back_through_tanh),
-    "relu": _Activation(lambda z: np.maximum(z, 0.0, out=z), _back_through_relu),
+    "tanh": _Activation(lambda z: np.tanh(z, out=z), _tanh_backward),
+    "relu": _Activation(lambda z: np.maximum(z, 0.0, out=z), _relu_backward),
 }
 
 
@@ -103,25 +103,25 @@ class Trunk:
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:
         """The input of each layer, and the last one's output."""
-        passed = [x]
+        activations = [x]
         for layer in self.layers:
-            passed.append(layer(passed[-1]))
-            _ACTIVATIONS[self.activation].apply(passed[-1])
-        return passed
+            activations.append(layer(activations[-1]))
+            _ACTIVATIONS[self.activation].apply(activations[-1])
+        return activations
 
-    def back(self, passed: list[np.ndarray], gradient: np.ndarray) -> None:
-        """Write the layers' gradients, given that with respect to the output."""
-        for number in reversed(range(len(self.layers))):
-            layer = self.layers[number]
-            _ACTIVATIONS[self.activation].back(gradient, passed[number + 1])
-            layer.back(passed[number], gradient)
-            if number:
+    def backward(self, activations: list[np.ndarray], gradient: np.ndarray) -> None:
+        """Write the layers' gradients, given the gradient with respect to the output."""
+        for i in reversed(range(len(self.layers))):
+            layer = self.layers[i]
+            _ACTIVATIONS[self.activation].backward(gradient, activations[i + 1])
+            layer.backward(activations[i], gradient)
+            if i:
                 gradient = product(gradient, layer.weight)
 
 
 @dataclass
 class Inputs:
-    """Packed observations [n, obs_bytes] → inputs of the first layers [n, ins], and forbidden actions [n, logits]."""
+    """Packed observations [n, obs_bytes] → inputs of the first layers [n, ins], and masked actions [n, logits]."""
 
     n_inputs: int
     norm: tuple[np.ndarray, np.ndarray, float] | None  # shift, scale and clip; None: observations are not normalised
@@ -139,7 +139,7 @@ class Inputs:
 
 @dataclass
 class Actor:
-    """Inputs, trunk and head of an actor, for actions of categories `nvec` and Gaussians of `log_std`."""
+    """Inputs, trunk and head of an actor, for discrete actions with `nvec` categories and Gaussians with `log_std`."""
 
     inputs: Inputs
     trunk: Trunk

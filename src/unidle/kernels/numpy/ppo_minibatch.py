@@ -1,7 +1,7 @@
 """PPO's minibatches on a CPU, for a small MLP.
 
 Through autograd, a small minibatch is hundreds of operations whose overhead exceeds their work. Here the formulas of
-`algos.ppo` are differentiated by hand.
+`algos.ppo` are differentiated by hand; `d_x` is the gradient of the loss with respect to x.
 """
 
 from __future__ import annotations
@@ -19,72 +19,74 @@ from unidle.spaces.distributions import LOG_SQRT_2PI, LOG_ZERO
 
 
 @dataclass
-class _Choice:
-    """A discrete action of n samples: one choice among some categories."""
+class _Categorical:
+    """One discrete action of n samples."""
 
     columns: slice  # of the actor's outputs
-    mass: np.ndarray  # [n, categories] probabilities
-    log_mass: np.ndarray  # [n, categories]
-    chosen: np.ndarray  # [n] the categories chosen
+    probs: np.ndarray  # [n, categories]
+    all_log_probs: np.ndarray  # [n, categories]
+    taken: np.ndarray  # [n] the categories that were taken
     entropy: np.ndarray  # [n]
 
     @staticmethod
-    def of(y: np.ndarray, columns: slice, chosen: np.ndarray) -> _Choice:
-        log_mass = y[:, columns] - y[:, columns].max(1, keepdims=True)
-        mass = np.exp(log_mass)
-        total = mass.sum(1, keepdims=True)
-        mass /= total
-        log_mass -= np.log(total)
-        return _Choice(columns, mass, log_mass, chosen, -np.einsum("ij,ij->i", mass, log_mass))
+    def of(y: np.ndarray, columns: slice, taken: np.ndarray) -> _Categorical:
+        all_log_probs = y[:, columns] - y[:, columns].max(1, keepdims=True)
+        probs = np.exp(all_log_probs)
+        total = probs.sum(1, keepdims=True)
+        probs /= total
+        all_log_probs -= np.log(total)
+        return _Categorical(columns, probs, all_log_probs, taken, -np.einsum("ij,ij->i", probs, all_log_probs))
 
     def log_probs(self) -> np.ndarray:
-        return self.log_mass[np.arange(len(self.chosen)), self.chosen]
+        return self.all_log_probs[np.arange(len(self.taken)), self.taken]
 
     def mean_entropy(self) -> float:
         return float(self.entropy.mean())
 
-    def back(self, by_log_prob: np.ndarray, by_entropy: float) -> np.ndarray:
+    def backward(self, d_log_prob: np.ndarray, d_entropy: float) -> np.ndarray:
         """Gradient with respect to the logits, given those with respect to log-probability [n] and entropy."""
-        by_logits = self.mass * -by_log_prob[:, None]
-        by_logits[np.arange(len(self.chosen)), self.chosen] += by_log_prob
-        if by_entropy:
-            by_logits -= by_entropy * self.mass * (self.log_mass + self.entropy[:, None])
-        return by_logits
+        d_logits = self.probs * -d_log_prob[:, None]
+        d_logits[np.arange(len(self.taken)), self.taken] += d_log_prob
+        if d_entropy:
+            d_logits -= d_entropy * self.probs * (self.all_log_probs + self.entropy[:, None])
+        return d_logits
 
 
 @dataclass
-class _Reals:
+class _Gaussian:
     """The continuous actions of n samples."""
 
     columns: slice  # of the actor's outputs
     z: np.ndarray  # [n, reals] (action − mean) / std
     std: np.ndarray  # [reals]
-    spread: float  # the sum of log std + log √2π
-    by_log_std: np.ndarray  # [reals] where the gradient with respect to log_std is written
+    log_normaliser: float  # Σ (log std + log √2π)
+    d_log_std: np.ndarray  # [reals] where the gradient with respect to log_std is written
 
     @staticmethod
-    def of(columns: slice, mean: np.ndarray, taken: np.ndarray, log_std: np.ndarray, by_log_std: np.ndarray) -> _Reals:
+    def of(
+        columns: slice, mean: np.ndarray, taken: np.ndarray, log_std: np.ndarray, d_log_std: np.ndarray
+    ) -> _Gaussian:
         std, z = np.exp(log_std), taken - mean
         z /= std
-        return _Reals(columns, z, std, float(np.add.reduce(log_std)) + len(std) * LOG_SQRT_2PI, by_log_std)
+        return _Gaussian(columns, z, std, float(np.add.reduce(log_std)) + len(std) * LOG_SQRT_2PI, d_log_std)
 
     def log_probs(self) -> np.ndarray:
-        return np.einsum("ij,ij->i", self.z, self.z) * np.float32(-0.5) - np.float32(self.spread)
+        return np.einsum("ij,ij->i", self.z, self.z) * np.float32(-0.5) - np.float32(self.log_normaliser)
 
     def mean_entropy(self) -> float:
-        return self.spread + 0.5 * len(self.std)
+        return self.log_normaliser + 0.5 * len(self.std)
 
-    def back(self, by_log_prob: np.ndarray, by_entropy: float) -> np.ndarray:
+    def backward(self, d_log_prob: np.ndarray, d_entropy: float) -> np.ndarray:
         """Gradient with respect to the means, given those with respect to log-probability [n] and entropy."""
-        by_mean = self.z * by_log_prob[:, None]
-        np.einsum("ij,ij->j", by_mean, self.z, out=self.by_log_std)
-        self.by_log_std += by_entropy * len(self.z) - np.add.reduce(by_log_prob)
-        by_mean /= self.std
-        return by_mean
+        d_mean = self.z * d_log_prob[:, None]
+        np.einsum("ij,ij->j", d_mean, self.z, out=self.d_log_std)
+        self.d_log_std += d_entropy * len(self.z) - np.add.reduce(d_log_prob)
+        d_mean /= self.std
+        return d_mean
 
 
 class NumpyMinibatch:
-    """Gradients and steps of minibatches."""
+    """Computes gradients of minibatches and steps along them."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class NumpyMinibatch:
         clip_range: Tensor,
         adam_step: Callable[[], None],
     ) -> None:
-        """`grad` is the flat gradient, of which the network's are views; `adam_step` steps along it."""
+        """`grad` is the flat gradient, which the network's gradients are views of; `adam_step` steps along it."""
         actor = network.actor
         self._inputs, self._nvec, self._logits, self._log_std = (
             actor.inputs,
@@ -103,7 +105,7 @@ class NumpyMinibatch:
             actor.n_logits,
             actor.log_std,
         )
-        self._by_log_std = network.log_std_grad
+        self._d_log_std = network.log_std_grad
         self._trunks = [actor.trunk] if network.critic_trunk is None else [actor.trunk, network.critic_trunk]
         self._heads = [actor.head, network.critic_head]
         self._flat_grad, self._grad = grad, grad.numpy()
@@ -116,7 +118,7 @@ class NumpyMinibatch:
         """Take one step for each minibatch `orders` [minibatches, samples] of `batch`."""
         with np.errstate(all="ignore"):  # overflow shows in the metrics, as with torch
             for order in orders.numpy():
-                self._step_along(self._gradient(batch, order))
+                self._step(self._gradient(batch, order))
 
     def gradient(self, batch: Batch, order: Tensor) -> Tensor:
         """Compute the gradient of the samples `order` of `batch` in place; returns the metrics [5]."""
@@ -125,49 +127,49 @@ class NumpyMinibatch:
 
     def _gradient(self, batch: Batch, order: np.ndarray) -> list[float]:
         """Compute the gradient in place; returns the metrics."""
-        x, forbidden = self._inputs(batch.obs.numpy()[order, 0])
-        passed = [trunk(x) for trunk in self._trunks]
-        latents = passed[0][-1], passed[-1][-1]  # the same one, if they share a trunk
+        x, masked_out = self._inputs(batch.obs.numpy()[order, 0])
+        activations = [trunk(x) for trunk in self._trunks]
+        latents = activations[0][-1], activations[-1][-1]  # the same one if actor and critic share a trunk
         y, values = (head(latent) for head, latent in zip(self._heads, latents))
-        if forbidden is not None:
-            y[:, : self._logits][forbidden] = LOG_ZERO
+        if masked_out is not None:
+            y[:, : self._logits][masked_out] = LOG_ZERO
         parts = self._parts(y, batch.actions.numpy()[order, 0])
 
         log_probs = sum((part.log_probs() for part in parts), np.zeros(len(order), np.float32))
-        by_log_prob, policy_loss, kl, clipped = self._policy_slopes(batch, order, log_probs)
-        by_value, value_loss = self._value_slopes(batch, order, values[:, 0])
+        d_log_prob, policy_loss, kl, clipped = self._policy_gradient(batch, order, log_probs)
+        d_value, value_loss = self._value_gradient(batch, order, values[:, 0])
 
-        by_y, by_entropy = np.empty_like(y), -self._coefficients.ent_coef / len(order)
+        d_y, d_entropy = np.empty_like(y), -self._coefficients.ent_coef / len(order)
         for part in parts:
-            by_y[:, part.columns] = part.back(by_log_prob, by_entropy)
-        if forbidden is not None:
-            by_y[:, : self._logits][forbidden] = 0.0
-        by_latents = []
-        for head, latent, by_out in zip(self._heads, latents, (by_y, by_value)):
-            head.back(latent, by_out)
-            by_latents.append(product(by_out, head.weight))
+            d_y[:, part.columns] = part.backward(d_log_prob, d_entropy)
+        if masked_out is not None:
+            d_y[:, : self._logits][masked_out] = 0.0
+        d_latents = []
+        for head, latent, d_out in zip(self._heads, latents, (d_y, d_value)):
+            head.backward(latent, d_out)
+            d_latents.append(product(d_out, head.weight))
         if len(self._trunks) == 1:
-            by_latents = [by_latents[0] + by_latents[1]]
-        for trunk, through, by_latent in zip(self._trunks, passed, by_latents):
-            trunk.back(through, by_latent)
+            d_latents = [d_latents[0] + d_latents[1]]
+        for trunk, layer_activations, d_latent in zip(self._trunks, activations, d_latents):
+            trunk.backward(layer_activations, d_latent)
         return [policy_loss, value_loss, sum(part.mean_entropy() for part in parts), kl, clipped]
 
-    def _parts(self, y: np.ndarray, actions: np.ndarray) -> list[_Choice | _Reals]:
-        """The actor's outputs [n, outs] and the actions taken, one part per kind of action."""
-        parts: list[_Choice | _Reals] = []
+    def _parts(self, y: np.ndarray, actions: np.ndarray) -> list[_Categorical | _Gaussian]:
+        """The actor's outputs [n, outs] and the actions that were taken: a part per discrete action, one for reals."""
+        parts: list[_Categorical | _Gaussian] = []
         start = 0
         for head, categories in enumerate(self._nvec):
-            parts.append(_Choice.of(y, slice(start, start + categories), actions[:, head].astype(np.int64)))
+            parts.append(_Categorical.of(y, slice(start, start + categories), actions[:, head].astype(np.int64)))
             start += categories
         if self._log_std.size:
             taken = actions[:, len(self._nvec) :]
-            parts.append(_Reals.of(slice(start, None), y[:, start:], taken, self._log_std, self._by_log_std))
+            parts.append(_Gaussian.of(slice(start, None), y[:, start:], taken, self._log_std, self._d_log_std))
         return parts
 
-    def _policy_slopes(
+    def _policy_gradient(
         self, batch: Batch, order: np.ndarray, log_probs: np.ndarray
     ) -> tuple[np.ndarray, float, float, float]:
-        """Gradient of the policy loss with respect to the log-probabilities; that loss, KL, and the clip fraction."""
+        """Gradient of the policy loss with respect to the log-probabilities, the policy loss, KL, clip fraction."""
         n = len(order)
         advantages = batch.advantages.numpy()[order, 0]
         if self._coefficients.normalize_advantage:
@@ -178,30 +180,30 @@ class NumpyMinibatch:
         log_ratio = log_probs - batch.log_probs.numpy()[order, 0]
         ratio = np.exp(log_ratio)
         clip = float(self._clip_range)
-        gain, clipped_gain = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
+        surrogate, clipped_surrogate = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
         kl = np.add.reduce(ratio - 1.0 - log_ratio) / n
         clipped = np.count_nonzero(np.abs(ratio - 1.0) > clip) / n
-        loss = -np.add.reduce(np.minimum(gain, clipped_gain)) / n
-        gain[gain > clipped_gain] = 0.0  # written so that NaN propagates
-        gain *= -1.0 / n
-        return gain, float(loss), float(kl), clipped
+        loss = -np.add.reduce(np.minimum(surrogate, clipped_surrogate)) / n
+        surrogate[surrogate > clipped_surrogate] = 0.0  # written so that NaN propagates
+        surrogate *= -1.0 / n
+        return surrogate, float(loss), float(kl), clipped
 
-    def _value_slopes(self, batch: Batch, order: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-        """Gradient of the weighted value loss with respect to the values [n, 1]; and that loss."""
+    def _value_gradient(self, batch: Batch, order: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
+        """Gradient of `vf_coef` × the value loss with respect to the values [n, 1], and the value loss."""
         clip, returns = self._coefficients.clip_range_vf, batch.returns.numpy()[order, 0]
         if clip is None:
             error = values - returns
-            slope = error
+            d_value = error
         else:
             old = batch.values.numpy()[order, 0]
-            moved = values - old
-            error = old + np.clip(moved, -clip, clip) - returns
-            slope = np.where(np.abs(moved) <= clip, error, np.float32(0.0))
+            change = values - old
+            error = old + np.clip(change, -clip, clip) - returns
+            d_value = np.where(np.abs(change) <= clip, error, np.float32(0.0))
         loss = float(np.add.reduce(np.square(error))) / len(order)
-        return (slope * np.float32(2.0 * self._coefficients.vf_coef / len(order)))[:, None], loss
+        return (d_value * np.float32(2.0 * self._coefficients.vf_coef / len(order)))[:, None], loss
 
-    def _step_along(self, metrics: list[float]) -> None:
-        """Clip, step and count (see `algos.ppo`)."""
+    def _step(self, metrics: list[float]) -> None:
+        """Clip, step and count, as `algos.ppo.PPO.step` does."""
         coefficients, grad = self._coefficients, self._grad
         norm = float(torch.linalg.vector_norm(self._flat_grad))
         if not norm + 1e-6 <= coefficients.max_grad_norm:

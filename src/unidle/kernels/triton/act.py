@@ -1,9 +1,9 @@
 """One inference in one kernel: from observations on the host to actions on the host.
 
 For a few dozen environments an inference is about 25 kernels of two microseconds each, and next to a busy learner each
-of them queues for the GPU. Here one grid of blocks goes through the layers together: every block computes some tiles of
-a layer, and all blocks synchronise on a counter in memory before the next layer. Observations are read from, and
-actions written to, pinned host memory, so there are no copies either.
+of them queues for the GPU. Here one grid of blocks computes layer after layer: every block computes some tiles of a
+layer, and all blocks synchronise on a counter in memory before the next layer. Observations are read from, and actions
+written to, pinned host memory, so there are no copies either.
 
 Supports what most simulators need: one float32 observation, an MLP, and Gaussian actions or SAC's squashed ones with
 one head per task.
@@ -50,7 +50,7 @@ class ActorMlp:
 
 @dataclass(frozen=True)
 class ActTensors:
-    """What an inference reads and writes, changed in place only."""
+    """The tensors that an inference reads and writes, always the same ones."""
 
     obs: Tensor  # [N, obs_bytes] uint8, page-locked
     positions: Tensor  # [N] int64, page-locked: each environment's step; T where it is not ready
@@ -69,7 +69,7 @@ class ActTensors:
 
 
 @triton.jit
-def _wait_for_all(counter, target):
+def _grid_barrier(counter, target):
     """Grid-wide barrier: wait for all blocks; their earlier writes are then visible."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
@@ -82,7 +82,7 @@ def _wait_for_all(counter, target):
 def _linear(
     x, w, b, m, n, N: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """The tile of rows m and columns n of x [N, INS] · wᵀ [OUTS, INS] + b."""
+    """The tile with rows m and columns n of x [N, INS] · wᵀ [OUTS, INS] + b."""
     total = tl.zeros((m.shape[0], n.shape[0]), tl.float32)
     for start in range(0, INS, BK):
         k = start + tl.arange(0, BK)
@@ -110,11 +110,11 @@ def _hidden_layer(
     BK: tl.constexpr,
 ):
     """Compute this block's tiles of y [N, OUTS]."""
-    across: tl.constexpr = (OUTS + BN - 1) // BN
-    tiles: tl.constexpr = across * ((N + BM - 1) // BM)
+    tiles_per_row: tl.constexpr = (OUTS + BN - 1) // BN
+    tiles: tl.constexpr = tiles_per_row * ((N + BM - 1) // BM)
     for tile in range(pid, tiles, BLOCKS):
-        m = (tile // across) * BM + tl.arange(0, BM)
-        n = (tile % across) * BN + tl.arange(0, BN)
+        m = (tile // tiles_per_row) * BM + tl.arange(0, BM)
+        n = (tile % tiles_per_row) * BN + tl.arange(0, BN)
         total = _linear(x, w, b, m, n, N, INS, OUTS, BK, PRECISION)
         if ACTIVATION != "none":
             total = tl.maximum(total, 0.0) if ACTIVATION == "relu" else libdevice.tanh(total)
@@ -122,25 +122,25 @@ def _hidden_layer(
 
 
 @triton.jit
-def _gaussian(
+def _act_gaussian(
     positions, env_actions, rollout_actions, noise, parameters, log_std,
     range_scale, range_shift, range_low, range_high, scratch, pid,
-    N: tl.constexpr, STEPS: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
-    PLACES: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    N: tl.constexpr, STEPS: tl.constexpr, WIDTHS: tl.constexpr, WEIGHT_OFFSETS: tl.constexpr,
+    BIAS_OFFSETS: tl.constexpr, INPUT_OFFSETS: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute this block's means; sample, store, and scale to the environment's range."""
-    last: tl.constexpr = len(WEIGHTS) - 1
+    last: tl.constexpr = len(WEIGHT_OFFSETS) - 1
     outs: tl.constexpr = WIDTHS[last + 1]
-    across: tl.constexpr = (outs + BN - 1) // BN
-    tiles: tl.constexpr = across * ((N + BM - 1) // BM)
+    tiles_per_row: tl.constexpr = (outs + BN - 1) // BN
+    tiles: tl.constexpr = tiles_per_row * ((N + BM - 1) // BM)
     for tile in range(pid, tiles, BLOCKS):
-        m = (tile // across) * BM + tl.arange(0, BM)
-        n = (tile % across) * BN + tl.arange(0, BN)
+        m = (tile // tiles_per_row) * BM + tl.arange(0, BM)
+        n = (tile % tiles_per_row) * BN + tl.arange(0, BN)
         mean = _linear(
-            scratch + PLACES[last],
-            parameters + WEIGHTS[last],
-            parameters + BIASES[last],
+            scratch + INPUT_OFFSETS[last],
+            parameters + WEIGHT_OFFSETS[last],
+            parameters + BIAS_OFFSETS[last],
             m,
             n,
             N,
@@ -151,36 +151,36 @@ def _gaussian(
         )
         inside = (m[:, None] < N) & (n[None, :] < outs)
         position = tl.load(positions + m, mask=m < N, other=0)
-        at = (position[:, None] * N + m[:, None]) * outs + n[None, :]
+        offs = (position[:, None] * N + m[:, None]) * outs + n[None, :]
         std = tl.exp(tl.load(log_std + n, mask=n < outs, other=0.0))
-        action = mean + std[None, :] * tl.load(noise + at, mask=inside, other=0.0)
-        tl.store(rollout_actions + at, action, mask=inside)
+        action = mean + std[None, :] * tl.load(noise + offs, mask=inside, other=0.0)
+        tl.store(rollout_actions + offs, action, mask=inside)
         action = action * tl.load(range_scale + n, mask=n < outs, other=0.0)[None, :]
         action += tl.load(range_shift + n, mask=n < outs, other=0.0)[None, :]
         action = tl.maximum(action, tl.load(range_low + n, mask=n < outs, other=0.0)[None, :])
         action = tl.minimum(action, tl.load(range_high + n, mask=n < outs, other=0.0)[None, :])
-        is_ready = position[:, None] < STEPS  # the others may be reading their last actions
+        is_ready = position[:, None] < STEPS  # the other environments may still be reading their previous actions
         tl.store(env_actions + m[:, None] * outs + n[None, :], action, mask=inside & is_ready)
 
 
 @triton.jit
-def _squashed(
+def _act_squashed(
     obs, positions, env_actions, rollout_actions, noise, parameters, at_random,
     range_scale, range_shift, range_low, range_high, scratch, counter, pid,
-    N: tl.constexpr, STEPS: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr, WEIGHTS: tl.constexpr,
-    BIASES: tl.constexpr, PLACES: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, REALS_UP: tl.constexpr,
-    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr,
+    N: tl.constexpr, STEPS: tl.constexpr, OBS_WORDS: tl.constexpr, WIDTHS: tl.constexpr, WEIGHT_OFFSETS: tl.constexpr,
+    BIAS_OFFSETS: tl.constexpr, INPUT_OFFSETS: tl.constexpr, TASKS: tl.constexpr, TASKS_P2: tl.constexpr,
+    REALS_P2: tl.constexpr, LOG_STD_MIN: tl.constexpr, LOG_STD_MAX: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute this block's tiles of means and log_std; then sample for its environments, each by its task's head."""
-    last: tl.constexpr = len(WEIGHTS) - 1
+    last: tl.constexpr = len(WEIGHT_OFFSETS) - 1
     outs: tl.constexpr = WIDTHS[last + 1]
     reals: tl.constexpr = outs // (2 * TASKS)
     _hidden_layer(
-        scratch + PLACES[last],
-        parameters + WEIGHTS[last],
-        parameters + BIASES[last],
-        scratch + PLACES[last + 1],
+        scratch + INPUT_OFFSETS[last],
+        parameters + WEIGHT_OFFSETS[last],
+        parameters + BIAS_OFFSETS[last],
+        scratch + INPUT_OFFSETS[last + 1],
         pid,
         N,
         WIDTHS[last],
@@ -192,22 +192,24 @@ def _squashed(
         BN,
         BK,
     )
-    _wait_for_all(counter, BLOCKS * (last + 2))
-    place, real = tl.arange(0, TASKS_UP), tl.arange(0, REALS_UP)
+    _grid_barrier(counter, BLOCKS * (last + 2))
+    column, real = tl.arange(0, TASKS_P2), tl.arange(0, REALS_P2)
     inside = real < reals
     for env in range(pid, N, BLOCKS):
         task = 0
         if TASKS > 1:
-            one_hot = tl.load(obs + env * ROW + WIDTHS[0] - TASKS + place, mask=place < TASKS, other=-float("inf"))
+            one_hot = tl.load(
+                obs + env * OBS_WORDS + WIDTHS[0] - TASKS + column, mask=column < TASKS, other=-float("inf")
+            )
             task = tl.argmax(one_hot, 0)
-        own = scratch + PLACES[last + 1] + env * outs + task * 2 * reals + real
-        mean = tl.load(own, mask=inside, other=0.0)
-        log_std = tl.load(own + reals, mask=inside, other=0.0)
-        log_std = tl.minimum(tl.maximum(log_std, LOWEST), HIGHEST)
+        out = scratch + INPUT_OFFSETS[last + 1] + env * outs + task * 2 * reals + real
+        mean = tl.load(out, mask=inside, other=0.0)
+        log_std = tl.load(out + reals, mask=inside, other=0.0)
+        log_std = tl.minimum(tl.maximum(log_std, LOG_STD_MIN), LOG_STD_MAX)
         position = tl.load(positions + env)
-        drawn = tl.load(noise + (position * N + env) * reals + real, mask=inside, other=0.0)
-        action = libdevice.tanh(mean + tl.exp(log_std) * drawn)
-        action = tl.where(tl.load(at_random) > 0, libdevice.erf(drawn * 0.7071067811865476), action)
+        eps = tl.load(noise + (position * N + env) * reals + real, mask=inside, other=0.0)
+        action = libdevice.tanh(mean + tl.exp(log_std) * eps)
+        action = tl.where(tl.load(at_random) > 0, libdevice.erf(eps * 0.7071067811865476), action)
         tl.store(rollout_actions + (position * N + env) * reals + real, action, mask=inside)
         action = action * tl.load(range_scale + real, mask=inside, other=0.0)
         action += tl.load(range_shift + real, mask=inside, other=0.0)
@@ -218,10 +220,10 @@ def _squashed(
 
 @triton.jit
 def _act(
-    obs,  # [N, ROW] float32 words, on the host
+    obs,  # [N, OBS_WORDS] float32 words, on the host
     positions,  # [N] int64, on the host: the step of each ready environment, STEPS for the others
     env_actions,  # [N, A], on the host; written for ready environments
-    rollout_obs,  # [T + 1, N, ROW]
+    rollout_obs,  # [T + 1, N, OBS_WORDS]
     rollout_actions,  # [T + 1, N, A]
     noise,  # [T + 1, N, A]
     norm_shift,
@@ -236,19 +238,19 @@ def _act(
     counter,
     N: tl.constexpr,
     STEPS: tl.constexpr,  # T
-    ROW: tl.constexpr,
-    ROW_UP: tl.constexpr,  # next power of two
+    OBS_WORDS: tl.constexpr,
+    OBS_WORDS_P2: tl.constexpr,
     WIDTHS: tl.constexpr,  # D, hidden …, A; squashed: 2 A for each task
-    WEIGHTS: tl.constexpr,
-    BIASES: tl.constexpr,  # offsets in `parameters`
-    PLACES: tl.constexpr,  # offsets of the layers' inputs in `scratch`
+    WEIGHT_OFFSETS: tl.constexpr,
+    BIAS_OFFSETS: tl.constexpr,  # offsets in `parameters`
+    INPUT_OFFSETS: tl.constexpr,  # offsets of the layers' inputs in `scratch`
     NORMALISE: tl.constexpr,
     OBS_CLIP: tl.constexpr,
     TASKS: tl.constexpr,  # 0: Gaussian actions
-    TASKS_UP: tl.constexpr,
-    REALS_UP: tl.constexpr,
-    LOWEST: tl.constexpr,
-    HIGHEST: tl.constexpr,  # bounds of log_std
+    TASKS_P2: tl.constexpr,
+    REALS_P2: tl.constexpr,
+    LOG_STD_MIN: tl.constexpr,
+    LOG_STD_MAX: tl.constexpr,  # bounds of log_std
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -257,26 +259,26 @@ def _act(
     BK: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    last: tl.constexpr = len(WEIGHTS) - 1
+    last: tl.constexpr = len(WEIGHT_OFFSETS) - 1
     # Observations go to the rollout unchanged, to the first layer normalised.
     width: tl.constexpr = WIDTHS[0]
-    column = tl.arange(0, ROW_UP)
+    column = tl.arange(0, OBS_WORDS_P2)
     for env in range(pid, N, BLOCKS):
-        value = tl.load(obs + env * ROW + column, mask=column < ROW)
+        value = tl.load(obs + env * OBS_WORDS + column, mask=column < OBS_WORDS)
         position = tl.load(positions + env)
-        tl.store(rollout_obs + (position * N + env) * ROW + column, value, mask=column < ROW)
+        tl.store(rollout_obs + (position * N + env) * OBS_WORDS + column, value, mask=column < OBS_WORDS)
         if NORMALISE:
             value -= tl.load(norm_shift + column, mask=column < width)
             value *= tl.load(norm_scale + column, mask=column < width)
             value = tl.minimum(tl.maximum(value, -OBS_CLIP), OBS_CLIP)
         tl.store(scratch + env * width + column, value, mask=column < width)
-    _wait_for_all(counter, BLOCKS)
+    _grid_barrier(counter, BLOCKS)
     for layer in tl.static_range(last):
         _hidden_layer(
-            scratch + PLACES[layer],
-            parameters + WEIGHTS[layer],
-            parameters + BIASES[layer],
-            scratch + PLACES[layer + 1],
+            scratch + INPUT_OFFSETS[layer],
+            parameters + WEIGHT_OFFSETS[layer],
+            parameters + BIAS_OFFSETS[layer],
+            scratch + INPUT_OFFSETS[layer + 1],
             pid,
             N,
             WIDTHS[layer],
@@ -288,21 +290,21 @@ def _act(
             BN,
             BK,
         )
-        _wait_for_all(counter, BLOCKS * (layer + 2))
+        _grid_barrier(counter, BLOCKS * (layer + 2))
     if TASKS > 0:
-        _squashed(
+        _act_squashed(
             obs, positions, env_actions, rollout_actions, noise, parameters, log_std,
             range_scale, range_shift, range_low, range_high, scratch, counter, pid,
-            N, STEPS, ROW, WIDTHS, WEIGHTS, BIASES, PLACES, TASKS, TASKS_UP, REALS_UP, LOWEST, HIGHEST, PRECISION,
-            BLOCKS, BM, BN, BK,
+            N, STEPS, OBS_WORDS, WIDTHS, WEIGHT_OFFSETS, BIAS_OFFSETS, INPUT_OFFSETS, TASKS, TASKS_P2, REALS_P2,
+            LOG_STD_MIN, LOG_STD_MAX, PRECISION, BLOCKS, BM, BN, BK,
         )  # fmt: skip
     else:
-        _gaussian(
+        _act_gaussian(
             positions, env_actions, rollout_actions, noise, parameters, log_std,
             range_scale, range_shift, range_low, range_high, scratch, pid,
-            N, STEPS, WIDTHS, WEIGHTS, BIASES, PLACES, PRECISION, BLOCKS, BM, BN, BK,
+            N, STEPS, WIDTHS, WEIGHT_OFFSETS, BIAS_OFFSETS, INPUT_OFFSETS, PRECISION, BLOCKS, BM, BN, BK,
         )  # fmt: skip
-    # The last block to leave resets the counter for the next launch.
+    # The last block to finish resets the counter for the next launch.
     tl.debug_barrier()
     if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == BLOCKS * (last + 2 + (TASKS > 0)) - 1:
         tl.store(counter, 0)
@@ -346,19 +348,19 @@ class FusedActor:
         self._constants = {
             "N": n_envs,
             "STEPS": len(tensors.rollout_obs) - 1,
-            "ROW": words,
-            "ROW_UP": triton.next_power_of_2(words),
+            "OBS_WORDS": words,
+            "OBS_WORDS_P2": triton.next_power_of_2(words),
             "WIDTHS": mlp.widths,
-            "WEIGHTS": mlp.weight_offsets,
-            "BIASES": mlp.bias_offsets,
-            "PLACES": tuple(offsets),
+            "WEIGHT_OFFSETS": mlp.weight_offsets,
+            "BIAS_OFFSETS": mlp.bias_offsets,
+            "INPUT_OFFSETS": tuple(offsets),
             "NORMALISE": mlp.obs_clip is not None,
             "OBS_CLIP": mlp.obs_clip or 0.0,
             "TASKS": mlp.n_tasks,
-            "TASKS_UP": triton.next_power_of_2(max(1, mlp.n_tasks)),
-            "REALS_UP": triton.next_power_of_2(mlp.reals),
-            "LOWEST": mlp.log_std_range[0],
-            "HIGHEST": mlp.log_std_range[1],
+            "TASKS_P2": triton.next_power_of_2(max(1, mlp.n_tasks)),
+            "REALS_P2": triton.next_power_of_2(mlp.reals),
+            "LOG_STD_MIN": mlp.log_std_range[0],
+            "LOG_STD_MAX": mlp.log_std_range[1],
             "ACTIVATION": mlp.activation,
             "PRECISION": mlp.precision,
             "BLOCKS": blocks,

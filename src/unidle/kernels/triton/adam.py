@@ -1,7 +1,7 @@
 """Gradient clipping, Adam and the soft target update in two kernels: one sums squares, one does the rest.
 
 torch's fused Adam gives each block 65,536 elements of a tensor, so a network of four million parameters leaves half of
-a large GPU idle; and the target update reads all parameters once more.
+a large GPU idle; and the target update reads all parameters again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BLOCK, SQUARES_BLOCK = 1024, 8192  # elements per program
 class AdamState(Protocol):
     """The tensors and constants of one Adam optimiser (see `nn.optim.adam.FlatAdam`)."""
 
-    flat: Tensor  # parameters
+    flat: Tensor  # [1, parameter]: kernels step one member
     grad: Tensor
     mean: Tensor  # first moment
     square: Tensor  # second moment
-    steps: Tensor  # []
-    learning_rate: Tensor  # []
+    steps: Tensor  # [1]
+    learning_rate: Tensor  # [1]
     eps: float
     betas: tuple[float, float]
 
@@ -33,8 +33,8 @@ class AdamState(Protocol):
 @triton.jit
 def sum_squares(grad, squares, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Sum the squares of each program's block."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    gradient = tl.load(grad + at, mask=at < SIZE, other=0.0)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gradient = tl.load(grad + offs, mask=offs < SIZE, other=0.0)
     tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
 
 
@@ -56,44 +56,44 @@ def adam(
 @triton.jit
 def _step(
     parameters, grad, means, mean_squares, targets, squares, steps, learning_rate, stopped, norms,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, SQUARES_UP: tl.constexpr, CLIP: tl.constexpr,
-    MAX_NORM: tl.constexpr, STOPS: tl.constexpr, FOLLOW: tl.constexpr, TAU: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, N_SQUARES: tl.constexpr, SQUARES_P2: tl.constexpr, CLIP: tl.constexpr,
+    MAX_NORM: tl.constexpr, KL_STOP: tl.constexpr, UPDATE_TARGETS: tl.constexpr, TAU: tl.constexpr,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Clip the gradient and step; with FOLLOW also update the targets by TAU.
+    """Clip the gradient and step; with UPDATE_TARGETS also update the targets by TAU.
 
-    With STOPS the gradient norm is added to `norms`, and nothing changes where `stopped` is set.
+    With KL_STOP, if `stopped` is 0 the gradient norm is added to `norms`, else nothing changes.
     """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < SIZE
-    gradient = tl.load(grad + at, mask=inside, other=0.0)
-    if CLIP or STOPS:
-        part = tl.arange(0, SQUARES_UP)
-        norm = tl.sqrt(tl.sum(tl.load(squares + part, mask=part < SQUARES, other=0.0)))
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < SIZE
+    gradient = tl.load(grad + offs, mask=inside, other=0.0)
+    if CLIP or KL_STOP:
+        i = tl.arange(0, SQUARES_P2)
+        norm = tl.sqrt(tl.sum(tl.load(squares + i, mask=i < N_SQUARES, other=0.0)))
     if CLIP:
         # Written so that NaN propagates and is noticed.
         gradient *= tl.where(norm + 1e-6 > MAX_NORM, MAX_NORM / (norm + 1e-6), 1.0)
-    if STOPS:
+    if KL_STOP:
         stop = tl.load(stopped) > 0
         if tl.program_id(0) == 0:
             tl.store(norms, tl.load(norms) + tl.where(stop, 0.0, norm))
         if stop:
             return
     parameter, mean, square = adam(
-        tl.load(parameters + at, mask=inside, other=0.0),
+        tl.load(parameters + offs, mask=inside, other=0.0),
         gradient,
-        tl.load(means + at, mask=inside, other=0.0),
-        tl.load(mean_squares + at, mask=inside, other=0.0),
+        tl.load(means + offs, mask=inside, other=0.0),
+        tl.load(mean_squares + offs, mask=inside, other=0.0),
         tl.load(steps),
         tl.load(learning_rate),
         LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPS,
     )  # fmt: skip
-    tl.store(parameters + at, parameter, mask=inside)
-    tl.store(means + at, mean, mask=inside)
-    tl.store(mean_squares + at, square, mask=inside)
-    if FOLLOW:
-        target = tl.load(targets + at, mask=inside, other=0.0)
-        tl.store(targets + at, target + TAU * (parameter - target), mask=inside)
+    tl.store(parameters + offs, parameter, mask=inside)
+    tl.store(means + offs, mean, mask=inside)
+    tl.store(mean_squares + offs, square, mask=inside)
+    if UPDATE_TARGETS:
+        target = tl.load(targets + offs, mask=inside, other=0.0)
+        tl.store(targets + offs, target + TAU * (parameter - target), mask=inside)
 
 
 def beta_constants(state: AdamState) -> dict[str, float]:
@@ -103,7 +103,7 @@ def beta_constants(state: AdamState) -> dict[str, float]:
 
 
 def new_squares(flat: Tensor) -> Tensor:
-    """A buffer for what `sum_squares` gives in blocks of SQUARES_BLOCK."""
+    """An output buffer for `sum_squares` with blocks of SQUARES_BLOCK."""
     return torch.zeros(triton.cdiv(flat.numel(), SQUARES_BLOCK), device=flat.device)
 
 
@@ -115,12 +115,12 @@ def take_step(
     block: int = _BLOCK,
     targets: Tensor | None = None,
     tau: float = 0.0,
-    stops: tuple[Tensor, Tensor] | None = None,
+    kl_stop: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Step along the gradient clipped to `max_norm`; `squares` sum to its squared norm. Does not count the step.
+    """Step along the gradient, clipped to `max_norm`; `squares` add up to its squared norm. Does not count the step.
 
-    Each program takes `block` elements. `targets` move by `tau` towards the parameters. `stops` is (a flag that skips
-    the step unless it is 0, a sum of gradient norms to add to).
+    Each program takes `block` elements. `targets` move by `tau` towards the parameters. `kl_stop` is (a flag: the step
+    is skipped unless it is 0; a sum that the gradient norm is added to).
     """
     size, unused = state.flat.numel(), squares
     _step[(triton.cdiv(size, block),)](
@@ -132,15 +132,15 @@ def take_step(
         squares,
         state.steps,
         state.learning_rate,
-        *((unused, unused) if stops is None else stops),
+        *((unused, unused) if kl_stop is None else kl_stop),
         SIZE=size,
         BLOCK=block,
-        SQUARES=len(squares),
-        SQUARES_UP=triton.next_power_of_2(len(squares)),
+        N_SQUARES=len(squares),
+        SQUARES_P2=triton.next_power_of_2(len(squares)),
         CLIP=math.isfinite(max_norm),
         MAX_NORM=max_norm,
-        STOPS=stops is not None,
-        FOLLOW=targets is not None,
+        KL_STOP=kl_stop is not None,
+        UPDATE_TARGETS=targets is not None,
         TAU=tau,
         EPS=state.eps,
         **beta_constants(state),

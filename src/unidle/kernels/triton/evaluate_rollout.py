@@ -1,7 +1,7 @@
 """Log-probabilities and values of a whole rollout in one kernel, for a small MLP.
 
 With ordinary kernels, every activation of every step goes through memory several times; here observations and actions
-are read, and two numbers per step are written. The arithmetic is that of the kernel that learns (`small_mlp`), so the
+are read, and two numbers per step are written. The arithmetic is that of the minibatch kernel (`small_mlp`), so the
 first ratios are 1.
 """
 
@@ -14,37 +14,37 @@ from torch import Tensor
 
 from unidle.kernels.triton.small_mlp import MlpTensors, SmallMlp, distribution, inputs, network
 
-_ROWS = 64  # samples per block
+_BLOCK_ROWS = 64  # samples per block
 
 
 @triton.jit
 def _evaluate(
-    obs,  # [VALUES, ROW] float32 words
-    masks,  # the same memory as bytes, from the first mask on
-    actions,  # [ACTED, heads + reals]: for the first ACTED observations
+    obs,  # [N_OBS, OBS_WORDS] float32 words
+    masks,  # the same memory as bytes, starting at the first mask
+    actions,  # [N_ACTIONS, heads + reals]: for the first N_ACTIONS observations
     norm_shift, norm_scale, parameters,
-    log_probs,  # [ACTED]
-    values,  # [VALUES]
-    ACTED, VALUES,
-    ACTOR_PLACES: tl.constexpr, CRITIC_PLACES: tl.constexpr, LOG_STD: tl.constexpr,
-    ROW: tl.constexpr, INS: tl.constexpr, INS_UP: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
-    OUTS_UP: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
+    log_probs,  # [N_ACTIONS]
+    values,  # [N_OBS]
+    N_ACTIONS, N_OBS,
+    ACTOR_OFFSETS: tl.constexpr, CRITIC_OFFSETS: tl.constexpr, LOG_STD_OFFSET: tl.constexpr,
+    OBS_WORDS: tl.constexpr, INS: tl.constexpr, INS_P2: tl.constexpr, UNITS: tl.constexpr, OUTS: tl.constexpr,
+    OUTS_P2: tl.constexpr, NVEC: tl.constexpr, HEAD_OFFSETS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr,
     MASKED: tl.constexpr, NORMALISE: tl.constexpr, OBS_CLIP: tl.constexpr, ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    x = inputs(obs, i, i < VALUES, norm_shift, norm_scale, ROW, INS, INS_UP, NORMALISE, OBS_CLIP)
+    x = inputs(obs, i, i < N_OBS, norm_shift, norm_scale, OBS_WORDS, INS, INS_P2, NORMALISE, OBS_CLIP)
     if tl.program_id(1) == 0:
-        y = network(x, parameters, CRITIC_PLACES, INS, INS_UP, UNITS, 1, 16, ACTIVATION, PRECISION)
+        y = network(x, parameters, CRITIC_OFFSETS, INS, INS_P2, UNITS, 1, 16, ACTIVATION, PRECISION)
         value = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, y, 0.0), 1)
-        tl.store(values + i, value, mask=i < VALUES)
+        tl.store(values + i, value, mask=i < N_OBS)
     else:
-        y = network(x, parameters, ACTOR_PLACES, INS, INS_UP, UNITS, OUTS, OUTS_UP, ACTIVATION, PRECISION)
+        y = network(x, parameters, ACTOR_OFFSETS, INS, INS_P2, UNITS, OUTS, OUTS_P2, ACTIVATION, PRECISION)
         log_prob, _, _, _, _ = distribution(
-            y, actions, masks, parameters + LOG_STD, i, i < ACTED, 4 * ROW, HEADS, STARTS, REALS, LOGITS, OUTS_UP,
-            MASKED,
+            y, actions, masks, parameters + LOG_STD_OFFSET, i, i < N_ACTIONS, 4 * OBS_WORDS, NVEC, HEAD_OFFSETS, REALS,
+            LOGITS, OUTS_P2, MASKED,
         )  # fmt: skip
-        tl.store(log_probs + i, log_prob, mask=i < ACTED)
+        tl.store(log_probs + i, log_prob, mask=i < N_ACTIONS)
 
 
 class FusedEvaluation:
@@ -71,7 +71,7 @@ class FusedEvaluation:
     ) -> None:
         if not len(obs):
             return
-        _evaluate[triton.cdiv(len(obs), _ROWS), networks](
+        _evaluate[triton.cdiv(len(obs), _BLOCK_ROWS), networks](
             obs.view(torch.float32),
             obs if self._mask_offset is None else obs[:, self._mask_offset :],
             actions,
@@ -83,6 +83,6 @@ class FusedEvaluation:
             log_probs.numel(),
             len(obs),
             **self._constants,
-            BM=_ROWS,
+            BM=_BLOCK_ROWS,
             num_warps=4,
         )

@@ -13,25 +13,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_STRIPES = 32  # blocks over the rows; each sums its own, so that the result is deterministic
+_STRIPES = 32  # blocks over the rows; each sums its own rows, so that the result is deterministic
 
 
 @triton.jit
 def _activation_gradient(
     dy, y, dz, sums, rows, columns, RELU: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, STRIPES: tl.constexpr
 ):
-    """Compute dz = dy · f'(z) from y = f(z) [rows, columns], and the sums of each stripe [STRIPES, columns]."""
+    """Compute dz = dy · f'(z) from y = f(z) [rows, columns], and its column sums per stripe [STRIPES, columns]."""
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     stripe = tl.program_id(1)
     total = tl.zeros((BC,), tl.float32)
     for start in range(stripe * BR, rows, BR * STRIPES):
         row = start + tl.arange(0, BR)
-        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        offs = row[:, None].to(tl.int64) * columns + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < columns)
-        gradient = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(dy + offs, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(y + offs, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.where(value > 0, gradient, 0.0) if RELU else gradient * (1 - value * value)
-        tl.store(dz + at, gradient, mask=inside)
+        tl.store(dz + offs, gradient, mask=inside)
         total += tl.sum(gradient, 0)
     tl.store(sums + stripe * columns + column, total, mask=column < columns)
 

@@ -1,8 +1,9 @@
 """PPO's loss of a minibatch and its gradient with respect to the network's outputs, in three kernels.
 
-Through autograd the loss is about a hundred kernels that take longer to launch than to run. Here one normalises a
-minibatch's advantages, one reads everything else in place, without gathering it first, and one reduces; the backward
-pass is one product each. The network itself, whatever it is, stays with autograd.
+Through autograd the loss is about a hundred kernels that take longer to launch than to run. Here one kernel normalises
+a minibatch's advantages, one computes loss and gradient, reading the samples in place instead of gathering them first,
+and one reduces; the backward pass multiplies each gradient by that of the loss. The network itself, whatever it is,
+stays with autograd.
 
 The formulas are those of `algos.ppo`, differentiated by hand.
 """
@@ -17,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from unidle.kernels.ppo_types import Batch, Coefficients
-from unidle.kernels.triton.ppo_step import FIGURES
+from unidle.kernels.triton.ppo_step import METRICS_P2
 from unidle.kernels.triton.small_mlp import distribution
 
 _MAX_OUTPUTS, _MAX_HEADS = 128, 8
-_OUTPUTS_AT_ONCE, _ADVANTAGES_AT_ONCE = 2048, 16384  # per program
+_MAX_OUTPUTS_PER_PROGRAM, _MAX_ADVANTAGES_BLOCK = 2048, 16384
 _PROPAGATE_NAN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 
 
@@ -32,7 +33,7 @@ def policy_terms(
 ):  # fmt: skip
     """Gradient of the policy loss with respect to the log-probabilities of samples i; sums of loss, KL and clipped.
 
-    SHARE is one sample's weight in the minibatch's mean.
+    SHARE is one sample's weight in the minibatch's mean: 1 / samples.
     """
     advantage = tl.load(advantages + i, mask=inside, other=0.0)
     advantage = (advantage - tl.load(advantage_norm)) * tl.load(advantage_norm + 1)
@@ -42,11 +43,11 @@ def policy_terms(
     clip = tl.load(clip_range)
     clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip, _PROPAGATE_NAN), 1.0 + clip, _PROPAGATE_NAN)
     weight = tl.load(weights + i, mask=inside, other=0.0) if WEIGHTED else inside.to(tl.float32)
-    kept = ~(ratio * advantage > clipped * advantage)  # written so that NaN propagates
-    by_log_prob = tl.where(kept, -weight * advantage * ratio, 0.0) * SHARE
+    has_gradient = ~(ratio * advantage > clipped * advantage)  # written so that NaN propagates
+    d_log_prob = tl.where(has_gradient, -weight * advantage * ratio, 0.0) * SHARE
     surrogate = tl.minimum(ratio * advantage, clipped * advantage, _PROPAGATE_NAN)
     return (
-        tl.where(inside, by_log_prob, 0.0),
+        tl.where(inside, d_log_prob, 0.0),
         tl.sum(tl.where(inside, -weight * surrogate, 0.0)),
         tl.sum(ratio - 1.0 - log_ratio),
         tl.sum((tl.abs(ratio - 1.0) > clip).to(tl.float32)),
@@ -55,19 +56,19 @@ def policy_terms(
 
 @triton.jit
 def value_terms(
-    value, values, returns, i, inside, SHARE: tl.constexpr, CLIP_VALUES: tl.constexpr, VALUE_RANGE: tl.constexpr
+    value, values, returns, i, inside, SHARE: tl.constexpr, CLIP_VF: tl.constexpr, CLIP_RANGE_VF: tl.constexpr
 ):
-    """Gradient of the value loss with respect to the values of samples i, and the sum of that loss."""
+    """Gradient of the value loss with respect to the values of samples i, and the sum of their squared errors."""
     target = tl.load(returns + i, mask=inside, other=0.0)
     error = value - target
-    slope = inside
-    if CLIP_VALUES:
+    has_gradient = inside
+    if CLIP_VF:
         old = tl.load(values + i, mask=inside, other=0.0)
-        moved = tl.minimum(tl.maximum(value - old, -VALUE_RANGE, _PROPAGATE_NAN), VALUE_RANGE, _PROPAGATE_NAN)
-        slope = inside & (tl.abs(value - old) <= VALUE_RANGE)
-        error = old + moved - target
+        change = tl.minimum(tl.maximum(value - old, -CLIP_RANGE_VF, _PROPAGATE_NAN), CLIP_RANGE_VF, _PROPAGATE_NAN)
+        has_gradient = inside & (tl.abs(value - old) <= CLIP_RANGE_VF)
+        error = old + change - target
     error = tl.where(inside, error, 0.0)
-    return tl.where(slope, 2.0 * SHARE * error, 0.0), tl.sum(error * error)
+    return tl.where(has_gradient, 2.0 * SHARE * error, 0.0), tl.sum(error * error)
 
 
 @triton.jit
@@ -77,35 +78,36 @@ def _normalise(
 ):  # fmt: skip
     """Mean of a minibatch's advantages, and the inverse of their standard deviation."""
     total = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, SAMPLES, BLOCK):
-        sample = begin + tl.arange(0, BLOCK)
+    for start in range(0, SAMPLES, BLOCK):
+        sample = start + tl.arange(0, BLOCK)
         i = tl.load(order + sample // LENGTH, mask=sample < SAMPLES, other=0) * LENGTH + sample % LENGTH
         total += tl.load(advantages + i, mask=sample < SAMPLES, other=0.0)
     mean = tl.sum(total) / SAMPLES
     total = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, SAMPLES, BLOCK):
-        sample = begin + tl.arange(0, BLOCK)
+    for start in range(0, SAMPLES, BLOCK):
+        sample = start + tl.arange(0, BLOCK)
         i = tl.load(order + sample // LENGTH, mask=sample < SAMPLES, other=0) * LENGTH + sample % LENGTH
         difference = tl.load(advantages + i, mask=sample < SAMPLES, other=0.0) - mean
         total += tl.where(sample < SAMPLES, difference * difference, 0.0)
-    deviation = tl.sqrt(tl.sum(total) / (SAMPLES - 1))
+    std = tl.sqrt(tl.sum(total) / (SAMPLES - 1))
     tl.store(norm, mean)
-    tl.store(norm + 1, 1.0 / (deviation + ADVANTAGE_EPS))
+    tl.store(norm + 1, 1.0 / (std + ADVANTAGE_EPS))
 
 
 @triton.jit
-def _slopes(
+def _loss_gradient(
     logits, mean, log_std, value,  # network outputs: [SAMPLES, LOGITS], [SAMPLES, REALS], [REALS], [SAMPLES]
     actions, log_probs, values, advantages, returns, weights,  # of the whole rollout
     order,  # int64: the minibatch's sequences
     advantage_norm, clip_range,
-    by_logits, by_mean, by_value,  # the same shapes
-    spreads,  # [programs, OUTS_UP]: each program's part of the gradient with respect to log_std
-    sums,  # [programs, FIGURES]: policy loss, value loss, entropy, KL, clipped
-    LOGITS_ROW: tl.constexpr, REALS_ROW: tl.constexpr,  # strides
-    SAMPLES: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, STARTS: tl.constexpr, REALS: tl.constexpr,
-    LOGITS: tl.constexpr, OUTS_UP: tl.constexpr, WEIGHTED: tl.constexpr, CLIP_VALUES: tl.constexpr,
-    VALUE_RANGE: tl.constexpr, ENTROPY: tl.constexpr, VALUE: tl.constexpr, BM: tl.constexpr, FIGURES: tl.constexpr,
+    d_logits, d_mean, d_value,  # the same shapes
+    d_log_std_parts,  # [programs, OUTS_P2]: each program's part of the gradient with respect to log_std
+    sums,  # [programs, METRICS_P2]: policy loss, value loss, entropy, KL, clipped
+    LOGITS_STRIDE: tl.constexpr, REALS_STRIDE: tl.constexpr,
+    SAMPLES: tl.constexpr, LENGTH: tl.constexpr, NVEC: tl.constexpr, HEAD_OFFSETS: tl.constexpr, REALS: tl.constexpr,
+    LOGITS: tl.constexpr, OUTS_P2: tl.constexpr, WEIGHTED: tl.constexpr, CLIP_VF: tl.constexpr,
+    CLIP_RANGE_VF: tl.constexpr, ENT_COEF: tl.constexpr, VF_COEF: tl.constexpr, BM: tl.constexpr,
+    METRICS_P2: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the loss, and each program's sums of its terms."""
     block = tl.program_id(0)
@@ -113,59 +115,60 @@ def _slopes(
     inside = sample < SAMPLES
     share: tl.constexpr = 1.0 / SAMPLES
     i = tl.load(order + sample // LENGTH, mask=inside, other=0) * LENGTH + sample % LENGTH
-    column = tl.arange(0, OUTS_UP)[None, :]
+    column = tl.arange(0, OUTS_P2)[None, :]
     real = column - LOGITS
     is_logit = inside[:, None] & (column < LOGITS)
     is_real = inside[:, None] & (real >= 0) & (real < REALS)
-    y = tl.load(logits + sample[:, None] * LOGITS_ROW + column, mask=is_logit, other=0.0)
-    y += tl.load(mean + sample[:, None] * REALS_ROW + real, mask=is_real, other=0.0)
-    log_prob, entropy, by_y, entropy_by_y, log_prob_by_log_std = distribution(
-        y, actions, actions, log_std, i, inside, 0, HEADS, STARTS, REALS, LOGITS, OUTS_UP, False
+    y = tl.load(logits + sample[:, None] * LOGITS_STRIDE + column, mask=is_logit, other=0.0)
+    y += tl.load(mean + sample[:, None] * REALS_STRIDE + real, mask=is_real, other=0.0)
+    log_prob, entropy, dlogp_dy, dentropy_dy, dlogp_dlog_std = distribution(
+        y, actions, actions, log_std, i, inside, 0, NVEC, HEAD_OFFSETS, REALS, LOGITS, OUTS_P2, False
     )
-    by_log_prob, loss, divergence, clipped = policy_terms(
+    d_log_prob, loss, kl, clipped = policy_terms(
         log_prob, log_probs, advantages, weights, advantage_norm, clip_range, i, inside, share, WEIGHTED
     )
-    by_entropy = tl.where(inside, -ENTROPY * share, 0.0)
-    dy = by_log_prob[:, None] * by_y + by_entropy[:, None] * entropy_by_y
-    tl.store(by_logits + sample[:, None] * LOGITS + column, dy, mask=is_logit)
-    tl.store(by_mean + sample[:, None] * REALS + real, dy, mask=is_real)
+    d_entropy = tl.where(inside, -ENT_COEF * share, 0.0)
+    dy = d_log_prob[:, None] * dlogp_dy + d_entropy[:, None] * dentropy_dy
+    tl.store(d_logits + sample[:, None] * LOGITS + column, dy, mask=is_logit)
+    tl.store(d_mean + sample[:, None] * REALS + real, dy, mask=is_real)
     if REALS:
-        by_log_std = tl.sum(by_log_prob[:, None] * log_prob_by_log_std + by_entropy[:, None], 0)
-        tl.store(spreads + block * OUTS_UP + tl.arange(0, OUTS_UP), by_log_std)
-    given = tl.load(value + sample, mask=inside, other=0.0)
-    slope, error = value_terms(given, values, returns, i, inside, VALUE * share, CLIP_VALUES, VALUE_RANGE)
-    tl.store(by_value + sample, slope, mask=inside)
-    tl.store(sums + block * FIGURES, loss)
-    tl.store(sums + block * FIGURES + 1, error)
-    tl.store(sums + block * FIGURES + 2, tl.sum(tl.where(inside, entropy, 0.0)))
-    tl.store(sums + block * FIGURES + 3, divergence)
-    tl.store(sums + block * FIGURES + 4, clipped)
+        d_log_std = tl.sum(d_log_prob[:, None] * dlogp_dlog_std + d_entropy[:, None], 0)
+        tl.store(d_log_std_parts + block * OUTS_P2 + tl.arange(0, OUTS_P2), d_log_std)
+    v = tl.load(value + sample, mask=inside, other=0.0)
+    dv, value_loss = value_terms(v, values, returns, i, inside, VF_COEF * share, CLIP_VF, CLIP_RANGE_VF)
+    tl.store(d_value + sample, dv, mask=inside)
+    tl.store(sums + block * METRICS_P2, loss)
+    tl.store(sums + block * METRICS_P2 + 1, value_loss)
+    tl.store(sums + block * METRICS_P2 + 2, tl.sum(tl.where(inside, entropy, 0.0)))
+    tl.store(sums + block * METRICS_P2 + 3, kl)
+    tl.store(sums + block * METRICS_P2 + 4, clipped)
 
 
 @triton.jit
 def _reduce(
-    sums, spreads, loss, means, by_log_std,
-    SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr, OUTS_UP: tl.constexpr,
-    ENTROPY: tl.constexpr, VALUE: tl.constexpr, AT_ONCE: tl.constexpr, FIGURES: tl.constexpr,
+    sums, d_log_std_parts, loss, means, d_log_std,
+    SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, REALS: tl.constexpr, LOGITS: tl.constexpr, OUTS_P2: tl.constexpr,
+    ENT_COEF: tl.constexpr, VF_COEF: tl.constexpr, BLOCKS_PER_LOAD: tl.constexpr, METRICS_P2: tl.constexpr,
 ):  # fmt: skip
     """Reduce the programs' partial sums, in order."""
-    figure, column = tl.arange(0, FIGURES), tl.arange(0, OUTS_UP)
-    total, spread = tl.zeros((FIGURES,), tl.float32), tl.zeros((OUTS_UP,), tl.float32)
-    for begin in range(0, BLOCKS, AT_ONCE):
-        block = begin + tl.arange(0, AT_ONCE)[:, None]
-        here = (block < BLOCKS) & (figure < 5)[None, :]
-        total += tl.sum(tl.load(sums + block * FIGURES + figure[None, :], mask=here, other=0.0), 0)
+    metric, column = tl.arange(0, METRICS_P2), tl.arange(0, OUTS_P2)
+    total, d_log_std_sum = tl.zeros((METRICS_P2,), tl.float32), tl.zeros((OUTS_P2,), tl.float32)
+    for start in range(0, BLOCKS, BLOCKS_PER_LOAD):
+        block = start + tl.arange(0, BLOCKS_PER_LOAD)[:, None]
+        valid = (block < BLOCKS) & (metric < 5)[None, :]
+        total += tl.sum(tl.load(sums + block * METRICS_P2 + metric[None, :], mask=valid, other=0.0), 0)
         if REALS:
-            spread += tl.sum(tl.load(spreads + block * OUTS_UP + column[None, :], mask=block < BLOCKS, other=0.0), 0)
+            offs = block * OUTS_P2 + column[None, :]
+            d_log_std_sum += tl.sum(tl.load(d_log_std_parts + offs, mask=block < BLOCKS, other=0.0), 0)
     total = total / SAMPLES
-    tl.store(means + figure, total, mask=figure < 5)
-    # A term with coefficient 0 may be infinite.
-    terms = tl.where(figure == 0, total, 0.0) + tl.where(figure == 1, VALUE * total, 0.0)
-    if ENTROPY != 0.0:
-        terms -= tl.where(figure == 2, ENTROPY * total, 0.0)
+    tl.store(means + metric, total, mask=metric < 5)
+    # A term with a coefficient of 0 may be infinite.
+    terms = tl.where(metric == 0, total, 0.0) + tl.where(metric == 1, VF_COEF * total, 0.0)
+    if ENT_COEF != 0.0:
+        terms -= tl.where(metric == 2, ENT_COEF * total, 0.0)
     tl.store(loss, tl.sum(terms))
     if REALS:
-        tl.store(by_log_std + column - LOGITS, spread, mask=(column >= LOGITS) & (column < LOGITS + REALS))
+        tl.store(d_log_std + column - LOGITS, d_log_std_sum, mask=(column >= LOGITS) & (column < LOGITS + REALS))
 
 
 class _Loss(torch.autograd.Function):
@@ -173,16 +176,16 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, kernels: FusedLoss, *more: Any
+        ctx: Any, logits: Tensor, mean: Tensor, log_std: Tensor, value: Tensor, kernels: FusedLoss, *rest: Any
     ) -> tuple[Tensor, Tensor]:
-        loss, metrics, *gradients = kernels.launch(logits, mean, log_std, value, *more)
+        loss, metrics, *gradients = kernels.launch(logits, mean, log_std, value, *rest)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(metrics)
         return loss, metrics
 
     @staticmethod
-    def backward(ctx: Any, by_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(by_loss * gradient for gradient in ctx.saved_tensors), *(None,) * 4)
+    def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(d_loss * gradient for gradient in ctx.saved_tensors), *(None,) * 4)
 
 
 def unsupported(nvec: tuple[int, ...], reals: int) -> str | None:
@@ -201,23 +204,23 @@ class FusedLoss:
         device = clip_range.device
         self._length, self._clip_range, self._coefficients = length, clip_range, coefficients
         self._unused, self._identity = torch.zeros(1, device=device), torch.tensor([0.0, 1.0], device=device)
-        outs_up = max(16, triton.next_power_of_2(sum(nvec) + reals))
-        self._samples = max(16, min(64, _OUTPUTS_AT_ONCE // outs_up))  # per program
+        outs_p2 = max(16, triton.next_power_of_2(sum(nvec) + reals))
+        self._samples = max(16, min(64, _MAX_OUTPUTS_PER_PROGRAM // outs_p2))  # per program
         self._sizes = {
             "REALS": reals,
             "LOGITS": sum(nvec),
-            "OUTS_UP": outs_up,
-            "ENTROPY": coefficients.ent_coef,
-            "VALUE": coefficients.vf_coef,
-            "FIGURES": FIGURES,
+            "OUTS_P2": outs_p2,
+            "ENT_COEF": coefficients.ent_coef,
+            "VF_COEF": coefficients.vf_coef,
+            "METRICS_P2": METRICS_P2,
         }
         self._constants = {
             **self._sizes,
             "LENGTH": length,
-            "HEADS": nvec,
-            "STARTS": tuple(sum(nvec[:head]) for head in range(len(nvec))),
-            "CLIP_VALUES": coefficients.clip_range_vf is not None,
-            "VALUE_RANGE": coefficients.clip_range_vf or 0.0,
+            "NVEC": nvec,
+            "HEAD_OFFSETS": tuple(sum(nvec[:head]) for head in range(len(nvec))),
+            "CLIP_VF": coefficients.clip_range_vf is not None,
+            "CLIP_RANGE_VF": coefficients.clip_range_vf or 0.0,
             "BM": self._samples,
         }
 
@@ -237,7 +240,7 @@ class FusedLoss:
             return self._identity
         norm, length = torch.empty_like(self._identity), self._length
         samples = len(order) * length
-        block = min(_ADVANTAGES_AT_ONCE, triton.next_power_of_2(samples))
+        block = min(_MAX_ADVANTAGES_BLOCK, triton.next_power_of_2(samples))
         _normalise[(1,)](
             batch.advantages, order, norm, SAMPLES=samples, LENGTH=length, BLOCK=block,
             ADVANTAGE_EPS=self._coefficients.advantage_eps, num_warps=max(4, min(32, block // 512)),
@@ -252,18 +255,18 @@ class FusedLoss:
         assert all(tensor.is_contiguous() for tensor in (value, *fields))
         samples = value.numel()
         blocks = triton.cdiv(samples, self._samples)
-        gradients = [torch.empty(given.shape, device=given.device) for given in (logits, mean, log_std, value)]
-        sums, spreads = value.new_empty(blocks, FIGURES), value.new_empty(blocks, self._sizes["OUTS_UP"])
+        gradients = [torch.empty(output.shape, device=output.device) for output in (logits, mean, log_std, value)]
+        sums, d_log_std_parts = value.new_empty(blocks, METRICS_P2), value.new_empty(blocks, self._sizes["OUTS_P2"])
         loss, metrics = value.new_empty(()), value.new_empty(5)
-        by_logits, by_mean, by_log_std, by_value = gradients
-        _slopes[(blocks,)](
+        d_logits, d_mean, d_log_std, d_value = gradients
+        _loss_gradient[(blocks,)](
             logits, mean, log_std, value, *fields,
             self._unused if batch.weights is None else batch.weights,
-            order, norm, self._clip_range, by_logits, by_mean, by_value, spreads, sums,
-            LOGITS_ROW=logits.stride(-2), REALS_ROW=mean.stride(-2), SAMPLES=samples,
+            order, norm, self._clip_range, d_logits, d_mean, d_value, d_log_std_parts, sums,
+            LOGITS_STRIDE=logits.stride(-2), REALS_STRIDE=mean.stride(-2), SAMPLES=samples,
             WEIGHTED=batch.weights is not None, **self._constants,
         )  # fmt: skip
-        at_once = min(triton.next_power_of_2(blocks), 4096 // self._sizes["OUTS_UP"])
-        totals = {"SAMPLES": samples, "BLOCKS": blocks, "AT_ONCE": at_once}
-        _reduce[(1,)](sums, spreads, loss, metrics, by_log_std, **totals, **self._sizes)
+        blocks_per_load = min(triton.next_power_of_2(blocks), 4096 // self._sizes["OUTS_P2"])
+        totals = {"SAMPLES": samples, "BLOCKS": blocks, "BLOCKS_PER_LOAD": blocks_per_load}
+        _reduce[(1,)](sums, d_log_std_parts, loss, metrics, d_log_std, **totals, **self._sizes)
         return [loss, metrics, *gradients]

@@ -1,9 +1,9 @@
 """One SAC update for continuous actions in about 65 kernels instead of 250.
 
-The formulas are those of algos/sac.py, differentiated by hand. mlp.py runs the networks forwards and backwards,
-task_heads.py the critics' output layers, adam.py the optimiser steps. This file has the rest: actions and their
-log-probabilities, targets and losses, and the temperature. The policy acts on next and current observations in one
-pass, because its weights are the same.
+The formulas are those of algos/sac.py, differentiated by hand. mlp.py has the forward and backward passes of the
+networks, task_heads.py those of the critics' output layers, adam.py the optimiser steps. This file has the rest:
+actions and their log-probabilities, targets and losses, and the temperature. The policy acts on next and current
+observations in one pass, because its weights are the same.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ import triton.language as tl
 from torch import Tensor
 
 from unidle.kernels.triton.adam import AdamState, FusedAdam, adam, beta_constants
-from unidle.kernels.triton.mlp import BatchedGradient, BatchedMlp, SideStream
+from unidle.kernels.triton.mlp import BatchedBackward, BatchedMlp, SideStream
 from unidle.kernels.triton.small_mlp import activated
 from unidle.kernels.triton.task_heads import TaskHeads, task_of
 from unidle.spaces.distributions import LOG_SQRT_2PI
 
-_ROWS = 32  # transitions per program
+_BLOCK_ROWS = 32  # transitions per program
 _LOG_SQRT_2PI, _LOG_2 = tl.constexpr(LOG_SQRT_2PI), tl.constexpr(math.log(2))
-_FIGURES = tl.constexpr(4)  # logged sums: critic loss, mean Q, actor loss, entropy
+_N_METRICS = tl.constexpr(4)  # logged sums: critic loss, mean Q, actor loss, entropy
 
 
 @triton.jit
 def _write_inputs(
     obs, next_obs, actions, inputs, tasks,
-    B: tl.constexpr, ROW: tl.constexpr, SEEN: tl.constexpr, SEEN_UP: tl.constexpr, REALS: tl.constexpr,
-    REALS_UP: tl.constexpr, WIDTH: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, BM: tl.constexpr,
+    B: tl.constexpr, OBS_WORDS: tl.constexpr, INS: tl.constexpr, INS_P2: tl.constexpr, REALS: tl.constexpr,
+    REALS_P2: tl.constexpr, WIDTH: tl.constexpr, TASKS: tl.constexpr, TASKS_P2: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Write the networks' inputs [3 B, WIDTH]: next observations, observations, observations with their actions."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = (sample < B)[:, None]
-    column = tl.arange(0, SEEN_UP)[None, :]
-    seen = inside & (column < SEEN)
-    after = tl.load(next_obs + sample[:, None] * ROW + column, mask=seen)
-    before = tl.load(obs + sample[:, None] * ROW + column, mask=seen)
-    tl.store(inputs + sample[:, None] * WIDTH + column, after, mask=seen)
-    tl.store(inputs + (B + sample)[:, None] * WIDTH + column, before, mask=seen)
-    tl.store(inputs + (2 * B + sample)[:, None] * WIDTH + column, before, mask=seen)
-    real = tl.arange(0, REALS_UP)[None, :]
+    column = tl.arange(0, INS_P2)[None, :]
+    valid = inside & (column < INS)
+    next_features = tl.load(next_obs + sample[:, None] * OBS_WORDS + column, mask=valid)
+    features = tl.load(obs + sample[:, None] * OBS_WORDS + column, mask=valid)
+    tl.store(inputs + sample[:, None] * WIDTH + column, next_features, mask=valid)
+    tl.store(inputs + (B + sample)[:, None] * WIDTH + column, features, mask=valid)
+    tl.store(inputs + (2 * B + sample)[:, None] * WIDTH + column, features, mask=valid)
+    real = tl.arange(0, REALS_P2)[None, :]
     action = tl.load(actions + sample[:, None] * REALS + real, mask=inside & (real < REALS))
-    tl.store(inputs + (2 * B + sample)[:, None] * WIDTH + SEEN + real, action, mask=inside & (real < REALS))
+    tl.store(inputs + (2 * B + sample)[:, None] * WIDTH + INS + real, action, mask=inside & (real < REALS))
     if TASKS > 1:
-        place = tl.arange(0, TASKS_UP)[None, :]
+        task = tl.arange(0, TASKS_P2)[None, :]
         one_hot = tl.load(
-            obs + sample[:, None] * ROW + SEEN - TASKS + place, mask=inside & (place < TASKS), other=-float("inf")
+            obs + sample[:, None] * OBS_WORDS + INS - TASKS + task, mask=inside & (task < TASKS), other=-float("inf")
         )
         tl.store(tasks + sample, tl.argmax(one_hot, 1), mask=sample < B)
 
@@ -63,28 +63,28 @@ def _alpha(log_alpha, task):
 @triton.jit
 def _sample_actions(
     outputs, bias, noise, tasks, inputs, log_probs,
-    B: tl.constexpr, REALS: tl.constexpr, REALS_UP: tl.constexpr, SEEN: tl.constexpr, WIDTH: tl.constexpr,
-    TASKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr,
+    B: tl.constexpr, REALS: tl.constexpr, REALS_P2: tl.constexpr, INS: tl.constexpr, WIDTH: tl.constexpr,
+    TASKS: tl.constexpr, LOG_STD_MIN: tl.constexpr, LOG_STD_MAX: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Sample actions for the first 2 B rows of `inputs` from the policy's outputs [2 B, TASKS × 2 REALS]."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = row < 2 * B
     task = task_of(tasks, row % B, inside, TASKS)
-    real = tl.arange(0, REALS_UP)[None, :]
+    real = tl.arange(0, REALS_P2)[None, :]
     valid = inside[:, None] & (real < REALS)
-    place = task[:, None] * 2 * REALS + real
-    at = row[:, None] * (TASKS * 2 * REALS) + place
-    mean = tl.load(outputs + at, mask=valid, other=0.0) + tl.load(bias + place, mask=valid, other=0.0)
-    log_std = tl.load(outputs + at + REALS, mask=valid, other=0.0)
-    log_std += tl.load(bias + place + REALS, mask=valid, other=0.0)
-    log_std = tl.minimum(tl.maximum(log_std, LOW, tl.PropagateNan.ALL), HIGH, tl.PropagateNan.ALL)
-    drawn = tl.load(noise + row[:, None] * REALS + real, mask=valid, other=0.0)
-    u = mean + tl.exp(log_std) * drawn
-    tl.store(inputs + row[:, None] * WIDTH + SEEN + real, activated(u, "tanh"), mask=valid)
-    soft_plus = tl.maximum(-2.0 * u, 0.0, tl.PropagateNan.ALL) + tl.log(1.0 + tl.exp(-tl.abs(2.0 * u)))
-    log_slope = 2.0 * (_LOG_2 - u - soft_plus)  # log(1 − tanh² u)
-    each = -0.5 * drawn * drawn - log_std - _LOG_SQRT_2PI - log_slope
-    tl.store(log_probs + row, tl.sum(tl.where(valid, each, 0.0), 1), mask=inside)
+    column = task[:, None] * 2 * REALS + real
+    offs = row[:, None] * (TASKS * 2 * REALS) + column
+    mean = tl.load(outputs + offs, mask=valid, other=0.0) + tl.load(bias + column, mask=valid, other=0.0)
+    log_std = tl.load(outputs + offs + REALS, mask=valid, other=0.0)
+    log_std += tl.load(bias + column + REALS, mask=valid, other=0.0)
+    log_std = tl.minimum(tl.maximum(log_std, LOG_STD_MIN, tl.PropagateNan.ALL), LOG_STD_MAX, tl.PropagateNan.ALL)
+    eps = tl.load(noise + row[:, None] * REALS + real, mask=valid, other=0.0)
+    u = mean + tl.exp(log_std) * eps
+    tl.store(inputs + row[:, None] * WIDTH + INS + real, activated(u, "tanh"), mask=valid)
+    softplus = tl.maximum(-2.0 * u, 0.0, tl.PropagateNan.ALL) + tl.log(1.0 + tl.exp(-tl.abs(2.0 * u)))
+    log_slope = 2.0 * (_LOG_2 - u - softplus)  # log(1 − tanh² u)
+    terms = -0.5 * eps * eps - log_std - _LOG_SQRT_2PI - log_slope
+    tl.store(log_probs + row, tl.sum(tl.where(valid, terms, 0.0), 1), mask=inside)
 
 
 @triton.jit
@@ -96,133 +96,134 @@ def _value(values, member, sample, inside, B: tl.constexpr):
 @triton.jit
 def _minimum(values, sample, inside, E: tl.constexpr, B: tl.constexpr):
     """Take the minimum over the critics."""
-    least = _value(values, 0, sample, inside, B)
+    minimum = _value(values, 0, sample, inside, B)
     for member in tl.static_range(1, E):
-        least = tl.minimum(least, _value(values, member, sample, inside, B), tl.PropagateNan.ALL)
-    return least
+        minimum = tl.minimum(minimum, _value(values, member, sample, inside, B), tl.PropagateNan.ALL)
+    return minimum
 
 
 @triton.jit
-def _clipped(values, LIMIT: tl.constexpr):
-    """Clip values to ±LIMIT."""
-    return tl.minimum(tl.maximum(values, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
+def _clipped(values, VALUE_LIMIT: tl.constexpr):
+    """Clip values to ±VALUE_LIMIT."""
+    return tl.minimum(tl.maximum(values, -VALUE_LIMIT, tl.PropagateNan.ALL), VALUE_LIMIT, tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _critic_loss(
-    next_values, values, tasks, returns, discounts, weights, log_probs, log_alpha, slopes, errors, figures,
-    LIMIT: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
+    next_values, values, tasks, returns, discounts, weights, log_probs, log_alpha, d_values, errors, partials,
+    VALUE_LIMIT: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_P2: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Compute the critic loss and its gradient with respect to their values [E, B]."""
+    """Compute the critic loss and its gradient with respect to the critics' values [E, B]."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
-    soft = _minimum(next_values, sample, inside, E, B)
-    soft -= _alpha(log_alpha, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
+    next_value = _minimum(next_values, sample, inside, E, B)
+    next_value -= _alpha(log_alpha, task) * tl.load(log_probs + sample, mask=inside, other=0.0)
     target = tl.load(returns + sample, mask=inside, other=0.0)
-    target += tl.load(discounts + sample, mask=inside, other=0.0) * soft
-    target = _clipped(target, LIMIT)
+    target += tl.load(discounts + sample, mask=inside, other=0.0) * next_value
+    target = _clipped(target, VALUE_LIMIT)
     weight = tl.load(weights + sample, mask=inside, other=0.0)
-    off, loss, total = tl.zeros_like(target), tl.zeros_like(target), tl.zeros_like(target)
+    abs_error, loss, total = tl.zeros_like(target), tl.zeros_like(target), tl.zeros_like(target)
     for member in tl.static_range(E):
         q = _value(values, member, sample, inside, B)
-        value = _clipped(q, LIMIT)
+        value = _clipped(q, VALUE_LIMIT)
         error = value - target
-        tl.store(slopes + member * B + sample, tl.where(tl.abs(q) > LIMIT, 0.0, weight * error / B), mask=inside)
-        off += tl.abs(error)
+        gradient = tl.where(tl.abs(q) > VALUE_LIMIT, 0.0, weight * error / B)
+        tl.store(d_values + member * B + sample, gradient, mask=inside)
+        abs_error += tl.abs(error)
         loss += 0.5 * weight * error * error
         total += value
-    tl.store(errors + sample, off / E, mask=inside)
-    own = figures + tl.program_id(0) * (_FIGURES + TASKS_UP)
-    tl.store(own, tl.sum(tl.where(inside, loss, 0.0)) / B)
-    tl.store(own + 1, tl.sum(tl.where(inside, total, 0.0)) / (E * B))
+    tl.store(errors + sample, abs_error / E, mask=inside)
+    out = partials + tl.program_id(0) * (_N_METRICS + TASKS_P2)
+    tl.store(out, tl.sum(tl.where(inside, loss, 0.0)) / B)
+    tl.store(out + 1, tl.sum(tl.where(inside, total, 0.0)) / (E * B))
 
 
 @triton.jit
 def _actor_loss(
-    values, tasks, weights, log_probs, log_alpha, slopes, figures,
-    ENTROPY: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr,
+    values, tasks, weights, log_probs, log_alpha, d_values, partials,
+    TARGET_ENTROPY: tl.constexpr, E: tl.constexpr, B: tl.constexpr, TASKS: tl.constexpr, TASKS_P2: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
     """Compute the actor loss, its gradient with respect to the critics' values, and the gradient of log α."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
-    counts = (tl.load(weights + sample, mask=inside, other=0.0) > 0).to(tl.float32)
-    least = _minimum(values, sample, inside, E, B)
-    equal = tl.zeros_like(least)
+    is_valid = (tl.load(weights + sample, mask=inside, other=0.0) > 0).to(tl.float32)
+    minimum = _minimum(values, sample, inside, E, B)
+    n_minimal = tl.zeros_like(minimum)  # critics that have the minimum: as in torch, they share the gradient
     for member in tl.static_range(E):
-        equal += (_value(values, member, sample, inside, B) == least).to(tl.float32)
+        n_minimal += (_value(values, member, sample, inside, B) == minimum).to(tl.float32)
     for member in tl.static_range(E):
-        is_least = _value(values, member, sample, inside, B) == least
-        tl.store(slopes + member * B + sample, tl.where(is_least, -counts / (equal * B), 0.0), mask=inside)
+        is_minimum = _value(values, member, sample, inside, B) == minimum
+        tl.store(d_values + member * B + sample, tl.where(is_minimum, -is_valid / (n_minimal * B), 0.0), mask=inside)
     log_prob = tl.load(log_probs + B + sample, mask=inside, other=0.0)
-    loss = counts * (_alpha(log_alpha, task) * log_prob - least)
-    own = figures + tl.program_id(0) * (_FIGURES + TASKS_UP)
-    tl.store(own + 2, tl.sum(tl.where(inside, loss, 0.0)) / B)
-    tl.store(own + 3, -tl.sum(log_prob) / B)
-    head = tl.arange(0, TASKS_UP)
-    slope = tl.where(inside, -counts * (log_prob + ENTROPY) / B, 0.0)
-    tl.store(own + _FIGURES + head, tl.sum(tl.where(head[None, :] == task[:, None], slope[:, None], 0.0), 0))
+    loss = is_valid * (_alpha(log_alpha, task) * log_prob - minimum)
+    out = partials + tl.program_id(0) * (_N_METRICS + TASKS_P2)
+    tl.store(out + 2, tl.sum(tl.where(inside, loss, 0.0)) / B)
+    tl.store(out + 3, -tl.sum(log_prob) / B)
+    head = tl.arange(0, TASKS_P2)
+    gradient = tl.where(inside, -is_valid * (log_prob + TARGET_ENTROPY) / B, 0.0)
+    tl.store(out + _N_METRICS + head, tl.sum(tl.where(head[None, :] == task[:, None], gradient[:, None], 0.0), 0))
 
 
 @triton.jit
 def _actor_gradient(
-    by_actions, outputs, bias, noise, tasks, weights, inputs, log_alpha, by_outputs,
-    E: tl.constexpr, B: tl.constexpr, REALS: tl.constexpr, SEEN: tl.constexpr, WIDTH: tl.constexpr,
-    TASKS: tl.constexpr, OUTS_UP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr,
+    d_actions, outputs, bias, noise, tasks, weights, inputs, log_alpha, d_outputs,
+    E: tl.constexpr, B: tl.constexpr, REALS: tl.constexpr, INS: tl.constexpr, WIDTH: tl.constexpr,
+    TASKS: tl.constexpr, OUTS_P2: tl.constexpr, LOG_STD_MIN: tl.constexpr, LOG_STD_MAX: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Turn gradients of actions [E, B, REALS] into gradients of the policy's outputs [B, TASKS × 2 REALS]."""
+    """Backpropagate from the actions [E, B, REALS] to the policy's outputs [B, TASKS × 2 REALS]."""
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = sample < B
     task = task_of(tasks, sample, inside, TASKS)
-    column = tl.arange(0, OUTS_UP)[None, :]
-    own = inside[:, None] & (column // (2 * REALS) == task[:, None])
+    column = tl.arange(0, OUTS_P2)[None, :]
+    in_head = inside[:, None] & (column // (2 * REALS) == task[:, None])  # outputs of the sample's own task
     is_std = column % (2 * REALS) >= REALS
     real = column % REALS
-    by_action = tl.zeros((BM, OUTS_UP), tl.float32)
+    d_action = tl.zeros((BM, OUTS_P2), tl.float32)
     for member in tl.static_range(E):
-        by_action += tl.load(by_actions + (member * B + sample)[:, None] * REALS + real, mask=own, other=0.0)
+        d_action += tl.load(d_actions + (member * B + sample)[:, None] * REALS + real, mask=in_head, other=0.0)
     row = B + sample
-    action = tl.load(inputs + row[:, None] * WIDTH + SEEN + real, mask=own, other=0.0)
-    drawn = tl.load(noise + row[:, None] * REALS + real, mask=own, other=0.0)
-    place = task[:, None] * 2 * REALS + REALS + real
-    log_std = tl.load(outputs + row[:, None] * (TASKS * 2 * REALS) + place, mask=own, other=0.0)
-    log_std += tl.load(bias + place, mask=own, other=0.0)
-    counts = (tl.load(weights + sample, mask=inside, other=0.0) > 0).to(tl.float32)
-    by_log_prob = (counts * _alpha(log_alpha, task) / B)[:, None]
-    by_u = by_action * (1.0 - action * action) + by_log_prob * 2.0 * action
-    by_log_std = by_u * drawn * tl.exp(log_std) - by_log_prob
-    by_log_std = tl.where((log_std < LOW) | (log_std > HIGH), 0.0, by_log_std)
-    slope = tl.where(own, tl.where(is_std, by_log_std, by_u), 0.0)
+    action = tl.load(inputs + row[:, None] * WIDTH + INS + real, mask=in_head, other=0.0)
+    eps = tl.load(noise + row[:, None] * REALS + real, mask=in_head, other=0.0)
+    std_column = task[:, None] * 2 * REALS + REALS + real
+    log_std = tl.load(outputs + row[:, None] * (TASKS * 2 * REALS) + std_column, mask=in_head, other=0.0)
+    log_std += tl.load(bias + std_column, mask=in_head, other=0.0)
+    is_valid = (tl.load(weights + sample, mask=inside, other=0.0) > 0).to(tl.float32)
+    d_log_prob = (is_valid * _alpha(log_alpha, task) / B)[:, None]
+    d_u = d_action * (1.0 - action * action) + d_log_prob * 2.0 * action
+    d_log_std = d_u * eps * tl.exp(log_std) - d_log_prob
+    d_log_std = tl.where((log_std < LOG_STD_MIN) | (log_std > LOG_STD_MAX), 0.0, d_log_std)
+    gradient = tl.where(in_head, tl.where(is_std, d_log_std, d_u), 0.0)
     tl.store(
-        by_outputs + sample[:, None] * (TASKS * 2 * REALS) + column,
-        slope,
+        d_outputs + sample[:, None] * (TASKS * 2 * REALS) + column,
+        gradient,
         mask=inside[:, None] & (column < TASKS * 2 * REALS),
     )
 
 
 @triton.jit
-def _finish(
-    figures, sums, grad, log_alpha, means, mean_squares, steps, learning_rate,
-    BLOCKS: tl.constexpr, TASKS: tl.constexpr, TASKS_UP: tl.constexpr, AUTO: tl.constexpr,
+def _reduce_and_update_alpha(
+    partials, sums, grad, log_alpha, means, mean_squares, steps, learning_rate,
+    BLOCKS: tl.constexpr, TASKS: tl.constexpr, TASKS_P2: tl.constexpr, LEARN_ALPHA: tl.constexpr,
     LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """Sum the metrics of all programs, in order, and step the temperature."""
-    figure, head = tl.arange(0, _FIGURES), tl.arange(0, TASKS_UP)
-    logged, slope = tl.zeros((_FIGURES,), tl.float32), tl.zeros((TASKS_UP,), tl.float32)
+    metric, head = tl.arange(0, _N_METRICS), tl.arange(0, TASKS_P2)
+    total, gradient = tl.zeros((_N_METRICS,), tl.float32), tl.zeros((TASKS_P2,), tl.float32)
     for block in range(BLOCKS):
-        own = figures + block * (_FIGURES + TASKS_UP)
-        logged += tl.load(own + figure)
-        slope += tl.load(own + _FIGURES + head)
-    tl.store(sums + figure, tl.load(sums + figure) + logged)
-    if AUTO:
+        part = partials + block * (_N_METRICS + TASKS_P2)
+        total += tl.load(part + metric)
+        gradient += tl.load(part + _N_METRICS + head)
+    tl.store(sums + metric, tl.load(sums + metric) + total)
+    if LEARN_ALPHA:
         inside = head < TASKS
-        tl.store(grad + head, slope, mask=inside)
+        tl.store(grad + head, gradient, mask=inside)
         temperature, mean, square = adam(
             tl.load(log_alpha + head, mask=inside, other=0.0),
-            slope,
+            gradient,
             tl.load(means + head, mask=inside, other=0.0),
             tl.load(mean_squares + head, mask=inside, other=0.0),
             tl.load(steps),
@@ -258,7 +259,7 @@ class SacState:
     sums: Tensor  # [4] critic loss, mean Q, actor loss, entropy
     batch_size: int
     obs_words: int  # 4-byte words of a packed observation
-    n_inputs: int  # of them are inputs
+    n_inputs: int  # the first words of an observation, which are the networks' inputs
     reals: int
     n_tasks: int
     activation: str
@@ -275,46 +276,49 @@ class SacUpdate:
 
     def __init__(self, state: SacState) -> None:
         self._state, batch, reals = state, state.batch_size, state.reals
-        device, seen, members = state.sums.device, state.n_inputs, len(state.critics.weights[0])
+        device, ins, members = state.sums.device, state.n_inputs, len(state.critics.weights[0])
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        width = -(-(seen + reals) // 4) * 4  # rows start at multiples of 16 bytes
-        self._padded = zeros(3 * batch, width)
+        width = -(-(ins + reals) // 4) * 4  # rows start at multiples of 16 bytes
+        self._inputs = zeros(3 * batch, width)
         self._tasks = zeros(batch, dtype=torch.int32)
         self._log_probs, self._errors = zeros(2 * batch), zeros(batch)
-        blocks, tasks_up = triton.cdiv(batch, _ROWS), triton.next_power_of_2(state.n_tasks)
-        self._figures = zeros(blocks, _FIGURES.value + tasks_up)
+        blocks, tasks_p2 = triton.cdiv(batch, _BLOCK_ROWS), triton.next_power_of_2(state.n_tasks)
+        self._partials = zeros(blocks, _N_METRICS.value + tasks_p2)
         outs = 2 * reals * state.n_tasks
-        self._by_outputs = zeros(1, batch, outs)  # gradient of the actor's outputs
-        self._slopes, self._by_actions = zeros(members, batch), zeros(members, batch, reals)
+        self._d_outputs = zeros(1, batch, outs)  # gradient of the actor's outputs
+        self._d_values, self._d_actions = zeros(members, batch), zeros(members, batch, reals)
         self._constants: dict[str, Any] = {
             "B": batch,
             "E": members,
-            "BM": _ROWS,
-            "ROW": state.obs_words,
-            "SEEN": seen,
-            "SEEN_UP": triton.next_power_of_2(seen),
+            "BM": _BLOCK_ROWS,
+            "OBS_WORDS": state.obs_words,
+            "INS": ins,
+            "INS_P2": triton.next_power_of_2(ins),
             "REALS": reals,
-            "REALS_UP": triton.next_power_of_2(reals),
+            "REALS_P2": triton.next_power_of_2(reals),
             "WIDTH": width,
             "TASKS": state.n_tasks,
-            "TASKS_UP": tasks_up,
-            "OUTS_UP": triton.next_power_of_2(outs),
-            "LOW": state.log_std_range[0],
-            "HIGH": state.log_std_range[1],
-            "ENTROPY": state.target_entropy,
-            "LIMIT": state.value_limit,
+            "TASKS_P2": tasks_p2,
+            "OUTS_P2": triton.next_power_of_2(outs),
+            "LOG_STD_MIN": state.log_std_range[0],
+            "LOG_STD_MAX": state.log_std_range[1],
+            "TARGET_ENTROPY": state.target_entropy,
+            "VALUE_LIMIT": state.value_limit,
             "BLOCKS": blocks,
-            "AUTO": state.learns_alpha,
+            "LEARN_ALPHA": state.learns_alpha,
             "EPS": state.alpha_adam.eps,
             **beta_constants(state.alpha_adam),
         }
-        whole = self._padded[:, : seen + reals]
-        self._next, self._chosen, self._taken = whole.view(3, batch, -1).expand(members, -1, -1, -1).unbind(1)
-        self._seen = whole[None, : 2 * batch, :seen]  # next observations, then current ones
-        self._action_columns = slice(seen, seen + reals)
+        inputs = self._inputs[:, : ins + reals]
+        # Inputs of the critics: (s', a'), (s, ã) and (s, a).
+        self._next_inputs, self._policy_inputs, self._batch_inputs = (
+            inputs.view(3, batch, -1).expand(members, -1, -1, -1).unbind(1)
+        )
+        self._actor_inputs = inputs[None, : 2 * batch, :ins]  # next observations, then current ones
+        self._action_columns = slice(ins, ins + reals)
 
         self._side = SideStream(device)
         self._actor = BatchedMlp(state.actor.weights, state.actor.biases, 2 * batch, state.activation)
@@ -326,13 +330,13 @@ class SacUpdate:
             TaskHeads(layers.weights[-1], layers.biases[-1], layers.biases[-2], self._tasks, state.activation)
             for layers in (state.critics, state.targets)
         )
-        self._actor_back = BatchedGradient(self._actor, self._side, since=batch)
-        self._critics_back = BatchedGradient(self._critics, self._side)
+        self._actor_backward = BatchedBackward(self._actor, self._side, first_row=batch)
+        self._critics_backward = BatchedBackward(self._critics, self._side)
         weights, biases = state.critic_grads.weights, state.critic_grads.biases
         self._critic_grads = weights[:-1], [*biases[:-2], None]
         self._head_grads = biases[-2], weights[-1], biases[-1]
         learned = [state.actor_adam, state.critics_adam, *([state.alpha_adam] if state.learns_alpha else [])]
-        self._counts = [each.steps for each in learned]
+        self._step_counts = [adam_state.steps for adam_state in learned]
         self.steps = {
             "critics": FusedAdam(state.critics_adam, state.max_grad_norm, state.targets_flat, state.tau),
             "actor": FusedAdam(state.actor_adam, state.max_grad_norm),
@@ -351,41 +355,41 @@ class SacUpdate:
     ) -> Tensor:
         """Update from a batch (fields of `buffers.replay.Transitions`); returns |TD error| [B] in the same buffer."""
         state, alpha = self._state, self._state.alpha_adam
-        torch._foreach_add_(self._counts, 1.0)
+        torch._foreach_add_(self._step_counts, 1.0)
         self._run(
-            _write_inputs, obs.view(torch.float32), next_obs.view(torch.float32), actions, self._padded, self._tasks
+            _write_inputs, obs.view(torch.float32), next_obs.view(torch.float32), actions, self._inputs, self._tasks
         )
         with self._side():
-            products = self._critics.forward(self._taken)
+            products = self._critics.forward(self._batch_inputs)
             q = self._critic_heads.forward(products, keep=True)
-        outputs, bias = self._actor.forward(self._seen), self._actor.biases[-1]
-        self._run(_sample_actions, outputs, bias, noise, self._tasks, self._padded, self._log_probs, programs=2)
-        expected = self._target_heads.forward(self._targets.forward(self._next), keep=False)
+        outputs, bias = self._actor.forward(self._actor_inputs), self._actor.biases[-1]
+        self._run(_sample_actions, outputs, bias, noise, self._tasks, self._inputs, self._log_probs, programs=2)
+        next_q = self._target_heads.forward(self._targets.forward(self._next_inputs), keep=False)
         self._side.join()
-        self._run(_critic_loss, expected, q, self._tasks, returns, discounts, weights, self._log_probs,
-                  alpha.flat, self._slopes, self._errors, self._figures)  # fmt: skip
-        gradient = self._critic_heads.back(self._slopes, products, self._head_grads)
-        self._critics_back.by_parameters(self._taken, gradient, *self._critic_grads)
+        self._run(_critic_loss, next_q, q, self._tasks, returns, discounts, weights, self._log_probs,
+                  alpha.flat, self._d_values, self._errors, self._partials)  # fmt: skip
+        gradient = self._critic_heads.backward(self._d_values, products, self._head_grads)
+        self._critics_backward.parameter_gradients(self._batch_inputs, gradient, *self._critic_grads)
         self._side.join()
         self.steps["critics"].step()
 
-        products = self._critics.forward(self._chosen)
+        products = self._critics.forward(self._policy_inputs)
         q = self._critic_heads.forward(products, keep=True)
-        self._run(_actor_loss, q, self._tasks, weights, self._log_probs, alpha.flat, self._slopes, self._figures)
-        gradient = self._critic_heads.back(self._slopes, products)
-        self._critics_back.by_inputs(gradient, self._action_columns, self._by_actions)
-        self._run(_actor_gradient, self._by_actions, outputs, bias, noise, self._tasks, weights, self._padded,
-                  alpha.flat, self._by_outputs)  # fmt: skip
-        seen = self._seen[:, len(self._errors) :]
-        self._actor_back.by_parameters(seen, self._by_outputs, state.actor_grads.weights, state.actor_grads.biases)
+        self._run(_actor_loss, q, self._tasks, weights, self._log_probs, alpha.flat, self._d_values, self._partials)
+        gradient = self._critic_heads.backward(self._d_values, products)
+        self._critics_backward.input_gradients(gradient, self._action_columns, self._d_actions)
+        self._run(_actor_gradient, self._d_actions, outputs, bias, noise, self._tasks, weights, self._inputs,
+                  alpha.flat, self._d_outputs)  # fmt: skip
+        actor_inputs, grads = self._actor_inputs[:, len(self._errors) :], state.actor_grads
+        self._actor_backward.parameter_gradients(actor_inputs, self._d_outputs, grads.weights, grads.biases)
         self._side.join()
         self.steps["actor"].step()
-        self._run(_finish, self._figures, state.sums, alpha.grad, alpha.flat, alpha.mean, alpha.square, alpha.steps,
-                  alpha.learning_rate, programs=0)  # fmt: skip
+        self._run(_reduce_and_update_alpha, self._partials, state.sums, alpha.grad, alpha.flat, alpha.mean,
+                  alpha.square, alpha.steps, alpha.learning_rate, programs=0)  # fmt: skip
         return self._errors
 
     def _run(self, kernel: Any, *tensors: Tensor, programs: int = 1) -> None:
-        """Launch `programs` per block of the batch; 0: one in total."""
+        """Launch `kernel` with `programs` programs per block of the batch; 0: one program in total."""
         constants = {name: self._constants[name] for name in kernel.arg_names if name in self._constants}
-        count = programs * triton.cdiv(self._constants["B"], _ROWS) if programs else 1
+        count = programs * triton.cdiv(self._constants["B"], _BLOCK_ROWS) if programs else 1
         kernel[(count,)](*tensors, **constants)

@@ -12,10 +12,10 @@ whose phase has no known share is unattributed: a guess would make a launch-boun
 **Idle inside a span** is time spent waiting for that phase's own next kernel. The cause is the phase; for `learn` it is
 kernel launches. With several streams, each gets a part in proportion to its own gaps.
 
-**Idle between spans** is time spent waiting for the host thread (lane) that launches the next span. The cause is the
-phase this lane is in, instant by instant. Where that lane recorded nothing because it waited for another one, the other
-lanes share the cause equally. Where no lane recorded anything, the time is unattributed. A phase without an entry
-here, such as evaluation, counts as *other*.
+**Idle between spans** is time spent waiting for the host thread that launches the next span. The cause is the phase
+this thread is in, instant by instant. Where it recorded nothing because it waited for another thread, the other threads
+share the cause equally. Where no thread recorded anything, the time is unattributed. A phase without an entry here,
+such as evaluation, counts as *other*.
 
 **Parts.** An instant belongs to the rollout, to learning, to both (overlap) or to the rest, according to the phases of
 its spans. Between spans the host's phases decide, or the next span where they are not conclusive (`sync`, nothing).
@@ -35,7 +35,7 @@ from typing import Any
 from unidle.meter.sensors.reading import Sample
 from unidle.timeline import PHASES
 
-# Phase → the idle cause it stands for, in display order.
+# Phase → idle cause, in display order.
 CAUSE_OF_PHASE = {
     "environment": "environment",
     "host→device": "host→device",
@@ -59,12 +59,12 @@ _COPIES = {"host→device": 0.0, "device→host": 0.0}
 
 @dataclass(frozen=True)
 class HostSpan:
-    """Time that a host lane (thread) spent in a phase."""
+    """Time that a host thread spent in a phase."""
 
     phase: str
     start_ns: int
     end_ns: int
-    lane: str = "main"
+    thread: str = "main"
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class DeviceSpan:
     start_ns: int
     end_ns: int
     stream: int = 0
-    lane: str = "main"
-    """The host lane that launched it."""
+    thread: str = "main"
+    """The host thread that launched it."""
 
 
-def host_spans(intervals: Iterable[tuple[int, int, int]], lane: str = "main") -> list[HostSpan]:
+def host_spans(intervals: Iterable[tuple[int, int, int]], thread: str = "main") -> list[HostSpan]:
     """Convert the intervals of a `Timeline` to spans."""
-    return [HostSpan(PHASES[phase], start, end, lane) for phase, start, end in intervals]
+    return [HostSpan(PHASES[phase], start, end, thread) for phase, start, end in intervals]
 
 
 @dataclass(frozen=True)
@@ -128,18 +128,18 @@ def attribute_idle(
     if end_ns <= start_ns:
         raise ValueError("The window has no length.")
     shares = {**_COPIES, **{phase: min(1.0, max(0.0, share)) for phase, share in active_share.items()}}
-    work = sorted((s for s in device if s.end_ns > s.start_ns), key=lambda s: (s.start_ns, s.lane, s.phase))
+    work = sorted((s for s in device if s.end_ns > s.start_ns), key=lambda s: (s.start_ns, s.thread, s.phase))
     starts = [span.start_ns for span in work]
     power = sorted(power, key=lambda sample: sample.at_ns)
     power_times = [sample.at_ns for sample in power]
     ledgers = {part: _Ledger() for part in PARTS}
     inside, between = cache(partial(_inside_spans, shares=shares)), cache(_between_spans)  # few distinct arguments
-    for begin, end, on_device, on_host in _moments(start_ns, end_ns, work, host, power_times):
+    for begin, end, on_device, on_host in _split_at_edges(start_ns, end_ns, work, host, power_times):
         if on_device:
             split, part = inside(on_device)
         else:
             place = bisect_left(starts, end)
-            following = (work[place].lane, work[place].phase) if place < len(work) else None
+            following = (work[place].thread, work[place].phase) if place < len(work) else None
             split, part = between(on_host, following)
         place = bisect_left(power_times, end)
         ledgers[part].add(end - begin, split, power[place].value if 0 < place < len(power) else None)
@@ -150,12 +150,12 @@ def attribute_idle(
     )
 
 
-# Activity at an instant: (stream, phase) on the device, (lane, phase) on the host.
+# Activity at an instant: (stream, phase) on the device, (thread, phase) on the host.
 _OnDevice = frozenset[tuple[int, str]]
 _OnHost = frozenset[tuple[str, str]]
 
 
-def _moments(
+def _split_at_edges(
     start_ns: int, end_ns: int, work: Iterable[DeviceSpan], host: Iterable[HostSpan], other_edges: Iterable[int]
 ) -> Iterator[tuple[int, int, _OnDevice, _OnHost]]:
     """Cut the window at every edge: (begin, end, phases on the device, phases on the host), oldest first."""
@@ -171,8 +171,8 @@ def _moments(
 
     for span in work:
         add(span, on_device, (span.stream, span.phase))
-    for lane_span in host:
-        add(lane_span, on_host, (lane_span.lane, lane_span.phase))
+    for host_span in host:
+        add(host_span, on_host, (host_span.thread, host_span.phase))
     changes.sort(key=lambda change: change[0])
     inner = {edge for edge in other_edges if start_ns < edge < end_ns}
     edges = sorted({start_ns, end_ns, *(change[0] for change in changes), *inner})
@@ -188,7 +188,7 @@ def _moments(
 
 
 def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> tuple[dict[str, float], str]:
-    """Split an instant at which the device had work; also returns the part it belongs to."""
+    """Return the shares of an instant at which the device had work, and the part it belongs to."""
     streams: dict[int, tuple[float, str]] = {}  # stream → active share, cause of its gaps
     for stream, phase in sorted(on_device):
         known = phase in shares
@@ -206,18 +206,18 @@ def _inside_spans(on_device: _OnDevice, shares: Mapping[str, float]) -> tuple[di
 
 
 def _between_spans(on_host: _OnHost, following: tuple[str, str] | None) -> tuple[dict[str, float], str]:
-    """Split an instant at which the device had no work; `following` is the (lane, phase) of the next device span."""
-    lanes: dict[str, set[str]] = {}
-    for lane, phase in on_host:
-        lanes.setdefault(lane, set()).add(phase)
-    if following is not None and following[0] in lanes:
-        lanes = {following[0]: lanes[following[0]]}
+    """The same for an instant without device work; `following` is the (thread, phase) of the next device span."""
+    threads: dict[str, set[str]] = {}
+    for thread, phase in on_host:
+        threads.setdefault(thread, set()).add(phase)
+    if following is not None and following[0] in threads:
+        threads = {following[0]: threads[following[0]]}
     split: dict[str, float] = {}
-    for lane in sorted(lanes):
-        for phase in sorted(lanes[lane]):
+    for thread in sorted(threads):
+        for phase in sorted(threads[thread]):
             cause = _cause(phase)
-            split[cause] = split.get(cause, 0.0) + 1 / (len(lanes) * len(lanes[lane]))
-    conclusive = {phase for phases in lanes.values() for phase in phases} - _INCONCLUSIVE
+            split[cause] = split.get(cause, 0.0) + 1 / (len(threads) * len(threads[thread]))
+    conclusive = {phase for phases in threads.values() for phase in phases} - _INCONCLUSIVE
     if not conclusive and following is not None:
         conclusive = {following[1]}
     return split or {"unattributed": 1.0}, _part_of(conclusive)

@@ -31,7 +31,7 @@ class Phase(Protocol):
         """End."""
 
 
-class _Nothing:
+class _NoPhase:
     __slots__ = ()
 
     def __enter__(self) -> None:
@@ -41,14 +41,14 @@ class _Nothing:
         return None
 
 
-_NOTHING = _Nothing()
+_NO_PHASE = _NoPhase()
 _active: PhaseMeter | None = None
 
 
 def phase(name: str) -> Phase:
-    """Count the time in a `with` block under `name`, if a `PhaseMeter` is active in this process."""
+    """Record the time spent in a `with` block under `name`, if a `PhaseMeter` is active in this process."""
     meter = _active
-    return _NOTHING if meter is None else meter.phase(name)
+    return _NO_PHASE if meter is None else meter.phase(name)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class PhaseMeter:
     def phase(self, name: str) -> Phase:
         """Return the context manager for `name`; it is stateless and shared between calls."""
         if threading.get_ident() != self._owner or self._clock is None:
-            return _NOTHING
+            return _NO_PHASE
         found = self._phases.get(name)
         if found is None:
             self._clock.grow(len(self._phases) + 1)
@@ -154,15 +154,15 @@ class _NestedClock(PhaseClock):
 
     def __init__(self) -> None:
         super().__init__(1, 0)
-        self._left: list[int] = []  # phases to come back to
+        self._enclosing: list[int] = []  # phases to return to
 
     def push(self, phase: int) -> None:
         """Enter a nested phase."""
-        self._left.append(self.enter(phase))
+        self._enclosing.append(self.enter(phase))
 
     def pop(self) -> None:
         """Return to the enclosing phase."""
-        self.enter(self._left.pop())
+        self.enter(self._enclosing.pop())
 
     def grow(self, n_phases: int) -> None:
         """Make room for new phases."""

@@ -26,7 +26,7 @@ from unidle.meter.attribution.idle_time import Attribution, Breakdown, DeviceSpa
 from unidle.meter.attribution.trace import Tracer
 from unidle.meter.sensors.background import Background
 from unidle.meter.sensors.host import Tree
-from unidle.meter.watch.inside.unidle_windows import Window, computed, torch_in_use, try_window
+from unidle.meter.watch.inside.unidle_windows import Window, merge_kernels, torch_in_use, try_window
 from unidle.metrics.jsonl import reopen
 from unidle.timeline import EVALUATE, LOGGING, PHASES, Interval, Timeline
 
@@ -34,9 +34,9 @@ FILE = "meter.jsonl"
 _READINGS = ("utilisation", "power", "memory", "SM active", "energy")
 _SEGMENT_NS, _SEGMENT_INTERVALS = 500_000_000, 2_000  # a segment ends with the iteration that reaches either
 _WINDOW_NS = 50_000_000  # length of a segment under the profiler
-_MOST_WINDOWS = 3  # attempts to calibrate; spans stay unattributed after that
-_SHOWN_SPANS = 400
-_MOST_LINES = 2000  # per run; segments of a long run are further apart
+_MAX_WINDOWS = 3  # attempts to calibrate; spans stay unattributed after that
+_MAX_SPANS = 400
+_MAX_LINES = 2000  # per run; segments of a long run are further apart
 _OWN_SHARE = 0.002  # of the run's time that the meter may use
 _SETTLED_NS = 3_000_000_000  # between the last capture and the profiler window
 
@@ -77,8 +77,8 @@ class RunMeter:
         self._begun_ns = self._last_line_ns = self._pauses_until = self._settled_since = now
         self._captured = 0
         self._totals = [*timeline.totals_ns]
-        with self._off_at_errors():
-            self._file = self._closing.enter_context(reopen(self._path, step))
+        with self._off_on_error():
+            self._file = self._closing.enter_context(reopen(self._path, step, self._say))
             if gpu is not None:
                 self._closing.callback(self._background.stop)
                 self._background.start(gpu.uuid)
@@ -96,7 +96,7 @@ class RunMeter:
         segment = self._segment
         if self._gpu is not None and (not has_learned or self._gpu.captures() != self._captured):
             self._captured, self._settled_since = self._gpu.captures(), now
-        with self._off_at_errors():
+        with self._off_on_error():
             if self._tracer is not None and not self._tracer.is_done:
                 if self._has_settled(now):
                     self._tracer.iteration()
@@ -109,14 +109,14 @@ class RunMeter:
 
     def end(self) -> None:
         """Stop measuring and report the summary."""
-        with self._off_at_errors(), self._closing:
+        with self._off_on_error(), self._closing:
             if self._segment is not None and self._segment.window is not None:
                 self._segment.window.close()
         if self._total.seconds:
             self._say(self._total.sentence())
 
     @contextmanager
-    def _off_at_errors(self) -> Iterator[None]:
+    def _off_on_error(self) -> Iterator[None]:
         """Turn the meter off and report it when it fails: a run must not fail because of its meter."""
         try:
             yield
@@ -134,7 +134,7 @@ class RunMeter:
             window = try_window(torch_in_use())
             if window is None:
                 self._active_share = {}  # the profiler is in use or not available
-        self._timeline.listen()
+        self._timeline.start_recording()
         self._segment = _Segment(perf_counter_ns(), window)
 
     def _has_settled(self, now: int) -> bool:
@@ -143,14 +143,14 @@ class RunMeter:
 
     def _end_segment(self, segment: _Segment, now: int, step: int, wall: float) -> None:
         self._timeline.enter(LOGGING)  # the current phase; brings its totals up to date
-        self._segment, self._timeline.is_heard = None, False
+        self._segment, self._timeline.is_recording = None, False
         on_device = [
             DeviceSpan(PHASES[phase], start, end, stream=phase) for phase, start, end in self._timeline.on_device
         ]
         if segment.window is not None:
             self._windows += 1
             self._active_share = _calibrate(segment.window, on_device)
-            if self._active_share is None and self._windows == _MOST_WINDOWS:
+            if self._active_share is None and self._windows == _MAX_WINDOWS:
                 self._active_share = {}
             return  # the profiler slows this segment down, so it is not recorded
         on_host = list(self._timeline.intervals)
@@ -172,7 +172,7 @@ class RunMeter:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self._last_line_ns, cost = now, perf_counter_ns() - now
-        pause = max(cost / self._own_share, (now - self._begun_ns) / _MOST_LINES)
+        pause = max(cost / self._own_share, (now - self._begun_ns) / _MAX_LINES)
         self._pauses_until = perf_counter_ns() + round(pause)
 
     def _host_shares(self) -> dict[str, float]:
@@ -180,8 +180,8 @@ class RunMeter:
         totals = self._timeline.totals_ns
         spent = [after - before for after, before in zip(totals, self._totals)]
         self._totals = [*totals]
-        whole = sum(spent) or 1
-        return {name: part / whole for name, part in zip(PHASES, spent)}
+        total = sum(spent) or 1
+        return {name: part / total for name, part in zip(PHASES, spent)}
 
     def _readings(self, now: int) -> dict[str, float | None]:
         """Return mean sensor readings since the last line; None where the machine has no such sensor."""
@@ -259,7 +259,7 @@ def active_shares(spans: Iterable[DeviceSpan], kernels: Sequence[tuple[int, int]
     ordered = [span for span in spans if span.end_ns > span.start_ns]
     if not ordered or not kernels:
         return {}
-    seen = computed(kernels, min(start for start, _ in kernels), max(end for _, end in kernels))
+    seen = merge_kernels(kernels, min(start for start, _ in kernels), max(end for _, end in kernels))
     lengths: dict[str, int] = {}
     active: dict[str, int] = {}
     for span in ordered:
@@ -285,13 +285,13 @@ def _as_line(found: Attribution, clocked: float) -> dict[str, Any]:
 
 def _first_spans(begun: int, on_host: Sequence[Interval], on_device: Iterable[Interval]) -> list[list[Any]]:
     """Return the first spans of a segment, in seconds from its start, for the dashboard's close-up."""
-    spans = [("host", *span) for span in on_host[:_SHOWN_SPANS]]
+    spans = [("host", *span) for span in on_host[:_MAX_SPANS]]
     until = spans[-1][3] if spans else begun
     spans += [("gpu", *span) for span in on_device if begun <= span[1] < until]
     spans.sort(key=lambda span: span[2])
     return [
         [lane, PHASES[phase], round(max(0, start - begun) * 1e-9, 7), round((end - begun) * 1e-9, 7)]
-        for lane, phase, start, end in spans[:_SHOWN_SPANS]
+        for lane, phase, start, end in spans[:_MAX_SPANS]
     ]
 
 

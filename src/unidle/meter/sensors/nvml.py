@@ -165,12 +165,12 @@ class Gpu:
         if self._gpm is not None:
             self._query("GPM", self._gpm.close)
 
-    def _query(self, what: str, ask: Callable[[], _T]) -> _T | None:
-        """Return the driver's answer or None; an unsupported query is not repeated."""
+    def _query(self, what: str, query: Callable[[], _T]) -> _T | None:
+        """Return the result of a driver query, or None; an unsupported query is not repeated."""
         if self.is_lost or what in self.unavailable:
             return None
         try:
-            return ask()
+            return query()
         except self._nvml.NVMLLibraryMismatchError:  # not an NVMLError: the driver is too old for this function
             self.unavailable.add(what)
             return None
@@ -181,8 +181,8 @@ class Gpu:
                 self.unavailable.add(what)
             return None
 
-    def _read(self, found: dict[str, list[Sample]], name: str, ask: Callable[[], float]) -> None:
-        value = self._query(name, ask)
+    def _read(self, found: dict[str, list[Sample]], name: str, query: Callable[[], float]) -> None:
+        value = self._query(name, query)
         if value is not None:
             found[name] = self._repeat_filters[name].take(time.perf_counter_ns(), value)
 
@@ -228,7 +228,7 @@ class Gpu:
 
     def _read_power(self, found: dict[str, list[Sample]]) -> None:
         nvml, handle = self._nvml, self._handle
-        watts = self._query("power at this instant", self._instant_power)
+        watts = self._query("instant power", self._instant_power)
         if watts is None:
             watts = self._query("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
         if watts is not None:
@@ -280,13 +280,13 @@ class Driver:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            self.no_gpu_reason = _why(pynvml, error)
+            self.no_gpu_reason = _failure_reason(pynvml, error)
             return
         self._nvml = pynvml
         try:
             self.gpus = [Gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError as error:
-            self.no_gpu_reason = _why(pynvml, error)
+            self.no_gpu_reason = _failure_reason(pynvml, error)
         if not self.gpus and not self.no_gpu_reason:
             self.no_gpu_reason = "No NVIDIA GPU found: the driver is loaded but lists none."
 
@@ -316,7 +316,7 @@ class Driver:
             self._nvml = None
 
 
-def _why(nvml: Any, error: Any) -> str:
+def _failure_reason(nvml: Any, error: Any) -> str:
     if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return _NO_DRIVER
     if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:

@@ -1,4 +1,4 @@
-"""Readings and samples: a reading is a quantity its source updates at its own rate, a sample is one value of it.
+"""Readings and samples: a reading is a quantity that its source updates at its own rate; a sample is one value of it.
 
 Polling faster than the source updates returns the same value again. Repeats are not samples: counting them would
 suggest a precision that the source does not have.

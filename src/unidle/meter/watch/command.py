@@ -94,7 +94,7 @@ def watch(command: Sequence[str], *, windows: bool = False) -> WatchedCommand:
     if program is None:
         raise UsageError(f"Program `{command[0]}` not found; use, for example: unidle watch -- python train.py.")
     host, driver = Host(), Driver()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, no exit status is kept
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, the exit status is lost
     with tempfile.TemporaryDirectory(prefix="unidle-watch-", ignore_cleanup_errors=True) as name:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
         begun_ns = time.perf_counter_ns()
@@ -129,7 +129,7 @@ def watch(command: Sequence[str], *, windows: bool = False) -> WatchedCommand:
         )
 
 
-def end_as(status: int) -> NoReturn:
+def exit_like(status: int) -> NoReturn:
     """Exit as the command did: with its exit status or by the same signal."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has already dumped its core
@@ -166,7 +166,7 @@ def _poll_until_end(
         if ended:
             return stats, used, os.waitstatus_to_exitcode(how)
         is_due = time.monotonic() >= next_host
-        uses: dict[str, list[Sample]] = {}
+        utilisation: dict[str, list[Sample]] = {}
         for source in [*sources] if is_due else [source for source in sources if source in gpus]:
             try:
                 found = source.poll()
@@ -177,11 +177,11 @@ def _poll_until_end(
                 if samples:
                     stats[source.name].setdefault(reading, LifetimeStats()).add(samples)
                     if reading == _USE:
-                        uses[source.name] = samples
+                        utilisation[source.name] = samples
         busiest = _busiest(stats, used or {gpu.name for gpu in gpus})
-        if busiest is not None and busiest in uses:
+        if busiest is not None and busiest in utilisation:
             with contextlib.suppress(OSError):  # a full disk must not end the watch
-                append_readings(folder, [(sample.at_ns, sample.value) for sample in uses[busiest]])
+                append_readings(folder, [(sample.at_ns, sample.value) for sample in utilisation[busiest]])
         if is_due:
             next_host = time.monotonic() + _HOST_EVERY_S
             used |= {gpu.name for gpu in gpus if _is_used(gpu, tree)}

@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from unidle.meter.sensors.lifetime import LifetimeStats
-from unidle.meter.watch.samples import FIRST_OF_WORKER, Computing, Frame, Process, Stack
+from unidle.meter.watch.samples import FIRST_OF_WORKER, Frame, KernelActivity, Process, Stack
 from unidle.meter.watch.stacks import (
     ACTIVITIES,
     ENVIRONMENT,
     START,
     activity,
-    called,
-    deepest_own,
+    display_function,
+    display_name,
+    innermost_user_function,
     is_network,
-    place,
     waits_for_message,
 )
 
-_MOST = 0.8  # of the time after start-up; initialising CUDA takes seconds and looks like learning
+_MIN_IN_USE = 0.8  # of the time after start-up; initialising CUDA takes seconds and looks like learning
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Findings:
     """Mean number of cores used by other programs."""
 
     @property
-    def computing(self) -> Computing | None:
+    def kernel_activity(self) -> KernelActivity | None:
         """Profiler windows of the main process."""
-        return self.leader.computing if self.leader else None
+        return self.leader.kernel_activity if self.leader else None
 
     @property
     def disagreement(self) -> float | None:
@@ -119,7 +119,7 @@ class Findings:
         return next((row for row in self.rows if row.activity == name), None)
 
 
-def find(
+def analyse(
     processes: Sequence[Process],
     begun_ns: int,
     ended_ns: int,
@@ -132,21 +132,21 @@ def find(
     leader = _leader(processes)
     workers = [p for p in processes if p.is_worker and p is not leader]
     rows = _rows(leader, begun_ns, ended_ns) if leader else ()
-    has_windows = leader is not None and leader.computing is not None
+    has_windows = leader is not None and leader.kernel_activity is not None
     busy, source = None, None
     idle = {row.activity: row.share for row in rows}
     utilisation = None if gpu is None else (gpu.mean or 0.0) / 100
-    is_followed = leader is not None and leader.is_followed and _leading_thread(leader) == 0
-    if has_windows or (is_followed and utilisation is not None):
+    has_driver_readings = leader is not None and leader.has_driver_readings and _leading_thread(leader) == 0
+    if has_windows or (has_driver_readings and utilisation is not None):
         source = "kineto" if has_windows else "driver"
         busy, idle = _by_row(rows)
     elif utilisation is not None:
         source = "driver, mean"
-        busy, idle = utilisation, _by_one_share(rows, utilisation)
+        busy, idle = utilisation, _by_overall_share(rows, utilisation)
     unattributed = max(0.0, 1.0 - (busy or 0.0) - sum(idle.values()))
     native_threads, native_share = _native(processes)
     mains = [stack for p in processes for stack in p.thread(0) if _kind(p)(stack) != START]
-    wanted = sum(s.on_core + s.queued for s in mains)
+    runnable = sum(s.on_core + s.queued for s in mains)
     return Findings(
         seconds,
         cores,
@@ -159,7 +159,7 @@ def find(
         _workers(workers, _ready_ns(leader) if leader else begun_ns),
         native_threads,
         native_share,
-        sum(s.queued for s in mains) / wanted if wanted else 0.0,
+        sum(s.queued for s in mains) / runnable if runnable else 0.0,
         utilisation,
         None if gpu is None or has_windows else _in_use(gpu, seconds * (1 - _start(rows))),
         others_cores,
@@ -175,8 +175,8 @@ def _leader(processes: Sequence[Process]) -> Process | None:
 
     A worker qualifies only if it is the only one that uses the GPU: some programs learn in a child process.
     """
-    own = [p for p in processes if not p.is_worker or p.uses_cuda] or list(processes)
-    return max(own, key=lambda p: (p.uses_cuda, not p.is_worker, p.uses_torch, p.cpu_seconds), default=None)
+    candidates = [p for p in processes if not p.is_worker or p.uses_cuda] or list(processes)
+    return max(candidates, key=lambda p: (p.uses_cuda, not p.is_worker, p.uses_torch, p.cpu_seconds), default=None)
 
 
 def _leading_thread(process: Process) -> int:
@@ -204,7 +204,7 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
         if not wall:
             continue
         known = sum(s.known for s in group)
-        where, where_wall = _largest(group, place)
+        where, where_wall = _largest(group, display_function)
         found.append(
             Row(
                 name,
@@ -214,7 +214,7 @@ def _rows(process: Process, begun_ns: int, ended_ns: int) -> tuple[Row, ...]:
                 min(1.0, sum(s.active for s in group) / known) if known else None,
                 where,
                 where_wall / wall,
-                tuple(called(f) for f in reversed(max(group, key=lambda s: s.wall).frames)),
+                tuple(display_name(f) for f in reversed(max(group, key=lambda s: s.wall).frames)),
             )
         )
     return tuple(found)
@@ -231,7 +231,7 @@ def _by_row(rows: Iterable[Row]) -> tuple[float, dict[str, float]]:
     return busy, idle
 
 
-def _by_one_share(rows: Iterable[Row], busy: float) -> dict[str, float]:
+def _by_overall_share(rows: Iterable[Row], busy: float) -> dict[str, float]:
     """Return idle by activity if only the overall busy share is known."""
     rows = list(rows)
     start = min(_start(rows), 1 - busy)
@@ -242,7 +242,7 @@ def _by_one_share(rows: Iterable[Row], busy: float) -> dict[str, float]:
 def _in_use(gpu: LifetimeStats, after_start: float) -> float | None:
     """Return utilisation from first to last use, if that is most of the seconds `after_start`."""
     seconds, percent = gpu.in_use or (0.0, 0.0)
-    return percent / 100 if seconds > _MOST * after_start else None
+    return percent / 100 if seconds > _MIN_IN_USE * after_start else None
 
 
 def _start(rows: Iterable[Row]) -> float:
@@ -277,8 +277,8 @@ def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
     on_core = sum(s.on_core for s in every)
     native = sum(_native_seconds(worker) for worker, _ in ready)
     waiting = [s for s in stepping if s.on_core + s.queued < 0.5 * s.wall]
-    talking = sum(s.wall for s in waiting if is_network(s.frames))
-    where = _largest(stepping, lambda s: deepest_own(s) or place(s))[0] if stepping else None
+    on_network = sum(s.wall for s in waiting if is_network(s.frames))
+    where = _largest(stepping, lambda s: innermost_user_function(s) or display_function(s))[0] if stepping else None
     return Workers(
         len(ready),
         (on_core + native) / (wall / len(ready)),
@@ -286,7 +286,7 @@ def _workers(workers: Sequence[Process], ready_ns: int) -> Workers | None:
         min(1.0, sum(s.on_core + s.queued for s in stepping) / stepping_wall) if stepping_wall else 0.0,
         min(1.0, sum(s.wall for s in every if not waits_for_message(s)) / wall),
         where,
-        talking > 0.5 * sum(s.wall for s in waiting),
+        on_network > 0.5 * sum(s.wall for s in waiting),
     )
 
 

@@ -42,8 +42,8 @@ class Stack:
     queued: float
     """Time spent waiting for a core."""
     known: float
-    """Wall time for which compute activity is known. On a GPU: profiler windows or, if `is_followed`, time covered by
-    driver readings and the time before the first use; on a CPU: samples taken in pairs."""
+    """Wall time for which compute activity is known. On a GPU: profiler windows or, with `has_driver_readings`, time
+    covered by driver readings and the time before the first use; on a CPU: samples taken in pairs."""
     active: float
     """Part of `known` in which a kernel ran (GPU) or the thread stayed inside one long call (CPU)."""
 
@@ -54,7 +54,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Computing:
+class KernelActivity:
     """All profiler windows of a process, combined."""
 
     windows: int
@@ -83,9 +83,9 @@ class Process:
     """Largest number of threads, native ones included."""
     uses_torch: bool
     uses_cuda: bool
-    computing: Computing | None
+    kernel_activity: KernelActivity | None
     stacks: tuple[Stack, ...]
-    is_followed: bool = False
+    has_driver_readings: bool = False
     """Whether the driver's readings were assigned to the main thread's stacks."""
     failure: str | None = None
     """The sampler's error, if it failed; there are no samples after that."""
@@ -131,7 +131,7 @@ def _read(folder: Path) -> Iterator[Process]:
             known["tasks"],
             known["torch"],
             known["cuda"],
-            _computing(known["windows"]),
+            _kernel_activity(known["windows"]),
             stacks,
             known["followed"],
             known["failure"],
@@ -165,9 +165,9 @@ def _own_part(frames: list[Frame]) -> tuple[Frame, ...]:
     return tuple(frames[: first + 1])
 
 
-def _computing(windows: list[dict[str, int]]) -> Computing | None:
+def _kernel_activity(windows: list[dict[str, int]]) -> KernelActivity | None:
     wall = sum(window["wall_ns"] for window in windows)
     if not wall:
         return None
     active, kernels = (sum(window[key] for window in windows) for key in ("active_ns", "kernels"))
-    return Computing(len(windows), wall * 1e-9, active / wall, active / kernels * 1e-3 if kernels else None)
+    return KernelActivity(len(windows), wall * 1e-9, active / wall, active / kernels * 1e-3 if kernels else None)

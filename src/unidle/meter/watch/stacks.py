@@ -67,7 +67,7 @@ def activity(stack: Stack, uses_cuda: bool) -> str:
     if any(last_name(f) in _ACTING for f in frames) or (is_collecting and is_forward):
         return INFERENCE
     if is_collecting:
-        return OWN if _is_own(_inside(frames)) else ROLLOUT
+        return OWN if _is_own(_innermost_user_or_collector(frames)) else ROLLOUT
     if is_forward:
         return NETWORK
     if frames and any(mark in frames[0].file for mark in (*_WAITING_FILES, *_NETWORK_FILES)):
@@ -81,34 +81,34 @@ def is_network(frames: Sequence[Frame]) -> bool:
 
 
 def waits_for_message(stack: Stack) -> bool:
-    """Whether a worker was waiting on its pipe or queue with nothing to do."""
+    """Whether a worker was idle, waiting for a message on its pipe or queue."""
     return bool(stack.frames) and "/multiprocessing/" in stack.frames[0].file and "recv" in stack.frames[0].name
 
 
-def place(stack: Stack) -> str:
+def display_function(stack: Stack) -> str:
     """Return the function to display: the environment's innermost, the learner's, or the user's."""
     frames = stack.frames
     logger = next((f for f in reversed(frames) if _logs(f)), None)
     if logger is not None:
-        return called(logger)
+        return display_name(logger)
     found = next((f for f in frames if f.steps_env), None)
     if found is None:
         found = next((f for f in frames if _is_learner(f) or _acts(f) or _is_own(f)), frames[0])
-    return called(found)
+    return display_name(found)
 
 
-def deepest_own(stack: Stack) -> str | None:
+def innermost_user_function(stack: Stack) -> str | None:
     """Return the innermost function outside the standard library and installed packages, if any."""
     found = next((f for f in stack.frames if _is_own(f)), None)
-    return called(found) if found is not None else None
+    return display_name(found) if found is not None else None
 
 
-def called(frame: Frame) -> str:
+def display_name(frame: Frame) -> str:
     """Return the display name of a function; module-level code goes by its file name."""
     return os.path.basename(frame.file) if frame.name == "<module>" else frame.name
 
 
-def _inside(frames: Sequence[Frame]) -> Frame:
+def _innermost_user_or_collector(frames: Sequence[Frame]) -> Frame:
     """Return the innermost frame that is user code or a collector."""
     return next(f for f in frames if _is_own(f) or last_name(f) in _COLLECTING)
 

@@ -21,12 +21,12 @@ from unidle.meter.watch.stacks import (
 
 _SMALL_KERNEL_US = 8.0  # launching such a kernel takes about as long as running it
 _COMPUTES = 0.35  # share in long calls above which an activity is compute-bound, not overhead
-_FULL = 0.9  # GPU busy share above which less waiting gains nothing
-_TALKS = 0.5  # of environment time: messages dominate if the main process computes more, workers step less
-_HARDLY = 0.1  # workers that step for less of that time are not the bottleneck
+_GPU_BOUND = 0.9  # GPU busy share above which less waiting gains nothing
+_MESSAGES_SHARE = 0.5  # of environment time: messages dominate if the main process computes more and workers step less
+_MIN_STEPPING = 0.1  # workers that step for less of that time are not the bottleneck
 _TOO_SHORT_S = 2.0
 _MODEL = (INFERENCE, LEARNING, NETWORK)
-_ONE = (LEARNING, NETWORK)
+_COUNTED_TOGETHER = (LEARNING, NETWORK)
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,20 @@ def verdict_on(findings: Findings) -> Verdict:
         return Verdict(
             "no samples",
             f"{_head(findings)} the sampler in the main process failed early.",
-            "Watch it again, without --windows if you used it; the note below says what failed.",
+            "Run `unidle watch` again, without --windows if you used it; the note below has the error.",
         )
     if is_short:
         return Verdict(
             "start-up",
             f"{_head(findings)} the command ended soon after start-up.",
-            "Watch it for longer, for example for a minute of training.",
+            "Watch a longer run, for example a minute of training.",
         )
     computes = max(1 - _idle(findings), findings.in_use or 0.0)
-    if findings.busy is not None and computes >= _FULL:
+    if findings.busy is not None and computes >= _GPU_BOUND:
         return Verdict(
             "compute-bound",
             f"The GPU computes {percent(computes)} of the time: the program is GPU-bound.",
-            "There is no idle time to remove; only less work or faster kernels (TF32, bf16, torch.compile) help.",
+            "There is no idle time to remove; only less work or faster kernels (TF32, bf16, torch.compile) would help.",
         )
     if _has_too_many_threads(findings):
         return Verdict(
@@ -103,7 +103,7 @@ def verdict_on(findings: Findings) -> Verdict:
             f"threads spend {percent(findings.queued)} of their time waiting for one.",
             "Stop the other programs and watch the command again; this result says little about the command itself.",
         )
-    return _of(top, findings)
+    return _verdict_for(top, findings)
 
 
 def largest_row(findings: Findings) -> Row | None:
@@ -114,16 +114,16 @@ def largest_row(findings: Findings) -> Row | None:
 
 def _weight(row: Row, findings: Findings) -> float:
     """Return the idle time of an activity; learning and forward passes in the user's own loop count together."""
-    activities = _ONE if row.activity in _ONE else (row.activity,)
+    activities = _COUNTED_TOGETHER if row.activity in _COUNTED_TOGETHER else (row.activity,)
     return sum(findings.idle.get(activity, 0.0) for activity in activities)
 
 
-def _of(row: Row, findings: Findings) -> Verdict:
+def _verdict_for(row: Row, findings: Findings) -> Verdict:
     if row.activity == ENVIRONMENT:
         return _environment(row, findings)
     if row.activity in _MODEL or (row.activity == OWN and (row.active or 0.0) > _COMPUTES):
         return _model(row, findings)
-    where = _said(row, findings)
+    where = _share_text(row, findings)
     sentence = f"{_head(findings)} {where}."
     if row.activity == COPIES:
         return Verdict(
@@ -144,7 +144,7 @@ def _environment(row: Row, findings: Findings) -> Verdict:
     workers = findings.workers
     busy = row.on_core + row.queued
     if workers is None:
-        sentence = f"{_head(findings)} {_said(row, findings)}, in the main process itself."
+        sentence = f"{_head(findings)} {_share_text(row, findings)}, in the main process itself."
         if busy < 0.5:
             return Verdict(
                 "environment waits",
@@ -153,15 +153,15 @@ def _environment(row: Row, findings: Findings) -> Verdict:
             )
         return Verdict("environment computes", sentence, "Step the environments in worker processes, one per core.")
     sentence = (
-        f"{_head(findings)} {_said(row, findings)} while {workers.count} worker "
+        f"{_head(findings)} {_share_text(row, findings)} while {workers.count} worker "
         f"{'process' if workers.count == 1 else 'processes'} used {workers.cores:.1f} of {findings.cores} cores"
     )
     inside = f", {percent(workers.stepping)} of their time in `{workers.where}`" if workers.where else ""
     # If the main process waits for steps, it needs no core, or its workers step all the time.
-    stepping = workers.stepping * _known(findings) / max(1e-9, row.share)
-    is_talking = busy > _TALKS and stepping < _TALKS
-    if is_talking or stepping < _HARDLY or not _steps_mostly(workers):
-        rest = "the main process is busy with messages to them" if is_talking else "messages take more of it"
+    stepping = workers.stepping * _measured_share(findings) / max(1e-9, row.share)
+    is_messaging = busy > _MESSAGES_SHARE and stepping < _MESSAGES_SHARE
+    if is_messaging or stepping < _MIN_STEPPING or not _mostly_step(workers):
+        rest = "the main process is busy with messages to them" if is_messaging else "messages take more of it"
         return Verdict(
             "messages to workers",
             f"{sentence}, {percent(workers.stepping)} of their time in the environment: {rest}.",
@@ -184,15 +184,15 @@ def _environment(row: Row, findings: Findings) -> Verdict:
     )
 
 
-def _steps_mostly(workers: Workers) -> bool:
+def _mostly_step(workers: Workers) -> bool:
     """Whether workers spend most of their working time in environment steps."""
     return workers.stepping > 0.5 * workers.working
 
 
 def _model(row: Row, findings: Findings) -> Verdict:
-    sentence = f"{_head(findings)} {_said(row, findings)}"
+    sentence = f"{_head(findings)} {_share_text(row, findings)}"
     if findings.busy is not None:
-        kernel = findings.computing.kernel_us if findings.computing else None
+        kernel = findings.kernel_activity.kernel_us if findings.kernel_activity else None
         is_small = kernel is not None and kernel < _SMALL_KERNEL_US
         return Verdict(
             "small batches",
@@ -223,24 +223,24 @@ def _has_too_many_threads(findings: Findings) -> bool:
     return findings.native_threads > 4 * findings.cores and findings.native_share > 0.2 and findings.queued > 0.2
 
 
-def _known(findings: Findings) -> float:
+def _measured_share(findings: Findings) -> float:
     """Return the share of time without start-up, exit and unattributed time."""
     idle = sum(share for activity, share in findings.idle.items() if activity != START)
     return max(1e-9, (findings.busy or 0.0) + idle)
 
 
 def _idle(findings: Findings) -> float:
-    """Return the share of `_known` time in which the GPU was idle."""
-    return min(1.0, max(0.0, 1 - (findings.busy or 0.0) / _known(findings)))
+    """Return the share of `_measured_share` time in which the GPU was idle."""
+    return min(1.0, max(0.0, 1 - (findings.busy or 0.0) / _measured_share(findings)))
 
 
 def _head(findings: Findings) -> str:
     return "No GPU in use:" if findings.busy is None else f"GPU idle {percent(_idle(findings))}:"
 
 
-def _said(row: Row, findings: Findings) -> str:
+def _share_text(row: Row, findings: Findings) -> str:
     """Return the row's share of idle time (without a GPU: of all time) and its function; start-up and exit excluded."""
-    share = _weight(row, findings) / _known(findings)
+    share = _weight(row, findings) / _measured_share(findings)
     what = "of the main process's time"
     if findings.busy is not None:
         share, what = share / max(1e-9, _idle(findings)), "of that"

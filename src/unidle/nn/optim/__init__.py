@@ -1,1 +1,1 @@
-"""The optimiser: all parameters as one flat tensor, and Adam on it."""
+"""Adam on all parameters of a network as one flat tensor."""

@@ -1,7 +1,7 @@
-"""Adam (Kingma & Ba 2015) on one flat tensor, one kernel per step.
+"""Adam (Kingma & Ba 2015) on flat parameters, one kernel per step and member.
 
-torch.optim's Adam does the same arithmetic through the same kernel, but on a small network its bookkeeping costs more
-than the kernel does, and its first step loads torch's compiler, which takes a second.
+torch.optim's Adam does the same arithmetic with the same kernel, but on a small network its overhead exceeds the
+kernel's time, and its first step loads torch's compiler, which takes a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 class FlatAdam:
-    """Steps `flat` along `grad`. The learning rate is a tensor, so that a captured step sees it change."""
+    """Steps `flat` [member, parameter] along `grad`, each member with its own learning rate.
+
+    The learning rates [member] are a tensor, so that they can change after a step was captured.
+    """
 
     betas = (BETA1, BETA2)
 
@@ -21,29 +24,32 @@ class FlatAdam:
         self.flat, self.grad, self.learning_rate, self.eps = flat.detach(), grad, learning_rate, eps
         self.mean = torch.zeros_like(self.flat)  # of the gradient
         self.square = torch.zeros_like(self.flat)  # mean of its square
-        self.steps = torch.zeros((), device=flat.device)
+        self.steps = torch.zeros(len(flat), device=flat.device)  # [member]
+        tensors = self.flat, self.grad, self.mean, self.square, self.steps, self.learning_rate
+        self._members = list(zip(*(tensor.unbind() for tensor in tensors), strict=True))
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:
-        """One step; where `skip` is 1 nothing changes, decided on the device."""
+        """One step, except for members whose `skip` [member] is 1; `skip` is only read on the device."""
         self.steps.add_(1.0 if skip is None else 1.0 - skip)
-        torch._fused_adam_(
-            [self.flat],
-            [self.grad],
-            [self.mean],
-            [self.square],
-            [],
-            [self.steps],
-            lr=self.learning_rate,
-            beta1=BETA1,
-            beta2=BETA2,
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=None,
-            found_inf=skip,
-        )
+        for member, (flat, grad, mean, square, steps, learning_rate) in enumerate(self._members):
+            torch._fused_adam_(
+                [flat],
+                [grad],
+                [mean],
+                [square],
+                [],
+                [steps],
+                lr=learning_rate,
+                beta1=BETA1,
+                beta2=BETA2,
+                weight_decay=0.0,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=None,
+                found_inf=None if skip is None else skip[member],
+            )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""

@@ -21,8 +21,8 @@ from unidle.report.dashboard.files import Runs
 from unidle.report.dashboard.guard import Guard
 from unidle.report.dashboard.runs import Reader, Rows, as_json
 
-_LOOK_S = 0.25  # between two reads of a run's files
-_ROWS_LOOK_S = 0.5  # between two reads of a folder of runs
+_POLL_S = 0.25  # between two reads of a run's files
+_ROWS_POLL_S = 0.5  # between two reads of a folder of runs
 _SHARE = 0.1  # of a core at most, since a run may be training on this machine
 _SLOWEST_S = 2.0
 _KEEP_ALIVE_S = 15.0  # between two comments that keep the connection open
@@ -31,21 +31,21 @@ _KEEP_ALIVE_S = 15.0  # between two comments that keep the connection open
 class _Shared:
     """Data shared by several browsers, read once for all of them, in a thread."""
 
-    def __init__(self, read: Callable[[], str | None], look_s: float) -> None:
+    def __init__(self, read: Callable[[], str | None], poll_s: float) -> None:
         self._read = read
-        self._least_s = self._pause_s = look_s
+        self._least_s = self._pause_s = poll_s
         self._lock = asyncio.Lock()
-        self._looked = float("-inf")
+        self._refreshed_at = float("-inf")
         self.version = 0
         self.text = ""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read it again if the last read is old enough."""
         async with self._lock:
-            if time.monotonic() - self._looked < self._pause_s / 2:
+            if time.monotonic() - self._refreshed_at < self._pause_s / 2:
                 return
             text, spent_s = await run_in_threadpool(self._timed)
-            self._looked = time.monotonic()
+            self._refreshed_at = time.monotonic()
             self._pause_s = min(_SLOWEST_S, max(self._least_s, spent_s / _SHARE))
             if text is not None:
                 self.text, self.version = text, self.version + 1
@@ -59,7 +59,7 @@ class _Shared:
         """Yield the current state and each later one."""
         sent, quiet = 0, 0.0
         while not is_closing():
-            await self.look()
+            await self.refresh()
             if self.version != sent:
                 sent, quiet = self.version, 0.0
                 yield f"data: {self.text}\n\n"
@@ -73,13 +73,13 @@ class _Shared:
 
 class _SharedRun(_Shared):
     def __init__(self, reader: Reader) -> None:
-        super().__init__(lambda: as_json(reader.view()) if reader.refresh() else None, _LOOK_S)
+        super().__init__(lambda: as_json(reader.view()) if reader.refresh() else None, _POLL_S)
         self.reader = reader
 
 
 class _SharedRows(_Shared):
     def __init__(self, rows: Rows) -> None:
-        super().__init__(self._changed, _ROWS_LOOK_S)
+        super().__init__(self._changed, _ROWS_POLL_S)
         self._rows = rows
 
     def _changed(self) -> str | None:
@@ -94,7 +94,7 @@ class _Site:
         self._runs, self._is_closing = runs, is_closing
         self._rows = _SharedRows(Rows(runs))
         # A run is followed as long as a browser shows it.
-        self._followed: WeakValueDictionary[str, _SharedRun] = WeakValueDictionary()
+        self._shared_runs: WeakValueDictionary[str, _SharedRun] = WeakValueDictionary()
         self._files = {
             "dashboard.css": (page.style_sheet(), "text/css"),
             "plotly.js": (page.plotly_script(), "text/javascript"),
@@ -120,10 +120,10 @@ class _Site:
 
     async def spans(self, request: Request) -> Response:
         shared = await self._find(request)
-        place = request.query_params.get("at", "")
-        await shared.look()
-        known = place.isascii() and place.isdigit() and len(place) < 19
-        spans = await run_in_threadpool(shared.reader.spans, int(place)) if known else None
+        offset = request.query_params.get("at", "")
+        await shared.refresh()
+        known = offset.isascii() and offset.isdigit() and len(offset) < 19
+        spans = await run_in_threadpool(shared.reader.spans, int(offset)) if known else None
         if spans is None:
             raise HTTPException(404, "This run has no such segment.")
         return Response(as_json(spans), media_type="application/json")
@@ -139,14 +139,14 @@ class _Site:
         folder = await run_in_threadpool(self._runs.find, name)
         if folder is None:
             raise HTTPException(404, "There is no such run in this folder.")
-        return self._followed.get(name) or self._followed.setdefault(name, _SharedRun(Reader(folder)))
+        return self._shared_runs.get(name) or self._shared_runs.setdefault(name, _SharedRun(Reader(folder)))
 
 
 def _stream(events: AsyncIterator[str]) -> Response:
     return StreamingResponse(events, media_type="text/event-stream")
 
 
-async def _say(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return PlainTextResponse(error.detail, error.status_code)
 
@@ -161,7 +161,7 @@ def dashboard_app(
 ) -> Starlette:
     """Create the app for a folder of runs; its event streams end once `is_closing` returns True."""
     site = _Site(runs, is_closing)
-    answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+    handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/": site.index,
         "/events": site.index_events,
         "/run/{name}": site.run,
@@ -171,5 +171,5 @@ def dashboard_app(
     }
     # Cookies ignore ports: two dashboards on one machine must not share one.
     guard = Middleware(Guard, host=host, token=token, cookie=f"unidle-{port}")
-    routes = [Route(path, answer) for path, answer in answers.items()]
-    return Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: _say})
+    routes = [Route(path, answer) for path, answer in handlers.items()]
+    return Starlette(routes=routes, middleware=[guard], exception_handlers={HTTPException: _error_response})

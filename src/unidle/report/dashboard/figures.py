@@ -12,9 +12,9 @@ UNKNOWN = "–"
 _UNITS = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
 
 
-def worded(value: float | None, word: Callable[[float], str]) -> str:
-    """Format a value with `word`, or – if it is unknown."""
-    return UNKNOWN if value is None else word(value)
+def format_or_dash(value: float | None, formatter: Callable[[float], str]) -> str:
+    """Format a value with `formatter`; – if it is unknown."""
+    return UNKNOWN if value is None else formatter(value)
 
 
 def energy(joules: float) -> str:
@@ -35,10 +35,10 @@ def key_figures(history: History, whole: Segment | None) -> list[list[str]]:
         ["Time", duration(history.wall), ""],
         [
             "Steps/s",
-            worded(history.steps_per_second, short_number),
-            f"latest {worded(_latest_rate(history), short_number)}",
+            format_or_dash(history.steps_per_second, short_number),
+            f"latest {format_or_dash(_latest_rate(history), short_number)}",
         ],
-        ["Training return", worded(history.training_return, score), "last 100 episodes"],
+        ["Training return", format_or_dash(history.training_return, score), "last 100 episodes"],
         ["Evaluation", _mean_return(history.final_evaluation), f"best {_best(history.best_evaluation)}"],
     ]
     if history.success is not None:
@@ -54,15 +54,15 @@ def _latest_rate(history: History) -> float | None:
 def _machine_figures(whole: Segment | None) -> list[list[str]]:
     gpu = whole.gpu if whole else None
     readings = whole.readings if whole else {}
-    seen = {"by the driver": readings.get("utilisation"), "SMs active": readings.get("sm")}
-    others = ", ".join(f"{who} {percent(share)}" for who, share in seen.items() if share is not None)
+    details = {"by the driver": readings.get("utilisation"), "SMs active": readings.get("sm")}
+    others = ", ".join(f"{who} {percent(share)}" for who, share in details.items() if share is not None)
     power = f"{readings['watts']:.0f} W on average" if "watts" in readings else ""
     total = readings.get("memory_total_bytes")
     return [
-        ["GPU busy", worded(gpu["busy"] if gpu else None, percent), others],
-        ["GPU energy", worded(whole.joules if whole else None, energy), power],
-        ["GPU memory", worded(readings.get("memory_bytes"), memory), f"of {memory(total)}" if total else ""],
-        ["CPU cores", worded(readings.get("cores"), "{:.1f}".format), "in use on average"],
+        ["GPU busy", format_or_dash(gpu["busy"] if gpu else None, percent), others],
+        ["GPU energy", format_or_dash(whole.joules if whole else None, energy), power],
+        ["GPU memory", format_or_dash(readings.get("memory_bytes"), memory), f"of {memory(total)}" if total else ""],
+        ["CPU cores", format_or_dash(readings.get("cores"), "{:.1f}".format), "in use on average"],
     ]
 
 
@@ -71,4 +71,4 @@ def _best(record: Record | None) -> str:
 
 
 def _mean_return(record: Record | None) -> str:
-    return worded(number(record, "eval/return_mean") if record else None, score)
+    return format_or_dash(number(record, "eval/return_mean") if record else None, score)

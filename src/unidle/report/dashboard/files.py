@@ -13,7 +13,8 @@ from typing import BinaryIO
 from unidle.errors import UsageError
 from unidle.report.history import Record
 
-_SEAM = 64  # bytes before the last read position; if they change, the file was replaced
+_LINE_BYTES = 1 << 20  # a longer line is read in parts, which are not records; usual lines have 10 KB
+_CHECK_BYTES = 64  # bytes before the last read position; if they change, the file was replaced
 
 
 class Runs:
@@ -35,19 +36,19 @@ class Runs:
 
     def find(self, name: str) -> Path | None:
         """Return the folder of the run with that name; None if there is none directly in the folder."""
-        if not _is_plain(name):
+        if not _is_valid_name(name):
             return None
         if self._is_one_run:
             return self.folder if name == self.folder.name else None
         folder = self.folder / name
-        config = open_plain(folder, "config.yaml")
+        config = open_regular(folder, "config.yaml")
         if config is None:
             return None
         config.close()
         return folder
 
 
-def _is_plain(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     """Whether `name` is a valid folder entry that can be part of a URL."""
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         return False
@@ -58,7 +59,7 @@ def _is_plain(name: str) -> bool:
     return True
 
 
-def open_plain(folder: Path, name: str) -> BinaryIO | None:
+def open_regular(folder: Path, name: str) -> BinaryIO | None:
     """Open a regular file of `folder` for reading; None if it does not exist, or if it or the folder is a symlink."""
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -78,7 +79,7 @@ def open_plain(folder: Path, name: str) -> BinaryIO | None:
 
 def is_training(folder: Path) -> bool:
     """Whether a process holds the run's lock. The check takes it for microseconds; a trainer waits longer than that."""
-    lock = open_plain(folder, ".lock")
+    lock = open_regular(folder, ".lock")
     if lock is None:
         return False
     with lock:
@@ -93,7 +94,7 @@ def record_of(line: bytes) -> Record | None:
     """Parse a line; None if it is not a JSON object."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # endless brackets
         return None
     return value if isinstance(value, dict) else None
 
@@ -105,42 +106,42 @@ class Tail:
         self._folder, self._name = folder, name
         self._inode = 0
         self._end = 0  # of the complete lines read so far
-        self._seam = b""  # the bytes before that position
+        self._last_bytes = b""  # the bytes before that position
 
     def new_records(self) -> tuple[bool, list[tuple[int, Record]]]:
         """Return whether the file was restarted, as by a resumed run, and the new records with their offsets."""
-        file = open_plain(self._folder, self._name)
+        file = open_regular(self._folder, self._name)
         if file is None:
             restarted = self._end > 0
-            self._inode, self._end, self._seam = 0, 0, b""
+            self._inode, self._end, self._last_bytes = 0, 0, b""
             return restarted, []
         with file:
             state = os.fstat(file.fileno())
             restarted = not self._is_same_file(file, state)
             if restarted:
-                self._inode, self._end, self._seam = state.st_ino, 0, b""
+                self._inode, self._end, self._last_bytes = state.st_ino, 0, b""
             return restarted, list(self._read(file))
 
     def _is_same_file(self, file: BinaryIO, state: os.stat_result) -> bool:
         if state.st_ino != self._inode or state.st_size < self._end:
             return False
-        file.seek(self._end - len(self._seam))
-        return file.read(len(self._seam)) == self._seam
+        file.seek(self._end - len(self._last_bytes))
+        return file.read(len(self._last_bytes)) == self._last_bytes
 
     def _read(self, file: BinaryIO) -> Iterator[tuple[int, Record]]:
         file.seek(self._end)
-        for line in file:
-            if not line.endswith(b"\n"):
+        while line := file.readline(_LINE_BYTES):
+            if not line.endswith(b"\n") and len(line) < _LINE_BYTES:
                 return  # still being written
             place, self._end = self._end, self._end + len(line)
-            self._seam = (self._seam + line)[-_SEAM:]
+            self._last_bytes = (self._last_bytes + line)[-_CHECK_BYTES:]
             if (record := record_of(line)) is not None:
                 yield place, record
 
 
 def last_records(folder: Path, name: str, size: int) -> list[Record]:
     """Return the complete records in the last `size` bytes of a file, oldest first."""
-    file = open_plain(folder, name)
+    file = open_regular(folder, name)
     if file is None:
         return []
     with file:
@@ -152,9 +153,9 @@ def last_records(folder: Path, name: str, size: int) -> list[Record]:
 
 def record_at(folder: Path, name: str, place: int) -> Record | None:
     """Return the record at offset `place` of a file."""
-    file = open_plain(folder, name)
+    file = open_regular(folder, name)
     if file is None:
         return None
     with file:
         file.seek(place)
-        return record_of(file.readline())
+        return record_of(file.readline(_LINE_BYTES))

@@ -1,4 +1,4 @@
-"""Access control of the dashboard: only this machine's host names, the token if there is one, and read-only methods.
+"""Access control of the dashboard: only this machine's host names, the token, and read-only methods.
 
 A foreign page in the user's browser can send requests to 127.0.0.1 under its own host name (DNS rebinding); checking
 the Host header prevents this.
@@ -80,12 +80,12 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers, in_query: bool) -> PlainTextResponse | None:
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("The dashboard is read-only.", 405)
+            return _refuse("The dashboard is read-only.", 405)
         if not self._is_own_name(headers.get("host", "")):
             sentence = "The dashboard does not accept this host name; use its address or start it with --host NAME."
-            return PlainTextResponse(sentence, 403)
+            return _refuse(sentence, 403)
         if self._token is not None and not in_query and not self._is_token(_cookies(headers, self._cookie)):
-            return PlainTextResponse("This dashboard needs a token; open the address that it printed.", 401)
+            return _refuse("This dashboard needs a token; open the address that it printed.", 401)
         return None
 
     def _is_own_name(self, host: str) -> bool:
@@ -102,6 +102,11 @@ class Guard:
         if self._token is None:
             return False
         return any(hmac.compare_digest(word.encode(), self._token.encode()) for word in given)
+
+
+def _refuse(sentence: str, status: int) -> PlainTextResponse:
+    """Return a response after which the connection ends: strangers cannot hold connections by repeated requests."""
+    return PlainTextResponse(sentence, status, {"Connection": "close"})
 
 
 def _without_port(host: str) -> str:

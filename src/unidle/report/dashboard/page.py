@@ -11,17 +11,17 @@ from pathlib import Path
 
 from unidle.errors import UsageError
 from unidle.report.dashboard.runs import as_json, whole_view
-from unidle.report.page.atomic_write import write_atomically
-from unidle.report.page.phase_colours import PHASE_LOOKS, UNKNOWN_LOOK
-from unidle.report.page.style import PAGE_LOOK, PALETTE
+from unidle.report.page.phase_colours import PHASE_STYLES, UNKNOWN_STYLE
+from unidle.report.page.style import PAGE_CSS, PALETTE
+from unidle.writing import write_atomically
 
 NEEDED = "needs the packages starlette, uvicorn and plotly; run: pip install 'unidle[dashboard]'."
-_PARTS = {"run": ("shared.js", "looks", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
+_PARTS = {"run": ("shared.js", "styles", "charts.js", "time.js", "run.js"), "index": ("shared.js", "index.js")}
 
 
 def style_sheet() -> str:
     """Return the report's style sheet plus the dashboard's."""
-    return PALETTE + PAGE_LOOK + _static("dashboard.css")
+    return PALETTE + PAGE_CSS + _static("dashboard.css")
 
 
 def plotly_script() -> str:
@@ -35,7 +35,7 @@ def plotly_script() -> str:
 
 def script(page: str) -> str:
     """Return the dashboard's script for `page`: run or index."""
-    return "".join(_looks() if part == "looks" else _static(part) for part in _PARTS[page])
+    return "".join(_styles() if part == "styles" else _static(part) for part in _PARTS[page])
 
 
 def run_page(name: str, version: str) -> str:
@@ -69,9 +69,9 @@ def _static(name: str) -> str:
     return (files("unidle.report.dashboard") / "static" / name).read_text(encoding="utf-8")
 
 
-def _looks() -> str:
+def _styles() -> str:
     """Return the table of colours for charts.js."""
-    return f"const PHASE_LOOKS = {json.dumps(PHASE_LOOKS)}, UNKNOWN_LOOK = {json.dumps(UNKNOWN_LOOK)};\n"
+    return f"const PHASE_STYLES = {json.dumps(PHASE_STYLES)}, UNKNOWN_STYLE = {json.dumps(UNKNOWN_STYLE)};\n"
 
 
 def _served(names: tuple[str, ...], version: str) -> tuple[str, str]:

@@ -8,14 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from unidle.config.files import MAX_CHARACTERS, parse_yaml
 from unidle.errors import UsageError
 from unidle.formatting import percent, score, short_number
-from unidle.report.dashboard.figures import UNKNOWN, worded
-from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_plain, record_at
-from unidle.report.dashboard.segments import Segment, segment_of, together
-from unidle.report.dashboard.view import TRAINING, Seen, View, state_of, view_of
+from unidle.report.dashboard.figures import UNKNOWN, format_or_dash
+from unidle.report.dashboard.files import Runs, Tail, is_training, last_records, open_regular, record_at
+from unidle.report.dashboard.segments import Segment, merge, segment_of
+from unidle.report.dashboard.view import TRAINING, UNREADABLE, RunRecords, View, state_of, view_of
 from unidle.report.history import Record, history_of, number
 
 _ROW_BYTES = 1 << 18  # read from the end of each file for a row: tens of records
@@ -48,33 +47,33 @@ class Reader:
             if restarted:
                 kept[name].clear()
             # Spans stay in the file: they are most of it, and only one segment's are shown at a time.
-            items = [segment_of(r, place) for place, r in found] if name == "meter.jsonl" else [r for _, r in found]
+            items = [segment_of(r, offset) for offset, r in found] if name == "meter.jsonl" else [r for _, r in found]
             kept[name] += [item for item in items if item is not None]
             is_new |= restarted or bool(items)
         return is_new
 
     def view(self) -> View:
         """Return the view of the records read so far."""
-        history = history_of(self._folder, _config(self._folder), self._metrics)
-        return view_of(Seen(history, self._segments, self._changes, bool(self._is_training)))
+        history = history_of(self._folder, _config(self._folder) or {}, self._metrics)
+        return view_of(RunRecords(history, self._segments, self._changes, bool(self._is_training)))
 
-    def spans(self, place: int) -> list[Any] | None:
-        """Return the spans of the segment at offset `place`; None if there is no such segment."""
-        if not any(segment.place == place for segment in self._segments):
+    def spans(self, offset: int) -> list[Any] | None:
+        """Return the spans of the segment at offset `offset`; None if there is no such segment."""
+        if not any(segment.offset == offset for segment in self._segments):
             return None
-        return spans_of(record_at(self._folder, "meter.jsonl", place))
+        return spans_of(record_at(self._folder, "meter.jsonl", offset))
 
     def some_spans(self, view: View) -> dict[str, list[Any]]:
         """Return the spans of segments spread over the run, including the latest, by offset."""
-        places = [place for place in view["timeline"]["place"] if place is not None]
-        stride = -(-len(places) // _KEPT_SPANS) or 1
-        return {str(place): self.spans(place) or [] for place in places[::-1][::stride][::-1]}
+        offsets = [offset for offset in view["timeline"]["offset"] if offset is not None]
+        stride = -(-len(offsets) // _KEPT_SPANS) or 1
+        return {str(offset): self.spans(offset) or [] for offset in offsets[::-1][::stride][::-1]}
 
 
 def whole_view(folder: Path) -> tuple[View, dict[str, list[Any]]]:
     """Return the current view of a run and spans of some segments; raises UsageError if it is not a run."""
     run = folder.resolve()  # the folder itself may be a symlink; links inside it are not followed
-    config = open_plain(run, "config.yaml")
+    config = open_regular(run, "config.yaml")
     if config is None:
         raise UsageError(f"{folder} is not a run folder (it has no config.yaml); give the folder of a run.")
     config.close()
@@ -98,17 +97,16 @@ def _is_span(span: Any) -> bool:
     return are_times and all(isinstance(word, str) for word in words)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Read config.yaml; empty if it cannot be read, since the page works without."""
-    file = open_plain(folder, "config.yaml")
+def _config(folder: Path) -> dict[str, Any] | None:
+    """Read config.yaml; None if it cannot be read."""
+    file = open_regular(folder, "config.yaml")
     if file is None:
-        return {}
+        return None
     with file:
         try:
-            tree = yaml.safe_load(file)
-        except (yaml.YAMLError, ValueError, RecursionError):  # invalid dates, endless brackets
-            return {}
-    return tree if isinstance(tree, dict) else {}
+            return parse_yaml(file.read(MAX_CHARACTERS + 1).decode(), "config.yaml")
+        except (UsageError, UnicodeDecodeError):
+            return None
 
 
 class Rows:
@@ -141,10 +139,23 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def row_of(name: str, folder: Path, is_live: bool) -> View:
-    """Return a run's row on the page of all runs; unknown figures are –."""
-    history = history_of(folder, _config(folder), last_records(folder, "metrics.jsonl", _ROW_BYTES))
+    """Return a run's row on the page of all runs; unknown figures are –. A run that cannot be read never raises."""
+    try:
+        config = _config(folder)
+        if config is not None:
+            row = _row(name, folder, config, is_live)
+            as_json(row)
+            return row
+    except Exception:  # whatever is wrong with it, it must not hide the other runs
+        pass
+    unknown = dict.fromkeys(("env", "preset", "step", "total", "rate", "return", "busy"), UNKNOWN)
+    return {"name": name, "state": UNREADABLE, "progress": None, **unknown}
+
+
+def _row(name: str, folder: Path, config: dict[str, Any], is_live: bool) -> View:
+    history = history_of(folder, config, last_records(folder, "metrics.jsonl", _ROW_BYTES))
     lines = last_records(folder, "meter.jsonl", _ROW_BYTES)
-    latest = together([segment for line in lines if (segment := segment_of(line)) is not None])
+    latest = merge([segment for line in lines if (segment := segment_of(line)) is not None])
     total = history.total_steps
     final, result = history.final_evaluation, history.training_return
     if result is None and final is not None:
@@ -157,9 +168,9 @@ def row_of(name: str, folder: Path, is_live: bool) -> View:
         "step": f"{history.steps:,}",
         "total": short_number(total) if total else UNKNOWN,
         "progress": history.steps / total if total else None,
-        "rate": worded(history.steps_per_second, short_number),
-        "return": worded(result, score),
-        "busy": worded(latest.gpu["busy"] if latest and latest.gpu else None, percent),
+        "rate": format_or_dash(history.steps_per_second, short_number),
+        "return": format_or_dash(result, score),
+        "busy": format_or_dash(latest.gpu["busy"] if latest and latest.gpu else None, percent),
     }
 
 

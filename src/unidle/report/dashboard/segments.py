@@ -49,13 +49,13 @@ class Segment:
     parts: Mapping[str, Part] = field(default_factory=dict)
     readings: Mapping[str, float] = field(default_factory=dict)
     joules: float | None = None
-    place: int | None = None
+    offset: int | None = None
     """Offset of its line in the file, if it has spans."""
     spans_begin: float | None = None
     """Start of those spans, by the run's clock."""
 
 
-def segment_of(record: Record, place: int | None = None) -> Segment | None:
+def segment_of(record: Record, offset: int | None = None) -> Segment | None:
     """Convert a line of `meter.jsonl`; None if required fields are missing."""
     step, seconds, length = (number(record, key) for key in ("step", "seconds", "length"))
     host = _shares(record.get("host"), HOST_ROWS)
@@ -64,7 +64,7 @@ def segment_of(record: Record, place: int | None = None) -> Segment | None:
     covered = number(record, "covered")
     if covered is None or covered <= 0:
         covered = length  # older files do not have the field
-    place = place if record.get("spans") else None
+    offset = offset if record.get("spans") else None
     read = _mapping(record.get("readings"))
     watts, joules = number(read, "watts"), number(read, "joules")
     return Segment(
@@ -78,8 +78,8 @@ def segment_of(record: Record, place: int | None = None) -> Segment | None:
         {name: value for name in _READINGS if (value := number(read, name)) is not None},
         # Without an energy counter: mean power times time.
         watts * covered if joules is None and watts is not None else joules,
-        place,
-        None if place is None else seconds - length,
+        offset,
+        None if offset is None else seconds - length,
     )
 
 
@@ -94,13 +94,13 @@ def segments_of_metrics(iterations: list[Record], most: int = 200) -> list[Segme
     return found
 
 
-def together(segments: Sequence[Segment]) -> Segment | None:
+def merge(segments: Sequence[Segment]) -> Segment | None:
     """Merge segments: shares and readings are means weighted by the time they represent, over those that have them."""
     if not segments:
         return None
     known = [s.joules for s in segments if s.joules is not None]
     on_gpu = [(s.covered, s.gpu) for s in segments if s.gpu is not None]
-    shown = next((s for s in segments if s.place is not None), segments[0])
+    shown = next((s for s in segments if s.offset is not None), segments[0])
     return Segment(
         segments[-1].step,
         segments[-1].seconds,
@@ -115,16 +115,16 @@ def together(segments: Sequence[Segment]) -> Segment | None:
             if (mean := _mean((s.covered, s.readings.get(name)) for s in segments)) is not None
         },
         math.fsum(known) if len(known) == len(segments) else None,
-        shown.place,
+        shown.offset,
         shown.spans_begin,
     )
 
 
-def thinned(segments: Sequence[Segment], most: int) -> list[Segment]:
+def downsampled(segments: Sequence[Segment], most: int) -> list[Segment]:
     """Merge neighbours into at most `most` segments."""
     size = max(1, math.ceil(len(segments) / most))
     groups = (segments[start : start + size] for start in range(0, len(segments), size))
-    return [whole for group in groups if (whole := together(group)) is not None]
+    return [whole for group in groups if (whole := merge(group)) is not None]
 
 
 def joules_so_far(segments: Iterable[Segment]) -> list[float | None]:

@@ -11,44 +11,61 @@ from types import FrameType
 from urllib.parse import quote
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from unidle.errors import UsageError
 from unidle.report.dashboard.app import dashboard_app
+from unidle.report.dashboard.connection import Connection
 from unidle.report.dashboard.files import Runs
-from unidle.report.dashboard.guard import is_loopback
 
 _NO_ADDRESS = "--host {} is not an address of this machine; use 127.0.0.1 for local access only."
 
 
 def serve(folder: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
-    """Serve the runs of `folder`; `say` receives the address once it is bound."""
+    """Serve the runs of `folder`; `say` receives the address once it is bound. Without `token`, a random one is used.
+
+    A loopback address needs one too: any user of this machine can connect to it.
+    """
     runs = Runs(folder)
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(24)  # otherwise anyone who can reach this machine could read all runs
+    token = token or secrets.token_urlsafe(24)
     with _bound(host, port) as bound:
         port = bound.getsockname()[1]
-        server: _Server
+        server: Server
         app = dashboard_app(runs, host=host, token=token, port=port, is_closing=lambda: server.should_exit)
-        # No access log: it would contain the token.
-        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
+        server = Server(app)
         say(address(host, port, token))
         server.run(sockets=[bound])
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Stops at the first signal and ignores a second one, which a terminal or wrapper may send right after it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        # No access log: it would contain the token. No warnings: anyone can cause them. The backlog limits how many
+        # connections are accepted at once, before `Connection` closes those that are too many.
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                backlog=64,
+                log_level="error",
+                access_log=False,
+                timeout_graceful_shutdown=3,
+            )
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop the server."""
         self.should_exit = True
 
 
-def address(host: str, port: int, token: str | None) -> str:
+def address(host: str, port: int, token: str) -> str:
     """Return the URL to open in a browser."""
     name = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
-    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+    return f"http://{name}:{port}/?token={quote(token, safe='')}"
 
 
 def _bound(host: str, port: int) -> socket.socket:

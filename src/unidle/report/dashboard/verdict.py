@@ -9,7 +9,7 @@ from unidle.report.dashboard.segments import Segment
 
 NOT_METERED = "Nothing has been measured yet."
 _BUSY = 0.9  # above this there is little to gain
-_WORTH_NAMING = 0.15  # of the idle time, for a second cause
+_MIN_SECOND_CAUSE = 0.15  # of the idle time, for a second cause
 _CAUSES = {
     "environment": "waiting for environments",
     "host→device": "copying to the GPU",
@@ -21,7 +21,7 @@ _CAUSES = {
     "checkpoint": "writing checkpoints",
     "logging": "logging",
     "other": "other host work",
-    "unattributed": "unattributed causes",
+    "unattributed": "unattributed time",
 }
 _PHASES = {
     "environment": "environments",
@@ -68,7 +68,7 @@ def parts_in_words(whole: Segment) -> str:
 def _listed(shares: Mapping[str, float], words: Mapping[str, str], most: int, links: tuple[str, str]) -> str:
     """Return the largest share, and further ones worth naming, as a list in words."""
     largest = sorted(shares, key=lambda name: -shares[name])[:most]
-    named = [name for name in largest if name == largest[0] or shares[name] >= _WORTH_NAMING]
+    named = [name for name in largest if name == largest[0] or shares[name] >= _MIN_SECOND_CAUSE]
     items = [f"{percent(shares[name])} {links[name != named[0]]} {words.get(name, name)}" for name in named]
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 

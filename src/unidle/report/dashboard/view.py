@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidle.formatting import duration, percent
-from unidle.report.dashboard.figures import key_figures, worded
-from unidle.report.dashboard.segments import Segment, joules_so_far, segments_of_metrics, thinned, together
+from unidle.report.dashboard.figures import format_or_dash, key_figures
+from unidle.report.dashboard.segments import Segment, downsampled, joules_so_far, merge, segments_of_metrics
 from unidle.report.dashboard.verdict import parts_in_words, verdict
 from unidle.report.history import History, Record, number
-from unidle.report.page.axis import running_mean, thin
+from unidle.report.page.axis import running_mean, thinned_indices
 
 View = dict[str, Any]
 
-TRAINING, DONE, STOPPED = "training", "done", "stopped"
-_DRAWN = 600  # points per chart; more cannot be distinguished on a screen
+TRAINING, DONE, STOPPED, UNREADABLE = "training", "done", "stopped", "unreadable"
+_MAX_POINTS = 600  # points per chart; more cannot be distinguished on a screen
 _SMOOTH_FROM = 100  # points; shorter series need no smoothing
-_SHOWN = 0.0005  # smaller shares would be 0.0 % in the table and get no row
+_MIN_SHARE = 0.0005  # smaller shares would be 0.0 % in the table and get no row
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunRecords:
     """The records read from a run's files."""
 
     history: History
@@ -44,19 +44,19 @@ def state_of(history: History, is_training: bool) -> str:
     return DONE if has_all or is_good else STOPPED
 
 
-def view_of(seen: Seen) -> View:
+def view_of(records: RunRecords) -> View:
     """Return the object that the page draws."""
-    history = seen.history
-    segments = list(seen.segments) or segments_of_metrics(history.iterations)
-    whole, drawn = together(segments), thinned(segments, _DRAWN)
+    history = records.history
+    segments = list(records.segments) or segments_of_metrics(history.iterations)
+    whole, drawn = merge(segments), downsampled(segments, _MAX_POINTS)
     energy = _Energy(segments)
     return {
         "name": history.name,
         "facts": _facts(history),
-        "state": state_of(history, seen.is_training),
+        "state": state_of(history, records.is_training),
         "verdict": verdict(whole),
         "parts": _parts(whole),
-        "source": "meter.jsonl" if seen.segments else "metrics.jsonl",
+        "source": "meter.jsonl" if records.segments else "metrics.jsonl",
         "figures": key_figures(history, whole),
         "tables": {
             "gpu": _table(whole.gpu if whole else None, [s for s in segments if s.gpu is not None]),
@@ -68,7 +68,7 @@ def view_of(seen: Seen) -> View:
         "returns": _curves(history, energy, "rollout/return_mean", "eval/return_mean", "eval/return_std"),
         "success": _curves(history, energy, "rollout/success", "eval/success"),
         "target": _target(history),
-        "changes": _changes(seen.changes, energy),
+        "changes": _changes(records.changes, energy),
         "has_joules": energy.is_known,
     }
 
@@ -120,7 +120,7 @@ def _table(shares: Mapping[str, float] | None, metered: Sequence[Segment]) -> li
     return [
         [name, percent(share), duration(share * seconds)]
         for name, share in shares.items()
-        if share >= _SHOWN or name == "busy"
+        if share >= _MIN_SHARE or name == "busy"
     ]
 
 
@@ -131,8 +131,8 @@ def _parts(whole: Segment | None) -> View | None:
         [
             name,
             percent(part.share),
-            worded(part.busy, percent),
-            worded(part.watts, lambda watts: f"{watts:.0f} W"),
+            format_or_dash(part.busy, percent),
+            format_or_dash(part.watts, lambda watts: f"{watts:.0f} W"),
         ]
         for name, part in whole.parts.items()
     ]
@@ -145,7 +145,7 @@ def _timeline(drawn: Sequence[Segment]) -> View:
         "begin": [round(s.begin, 3) for s in drawn],
         "end": [round(s.seconds, 3) for s in drawn],
         "step": [s.step for s in drawn],
-        "place": [s.place for s in drawn],
+        "offset": [s.offset for s in drawn],
         "spans_begin": [None if s.spans_begin is None else round(s.spans_begin, 3) for s in drawn],
         "gpu": _columns([s.gpu for s in drawn]),
         "host": _columns([s.host for s in drawn]),
@@ -171,7 +171,7 @@ def _power(drawn: Sequence[Segment]) -> View | None:
 def _speed(history: History) -> View:
     placed = [(at, r) for r in history.iterations if (at := clock(r)) is not None]
     rates = [number(r, "rollout/steps_per_second") for _, r in placed]
-    kept = thin(rates, _DRAWN)
+    kept = thinned_indices(rates, _MAX_POINTS)
     smooth = running_mean(rates, len(rates) // 50) if len(rates) >= _SMOOTH_FROM else None
     return {
         "seconds": [placed[i][0] for i in kept],
@@ -191,7 +191,7 @@ def _curves(history: History, energy: _Energy, training: str, evaluation: str, s
 
 def _curve(records: Sequence[Record], key: str, energy: _Energy, spread: str = "") -> View:
     known = [r for r in records if number(r, key) is not None]
-    known = [known[i] for i in thin([number(r, key) for r in known], _DRAWN)]
+    known = [known[i] for i in thinned_indices([number(r, key) for r in known], _MAX_POINTS)]
     return {
         "value": [number(r, key) for r in known],
         "spread": [number(r, spread) for r in known],

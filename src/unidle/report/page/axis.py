@@ -89,7 +89,7 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float | No
     return means
 
 
-def thin(values: Sequence[float | None], limit: int) -> list[int]:
+def thinned_indices(values: Sequence[float | None], limit: int) -> list[int]:
     """Return at most `limit` indices of a long series that keep its peaks, troughs and gaps."""
     if len(values) <= limit:
         return list(range(len(values)))

@@ -10,7 +10,7 @@ import numpy as np
 _DOT = 12.0  # from the centre of a page to the first dot around it
 _APART = 6.0  # between two halos
 _ROUNDS, _WORK = 220, 12_000  # most iterations; most iterations × pages
-_MOST_STRETCH = 1.9  # of one direction relative to the other
+_MAX_STRETCH = 1.9  # of one direction relative to the other
 
 
 def halo(dots: int, *, middle: bool = False) -> float:
@@ -18,7 +18,7 @@ def halo(dots: int, *, middle: bool = False) -> float:
     return _DOT + 3.3 * math.sqrt(dots) + (0.0 if middle else 2.0)
 
 
-def spread(parents: np.ndarray, halos: np.ndarray, links: Sequence[tuple[int, int]]) -> np.ndarray:
+def layout_pages(parents: np.ndarray, halos: np.ndarray, links: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the centre of each page [pages, 2]; `parents` [pages] come before their children, roots have -1."""
     places = _radial(parents, halos)
     count = len(places)
@@ -44,7 +44,9 @@ def spread(parents: np.ndarray, halos: np.ndarray, links: Sequence[tuple[int, in
     return places
 
 
-def placed(places: np.ndarray, halos: np.ndarray, box: tuple[float, float, float, float]) -> tuple[np.ndarray, float]:
+def fit_to_box(
+    places: np.ndarray, halos: np.ndarray, box: tuple[float, float, float, float]
+) -> tuple[np.ndarray, float]:
     """Fit the layout into a box (left, top, right, bottom), longer axis horizontal; also returns the scale."""
     centred = places - places.mean(0)
     _, axes = np.linalg.eigh(centred.T @ centred)
@@ -53,7 +55,7 @@ def placed(places: np.ndarray, halos: np.ndarray, box: tuple[float, float, float
     room = np.array([box[2] - box[0], box[3] - box[1]])
     each = room / (high - low)
     scale = float(min(each.min(), 1.25))
-    stretch = np.minimum(each, _MOST_STRETCH * scale)
+    stretch = np.minimum(each, _MAX_STRETCH * scale)
     middle = np.array([box[0] + box[2], box[1] + box[3]]) / 2
     return middle + (turned - (low + high) / 2) * stretch, scale
 

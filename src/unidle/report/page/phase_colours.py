@@ -7,39 +7,39 @@ from typing import NamedTuple
 COLOURS = 9  # of the palette in `style.py`; a chart with more series repeats them
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """A palette colour and, for phases that share one, a hatch (rising or falling)."""
 
     colour: str
     hatch: str = ""
 
 
-UNKNOWN_LOOK = Look("c5", "/")
-# Host phases, GPU idle causes, and other rows of the same charts. A phase and its cause look alike; otherwise no two
-# entries of one chart do.
-PHASE_LOOKS = {
-    "busy": Look("c0"),
-    "environment": Look("c1"),
-    "host→device": Look("c4", "/"),
-    "inference": Look("c3"),
-    "device→host": Look("c4", "\\"),
-    "storage": Look("c6"),
-    "learn": Look("c2"),
-    "learn (launch)": Look("c2"),
-    "sync": Look("c7"),
-    "evaluate": Look("c8"),
-    "checkpoint": Look("c4"),
-    "logging": Look("c6", "/"),
-    "other": Look("c5"),
-    "unattributed": Look("c5", "\\"),
+UNKNOWN_STYLE = Style("c5", "/")
+# Host phases, GPU idle causes, and other rows of the same charts. A phase and its idle cause look alike; no
+# other two entries of one chart do.
+PHASE_STYLES = {
+    "busy": Style("c0"),
+    "environment": Style("c1"),
+    "host→device": Style("c4", "/"),
+    "inference": Style("c3"),
+    "device→host": Style("c4", "\\"),
+    "storage": Style("c6"),
+    "learn": Style("c2"),
+    "learn (launch)": Style("c2"),
+    "sync": Style("c7"),
+    "evaluate": Style("c8"),
+    "checkpoint": Style("c4"),
+    "logging": Style("c6", "/"),
+    "other": Style("c5"),
+    "unattributed": Style("c5", "\\"),
 }
 
 
-def phase_look(name: str) -> Look:
-    """Return the look of a phase or cause."""
-    return PHASE_LOOKS.get(name, UNKNOWN_LOOK)
+def phase_style(name: str) -> Style:
+    """Return the style of a phase or cause."""
+    return PHASE_STYLES.get(name, UNKNOWN_STYLE)
 
 
-def series_look(index: int) -> Look:
-    """Return the look of the series at `index` of a chart."""
-    return Look(f"c{index % COLOURS}")
+def series_style(index: int) -> Style:
+    """Return the style of the series at `index` of a chart."""
+    return Style(f"c{index % COLOURS}")

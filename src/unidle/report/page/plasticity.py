@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unidle.algos.dormancy import DORMANT, TOO_DORMANT, remedy
+from unidle.algos.dormancy import DORMANT, TOO_DORMANT, dormancy_warning
 from unidle.report.history import History, number
 from unidle.report.page.cards import SMALL, section, series
 from unidle.report.page.svg import Reference, line_chart
@@ -20,7 +20,7 @@ def plasticity_section(history: History) -> str:
     def chart(title: str, keys: dict[str, str], meaning: str, limit: float | None = None) -> str:
         """Draw one chart with a line per name."""
         lines = [series(name, records, key) for name, key in keys.items()]
-        reference = None if limit is None else Reference(limit, "too many")
+        reference = None if limit is None else Reference(limit, "limit")
         return line_chart(
             title,
             lines,
@@ -32,12 +32,12 @@ def plasticity_section(history: History) -> str:
             reference=reference,
         )
 
-    def of_both(measure: str) -> dict[str, str]:
+    def both_networks(measure: str) -> dict[str, str]:
         return {network: f"plasticity/{network}/{measure}" for network in _NETWORKS}
 
     charts = [
-        chart("Dormant neurons", of_both("dormant"), "share of hidden neurons", TOO_DORMANT),
-        chart("Feature rank", of_both("rank"), "directions for 99 % of the variance"),
+        chart("Dormant neurons", both_networks("dormant"), "share of hidden neurons", TOO_DORMANT),
+        chart("Feature rank", both_networks("rank"), "directions for 99 % of the variance"),
     ]
     for norm, title in _NORMS.items():
         for network in _NETWORKS:
@@ -47,5 +47,5 @@ def plasticity_section(history: History) -> str:
             if keys:
                 charts.append(chart(f"{title}, {network}", keys, "Euclidean norm"))
     last = number(records[-1], DORMANT) or 0.0
-    note = remedy(last) if last > TOO_DORMANT else ""
+    note = dormancy_warning(last) if last > TOO_DORMANT else ""
     return section("Plasticity", "actor and first critic, at evaluations", "three", charts, note)

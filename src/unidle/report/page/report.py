@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import yaml
 from unidle.config.fields import word_for_none
 from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import SECTIONS, History, Record, number, read_history, time_shares_over
-from unidle.report.page.atomic_write import write_atomically
 from unidle.report.page.cards import SMALL, section, series
-from unidle.report.page.phase_colours import phase_look
+from unidle.report.page.phase_colours import phase_style
 from unidle.report.page.plasticity import plasticity_section
 from unidle.report.page.site_graph import site_graph_section
 from unidle.report.page.style import CSS, HATCHES
 from unidle.report.page.success import success_section
 from unidle.report.page.svg import Reference, Series, line_chart, stacked_bar
+from unidle.writing import write_atomically
 
 _TIME_UNITS = (
     (2 * 3600.0, 3600.0, "h"),
@@ -31,7 +32,7 @@ _LEARNING = {  # metric → title, meaning
     "train/entropy": ("Entropy", "nats per action"),
     "train/approx_kl": ("Approximate KL", "nats from the policy before the update"),
     "train/clip_fraction": ("Clip fraction", "share of samples clipped"),
-    "train/effective_share": ("Effective sample share", "by importance weights"),
+    "train/effective_sample_share": ("Effective sample share", "by importance weights"),
     "train/explained_variance": ("Explained variance", "of returns by values; 1 is best"),
 }
 _MEANING = {
@@ -41,9 +42,12 @@ _MEANING = {
 }
 
 
-def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run folder, from its `config.yaml`, `metrics.jsonl` and `page_graph.json`."""
-    page = _page(read_history(folder))
+def write_report(folder: Path, say: Callable[[str], None] | None = None) -> Path:
+    """Write `report.html` into a run folder, from its `config.yaml`, `metrics.jsonl` and `page_graph.json`.
+
+    `say` receives a message if `metrics.jsonl` has damaged lines.
+    """
+    page = _page(read_history(folder, say))
     return write_atomically(folder / "report.html", page)
 
 
@@ -71,7 +75,7 @@ def _page(history: History) -> str:
 <svg width="0" height="0" style="position: absolute" aria-hidden="true">{HATCHES}</svg>
 <main>
 {body}
-<footer>Drawn from config.yaml and metrics.jsonl in {source}</footer>
+<footer>Generated from config.yaml and metrics.jsonl in {source}</footer>
 </main>
 </body>
 </html>
@@ -181,7 +185,9 @@ def _speed(history: History) -> str:
     # A window starts at the end of the previous one, and the first at the start of the run.
     steps = [0.0, *(float(record["step"]) for record, _ in windows)]
     spans = [shares for _, shares in (*windows[:1], *windows)]
-    layers = [Series(part, steps, [shares.get(part, 0.0) for shares in spans], look=phase_look(part)) for part in parts]
+    layers = [
+        Series(part, steps, [shares.get(part, 0.0) for shares in spans], style=phase_style(part)) for part in parts
+    ]
     rate = series("steps per second", history.iterations, "rollout/steps_per_second")
     charts = [
         line_chart(

@@ -22,7 +22,7 @@ PALETTE = """
 }
 """
 
-PAGE_LOOK = """
+PAGE_CSS = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--ink);
@@ -87,7 +87,7 @@ footer { margin-top: 36px; color: var(--soft); font-size: 13px; overflow-wrap: a
 .figures, table, .chart { font-variant-numeric: tabular-nums; }
 """
 
-CHART_LOOK = """
+CHART_CSS = """
 .chart { display: block; width: 100%; height: auto; overflow: visible; font-size: 11.5px; }
 .chart text { fill: var(--soft); }
 .chart .chart-title { fill: var(--ink); font-size: 14px; font-weight: 620; }
@@ -129,4 +129,4 @@ HATCHES = """<defs>
 <rect width="2" height="4" style="fill: var(--hatch)"/></pattern>
 </defs>"""
 
-CSS = PALETTE + PAGE_LOOK + CHART_LOOK
+CSS = PALETTE + PAGE_CSS + CHART_CSS

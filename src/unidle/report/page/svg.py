@@ -9,9 +9,9 @@ from html import escape
 from itertools import pairwise
 
 from unidle.formatting import percent, short_number
-from unidle.report.page.axis import Axis, fit_axis, plottable, running_mean, thin
-from unidle.report.page.phase_colours import Look, phase_look, series_look
-from unidle.report.page.style import CHART_LOOK, HATCHES, PALETTE
+from unidle.report.page.axis import Axis, fit_axis, plottable, running_mean, thinned_indices
+from unidle.report.page.phase_colours import Style, phase_style, series_style
+from unidle.report.page.style import CHART_CSS, HATCHES, PALETTE
 
 Values = Sequence[float | None]
 
@@ -26,7 +26,7 @@ _CHARACTER = 6.3  # mean character width of the labels' font; SVG cannot measure
 class Series:
     """One line: None, NaN and infinity in `y` are gaps. `low` and `high` bound a shaded band.
 
-    Without a `look` it gets a colour by its index in the chart.
+    Without a `style` it gets a colour by its index in the chart.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Series:
     y: Values
     low: Values | None = None
     high: Values | None = None
-    look: Look | None = None
+    style: Style | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -87,9 +87,9 @@ def line_chart(
     their running mean over a fiftieth of the points.
     """
     width, height = size
-    looks = [line.look or series_look(i) for i, line in enumerate(series)]
+    styles = [line.style or series_style(i) for i, line in enumerate(series)]
     drawn = _stack(series) if stacked else series
-    named = [(look, line.name) for line, look in zip(series, looks) if not line.is_empty]
+    named = [(style, line.name) for line, style in zip(series, styles) if not line.is_empty]
     legend, legend_height = _legend(named, width) if len(series) > 1 else ("", 0)
     head = _text(2, 17, title, "chart-title") + legend
     if not named:
@@ -110,11 +110,11 @@ def line_chart(
         y_axis=y_axis,
     )
     body = [head, _text(2, frame.top - 15, y_label, "chart-label"), _axes(frame, labels, x_label)]
-    body += [_band(frame, line, look, "area" if stacked else "band") for line, look in zip(drawn, looks)]
-    body += [_line(frame, line, look, smooth) for line, look in zip(drawn, looks)]
+    body += [_band(frame, line, style, "area" if stacked else "band") for line, style in zip(drawn, styles)]
+    body += [_line(frame, line, style, smooth) for line, style in zip(drawn, styles)]
     if reference:
         body.append(_reference(frame, reference))
-    body.append(_hover(frame, series, drawn, looks, x_label, as_percent))
+    body.append(_hover(frame, series, drawn, styles, x_label, as_percent))
     return _svg(title, size, "".join(body))
 
 
@@ -127,7 +127,7 @@ def standalone(chart: str, size: tuple[int, int]) -> str:
         raise ValueError(f"the chart is not of size {size}")
     frame = f'viewBox="-14 -10 {width} {height}" width="{width}" height="{height}"'
     opening, body = rest.split(">", 1)
-    return f"{start}{frame}{opening}><style>{PALETTE}{CHART_LOOK}{font}</style>{HATCHES}{body}"
+    return f"{start}{frame}{opening}><style>{PALETTE}{CHART_CSS}{font}</style>{HATCHES}{body}"
 
 
 def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] = (380, 270)) -> str:
@@ -139,13 +139,13 @@ def stacked_bar(title: str, shares: dict[str, float], *, size: tuple[int, int] =
     left, top, bar = 2.0, 36, 26
     row = min(26.0, (height - top - bar - 14) / max(1, len(shares)))
     for i, (name, share) in enumerate(shares.items()):
-        part, look = share * (width - 4), phase_look(name)
+        part, style = share * (width - 4), phase_style(name)
         hint = f"<title>{escape(name)}: {percent(share)}</title>"
         # A hairline gap separates neighbours for readers who cannot distinguish their colours.
-        body.append(_filled(left, top, part - 1.5, bar, look, hint))
+        body.append(_filled(left, top, part - 1.5, bar, style, hint))
         left += part
         y = top + bar + 12 + (i + 0.5) * row
-        body.append(_swatch(2, y - 5, look) + _text(20, y + 4, name, "chart-name"))
+        body.append(_swatch(2, y - 5, style) + _text(20, y + 4, name, "chart-name"))
         body.append(_text(width - 2, y + 4, percent(share), "chart-figure", anchor="end"))
     return _svg(title, size, "".join(body))
 
@@ -161,14 +161,14 @@ def _stack(series: list[Series]) -> list[Series]:
     return layers
 
 
-def _legend(named: list[tuple[Look, str]], width: int) -> tuple[str, int]:
+def _legend(named: list[tuple[Style, str]], width: int) -> tuple[str, int]:
     """Return swatches and names in rows, and their height."""
     parts, x, y = [], 2.0, 40
-    for look, name in named:
+    for style, name in named:
         needed = 18 + _CHARACTER * len(name) + 12
         if x > 2 and x + needed > width:
             x, y = 2.0, y + 18
-        parts.append(_swatch(x, y - 9, look) + _text(x + 15, y, name, "chart-name"))
+        parts.append(_swatch(x, y - 9, style) + _text(x + 15, y, name, "chart-name"))
         x += needed
     return "".join(parts), y - 16 if named else 0
 
@@ -192,17 +192,17 @@ def _axes(frame: _Frame, y_labels: list[str], x_label: str) -> str:
     return "".join(parts)
 
 
-def _line(frame: _Frame, line: Series, look: Look, smooth: bool) -> str:
+def _line(frame: _Frame, line: Series, style: Style, smooth: bool) -> str:
     if not smooth or len(line.y) < _SMOOTH_FROM:
-        return _path(frame, line.x, line.y, f"line {look.colour}")
+        return _path(frame, line.x, line.y, f"line {style.colour}")
     mean = running_mean(line.y, len(line.y) // 50)
-    faint = _path(frame, line.x, line.y, f"line faint {look.colour}")
-    return faint + _path(frame, line.x, mean, f"line {look.colour}")
+    faint = _path(frame, line.x, line.y, f"line faint {style.colour}")
+    return faint + _path(frame, line.x, mean, f"line {style.colour}")
 
 
 def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
     path, pen = [], "M"
-    for i in thin(ys, _DRAWN_POINTS):
+    for i in thinned_indices(ys, _DRAWN_POINTS):
         y = ys[i]
         if not plottable(y):
             pen = "M"
@@ -214,11 +214,11 @@ def _path(frame: _Frame, xs: Sequence[float], ys: Values, kind: str) -> str:
     return f'<path class="{kind}" d="{"".join(path)}"/>' if path else ""
 
 
-def _band(frame: _Frame, line: Series, look: Look, kind: str) -> str:
+def _band(frame: _Frame, line: Series, style: Style, kind: str) -> str:
     if line.low is None or line.high is None:
         return ""
     outlines: list[list[tuple[float, float, float]]] = [[]]  # one per segment without gaps: x, low, high
-    for i in thin(line.y, _DRAWN_POINTS):
+    for i in thinned_indices(line.y, _DRAWN_POINTS):
         low, high = line.low[i], line.high[i]
         if plottable(low) and plottable(high) and plottable(line.y[i]):
             outlines[-1].append((frame.x(line.x[i]), frame.y(low), frame.y(high)))
@@ -228,7 +228,7 @@ def _band(frame: _Frame, line: Series, look: Look, kind: str) -> str:
     for outline in filter(None, outlines):
         around = [(x, high) for x, _, high in outline] + [(x, low) for x, low, _ in reversed(outline)]
         path += "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in around) + "Z"
-    classes = [f"{kind} {look.colour}", *_hatch_class(look)]
+    classes = [f"{kind} {style.colour}", *_hatch_class(style)]
     return "".join(f'<path class="{name}" d="{path}"/>' for name in classes) if path else ""
 
 
@@ -241,7 +241,7 @@ def _reference(frame: _Frame, reference: Reference) -> str:
 
 
 def _hover(
-    frame: _Frame, series: list[Series], drawn: list[Series], looks: list[Look], x_label: str, as_percent: bool
+    frame: _Frame, series: list[Series], drawn: list[Series], styles: list[Style], x_label: str, as_percent: bool
 ) -> str:
     """Return hover targets: strips over long series, and dots on the points of short ones."""
     word = percent if as_percent else _value
@@ -253,7 +253,7 @@ def _hover(
         lines = [f"{series[i].name}: {word(y)}" for i, n in near if plottable(y := series[i].y[n])]
         x = frame.x(x_value)
         cue = _rule(x, frame.top, x, frame.bottom, "chart-zero") + "".join(
-            _dot(x, frame.y(y), looks[i]) for i, n in near if plottable(y := drawn[i].y[n])
+            _dot(x, frame.y(y), styles[i]) for i, n in near if plottable(y := drawn[i].y[n])
         )
         strip = _box(left, frame.top, right - left, frame.bottom - frame.top, "strip")
         tip = _tooltip(x_value, x_label, lines)
@@ -262,7 +262,7 @@ def _hover(
         points = zip(line.x, line.y) if i not in long else ()
         for x_value, y_value in points:
             if plottable(y_value):
-                dot = _dot(frame.x(x_value), frame.y(y_value), looks[i])
+                dot = _dot(frame.x(x_value), frame.y(y_value), styles[i])
                 tip = _tooltip(x_value, x_label, [f"{line.name}: {word(y_value)}"])
                 parts.append(f'<g class="spot">{dot}{tip}</g>')
     return "".join(parts)
@@ -283,21 +283,21 @@ def _value(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else short_number(value, 5)
 
 
-def _hatch_class(look: Look) -> list[str]:
+def _hatch_class(style: Style) -> list[str]:
     """Return the class of the hatch over a shape, which is drawn twice; empty without a hatch."""
-    return [{"/": "hatch-up", "\\": "hatch-down"}[look.hatch]] if look.hatch else []
+    return [{"/": "hatch-up", "\\": "hatch-down"}[style.hatch]] if style.hatch else []
 
 
-def _dot(x: float, y: float, look: Look) -> str:
-    return f'<circle class="dot {look.colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+def _dot(x: float, y: float, style: Style) -> str:
+    return f'<circle class="dot {style.colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
 
 
-def _swatch(x: float, y: float, look: Look) -> str:
-    return _filled(x, y, 10, 10, look)
+def _swatch(x: float, y: float, style: Style) -> str:
+    return _filled(x, y, 10, 10, style)
 
 
-def _filled(x: float, y: float, width: float, height: float, look: Look, inner: str = "") -> str:
-    classes = [f"fill {look.colour}", *_hatch_class(look)]
+def _filled(x: float, y: float, width: float, height: float, style: Style, inner: str = "") -> str:
+    classes = [f"fill {style.colour}", *_hatch_class(style)]
     return "".join(_box(x, y, width, height, name, inner) for name in classes)
 
 

@@ -19,23 +19,23 @@ _RECIPE_REMARKS = {
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """The report for a terminal."""
+    """Return the report for a terminal."""
     facts, verdict = diagnosis.facts, diagnosis.verdict
     yield f"{verdict.sentence} ({verdict.basis})"
     others = [finding for finding in verdict.findings if finding.sentence != verdict.sentence]
     yield from (f"Also: {finding.sentence} ({finding.basis})" for finding in others)
     yield ""
     yield from _table(facts)
-    yield _reached(diagnosis)
+    yield _training_speed(diagnosis)
     yield ""
-    yield from _ceilings(diagnosis)
-    yield from _doubt(facts)
+    yield from _upper_limits(diagnosis)
+    yield from _warnings(facts)
     yield ""
     yield "Engine changes (learning stays the same), by predicted speed-up:"
-    yield from _advice(verdict.engine, facts.is_doubtful)
+    yield from _advice(verdict.engine, facts.predictions_are_rough)
     yield ""
     yield f"Recipe changes ({recipe_remark(facts)}):"
-    yield from _advice(verdict.recipe, facts.is_doubtful)
+    yield from _advice(verdict.recipe, facts.predictions_are_rough)
 
 
 def recipe_remark(facts: Facts) -> str:
@@ -45,7 +45,7 @@ def recipe_remark(facts: Facts) -> str:
 
 def _table(facts: Facts) -> Iterator[str]:
     table = facts.table
-    yield f"{'the GPU' if table.of_gpu else 'the trainer’s thread':<26}{'share':>7}  in training"
+    yield f"{'the GPU' if table.of_gpu else 'trainer thread':<26}{'share':>7}  in training"
     if table.of_gpu:
         yield f"{'busy':<26}{percent(table.busy, 0):>7}"
     for cause, share in table.idle.items():
@@ -54,12 +54,12 @@ def _table(facts: Facts) -> Iterator[str]:
     yield f"{'':<26}{percent(table.busy + sum(table.idle.values()) + table.unattributed, 0):>7}"
 
 
-def _reached(diagnosis: Diagnosis) -> str:
-    tried = f"{diagnosis.iterations} iteration{'s' * (diagnosis.iterations > 1)}{_cut(diagnosis)}"
+def _training_speed(diagnosis: Diagnosis) -> str:
+    tried = f"{diagnosis.iterations} iteration{'s' * (diagnosis.iterations > 1)}{_shortened(diagnosis)}"
     return f"training with these settings: {diagnosis.facts.steps_per_second:,.0f} steps/s, {tried}"
 
 
-def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
+def _upper_limits(diagnosis: Diagnosis) -> Iterator[str]:
     facts, profile = diagnosis.facts, diagnosis.facts.profile
     yield f"{'upper limits':<26}{'steps/s':>10}  each part measured alone"
     for one in profile.stepping:
@@ -92,26 +92,26 @@ def _ceilings(diagnosis: Diagnosis) -> Iterator[str]:
     if profile.on_gpu:
         memory += f", GPU memory {percent(facts.readings.gpu_memory)}"
     used, others = facts.readings.cores_used, facts.readings.others_cores
-    yield f"in use: {_one(used)} of {profile.cores} cores (other programs: {_one(others)}), {memory}"
+    yield f"in use: {_cores(used)} of {profile.cores} cores (other programs: {_cores(others)}), {memory}"
 
 
-def _one(cores: float | None) -> str:
+def _cores(cores: float | None) -> str:
     return MISSING if cores is None else f"{cores:.1f}"
 
 
-def _doubt(facts: Facts) -> Iterator[str]:
-    """Warn about rough predictions: other programs on the cores, or parts that do not add up to the whole."""
+def _warnings(facts: Facts) -> Iterator[str]:
+    """Yield warnings about rough predictions: other programs on the cores, or parts that do not add up to the whole."""
     others = facts.readings.others_cores
     if others is not None and others > _CROWDED * facts.profile.cores:
         yield "note: other programs use these cores, which distorts the measurements; repeat without them."
-    if facts.is_doubtful:
+    if facts.predictions_are_rough:
         yield (
-            f"note: the parts of an iteration add up to {short_time(facts.whole)}, but in training it took "
+            f"note: the parts of an iteration add up to {short_time(facts.modelled_seconds)}, but in training it took "
             f"{short_time(facts.seconds)}; predictions are rough."
         )
 
 
-def _cut(diagnosis: Diagnosis) -> str:
+def _shortened(diagnosis: Diagnosis) -> str:
     wanted = diagnosis.facts.profile.n_steps
     return "" if diagnosis.n_steps == wanted else f" of {diagnosis.n_steps} steps instead of {wanted} to save time"
 
@@ -143,8 +143,8 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
         "recipe_changes": [asdict(one) | {"remark": recipe_remark(facts)} for one in verdict.recipe],
         "steps_per_second": facts.steps_per_second,
         "seconds_per_iteration": facts.seconds,
-        "modelled_seconds_per_iteration": facts.whole,
-        "predictions_are_rough": facts.is_doubtful,
+        "modelled_seconds_per_iteration": facts.modelled_seconds,
+        "predictions_are_rough": facts.predictions_are_rough,
         "iterations": diagnosis.iterations,
         "n_steps_tried": diagnosis.n_steps,
         "profile": asdict(facts.profile),
@@ -154,7 +154,10 @@ def result(diagnosis: Diagnosis) -> dict[str, Any]:
         "requests": facts.request_counts,
         "copies": {"to_device": facts.to_device, "from_device": facts.from_device, "sent_bytes": facts.sent_bytes},
         "replay_on_host": facts.replay_on_host,
-        "learning_seconds": {"memory_on_gpu": facts.learning_with_replay_on_gpu, "in_tf32": facts.learning_in_tf32},
+        "learning_seconds": {
+            "replay_buffer_on_gpu": facts.learning_with_replay_on_gpu,
+            "in_tf32": facts.learning_in_tf32,
+        },
         "slow_fallbacks": list(facts.slow_fallbacks),
         "config": facts.config.flat(),
     }

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 _EVERY = 10.0  # seconds between two similar messages
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_MOST_LINES = 30  # of details; the end of a traceback matters most
-_MOST_CHARACTERS = 1000  # of a line
+_MAX_LINES = 30  # of details; the end of a traceback matters most
+_MAX_CHARACTERS = 1000  # of a line
 
 
 class Messages:
@@ -25,7 +25,7 @@ class Messages:
         """`show` receives a text and its rich style."""
         self._show, self._clock = show, clock
         self._next: dict[str, float] = {}  # kind of message → when the next one is shown
-        self._held: dict[str, int] = {}  # kind of message → number suppressed since the last one
+        self._suppressed: dict[str, int] = {}  # kind of message → number suppressed since the last one
 
     def show(self, text: str) -> None:
         """Show a message, or count it as suppressed."""
@@ -34,22 +34,22 @@ class Messages:
         kind = _NUMBER.sub("…", head)
         is_first, now = kind not in self._next, self._clock()
         if not is_first and now < self._next[kind]:
-            self._held[kind] = self._held.get(kind, 0) + 1
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
             return
         self._next[kind] = now + _EVERY
-        held = self._held.pop(kind, 0)
-        self._show(f"{head} ({held} similar messages not shown)" if held else head, "")
+        suppressed = self._suppressed.pop(kind, 0)
+        self._show(f"{head} ({suppressed} similar messages not shown)" if suppressed else head, "")
         if is_first and details.strip():
             lines = [_cut(line) for line in details.rstrip().splitlines()]
-            shown = lines if len(lines) <= _MOST_LINES else ["…", *lines[-_MOST_LINES:]]
+            shown = lines if len(lines) <= _MAX_LINES else ["…", *lines[-_MAX_LINES:]]
             self._show(textwrap.indent("\n".join(shown), "  "), "dim")
 
     def close(self) -> None:
         """Show how many messages are still suppressed."""
-        for kind, count in self._held.items():
+        for kind, count in self._suppressed.items():
             self._show(f"{count} similar messages not shown: {kind}", "")
-        self._held.clear()
+        self._suppressed.clear()
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + "…"
+    return line if len(line) <= _MAX_CHARACTERS else line[:_MAX_CHARACTERS] + "…"

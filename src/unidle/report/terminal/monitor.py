@@ -1,6 +1,6 @@
 """`unidle monitor`: all sensor readings of the last seconds, live on a terminal or once as a table.
 
-It polls at each interval but does not count repeated values; the column *new/s* is each reading's real update rate.
+It polls at each interval but does not count repeated values; the column *new/s* is each reading's actual update rate.
 Unavailable readings are shown as –.
 """
 
@@ -21,6 +21,7 @@ from unidle.meter.sensors.host import Busiest, Host, Tree
 from unidle.meter.sensors.nvml import Driver, Gpu, GpuProcess
 from unidle.meter.sensors.reading import Reading, Source
 from unidle.meter.sensors.window import Window, sparkline
+from unidle.output import output_is_lost
 from unidle.report.terminal.readings_table import Part, readings_table
 
 WINDOW_S = 10.0
@@ -85,7 +86,7 @@ class Monitor:
         """Return a part per GPU: its readings, throttling, and the processes that use it."""
         for gpu in self._driver.gpus:
             skip = tuple(reading.name for reading in gpu.readings if is_brief and reading.name not in _MAIN)
-            notes = _noted("used by", [_gpu_process(process) for process in gpu.processes or ()])
+            notes = _labelled("used by", [_gpu_process(process) for process in gpu.processes or ()])
             yield Part(_title(gpu), self._read(gpu, skip), notes)
 
     def result(self) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class Monitor:
             Text(f"pid {process.pid:<8}  {process.cores:5.2f} cores  {process.memory / 2**30:6.2f} GiB  {process.name}")
             for process in self._busiest.processes
         ]
-        notes = [*_noted("cores", [Text(bars, "green")]), *_noted("busiest", busiest)]
+        notes = [*_labelled("cores", [Text(bars, "green")]), *_labelled("busiest", busiest)]
         yield Part(title, self._read(self._host, self._host.core_names), notes)
         if self._tree:
             yield Part(Text(f"{self._tree.name}  and its child processes", "bold"), self._read(self._tree))
@@ -149,7 +150,7 @@ def watch(
     else:
         next_draw += _PRINT_EVERY_S
     try:
-        while True:
+        while not output_is_lost():
             began = clock()  # polls are at least one interval apart; a late one is not caught up
             has_news |= monitor.poll()
             if has_news and clock() >= next_draw:
@@ -166,7 +167,7 @@ def watch(
             live.stop()
 
 
-def look_once(monitor: Monitor, interval_s: float) -> None:
+def sample_once(monitor: Monitor, interval_s: float) -> None:
     """Poll for long enough that every reading can update."""
     end = time.monotonic() + ONCE_S
     while True:
@@ -195,7 +196,7 @@ def _gpu_process(process: GpuProcess) -> Text:
     return Text(f"pid {process.pid:<8}  {share:>11}  {memory:>10}")
 
 
-def _noted(label: str, lines: Sequence[Text]) -> list[Text]:
+def _labelled(label: str, lines: Sequence[Text]) -> list[Text]:
     """Return the lines with a label on the first."""
     labels = [label, *[""] * len(lines)]
     return [

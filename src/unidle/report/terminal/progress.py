@@ -28,7 +28,9 @@ from unidle.report.terminal.summary import print_facts
 _PANEL_EVERY = 0.25  # seconds between redraws of the panel, which take about a millisecond each
 _LINE_EVERY = 10.0  # seconds between plain lines …
 _LINE_PROGRESS = 0.05  # … or this share of the run, whichever comes first
-_RATE_WINDOW = 30.0  # seconds over which speed is measured: steady, but soon past the warm-up
+_RATE_WINDOW = (
+    30.0  # seconds over which speed is averaged: long enough to be steady, short enough to forget the warm-up
+)
 _BAR_CELLS = 16
 _PARTS = {"environment": "blue", "inference": "magenta", "learn": "green"}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from unidle.config.files import display_path
 from unidle.formatting import duration, faults, percent, score, short_number
 from unidle.report.history import Record, evaluation_in_words, read_history
 
@@ -34,9 +35,9 @@ def print_summary(
         "final evaluation": _evaluation(history.final_evaluation),
         "time": shares or None,
         "overlap": history.overlap,
-        "faults": f"{faults(counts)}; see {folder / 'metrics.jsonl'} for details" if counts else None,
-        "report": str(report) if report else None,
-        "checkpoint": str(checkpoint) if checkpoint else None,
+        "faults": f"{faults(counts)}; see {display_path(folder / 'metrics.jsonl')} for details" if counts else None,
+        "report": display_path(report) if report else None,
+        "checkpoint": display_path(checkpoint) if checkpoint else None,
     }
     console.print()
     console.print(Text(history.name, style="bold"), soft_wrap=True)

@@ -36,11 +36,11 @@ class TuningDisplay:
 
     def on_start(self, tuned: Tuned) -> None:
         """Show the speed of the unchanged job and the table's header."""
-        self._console.print(f"Current settings: {_situation(tuned)}, {tuned.first_rate:,.0f} steps/s.", soft_wrap=True)
+        self._console.print(f"Current settings: {_setup_text(tuned)}, {tuned.first_rate:,.0f} steps/s.", soft_wrap=True)
         self._console.print()
         self._console.print(_row("change", "predicted", "measured, 95 % interval", ""), style="bold", soft_wrap=True)
 
-    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+    def on_interim_result(self, change: Change, measured: Interval, pairs: int) -> None:
         """Show the interim result of a change."""
         self._status.update(f"{change.text}: × {measured.mean:.2f} after {pairs} pairs of segments …")
 
@@ -71,22 +71,22 @@ def _row(*cells: str) -> str:
     return "  ".join([*(f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS)), cells[-1]]).rstrip()
 
 
-def _situation(tuned: Tuned) -> str:
-    seen = tuned.situation
-    assert seen is not None
+def _setup_text(tuned: Tuned) -> str:
+    setup = tuned.setup
+    assert setup is not None
     where = "environments on the device"
-    if not seen.on_device:
+    if not setup.on_device:
         where = (
-            f"{seen.workers} worker{'s' * (seen.workers > 1)}"
-            if seen.workers
+            f"{setup.workers} worker{'s' * (setup.workers > 1)}"
+            if setup.workers
             else "environments in the trainer's process"
         )
-    cores = f"{seen.cores} core{'s' * (seen.cores > 1)}"
-    return f"{where}, {cores}, {seen.gpu if seen.on_gpu else 'networks on the CPU'}"
+    cores = f"{setup.cores} core{'s' * (setup.cores > 1)}"
+    return f"{where}, {cores}, {setup.gpu if setup.on_gpu else 'networks on the CPU'}"
 
 
 def conclusion(tuned: Tuned, file: str, command: str) -> list[str]:
-    """Return the last lines: the total speed-up, the settings file, and how to use it."""
+    """Return the closing lines: the total speed-up, the engine file, and how to use it."""
     kept = [outcome for outcome in tuned.outcomes if outcome.kept]
     ends = {
         "": "All changes were tried",
@@ -101,15 +101,15 @@ def conclusion(tuned: Tuned, file: str, command: str) -> list[str]:
             "speed-ups)."
         )
     elif kept:
-        lines.append("The recipe has changed; check that it still learns what you need.")
+        lines.append("The recipe has changed; check that the job still learns as well as before.")
     elif tuned.has_measured:
         lines.append("No change was measurably faster; the settings stay the same.")
     else:
-        whys = {
+        reasons = {
             "": "No change was promising, or none could be measured",
             "budget": "No change could be measured in that time; give more --budget",
             "Ctrl-C": "No change had been measured yet",
             "failure": "No change could be measured",
         }
-        return [*lines, f"{whys[tuned.ended_by]}. The settings stay the same, and {file} was not written."]
+        return [*lines, f"{reasons[tuned.ended_by]}. The settings stay the same, and {file} was not written."]
     return [*lines, f"Wrote the settings to {file}; train with:", f"  {command}"]

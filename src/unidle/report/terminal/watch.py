@@ -10,27 +10,27 @@ from typing import Any
 
 from unidle.formatting import MISSING, figure, percent
 from unidle.meter.watch.command import WatchedCommand
-from unidle.meter.watch.findings import Findings, find
+from unidle.meter.watch.findings import Findings, analyse
 from unidle.meter.watch.verdict import Verdict, largest_row, verdict_on
 
-_DISAGREES = 0.15
+_MAX_DISAGREEMENT = 0.15
 _DEEPEST = 6  # functions of a stack that are shown
 _SHOWN = ("utilisation", "SM active", "tensor active", "DRAM active", "memory", "power", "temperature")
 
 
-def concluded(watched: WatchedCommand) -> tuple[Findings, Verdict]:
+def conclude(watched: WatchedCommand) -> tuple[Findings, Verdict]:
     """Return findings and verdict of a finished command."""
     known = watched.processes, watched.begun_ns, watched.ended_ns, watched.cores
-    findings = find(*known, watched.gpu_use, watched.others_cores)
+    findings = analyse(*known, watched.gpu_use, watched.others_cores)
     leader = findings.leader
     if watched.gpu_use is not None and leader is not None and leader.uses_torch and not leader.uses_cuda:
         # The program does not use the GPU: its readings belong to other programs.
-        findings = find(*known, None, watched.others_cores)
+        findings = analyse(*known, None, watched.others_cores)
     return findings, verdict_on(findings)
 
 
 def lines(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> Iterator[str]:
-    """The report for a terminal."""
+    """Return the report for a terminal."""
     yield f"unidle watched this command for {watched.seconds:.0f} s: {' '.join(watched.command)}"
     yield ""
     yield verdict.sentence
@@ -84,23 +84,23 @@ def _readings(watched: WatchedCommand) -> Iterator[str]:
 
 
 def _remarks(findings: Findings) -> Iterator[str]:
-    workers, computing = findings.workers, findings.computing
+    workers, kernel_activity = findings.workers, findings.kernel_activity
     if workers is not None:
         yield (
             f"workers: {workers.count}, {workers.cores:.1f} cores, {percent(workers.stepping)} of their time in the "
             f"environment, mostly `{workers.where}`"
         )
-    if computing is not None:
-        kernel = MISSING if computing.kernel_us is None else f"{computing.kernel_us:.0f} µs"
+    if kernel_activity is not None:
+        kernel = MISSING if kernel_activity.kernel_us is None else f"{kernel_activity.kernel_us:.0f} µs"
         yield (
-            f"profiler: {computing.windows} windows, {computing.seconds:.1f} s in total, kernels active "
-            f"{percent(computing.active)} of the time, {kernel} each"
+            f"profiler: {kernel_activity.windows} windows, {kernel_activity.seconds:.1f} s in total, kernels active "
+            f"{percent(kernel_activity.active)} of the time, {kernel} each"
         )
     if findings.leader is not None and findings.leader.failure is not None:
         yield f"note: the sampler failed before the main process ended: {findings.leader.failure}"
     if findings.in_use is not None:
         yield f"between its first and last use the GPU was busy {percent(findings.in_use)} of the time"
-    if findings.disagreement is not None and findings.disagreement > _DISAGREES:
+    if findings.disagreement is not None and findings.disagreement > _MAX_DISAGREEMENT:
         yield (
             f"note: according to the driver the GPU was busy {percent(findings.utilisation or 0.0)} of the time; "
             "the two can differ in a short run or if other programs use the GPU."
@@ -131,7 +131,7 @@ def result(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> dic
         "unattributed": findings.unattributed,
         "rows": [asdict(row) for row in findings.rows],
         "workers": asdict(findings.workers) if findings.workers else None,
-        "windows": asdict(findings.computing) if findings.computing else None,
+        "windows": asdict(findings.kernel_activity) if findings.kernel_activity else None,
         "threads": {
             "native": findings.native_threads,
             "native_share": findings.native_share,
@@ -139,7 +139,7 @@ def result(watched: WatchedCommand, findings: Findings, verdict: Verdict) -> dic
         },
         "others_cores": findings.others_cores,
         "processes": [
-            {"pid": p.pid, "worker": p.is_worker, "leads": p is leader, "cpu_seconds": p.cpu_seconds}
+            {"pid": p.pid, "worker": p.is_worker, "main": p is leader, "cpu_seconds": p.cpu_seconds}
             for p in watched.processes
         ],
         "gpus": dict(watched.models),

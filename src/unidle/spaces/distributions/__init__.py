@@ -1,13 +1,13 @@
 """Distributions over actions. A policy's network gives the parameters; the distribution does the rest."""
 
-from unidle.spaces.distributions.action import LOG_ZERO, ActionDistribution, action_distribution
+from unidle.spaces.distributions.action import LOG_ZERO, MASKED_BELOW, ActionDistribution, action_distribution
 from unidle.spaces.distributions.beta import Beta, BetaParams
 from unidle.spaces.distributions.epsilon_greedy import EpsilonGreedy
 from unidle.spaces.distributions.gaussian import LOG_SQRT_2PI, Gaussian, Params, SquashedGaussian
 from unidle.spaces.distributions.protocol import Distribution, Parameters, RealDistribution
 from unidle.spaces.distributions.squashed import LOG_STD_RANGE, SquashedActions
 
-# The distributions that kernels and NumPy code compute. They ask for the name, so a new one is never taken for these.
+# The distributions that kernels and NumPy code support. They check the name, so a new one is not mistaken for these.
 KERNEL_DISTRIBUTIONS = frozenset({"categorical", Gaussian.name})
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LOG_SQRT_2PI",
     "LOG_STD_RANGE",
     "LOG_ZERO",
+    "MASKED_BELOW",
     "ActionDistribution",
     "Beta",
     "BetaParams",

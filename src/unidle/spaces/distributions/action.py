@@ -1,7 +1,7 @@
 """The policy's distribution over flat actions: independent categorical heads and independent real dimensions.
 
 One class covers every action space (see `spaces/actions.py`). All heads are one padded, masked tensor
-[.., heads, most categories]: there is no loop over heads and no branch on a value.
+[.., heads, max_categories]: there is no loop over heads and no branch on a value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from unidle.spaces.distributions.beta import Beta
 from unidle.spaces.distributions.gaussian import Gaussian, SquashedGaussian
 from unidle.spaces.distributions.protocol import Parameters, RealDistribution
 
-LOG_ZERO = -1e8  # stands for log 0: exp gives exactly 0, and 0 × it is 0 where 0 × -inf would be NaN
-ALLOWED = -1e7  # a logit below is that of a masked category
+LOG_ZERO = -1e8  # used for log 0: exp of it is exactly 0, and 0 × LOG_ZERO is 0 where 0 × -inf would be NaN
+MASKED_BELOW = -1e7  # a category whose logit or log-probability is below this is masked
 _REAL_DISTRIBUTIONS: dict[str, type[Gaussian | Beta]] = {cls.name: cls for cls in (Gaussian, SquashedGaussian, Beta)}
 
 
@@ -24,7 +24,7 @@ class ActionDistribution(nn.Module):
     """Categorical heads, and a distribution over the real dimensions; implements `Distribution`."""
 
     def __init__(self, layout: ActionLayout, real: RealDistribution | None = None) -> None:
-        """`real` serves the real dimensions; default: Gaussians."""
+        """`real` is the distribution of the real dimensions; default: Gaussian."""
         super().__init__()
         self.real: RealDistribution = Gaussian() if real is None else real
         if self.real.bounded and not layout.bounded.all():
@@ -37,31 +37,33 @@ class ActionDistribution(nn.Module):
         self.n_logits = sum(layout.nvec)
         self.n_outputs = self.n_logits + self.real.n_outputs * self.reals
         self.n_free = self.real.n_free * self.reals
-        self.most = max(layout.nvec, default=0)
-        # Logits come packed, Σ nvec of them; `_place` says which packed logit stands at [head, category] of the padded
-        # table, and where there is none it points at one extra logit that is log 0.
-        place = torch.full((self.heads, self.most), self.n_logits)
+        self.max_categories = max(layout.nvec, default=0)
+        # Logits come packed, [.., Σ nvec]. `_packed_index` [heads, max_categories] is the index of each head's category
+        # among them; for padding, that of an extra logit, which is log 0.
+        packed_index = torch.full((self.heads, self.max_categories), self.n_logits)
         start = 0
         for head, n in enumerate(layout.nvec):
-            place[head, :n] = torch.arange(start, start + n)
+            packed_index[head, :n] = torch.arange(start, start + n)
             start += n
-        self.padded = bool((place == self.n_logits).any())
+        self.padded = bool((packed_index == self.n_logits).any())
         low, high = torch.from_numpy(layout.low), torch.from_numpy(layout.high)
         bounded = torch.from_numpy(layout.bounded)
         scale = torch.where(bounded, (high.double() - low.double()) / 2, 1.0).float()
         shift = torch.where(bounded, (high.double() + low.double()) / 2, 0.0).float()
-        for name, value in (("_place", place), ("_low", low), ("_high", high), ("_scale", scale), ("_shift", shift)):
+        buffers = {"_packed_index": packed_index, "scale": scale, "shift": shift, "low": low, "high": high}
+        for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
 
-    _place: Tensor
-    _low: Tensor
-    _high: Tensor
-    _scale: Tensor
-    _shift: Tensor
+    _packed_index: Tensor
+    # [reals] `to_env` computes clip(scale × action + shift, low, high).
+    scale: Tensor
+    shift: Tensor
+    low: Tensor
+    high: Tensor
 
     @property
     def name(self) -> str:
-        """Which formulas apply; without real dimensions all distributions are the same."""
+        """Name of the formulas; without real dimensions all distributions are "categorical"."""
         return self.real.name if self.reals else "categorical"
 
     # -- parameters ----------------------------------------------------------------------------------------------------
@@ -74,11 +76,11 @@ class ActionDistribution(nn.Module):
         return self.real.params(logits, tuple(columns), self._free(free))
 
     def pack(self, params: Parameters) -> Tensor:
-        """What depends on the observation, as one tensor [.., n_outputs]."""
+        """The parameters that depend on the observation, as one tensor [.., n_outputs]."""
         return torch.cat(params[: 1 + self.real.n_outputs], -1)
 
     def unpack(self, packed: Tensor, free: Tensor) -> Parameters:
-        """Parameters from what `pack` gave."""
+        """The inverse of `pack`."""
         logits, *columns = self._split(packed)
         return self.real.unpack(logits, tuple(columns), self._free(free))
 
@@ -94,13 +96,13 @@ class ActionDistribution(nn.Module):
         return torch.where(mask.bool(), logits, LOG_ZERO)
 
     def padded_logits(self, logits: Tensor) -> Tensor:
-        """Packed logits → [.., heads, most], log 0 where a head has no such category."""
+        """Packed logits → [.., heads, max_categories], log 0 where a head has no such category."""
         if self.padded:
-            return nn.functional.pad(logits, (0, 1), value=LOG_ZERO)[..., self._place]
-        return logits.unflatten(-1, (self.heads, self.most))
+            return nn.functional.pad(logits, (0, 1), value=LOG_ZERO)[..., self._packed_index]
+        return logits.unflatten(-1, (self.heads, self.max_categories))
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Packed logits → normalised log-probabilities [.., heads, most], log 0 where a head has no such category."""
+        """Packed logits → log-probabilities [.., heads, max_categories], log 0 where a head has no such category."""
         return torch.log_softmax(self.padded_logits(logits), -1)
 
     # -- actions -------------------------------------------------------------------------------------------------------
@@ -125,21 +127,21 @@ class ActionDistribution(nn.Module):
 
     def sample_categories(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """The categories [.., heads] that `uniform` [.., heads] selects."""
-        # Inverse of the cumulative distribution: the first category that reaches beyond u. One without mass reaches
-        # nothing, whatever rounding a parallel sum puts between it and its neighbour, so it is never drawn; and
-        # u < 1 keeps the threshold below what the last category with mass reaches.
-        # Categories first: torch's sum along the last, short dimension takes a GPU many times as long.
-        mass = torch.log_softmax(self.padded_logits(logits), -1).exp().movedim(-1, 0)
-        reach = mass.contiguous().cumsum(0) * (mass > 0)
-        threshold = uniform * reach.amax(0)
-        return (reach > threshold).to(torch.int8).argmax(0).to(uniform.dtype)
+        # Inverse CDF sampling: the first category whose cumulative probability exceeds u. The CDF is set to 0 at
+        # categories of probability 0, so rounding in a parallel sum cannot select them, and scaled to its maximum, so
+        # u < 1 always selects one.
+        # Categories come first: on a GPU, torch's sum along a short last dimension takes many times as long.
+        probs = torch.log_softmax(self.padded_logits(logits), -1).exp().movedim(-1, 0)
+        cdf = probs.contiguous().cumsum(0) * (probs > 0)
+        threshold = uniform * cdf.amax(0)
+        return (cdf > threshold).to(torch.int8).argmax(0).to(uniform.dtype)
 
     def mode(self, params: Parameters) -> Tensor:
         """The most likely action."""
         parts = []
         if self.heads:
-            likeliest = torch.log_softmax(self.padded_logits(params.logits), -1).argmax(-1)
-            parts.append(likeliest.to(params.logits.dtype))
+            best = torch.log_softmax(self.padded_logits(params.logits), -1).argmax(-1)
+            parts.append(best.to(params.logits.dtype))
         if self.reals:
             parts.append(self.real.mode(params))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -148,12 +150,12 @@ class ActionDistribution(nn.Module):
         """The flat action as the environment takes it: reals scaled and clipped to their range, categories as is."""
         if not self.reals:
             return action
-        reals = self.scaled(self.real.to_range(action[..., self.heads :]))
+        reals = self.scale_reals(self.real.to_range(action[..., self.heads :]))
         return reals if not self.heads else torch.cat((action[..., : self.heads], reals), -1)
 
-    def scaled(self, reals: Tensor) -> Tensor:
+    def scale_reals(self, reals: Tensor) -> Tensor:
         """Reals in units where the range is [-1, 1] → reals of the action space."""
-        return torch.minimum(torch.maximum(reals * self._scale + self._shift, self._low), self._high)
+        return torch.minimum(torch.maximum(reals * self.scale + self.shift, self.low), self.high)
 
     def export(self, params: Parameters) -> Tensor:
         """The deterministic action as the environment takes it."""
@@ -161,7 +163,7 @@ class ActionDistribution(nn.Module):
 
     # -- measures ------------------------------------------------------------------------------------------------------
 
-    def score(self, params: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(self, params: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of `action` and the entropy, both [..], summed over heads and reals."""
         table = self.log_probs(params.logits) if self.heads else None
         return self._log_prob(params, action, table), self._entropy(params, table)
@@ -183,21 +185,21 @@ class ActionDistribution(nn.Module):
         return divergence + self.real.kl(params, other) if self.reals else divergence
 
     def _log_prob(self, params: Parameters, action: Tensor, table: Tensor | None) -> Tensor:
-        of_reals = self.real.log_prob(params, action[..., self.heads :]) if self.reals else None
+        for_reals = self.real.log_prob(params, action[..., self.heads :]) if self.reals else None
         if table is None:
-            assert of_reals is not None
-            return of_reals
+            assert for_reals is not None
+            return for_reals
         chosen = action[..., : self.heads].long().unsqueeze(-1)
-        of_heads = table.gather(-1, chosen).squeeze(-1).sum(-1)
-        return of_heads if of_reals is None else of_heads + of_reals
+        for_heads = table.gather(-1, chosen).squeeze(-1).sum(-1)
+        return for_heads if for_reals is None else for_heads + for_reals
 
     def _entropy(self, params: Parameters, table: Tensor | None) -> Tensor:
-        of_reals = self.real.entropy(params).expand(params.logits.shape[:-1]) if self.reals else None
+        for_reals = self.real.entropy(params).expand(params.logits.shape[:-1]) if self.reals else None
         if table is None:
-            assert of_reals is not None
-            return of_reals
-        of_heads = -(table.exp() * table).sum((-1, -2))
-        return of_heads if of_reals is None else of_heads + of_reals
+            assert for_reals is not None
+            return for_reals
+        for_heads = -(table.exp() * table).sum((-1, -2))
+        return for_heads if for_reals is None else for_heads + for_reals
 
 
 def action_distribution(layout: ActionLayout, name: str) -> ActionDistribution:

@@ -1,4 +1,4 @@
-"""Beta distributions over bounded actions (Chou et al. 2017): no mass beyond the range, so nothing is clipped."""
+"""Beta distributions over bounded actions (Chou et al. 2017): no mass outside the range, so nothing is clipped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
-_FLAT = 1e-7  # added to α − 1 and β − 1: the mode of the uniform distribution is the middle
+_MODE_EPSILON = 1e-7  # added to α − 1 and β − 1, so that the mode of the uniform distribution is the middle
 
-# Sampling inverts the cumulative distribution of u = logit(x), whose density is smooth and log-concave. Cells around
-# its mode, narrower towards it, cover all but e⁻³⁴ of it; Gauss-Legendre quadrature gives the mass of each, and
-# Newton's method the point inside one. The error of the cumulative distribution is below 2e-8.
+# Sampling inverts the CDF of u = logit(x), whose density is smooth and log-concave. A grid of cells around its mode,
+# narrower towards the mode, covers the density down to e⁻³⁴ of its maximum. Gauss-Legendre quadrature gives the mass of
+# each cell, and Newton's method the point inside a cell. The error of the CDF is below 2e-8.
 _DROP = 34.0
 _CELLS, _NARROWING, _NODES, _NEWTON_STEPS = 32, 2.5, 4, 6
 
@@ -23,12 +23,12 @@ class BetaParams(NamedTuple):
     """Parameters of categories and Beta distributions."""
 
     logits: Tensor  # [.., Σ nvec], masked where a mask applies
-    alpha: Tensor  # [.., reals], above 1: the density has one peak
+    alpha: Tensor  # [.., reals], above 1, so that the density has one peak
     beta: Tensor  # [.., reals], above 1
 
 
 class Beta(nn.Module):
-    """x ~ Beta(α, β), where 0 and 1 are the ends of the range. The coordinate is logit(x), which never rounds to ∞."""
+    """x ~ Beta(α, β), where 0 and 1 are the ends of the range. Samples are logit(x), which stays finite."""
 
     name = "beta"
     n_outputs, n_free = 2, 0
@@ -54,17 +54,17 @@ class Beta(nn.Module):
         return BetaParams(logits, *columns)
 
     def sample(self, params: BetaParams, noise: Tensor) -> Tensor:
-        """The point with as much mass below it as the standard normal has below `noise`.
+        """The quantile of Φ(noise): inverse CDF sampling from standard normal noise.
 
-        A fixed number of operations on tensors: nothing branches on a value or waits for the device.
+        A fixed number of tensor operations, so that it can be captured: no branch on a value, no sync.
         """
-        # The upper half is the lower half of the mirrored distribution: there Φ does not round to 1.
+        # The upper half is computed as the lower half of the mirrored distribution, where Φ does not round to 1.
         upper = noise > 0
         a = torch.where(upper, params.beta, params.alpha).double()
         b = torch.where(upper, params.alpha, params.beta).double()
         share = torch.special.ndtr(-noise.double().abs())
-        # Distances from the mode at which the log-density has dropped by _DROP: the lower of two bounds, one of a
-        # Gaussian peak with exponential tails, one of the tail alone.
+        # Upper bounds of the distances from the mode at which the log-density has dropped by _DROP: the lower of two
+        # bounds, one for a Gaussian peak with exponential tails, one for the tail alone.
         peak = math.sqrt(2 * _DROP) * (1 / a + 1 / b).sqrt()
         left = torch.minimum(peak + _DROP / a, (_DROP - (a + b) * (b / (a + b)).log()) / a)
         right = torch.minimum(peak + _DROP / b, (_DROP - (a + b) * (a / (a + b)).log()) / b)
@@ -76,24 +76,24 @@ class Beta(nn.Module):
         cell = (below < target).sum(-1, keepdim=True).clamp(max=_CELLS - 1)
         start, width, mass = (table.gather(-1, cell) for table in (edges, widths, masses))
         target = target - (below.gather(-1, cell) - mass)
-        place = target / mass  # within the cell, from 0 to 1
-        up, down = a.unsqueeze(-1), b.unsqueeze(-1)
+        position = target / mass  # within the cell, from 0 to 1
+        a_, b_ = a.unsqueeze(-1), b.unsqueeze(-1)
         for _ in range(_NEWTON_STEPS):
-            excess = self._mass(up.unsqueeze(-1), down.unsqueeze(-1), start, width * place) - target
-            place = (place - excess / (width * _density(up, down, start + width * place))).clamp(0, 1)
-        logit = (start + width * place).squeeze(-1) + (a / b).log()
+            excess = self._mass(a_.unsqueeze(-1), b_.unsqueeze(-1), start, width * position) - target
+            position = (position - excess / (width * _density(a_, b_, start + width * position))).clamp(0, 1)
+        logit = (start + width * position).squeeze(-1) + (a / b).log()
         return torch.where(upper, -logit, logit).to(noise.dtype)
 
     def _mass(self, a: Tensor, b: Tensor, start: Tensor, width: Tensor) -> Tensor:
-        """Mass between distances `start` and `start + width` from the mode, relative to the density there."""
+        """Mass between distances `start` and `start + width` from the mode, relative to the density at the mode."""
         points = start.unsqueeze(-1) + width.unsqueeze(-1) * self._nodes
         return (_density(a, b, points) * self._weights).sum(-1) * width
 
     def mode(self, params: BetaParams) -> Tensor:
         """Logit of (α − 1) / (α + β − 2)."""
-        return (params.alpha - 1 + _FLAT).log() - (params.beta - 1 + _FLAT).log()
+        return (params.alpha - 1 + _MODE_EPSILON).log() - (params.beta - 1 + _MODE_EPSILON).log()
 
-    # In float64: log B is a difference of large numbers.
+    # The following are computed in float64: log B is a difference of large numbers.
 
     def log_prob(self, params: BetaParams, point: Tensor) -> Tensor:
         """(α − 1) log x + (β − 1) log(1 − x) − log B(α, β), of x in (0, 1)."""

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions.action import ALLOWED, LOG_ZERO, ActionDistribution
+from unidle.spaces.distributions.action import LOG_ZERO, MASKED_BELOW, ActionDistribution
 from unidle.spaces.distributions.gaussian import Params
 
 
 class EpsilonGreedy(ActionDistribution):
-    """In every head the category with the highest value; with probability `epsilon` any allowed one."""
+    """In every head the category with the highest value; with probability `epsilon` a random allowed one."""
 
     def __init__(self, layout: ActionLayout) -> None:
         super().__init__(layout)
@@ -21,20 +21,20 @@ class EpsilonGreedy(ActionDistribution):
 
     @property
     def name(self) -> str:
-        """Not a softmax of the logits: these are values."""
+        """A name of its own: the logits are Q values, not inputs of a softmax."""
         return "epsilon-greedy"
 
     def sample(self, params: Params, noise: Tensor) -> Tensor:
-        """One uniform number decides both: below ε it explores, and its place below ε selects the category."""
+        """One uniform number u decides both: if u < ε the action is random, and u / ε selects it."""
         explores = noise < self.epsilon
-        within = torch.where(explores, noise / self.epsilon.clamp(min=1e-9), 0.5)
-        anything = self.sample_categories(torch.where(params.logits > ALLOWED, 0.0, params.logits), within)
-        return torch.where(explores, anything, self.mode(params))
+        uniform = torch.where(explores, noise / self.epsilon.clamp(min=1e-9), 0.5)
+        random = self.sample_categories(torch.where(params.logits > MASKED_BELOW, 0.0, params.logits), uniform)
+        return torch.where(explores, random, self.mode(params))
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """1 − ε for the category with the highest value, and ε shared by the allowed ones, as logarithms."""
+        """Log-probabilities: 1 − ε for the category with the highest value, and ε shared by all allowed ones."""
         values = self.padded_logits(logits)
-        allowed = (values > ALLOWED).to(values.dtype)
-        best = torch.nn.functional.one_hot(values.argmax(-1), self.most)
+        allowed = (values > MASKED_BELOW).to(values.dtype)
+        best = torch.nn.functional.one_hot(values.argmax(-1), self.max_categories)
         probs = (1 - self.epsilon) * best + self.epsilon * allowed / allowed.sum(-1, keepdim=True)
         return probs.log().clamp(min=LOG_ZERO)

@@ -17,7 +17,7 @@ class Params(NamedTuple):
 
     logits: Tensor  # [.., Σ nvec], masked where a mask applies
     mean: Tensor  # [.., reals] in units where the action range is [-1, 1]
-    log_std: Tensor  # [reals], or [.., reals] if the network gives it
+    log_std: Tensor  # [reals], or [.., reals] if it is an output of the network
 
 
 class Gaussian(nn.Module):
@@ -28,7 +28,7 @@ class Gaussian(nn.Module):
     bounded = False
 
     def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
-        """The network gives the mean; the log standard deviation is learned on its own."""
+        """The mean is the network's output; the log standard deviation is a learned parameter."""
         return Params(logits, *outputs, *free)
 
     unpack = params
@@ -44,7 +44,7 @@ class Gaussian(nn.Module):
     def log_prob(self, params: Params, point: Tensor) -> Tensor:
         """Log N(point; mean, std)."""
         z = (point - params.mean) * (-params.log_std).exp()
-        return -(0.5 * z.square() + params.log_std + LOG_SQRT_2PI).sum(-1)
+        return -negative_log_density(z, params.log_std).sum(-1)
 
     def entropy(self, params: Params) -> Tensor:
         """½ log(2πe std²)."""
@@ -57,12 +57,12 @@ class Gaussian(nn.Module):
         return (0.5 * (ratio + shift.square() - 1) + other.log_std - params.log_std).sum(-1)
 
     def to_range(self, point: Tensor) -> Tensor:
-        """The point itself: what lies beyond the range is clipped to it."""
+        """The point itself; it is clipped to the range later."""
         return point
 
 
 class SquashedGaussian(Gaussian):
-    """tanh(u), u Gaussian. The coordinate is u, so that no log-probability is lost where tanh rounds to ±1."""
+    """tanh(u) with Gaussian u. Samples are u, so that log-probabilities are exact where tanh rounds to ±1."""
 
     name = "squashed"
     bounded = True
@@ -81,7 +81,7 @@ class SquashedGaussian(Gaussian):
         return super().log_prob(params, point) - log_slope(point).sum(-1)
 
     def entropy(self, params: Params) -> Tensor:
-        """H(u) + E[log |d tanh(u) / du|]; the mean has no closed form, so it is taken by quadrature."""
+        """H(u) + E[log |d tanh(u) / du|]; the expectation has no closed form, so it is computed by quadrature."""
         u = params.mean.unsqueeze(-1) + params.log_std.exp().unsqueeze(-1) * self._nodes
         return super().entropy(params) + (log_slope(u) * self._weights).sum((-1, -2))
 
@@ -90,6 +90,11 @@ class SquashedGaussian(Gaussian):
         return torch.tanh(point)
 
 
+def negative_log_density(z: Tensor, log_std: Tensor) -> Tensor:
+    """−log N(x; mean, std) in each dimension, where z = (x − mean) / std."""
+    return 0.5 * z.square() + log_std + LOG_SQRT_2PI
+
+
 def log_slope(u: Tensor) -> Tensor:
-    """log(1 − tanh² u), in a form that does not round to log 0."""
+    """log(1 − tanh² u), computed without rounding to log 0."""
     return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))

@@ -1,4 +1,4 @@
-"""What a policy, an algorithm and the collector ask of a distribution over actions."""
+"""The interfaces of distributions over actions, for policies, algorithms and collectors."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# Parameters of a distribution: a NamedTuple of its own. The first field is `logits`, then come those that differ from
-# observation to observation, each [.., reals], then those that do not, each [reals].
+# Parameters of a distribution: a NamedTuple. The first field is `logits`, then come parameters that depend on the
+# observation, each [.., reals], then those that do not, each [reals].
 Parameters = Any
 
 
 class Distribution(Protocol):
-    """A distribution over flat actions [.., heads + reals]. It may have buffers but learns nothing itself.
+    """A distribution over flat actions [.., heads + reals]. It may have buffers but no learned parameters.
 
-    Its real dimensions have coordinates of its own, in which a sample has an exact log-probability; `to_env` maps them
-    to the action space.
+    Samples are in coordinates in which their log-probability is exact; `to_env` maps them to the action space.
     """
 
     heads: int  # categorical choices
     reals: int  # real dimensions
-    n_outputs: int  # numbers that the network gives for each observation
-    n_free: int  # learned numbers that do not depend on the observation
+    n_outputs: int  # network outputs for each observation
+    n_free: int  # learned parameters that do not depend on the observation
 
     @property
     def name(self) -> str:
-        """Which formulas apply. A kernel that computes some of them asks for the name first."""
+        """Name of the formulas. A kernel supports only the names it knows."""
 
     def params(self, outputs: Tensor, free: Tensor, mask: Tensor | None) -> Parameters:
         """Parameters from the network's outputs [.., n_outputs], `free` [n_free] and an action mask."""
@@ -60,15 +59,15 @@ class RealDistribution(Protocol):
     """A distribution over the real dimensions of an action, independent of each other."""
 
     name: str
-    n_outputs: int  # numbers that the network gives for each dimension
-    n_free: int  # learned numbers for each dimension that do not depend on the observation
+    n_outputs: int  # network outputs for each dimension
+    n_free: int  # learned parameters for each dimension that do not depend on the observation
     bounded: bool  # whether every dimension must have finite bounds
 
     def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Parameters:
         """Parameters, from `n_outputs` tensors [.., reals] and `n_free` tensors [reals]."""
 
     def unpack(self, logits: Tensor, columns: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Parameters:
-        """Parameters, from their own fields."""
+        """Parameters, given the values of their fields."""
 
     def sample(self, params: Parameters, noise: Tensor) -> Tensor:
         """The point [.., reals] that standard normal `noise` selects."""
@@ -80,10 +79,10 @@ class RealDistribution(Protocol):
         """Log-probability [..]."""
 
     def entropy(self, params: Parameters) -> Tensor:
-        """Entropy, [..] or [] if it does not depend on the observation."""
+        """Entropy [..]; [] if it does not depend on the observation."""
 
     def kl(self, params: Parameters, other: Parameters) -> Tensor:
         """KL(params ‖ other), [..]."""
 
     def to_range(self, point: Tensor) -> Tensor:
-        """The point in units where a bounded dimension's range is [-1, 1]."""
+        """The point in units in which the range of a bounded dimension is [-1, 1]."""

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.distributions.action import ALLOWED, ActionDistribution
-from unidle.spaces.distributions.gaussian import LOG_SQRT_2PI, Params, SquashedGaussian, log_slope
+from unidle.spaces.distributions.action import MASKED_BELOW, ActionDistribution
+from unidle.spaces.distributions.gaussian import Params, SquashedGaussian, log_slope, negative_log_density
 
 LOG_STD_RANGE = (-20.0, 2.0)
-_INSIDE = 1 - 1e-6  # atanh of what lies beyond would be infinite
+_MAX_ACTION = 1 - 1e-6  # atanh(1) is infinite
 
 
 class _SquashedByNetwork(SquashedGaussian):
-    """The network gives the standard deviations too."""
+    """The standard deviations are outputs of the network too."""
 
     n_outputs, n_free = 2, 0
 
     def params(self, logits: Tensor, outputs: tuple[Tensor, ...], free: tuple[Tensor, ...]) -> Params:
-        """The network gives the mean and the log standard deviation, which is clamped."""
+        """The network's outputs are the mean and the log standard deviation, which is clamped."""
         mean, log_std = outputs
         return Params(logits, mean, log_std.clamp(*LOG_STD_RANGE))
 
@@ -31,9 +31,9 @@ class _SquashedByNetwork(SquashedGaussian):
 
 
 class SquashedActions(ActionDistribution):
-    """tanh(u), u Gaussian, or categories. The coordinate is tanh(u): critics see actions in [-1, 1].
+    """tanh(u) with Gaussian u, or categories. Samples are tanh(u): critics get actions in [-1, 1].
 
-    While `at_random` is 1, `sample` draws uniformly, whatever the network gives; everything else is of the policy.
+    While `at_random` is 1, `sample` draws uniformly and ignores the network's outputs; the other methods do not.
     """
 
     def __init__(self, layout: ActionLayout) -> None:
@@ -45,25 +45,26 @@ class SquashedActions(ActionDistribution):
     def sample(self, params: Params, noise: Tensor) -> Tensor:
         """The action that `noise` selects."""
         if self.heads:
-            uniform = torch.where(params.logits > ALLOWED, 0.0, params.logits)  # masked categories stay masked
+            uniform = torch.where(params.logits > MASKED_BELOW, 0.0, params.logits)  # masked categories stay masked
             return self.sample_categories(torch.where(self.at_random > 0, uniform, params.logits), noise)
         squashed = torch.tanh(params.mean + params.log_std.exp() * noise)
         return torch.where(self.at_random > 0, torch.erf(noise / math.sqrt(2)), squashed)  # erf of a normal: uniform
 
-    def sampled_with_log_prob(self, params: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """A real action [.., reals] that gradients pass through, and its log-probability [..]."""
+    def sample_with_log_prob(self, params: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """A reparametrised action [.., reals], and its log-probability [..]; gradients pass through both."""
         u = params.mean + params.log_std.exp() * noise
-        log_prob = -0.5 * noise.square() - params.log_std - LOG_SQRT_2PI
-        slope = log_slope(u)  # ahead of tanh: the order decides how gradients by u are summed, and so their last bits
-        return torch.tanh(u), (log_prob - slope).sum(-1)
+        slope = log_slope(u)  # before tanh: the order in which gradients of u are summed decides their last bits
+        return torch.tanh(u), -(negative_log_density(noise, params.log_std) + slope).sum(-1)
 
     def mode(self, params: Params) -> Tensor:
         """The most likely category, or the median of the squashed Gaussian."""
         return super().mode(params) if self.heads else torch.tanh(params.mean)
 
     def _log_prob(self, params: Params, action: Tensor, table: Tensor | None) -> Tensor:
-        return super()._log_prob(params, action if self.heads else action.clamp(-_INSIDE, _INSIDE).atanh(), table)
+        return super()._log_prob(
+            params, action if self.heads else action.clamp(-_MAX_ACTION, _MAX_ACTION).atanh(), table
+        )
 
     def to_env(self, action: Tensor) -> Tensor:
         """The flat action as the environment takes it: reals scaled to their range, categories as is."""
-        return self.scaled(action) if self.reals else action
+        return self.scale_reals(action) if self.reals else action

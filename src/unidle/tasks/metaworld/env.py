@@ -1,4 +1,4 @@
-"""Meta-World: one task, or a slot that plays all tasks of a benchmark in turn.
+"""Meta-World: one task, or an environment that plays all tasks of a benchmark in turn.
 
 Unlike the package, `reset(seed=s)` always starts the same episode, so that it can be replayed from its seed and
 actions. Rewards are the package's V2. An episode has 500 steps and never terminates. The observation ends with the
@@ -22,11 +22,11 @@ import numpy as np
 from unidle.errors import UsageError
 
 BENCHMARKS = ("MT10", "MT25", "MT50")
-PROVEN = {"metaworld": "3.1.1", "mujoco": "3.3.0"}  # versions for which `fast` is verified
+VERIFIED_VERSIONS = {"metaworld": "3.1.1", "mujoco": "3.3.0"}  # versions for which `fast` is verified
 _GOALS = 50  # per task
-_OBSERVED = 39  # numbers from the package; the one-hot task follows
-# Unused simulators, by their arguments. One takes 20 MB, and a reset clears all of its state, so the slots of a process
-# share them instead of having one per task each.
+_OBS_SIZE = 39  # numbers from the package; the one-hot task follows
+# Unused simulators, by their arguments. One takes 20 MB, and a reset clears all of its state, so the
+# environments of a process share them instead of having one per task each.
 _idle: defaultdict[tuple[str, bool, str | None], list[Any]] = defaultdict(list)
 
 
@@ -45,10 +45,13 @@ class MetaWorldTask(gymnasium.Env):
         render_mode: str | None = None,
         say: Callable[[str], None] = warnings.warn,
     ) -> None:
-        """`seed` draws the benchmark's goals, as `metaworld.MT10(seed)` does; `reset(seed=…)` selects one of them."""
-        self.task, self.name = _which(benchmark, task)
+        """`seed` draws the benchmark's goals, as `metaworld.MT10(seed)` does; `reset(seed=…)` selects one of them.
+
+        `say` receives a message if the accelerated implementation cannot be used.
+        """
+        self.task, self.name = _resolve_task(benchmark, task)
         self.goals = goals_of(benchmark, seed)[self.name]
-        self._made_as = (self.name, accelerated, render_mode)
+        self._simulator_args = (self.name, accelerated, render_mode)
         self._say, self.render_mode = say, render_mode
         self._one_hot = np.eye(len(task_names(benchmark)))[self.task]
         self.observation_space, self.action_space = _spaces(len(self._one_hot))
@@ -58,14 +61,14 @@ class MetaWorldTask(gymnasium.Env):
         """Start an episode; the seed selects its goal."""
         super().reset(seed=seed)
         if self._simulator is None:
-            idle = _idle[self._made_as]
-            self._simulator = idle.pop() if idle else _simulator(*self._made_as, self._say)
+            idle = _idle[self._simulator_args]
+            self._simulator = idle.pop() if idle else _simulator(*self._simulator_args, self._say)
         self._simulator.set_task(self.goals[self.np_random.integers(_GOALS)])
         observation, info = self._simulator.reset()
         return np.concatenate((observation, self._one_hot)), {**info, "task": self.task}
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """Step the simulator; raises if the episode is over."""
+        """Step the simulator; raises ValueError if the episode is over."""
         observation, reward, terminated, truncated, info = self._simulator.step(action)
         info["task"] = self.task
         return np.concatenate((observation, self._one_hot)), reward, terminated, truncated, info
@@ -78,25 +81,27 @@ class MetaWorldTask(gymnasium.Env):
         """Return the simulator for reuse by this process."""
         simulator, self._simulator = self._simulator, None
         if simulator is not None and self.render_mode is None:
-            _idle[self._made_as].append(simulator)
+            _idle[self._simulator_args].append(simulator)
         elif simulator is not None:
             simulator.close()
 
 
 class MultiTaskEnv(gymnasium.Env):
-    """Slot `slot` of `n_slots`: its episode e is one of task (slot + n_slots · e) modulo the number of tasks.
+    """Environment `env_index` of `n_envs`: its episode e plays task (env_index + n_envs · e) mod the number of tasks.
 
-    So with as many slots as tasks, each slot keeps its task. Each `reset` starts the next episode;
-    `reset(options={"env": i, "episode": e})` starts episode e of slot i.
+    With as many environments as tasks, each keeps its task. Each `reset` starts the next episode;
+    `reset(options={"env": i, "episode": e})` starts episode e of environment i.
     """
 
     metadata = MetaWorldTask.metadata
-    takes_turns = True  # unidle passes slot and episode to `reset`
+    is_multi_task = True  # unidle passes the env index and episode number to `reset`
 
-    def __init__(self, benchmark: str = "MT10", slot: int = 0, n_slots: int = 1, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, benchmark: str = "MT10", env_index: int = 0, n_envs: int = 1, seed: int = 0, **kwargs: Any
+    ) -> None:
         """`seed` and `kwargs` are those of MetaWorldTask."""
         self.names = task_names(benchmark)
-        self.slot, self.n_slots, self.episode = slot, n_slots, -1
+        self.env_index, self.n_envs, self.episode = env_index, n_envs, -1
         self.render_mode = kwargs.get("render_mode")
         self.observation_space, self.action_space = _spaces(len(self.names))
         self._make = lambda task: MetaWorldTask(benchmark, task, seed, **kwargs)
@@ -107,8 +112,8 @@ class MultiTaskEnv(gymnasium.Env):
         """Start an episode of the next task."""
         super().reset(seed=seed)
         chosen = options or {}
-        self.slot, self.episode = chosen.get("env", self.slot), chosen.get("episode", self.episode + 1)
-        task = (self.slot + self.n_slots * self.episode) % len(self.names)
+        self.env_index, self.episode = chosen.get("env", self.env_index), chosen.get("episode", self.episode + 1)
+        task = (self.env_index + self.n_envs * self.episode) % len(self.names)
         if task != self.task:
             self.close()
         if task not in self._tasks:
@@ -125,7 +130,7 @@ class MultiTaskEnv(gymnasium.Env):
         return self._tasks[self.task].render()
 
     def close(self) -> None:
-        """Return the simulator for reuse by other slots."""
+        """Return the simulator for reuse by other environments."""
         if self.task in self._tasks:
             self._tasks[self.task].close()
 
@@ -139,7 +144,7 @@ def task_names(benchmark: str) -> list[str]:
     return list(_classes(benchmark))
 
 
-def _which(benchmark: str, task: int | str) -> tuple[int, str]:
+def _resolve_task(benchmark: str, task: int | str) -> tuple[int, str]:
     names = task_names(benchmark)
     if isinstance(task, str):
         if task not in names:
@@ -154,8 +159,8 @@ def _which(benchmark: str, task: int | str) -> tuple[int, str]:
 
 def _spaces(n_tasks: int) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
     """Unbounded: the package's bounds are for hidden goals, and the first observation of an episode exceeds them."""
-    low, high = np.full(_OBSERVED + n_tasks, -np.inf), np.full(_OBSERVED + n_tasks, np.inf)
-    low[_OBSERVED:], high[_OBSERVED:] = 0.0, 1.0
+    low, high = np.full(_OBS_SIZE + n_tasks, -np.inf), np.full(_OBS_SIZE + n_tasks, np.inf)
+    low[_OBS_SIZE:], high[_OBS_SIZE:] = 0.0, 1.0
     return gymnasium.spaces.Box(low, high, dtype=np.float64), gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 
@@ -163,28 +168,28 @@ def _spaces(n_tasks: int) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
 
 
 def _package(name: str = "metaworld") -> Any:
-    """Import a module of the package; UsageError with another MuJoCo than it was made for."""
+    """Import a module of the package; UsageError if MuJoCo is not the version it was made for."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
         missing = (error.name or name).partition(".")[0]
         raise UsageError(f"Meta-World needs the package {missing}; run: pip install unidle[metaworld].") from None
-    if version("mujoco") != PROVEN["mujoco"]:
+    if version("mujoco") != VERIFIED_VERSIONS["mujoco"]:
         raise UsageError(
-            f"Meta-World's dynamics need MuJoCo {PROVEN['mujoco']}, but {version('mujoco')} is installed; "
+            f"Meta-World's dynamics need MuJoCo {VERIFIED_VERSIONS['mujoco']}, but {version('mujoco')} is installed; "
             "run: pip install unidle[metaworld]."
         )
     return module
 
 
-def unproven() -> str | None:
+def unverified_version() -> str | None:
     """Return a message about the first package with an unverified version; None if there is none."""
-    for package, proven in PROVEN.items():
+    for package, verified in VERIFIED_VERSIONS.items():
         found = version(package)
-        if found != proven:
+        if found != verified:
             return (
                 f"Meta-World uses the stock package, which is less than half as fast: {package} is {found}, but the "
-                f"faster implementation is verified with {proven}; run: pip install unidle[metaworld]."
+                f"faster implementation is verified with {verified}; run: pip install unidle[metaworld]."
             )
     return None
 
@@ -196,8 +201,8 @@ def _classes(benchmark: str) -> dict[str, type]:
 def _simulator(name: str, accelerated: bool, render_mode: str | None, say: Callable[[str], None]) -> Any:
     kind: Any = _classes("MT50")[name]
     simulator = kind(reward_function_version="v2", render_mode=render_mode)
-    if accelerated and (why_not := unproven()):  # its internals may differ too, so `fast` is not imported
-        say(why_not)
+    if accelerated and (reason := unverified_version()):  # its internals may differ too, so `fast` is not imported
+        say(reason)
     elif accelerated:
         from unidle.tasks.metaworld.fast import accelerate
 
@@ -205,8 +210,8 @@ def _simulator(name: str, accelerated: bool, render_mode: str | None, say: Calla
     return simulator
 
 
-class _HandStays:
-    """Mixin for a task's class: a reset that neither moves the hand nor computes an observation."""
+class _NoHandReset:
+    """Mixin for a task's class: its reset neither moves the hand nor computes an observation."""
 
     model: Any
     data: Any
@@ -217,7 +222,7 @@ class _HandStays:
         self.init_tcp = self.tcp_center
 
     def _get_obs(self) -> np.ndarray:
-        return np.zeros(_OBSERVED)
+        return np.zeros(_OBS_SIZE)
 
 
 @cache
@@ -228,7 +233,7 @@ def goals_of(benchmark: str, seed: int) -> dict[str, list[Any]]:
     the hand, so here it is not moved; most of the remaining time is spent on loading models.
     """
     package = _package()
-    if unproven():
+    if unverified_version():
         drawn = getattr(package, benchmark)(seed=seed).train_tasks
         return {name: [task for task in drawn if task.env_name == name] for name in task_names(benchmark)}
     goals: dict[str, list[Any]] = {}
@@ -236,7 +241,7 @@ def goals_of(benchmark: str, seed: int) -> dict[str, list[Any]]:
     np.random.seed(seed)  # noqa: NPY002
     try:
         for name, kind in _classes(benchmark).items():
-            simulator: Any = type(kind.__name__, (_HandStays, kind), {})()
+            simulator: Any = type(kind.__name__, (_NoHandReset, kind), {})()
             simulator._freeze_rand_vec, simulator._set_task_called = False, True
             goals[name] = []
             for _ in range(_GOALS):

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from unidle.tasks.metaworld.env import unproven
+from unidle.tasks.metaworld.env import unverified_version
 
 # Imported by name: these packages are optional and have no type hints.
 mujoco: Any = importlib.import_module("mujoco")
@@ -43,20 +43,20 @@ hamacher_product = reward_utils.hamacher_product
 
 
 def accelerate(env: Any, say: Callable[[str], None] = warnings.warn) -> bool:
-    """Accelerate a package environment, wrapped or not; if that is not possible, say why and return False."""
+    """Accelerate a package environment, wrapped or not; if that is not possible, report why and return False."""
     env = env.unwrapped
     if isinstance(env, _Fast):
         return True
-    why_not = unproven()
-    if why_not is None and type(env) not in tasks.ALL_V3_ENVIRONMENTS.values():
-        why_not = f"{type(env).__name__} is not accelerated: only Meta-World's own 50 tasks are verified."
-    if why_not:
-        say(why_not)
+    reason = unverified_version()
+    if reason is None and type(env) not in tasks.ALL_V3_ENVIRONMENTS.values():
+        reason = f"{type(env).__name__} is not accelerated: only Meta-World's own 50 tasks are verified."
+    if reason:
+        say(reason)
         return False
     if not _scipy_agrees():
         say("Meta-World uses SciPy for quaternions, which is slower: this version of SciPy rounds differently.")
     env.__class__ = _fast_class(env.__class__)
-    env._named = _Named(env.data)
+    env._named = _CachedViews(env.data)
     return True
 
 
@@ -64,7 +64,7 @@ def accelerate(env: Any, say: Callable[[str], None] = warnings.warn) -> bool:
 
 
 def norm(x: Any, ord: float | None = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002
-    """`np.linalg.norm`; of one vector or number, the root of its product with itself, as there."""
+    """`np.linalg.norm`; for a single vector or number, computed as NumPy does: √(x · x)."""
     kind = type(x)
     if axis is None and (ord is None or ord == 2) and not keepdims:
         if kind is np.ndarray and x.dtype is _FLOAT64 and x.ndim == 1 and x.flags.c_contiguous:
@@ -178,7 +178,7 @@ class _Views(dict[str, Any]):
         return self[name]
 
 
-class _Named:
+class _CachedViews:
     """Replaces `self.data` in functions that read it."""
 
     def __init__(self, data: Any) -> None:
@@ -252,7 +252,7 @@ class _Fast(sawyer.SawyerXYZEnv):
     """Faster versions of the methods that tasks inherit; see the package for documentation."""
 
     _starts: dict[Any, _Start]  # by goal, shared by all environments of a task in this process
-    _named: _Named
+    _named: _CachedViews
     _prev_obs: Any
 
     def get_endeff_pos(self) -> Any:
@@ -283,24 +283,24 @@ class _Fast(sawyer.SawyerXYZEnv):
 
     def _get_curr_obs_combined_no_goal(self) -> Any:
         named = self._named
-        seen = np.zeros(18)  # hand, gripper, then position and quaternion of up to two objects
-        seen[:3] = named.hand
+        obs = np.zeros(18)  # hand, gripper, then position and quaternion of up to two objects
+        obs[:3] = named.hand
         right, left = named.claws
         opening = norm(right - left) / 0.1
-        seen[3] = 1.0 if opening > 1.0 else opening
+        obs[3] = 1.0 if opening > 1.0 else opening
         pos, quat = self._get_pos_objects(), self._get_quat_objects()
-        seen[4:7], seen[7:11] = pos[:3], quat[:4]
+        obs[4:7], obs[7:11] = pos[:3], quat[:4]
         if len(pos) > 3:
-            seen[11:14], seen[14:18] = pos[3:], quat[4:]
-        return seen
+            obs[11:14], obs[14:18] = pos[3:], quat[4:]
+        return obs
 
     def _get_obs(self) -> Any:
-        seen = np.empty(39)
-        seen[:18] = now = self._get_curr_obs_combined_no_goal()
-        seen[18:36] = self._prev_obs
-        seen[36:] = 0.0 if self._partially_observable else self._get_pos_goal()
-        self._prev_obs = now
-        return seen
+        obs = np.empty(39)
+        obs[:18] = current = self._get_curr_obs_combined_no_goal()
+        obs[18:36] = self._prev_obs
+        obs[36:] = 0.0 if self._partially_observable else self._get_pos_goal()
+        self._prev_obs = current
+        return obs
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if not self._set_task_called or self._did_see_sim_exception or len(action) != 4:
@@ -319,9 +319,9 @@ class _Fast(sawyer.SawyerXYZEnv):
             named.site(name).xpos[:] = pos[:3]
         _mj_forward(model, data)
         space = self.sawyer_observation_space
-        self._last_stable_obs = seen = _clip(self._get_obs(), space.low, space.high)
-        reward, info = self.evaluate_state(seen, action)
-        return seen.copy(), reward, False, self.curr_path_length == self.max_path_length, info
+        self._last_stable_obs = obs = _clip(self._get_obs(), space.low, space.high)
+        reward, info = self.evaluate_state(obs, action)
+        return obs.copy(), reward, False, self.curr_path_length == self.max_path_length, info
 
     def _gripper_caging_reward(
         self,
@@ -366,7 +366,7 @@ class _Fast(sawyer.SawyerXYZEnv):
         """Reset, from the cache if the goal was reset to before.
 
         A reset runs 500 steps of MuJoCo to move the hand, and its result depends only on the goal. Between a reset and
-        the first step, `data.xpos` and the like are of the new state; in the stock package, of the step before it.
+        the first step, `data.xpos` and the like belong to the new state; in the stock package, to the step before it.
         """
         if not self._freeze_rand_vec or self.render_mode == "human" or self._last_rand_vec is None:
             return super().reset(seed, options)
@@ -381,12 +381,12 @@ class _Fast(sawyer.SawyerXYZEnv):
     def _reset_and_record(self) -> _Start:
         assigned: set[str] = set()
 
-        def note(env: Any, name: str, value: Any) -> None:
+        def record(env: Any, name: str, value: Any) -> None:
             assigned.add(name)
             object.__setattr__(env, name, value)
 
         own = type(self)
-        self.__class__ = type(own.__name__, (own,), {"__setattr__": note})
+        self.__class__ = type(own.__name__, (own,), {"__setattr__": record})
         try:
             observation, _ = super().reset()
         finally:
@@ -394,7 +394,7 @@ class _Fast(sawyer.SawyerXYZEnv):
         state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
         mujoco.mj_getState(self.model, self.data, state, _STATE)
         values = {name: getattr(self, name) for name in assigned}
-        aliases = {name: row for name, value in values.items() if (row := _window(self.data, value))}
+        aliases = {name: row for name, value in values.items() if (row := _find_view(self.data, value))}
         attributes = {name: _copied(value) for name, value in values.items() if name not in aliases}
         model = self.model
         return _Start(observation, state, model.body_pos.copy(), model.site_pos.copy(), attributes, aliases)
@@ -411,7 +411,7 @@ class _Fast(sawyer.SawyerXYZEnv):
             setattr(self, name, getattr(self.data, field)[row])
 
 
-def _window(data: Any, value: Any) -> tuple[str, int] | None:
+def _find_view(data: Any, value: Any) -> tuple[str, int] | None:
     """Return (field, row) if the array is a view of mjData: some tasks keep a reference to a moving position."""
     if isinstance(value, np.ndarray):
         for field in ("xpos", "site_xpos", "geom_xpos"):

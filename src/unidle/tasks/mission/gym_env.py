@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from unidle.tasks.mission.render import picture
+from unidle.tasks.mission.render import draw_mission
 from unidle.tasks.mission.rules import (
     ACT,
     BROUGHT_HOME,
@@ -114,7 +114,7 @@ class MissionEnv(gymnasium.Env):
 
     def _straight_from_a_road(self, cell: Cell) -> bool:
         return any(
-            all(self.ground[passed] != ROCK for passed in straight(cell, road))
+            all(self.ground[passed] != ROCK for passed in straight_path(cell, road))
             for road in ((self.base[0], cell[1]), (cell[0], self.base[1]))
         )
 
@@ -130,7 +130,7 @@ class MissionEnv(gymnasium.Env):
             if order not in possible:
                 continue
             if order in MOVES:
-                unit.cell = beyond(unit.cell, order)
+                unit.cell = neighbour(unit.cell, order)
                 unit.battery -= self._cost(unit, unit.cell)
             elif order == ACT:
                 reward += self._act(unit)
@@ -164,7 +164,7 @@ class MissionEnv(gymnasium.Env):
     def _possible(self, unit: Unit) -> set[int]:
         possible = {STAY}
         for order in MOVES:
-            there = beyond(unit.cell, order)
+            there = neighbour(unit.cell, order)
             if self._passable(there) and self._cost(unit, there) <= unit.battery:
                 possible.add(order)
         if unit.cell == self.base:
@@ -212,7 +212,7 @@ class MissionEnv(gymnasium.Env):
         values += [cell in calls for cell in self.ground]
         for unit, gets_orders in zip(self.units, self.linked()):
             values += [unit.battery / level.battery, not gets_orders, unit.carries is not None, bool(calls)]
-            values += [not self._passable(beyond(unit.cell, order)) for order in MOVES]
+            values += [not self._passable(neighbour(unit.cell, order)) for order in MOVES]
             call = min(calls, key=lambda cell: distance(cell, unit.cell), default=unit.cell)
             for row, column in (self.base, call):
                 down, right = row - unit.cell[0], column - unit.cell[1]
@@ -227,7 +227,7 @@ class MissionEnv(gymnasium.Env):
 
     def render(self) -> np.ndarray | None:
         """[height, width, 3] uint8: the map, with unknown cells dimmed, and the state of each unit."""
-        return picture(self) if self.render_mode == "rgb_array" else None
+        return draw_mission(self) if self.render_mode == "rgb_array" else None
 
 
 def distance(one: Cell, other: Cell) -> int:
@@ -235,13 +235,13 @@ def distance(one: Cell, other: Cell) -> int:
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
-def beyond(cell: Cell, order: int) -> Cell:
-    """Return the next cell in a direction."""
+def neighbour(cell: Cell, order: int) -> Cell:
+    """Return the adjacent cell in a direction."""
     down, right = MOVES[order]
     return cell[0] + down, cell[1] + right
 
 
-def straight(one: Cell, other: Cell) -> list[Cell]:
+def straight_path(one: Cell, other: Cell) -> list[Cell]:
     """Return all cells between two cells of one row or column, inclusive."""
     (top, bottom), (left, right) = sorted((one[0], other[0])), sorted((one[1], other[1]))
     return [(row, column) for row in range(top, bottom + 1) for column in range(left, right + 1)]
@@ -249,13 +249,13 @@ def straight(one: Cell, other: Cell) -> list[Cell]:
 
 def random_numbers(seed: int, env: int, episode: int, draws: int) -> list[float]:
     """Return the numbers in [0, 1) that `unidle.envs.device.device_env.uniform` draws for this episode."""
-    word = _mixed(env + (((seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15) >> 16))
-    word = _mixed(word ^ _mixed(episode + 0x1E3779B9))
-    return [(_mixed(word + draw * 0x05EBCA6B) >> 8) / 2**24 for draw in range(1, draws + 1)]
+    word = _hash_32(env + (((seed ^ (seed >> 32)) * 0x9E3779B97F4A7C15) >> 16))
+    word = _hash_32(word ^ _hash_32(episode + 0x1E3779B9))
+    return [(_hash_32(word + draw * 0x05EBCA6B) >> 8) / 2**24 for draw in range(1, draws + 1)]
 
 
-def _mixed(word: int) -> int:
-    """The same hash; Python integers do not wrap, so each operation is masked to 32 bits."""
+def _hash_32(word: int) -> int:
+    """The hash of `device_env`; Python integers do not wrap, so each operation is masked to 32 bits."""
     word &= 0xFFFFFFFF
     word = ((word ^ (word >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
     word = ((word ^ (word >> 15)) * 0x735A2D97) & 0xFFFFFFFF

@@ -25,7 +25,7 @@ SURVIVOR, FULL, LOW, EMPTY = (206, 32, 48), (52, 168, 83), (222, 60, 50), (70, 7
 FOG = 0.35  # how much of a cell's colour shows before it is known
 
 
-def picture(env: MissionEnv) -> np.ndarray:
+def draw_mission(env: MissionEnv) -> np.ndarray:
     """[height, width, 3] uint8"""
     edge = env.level.size * CELL
     frame = np.empty((edge, edge + PANEL, 3), np.float32)

@@ -19,7 +19,7 @@ class Trading:
     def __init__(
         self, n_envs: int, seed: int, device: torch.device | str = "cpu", first_index: int = 0, **rules: Any
     ) -> None:
-        """`rules` are those of `Rules`."""
+        """`rules` are the fields of `Rules`."""
         self._rules, self._seed, self.n_envs = Rules(**rules), seed, n_envs
         self.observation_space, self.action_space = self._rules.observation_space, self._rules.action_space
         self.episode_limit = self._rules.episode_days
@@ -34,8 +34,7 @@ class Trading:
 
     def begin(self) -> tuple[State, Tensor]:
         """Return the state and observation at the start of episode 0 of every environment."""
-        none = torch.zeros_like(self._env)
-        state = self._initial_state(none)
+        state = self._initial_state(torch.zeros_like(self._env))
         return state, self._observe(state)
 
     def _initial_state(self, episode: Tensor) -> State:
@@ -53,30 +52,32 @@ class Trading:
 
     def step(self, state: State, action: Tensor) -> tuple[State, Step]:
         """Step with flat actions [N, K]."""
-        rules, worth = self._rules, self._worth(state)
+        rules, before = self._rules, self._portfolio_value(state)
         cash, holdings = self._trade(state, action)
         length = state["length"] + 1
-        moved = {**state, "cash": cash, "holdings": holdings, "day": state["day"] + 1, "length": length}
-        after = self._worth(moved)
-        reward = (rules.reward_scale * torch.log(after / worth)).float()
+        new_state = {**state, "cash": cash, "holdings": holdings, "day": state["day"] + 1, "length": length}
+        after = self._portfolio_value(new_state)
+        reward = (rules.reward_scale * torch.log(after / before)).float()
         terminated = after < rules.ruin * rules.cash
         truncated = (length >= rules.episode_days) & ~terminated
         ended = terminated | truncated
-        final = self._observe(moved)
-        moved["episode"] = state["episode"] + ended
-        initial = self._initial_state(moved["episode"])
-        moved = {name: torch.where(_broadcast(ended, value), initial[name], value) for name, value in moved.items()}
-        observation = torch.where(ended.unsqueeze(-1), self._observe(moved), final)
-        return moved, Step(observation, final, reward, terminated, truncated)
+        final = self._observe(new_state)
+        new_state["episode"] = state["episode"] + ended
+        initial = self._initial_state(new_state["episode"])
+        new_state = {
+            name: torch.where(_broadcast(ended, value), initial[name], value) for name, value in new_state.items()
+        }
+        observation = torch.where(ended.unsqueeze(-1), self._observe(new_state), final)
+        return new_state, Step(observation, final, reward, terminated, truncated)
 
-    def _worth(self, state: State) -> Tensor:
+    def _portfolio_value(self, state: State) -> Tensor:
         return state["cash"] + (state["holdings"] * self._prices[state["day"]]).sum(-1)
 
     def _observe(self, state: State) -> Tensor:
         held = state["holdings"] * self._prices[state["day"]]
-        worth = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
-        gain = torch.log(worth / self._rules.cash).clamp(-BOUND, BOUND)
-        portfolio = torch.cat((state["cash"].unsqueeze(-1) / worth, held / worth, gain), -1)
+        value = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
+        gain = torch.log(value / self._rules.cash).clamp(-BOUND, BOUND)
+        portfolio = torch.cat((state["cash"].unsqueeze(-1) / value, held / value, gain), -1)
         return torch.cat((portfolio.float(), self._indicators[state["day"]]), -1)
 
     def _rebalance(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,18 +86,18 @@ class Trading:
         targets = action.double().clamp(0.0, 1.0)
         weights = targets / targets.sum(-1, keepdim=True).clamp(min=1.0)
         held = state["holdings"] * prices
-        left = worth = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
+        value_after = value = state["cash"].unsqueeze(-1) + held.sum(-1, keepdim=True)
         for _ in range(self._iterations):
-            left = worth - cost * (weights * left - held).abs().sum(-1, keepdim=True)
-        bought = weights * left - held
+            value_after = value - cost * (weights * value_after - held).abs().sum(-1, keepdim=True)
+        bought = weights * value_after - held
         paid = bought.sum(-1) + cost * bought.abs().sum(-1)
         # Rounding must not make cash negative.
-        return (state["cash"] - paid).clamp(min=0.0), weights * left / prices
+        return (state["cash"] - paid).clamp(min=0.0), weights * value_after / prices
 
     def _order(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
         """Cash and holdings [N, K] after sales and purchases."""
         prices, cost = self._prices[state["day"]], self._rules.cost
-        portion = self._rules.trade_fraction * self._worth(state).unsqueeze(-1) / prices  # units
+        portion = self._rules.trade_fraction * self._portfolio_value(state).unsqueeze(-1) / prices  # units
         sold = torch.minimum(portion, state["holdings"]) * (action < SELL + 0.5)
         cash = state["cash"] + (1 - cost) * (sold * prices).sum(-1)
         ordered = portion * (action > BUY - 0.5)
@@ -108,5 +109,5 @@ class Trading:
 
 
 def _broadcast(ended: Tensor, value: Tensor) -> Tensor:
-    """[N] as [N, 1, ..], to choose between rows of `value`."""
+    """Reshape [N] to [N, 1, ..], to broadcast with `value`."""
     return ended.view(-1, *(1,) * (value.dim() - 1))

@@ -26,7 +26,7 @@ class TradingEnv(gymnasium.Env):
         self.market = self.rules.market
         self.cash, self.holdings, self.day = self.rules.cash, [0.0] * len(self.market.names), self.rules.starts.start
         self._first_day = self.day
-        self._worths: list[float] = []  # since the start of the episode
+        self._values: list[float] = []  # since the start of the episode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -41,25 +41,25 @@ class TradingEnv(gymnasium.Env):
             )
         self.day = int(self.np_random.integers(starts.start, starts.stop)) if day is None else int(day)
         self.cash, self.holdings = self.rules.cash, [0.0] * len(self.market.names)
-        self._first_day, self._worths = self.day, [self.cash]
+        self._first_day, self._values = self.day, [self.cash]
         return self._observation(), self._info()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Trade at today's prices and advance to the next day."""
-        worth = self.worth()
+        before = self.portfolio_value()
         if self.rules.actions == "discrete":
             self._order([int(choice) for choice in action])
         else:
             self._rebalance(_weights([float(target) for target in action]))
         self.day += 1
-        after = self.worth()
-        self._worths.append(after)
-        reward = self.rules.reward_scale * math.log(after / worth)
+        after = self.portfolio_value()
+        self._values.append(after)
+        reward = self.rules.reward_scale * math.log(after / before)
         terminated = after < self.rules.ruin * self.rules.cash
         truncated = not terminated and self.day - self._first_day >= self.rules.episode_days
         return self._observation(), reward, terminated, truncated, self._info()
 
-    def worth(self) -> float:
+    def portfolio_value(self) -> float:
         """Return the value of cash and holdings at today's prices."""
         return self.cash + sum(units * price for units, price in zip(self.holdings, self._prices()))
 
@@ -67,29 +67,29 @@ class TradingEnv(gymnasium.Env):
         return [float(price) for price in self.market.prices[self.day]]
 
     def _observation(self) -> np.ndarray:
-        worth = self.worth()
-        shares = [self.cash / worth]
-        shares += [units * price / worth for units, price in zip(self.holdings, self._prices())]
-        gain = math.log(worth / self.rules.cash)
-        known = self.market.indicators[self.day].ravel()
-        return np.concatenate(([*shares, min(max(gain, -BOUND), BOUND)], known)).astype(np.float32)
+        value = self.portfolio_value()
+        shares = [self.cash / value]
+        shares += [units * price / value for units, price in zip(self.holdings, self._prices())]
+        gain = math.log(value / self.rules.cash)
+        indicators = self.market.indicators[self.day].ravel()
+        return np.concatenate(([*shares, min(max(gain, -BOUND), BOUND)], indicators)).astype(np.float32)
 
     def _info(self) -> dict[str, Any]:
-        return {"day": self.day, "worth": self.worth()}
+        return {"day": self.day, "portfolio_value": self.portfolio_value()}
 
     def _rebalance(self, weights: list[float]) -> None:
         prices = self._prices()
         held = [units * price for units, price in zip(self.holdings, prices)]
-        left = _worth_after_costs(self.worth(), weights, held, self.rules.cost)
+        value = _value_after_costs(self.portfolio_value(), weights, held, self.rules.cost)
         for index, price in enumerate(prices):
-            bought = weights[index] * left - held[index]
+            bought = weights[index] * value - held[index]
             self.cash -= bought + self.rules.cost * abs(bought)
-            self.holdings[index] = weights[index] * left / price
+            self.holdings[index] = weights[index] * value / price
         self.cash = max(self.cash, 0.0)
 
     def _order(self, choices: list[int]) -> None:
         prices, cost = self._prices(), self.rules.cost
-        portion = self.rules.trade_fraction * self.worth()
+        portion = self.rules.trade_fraction * self.portfolio_value()
         for index, choice in enumerate(choices):
             if choice == SELL:
                 units = min(portion / prices[index], self.holdings[index])
@@ -110,9 +110,9 @@ class TradingEnv(gymnasium.Env):
         if self.render_mode is None:
             return None
         since = self.market.prices[self._first_day : self.day + 1] / self.market.prices[self._first_day]
-        total = self.worth()
+        total = self.portfolio_value()
         shares = [self.cash / total] + [units * price / total for units, price in zip(self.holdings, self._prices())]
-        return _picture(np.array(self._worths) / self.rules.cash, since.mean(1), np.array(shares))
+        return _picture(np.array(self._values) / self.rules.cash, since.mean(1), np.array(shares))
 
 
 def _weights(targets: list[float]) -> list[float]:
@@ -121,33 +121,39 @@ def _weights(targets: list[float]) -> list[float]:
     return [target / total for target in clipped]
 
 
-def _worth_after_costs(worth: float, weights: list[float], held: list[float], cost: float) -> float:
-    """Solve u = worth - cost · Σ |weight · u - held| for u.
+def _value_after_costs(value: float, weights: list[float], held: list[float], cost: float) -> float:
+    """Solve u = value - cost · Σ |weight · u - held| for u.
 
     Given which instruments are bought and which are sold, the equation is linear. A wrong assignment understates the
     costs, so the right one has the smallest u. Sorted by held / weight, bought instruments come before sold ones.
     """
     by_need = sorted(range(len(held)), key=lambda index: held[index] / weights[index] if weights[index] else math.inf)
-    left = math.inf
+    smallest = math.inf
     for bought in range(len(held) + 1):
         signs = {index: 1 if place < bought else -1 for place, index in enumerate(by_need)}
         paid = sum(sign * held[index] for index, sign in signs.items())
         slope = sum(sign * weights[index] for index, sign in signs.items())
-        left = min(left, (worth + cost * paid) / (1 + cost * slope))
-    return left
+        smallest = min(smallest, (value + cost * paid) / (1 + cost * slope))
+    return smallest
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 _HEIGHT, _WIDTH, _CURVES, _MARGIN = 240, 320, 150, 8  # pixels; curves above, bars below
-_PAPER, _LINE, _MARKET, _WORTH, _CASH = (255, 255, 255), (220, 220, 220), (150, 150, 150), (30, 90, 200), (90, 160, 90)
+_PAPER, _LINE, _MARKET, _PORTFOLIO, _CASH = (
+    (255, 255, 255),
+    (220, 220, 220),
+    (150, 150, 150),
+    (30, 90, 200),
+    (90, 160, 90),
+)
 
 
-def _picture(worths: np.ndarray, market: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _picture(values: np.ndarray, market: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """[_HEIGHT, _WIDTH, 3] uint8 with two curves that start at 1, and bars for cash and each instrument."""
     image = np.full((_HEIGHT, _WIDTH, 3), _PAPER, np.uint8)
-    reach = max(np.abs(np.concatenate((worths, market)) - 1).max(), 0.01)
-    for curve, colour in ((np.ones(2), _LINE), (market, _MARKET), (worths, _WORTH)):
+    reach = max(np.abs(np.concatenate((values, market)) - 1).max(), 0.01)
+    for curve, colour in ((np.ones(2), _LINE), (market, _MARKET), (values, _PORTFOLIO)):
         columns = np.arange(_MARGIN, _WIDTH - _MARGIN)
         heights = np.interp(columns, np.linspace(columns[0], columns[-1], len(curve)), curve)
         rows = np.round(_CURVES / 2 - (heights - 1) / reach * (_CURVES / 2 - _MARGIN)).astype(int)
@@ -157,6 +163,6 @@ def _picture(worths: np.ndarray, market: np.ndarray, shares: np.ndarray) -> np.n
     edges = np.linspace(_MARGIN, _WIDTH - _MARGIN, len(shares) + 1).round().astype(int)
     for index, share in enumerate(shares):
         top = _HEIGHT - _MARGIN - round(share * full)
-        image[top : _HEIGHT - _MARGIN, edges[index] : edges[index + 1] - 1] = _WORTH if index else _CASH
+        image[top : _HEIGHT - _MARGIN, edges[index] : edges[index + 1] - 1] = _PORTFOLIO if index else _CASH
     image[_HEIGHT - _MARGIN, _MARGIN : _WIDTH - _MARGIN] = _LINE
     return image

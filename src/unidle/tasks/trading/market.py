@@ -20,7 +20,7 @@ RETURNS = (1, 5, 20, 60)  # horizons of the returns, in days
 VOLATILITY_DAYS = 20
 AVERAGE_DAYS = 50
 INDICATORS = len(RETURNS) + 2
-WARM_UP = max(*RETURNS, VOLATILITY_DAYS, AVERAGE_DAYS - 1)  # the first day on which all indicators are known
+WARM_UP = max(*RETURNS, VOLATILITY_DAYS, AVERAGE_DAYS - 1)  # the first day with all indicators
 BOUND = 10.0  # clips indicators, which are of order 1, so that an extreme day does not dominate
 _TYPICAL_VOLATILITY, _MIN_VOLATILITY = 0.01, 1e-6  # per day
 _TRAIN_SHARE = 0.8
@@ -126,7 +126,7 @@ def _read(path: Path, changed: int, size: int) -> Market:
             raise UsageError(
                 f"{where} ({row[0]}), column `{names[column]}` is {cell}, not a positive price; fix or remove the row."
             )
-    return _frozen(names, dates, prices)
+    return _make_market(names, dates, prices)
 
 
 def _check_names(path: Path, names: list[str]) -> None:
@@ -232,7 +232,7 @@ def generated_market(instruments: int, days: int, seed: int) -> Market:
     returns[0] = 0.0
     dates = np.busday_offset(np.datetime64("2000-01-03"), np.arange(days), roll="forward").astype("datetime64[s]")
     names = [f"instrument {index}" for index in range(instruments)]
-    return _frozen(names, dates, 100 * np.exp(np.cumsum(returns, axis=0)))
+    return _make_market(names, dates, 100 * np.exp(np.cumsum(returns, axis=0)))
 
 
 def _regimes(days: int, rng: np.random.Generator) -> np.ndarray:
@@ -245,7 +245,7 @@ def _regimes(days: int, rng: np.random.Generator) -> np.ndarray:
     return regime
 
 
-def _frozen(names: list[str], dates: np.ndarray, prices: np.ndarray) -> Market:
+def _make_market(names: list[str], dates: np.ndarray, prices: np.ndarray) -> Market:
     """Return a market with read-only arrays, because it is shared."""
     dates.flags.writeable = prices.flags.writeable = False
     return Market(tuple(names), dates, prices)

@@ -71,8 +71,8 @@ class Rules:
             if getattr(self, name) is not None:
                 if self.data is not None:
                     raise UsageError(f"{name} applies only to a generated market; leave it out with data.")
-                _check_whole(name, getattr(self, name), 0 if name == "market_seed" else 1)
-        _check_whole("episode_days", self.episode_days, 1)
+                _check_integer(name, getattr(self, name), 0 if name == "market_seed" else 1)
+        _check_integer("episode_days", self.episode_days, 1)
         _check_number("cost", self.cost, 0 <= _number(self.cost) <= 0.1, "from 0 to 0.1")
         _check_number("cash", self.cash, _number(self.cash) > 0, "above 0")
         _check_number("ruin", self.ruin, 0 <= _number(self.ruin) < 1, "from 0 to below 1")
@@ -118,11 +118,11 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else np.nan
 
 
-def _check_number(name: str, value: Any, is_right: bool, range_: str) -> None:
-    if not is_right or not np.isfinite(value):
+def _check_number(name: str, value: Any, is_valid: bool, range_: str) -> None:
+    if not is_valid or not np.isfinite(value):
         raise UsageError(f"{name} is {value!r}; use a number {range_}.")
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
+def _check_integer(name: str, value: Any, least: int) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name} is {value!r}; use an integer of at least {least}.")

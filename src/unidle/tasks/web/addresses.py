@@ -1,7 +1,7 @@
 """The allow-list of hosts and addresses. Everything else is refused before any packet is sent.
 
 A name that is not listed is not even resolved. A listed name may resolve to public addresses only: 127.0.0.1 or
-10.0.0.5 (DNS rebinding) is refused, unless that address is listed too. So the list covers all that can be reached:
+10.0.0.5 (DNS rebinding) is refused, unless that address is listed too. So only what is on the list can be reached:
 
     (empty)                          loopback: 127.0.0.0/8, ::1, localhost
     example.org                      that name, on any port, at public addresses
@@ -65,12 +65,12 @@ class Entry:
             )
         return Entry(host, None, port)
 
-    def is_name(self, name: str, port: int) -> bool:
+    def matches_name(self, name: str, port: int) -> bool:
         """Whether the entry allows this name."""
         listed = name.endswith(self.host[1:]) if self.host.startswith("*.") else name == self.host
         return self.network is None and listed and self.port in (None, port)
 
-    def is_address(self, address: Address, port: int) -> bool:
+    def matches_address(self, address: Address, port: int) -> bool:
         """Whether the entry allows this address."""
         return self.network is not None and address in self.network and self.port in (None, port)
 
@@ -89,36 +89,36 @@ class AllowList:
     def check_host(self, host: str, port: int) -> None:
         """Refuse the host of a URL unless it is listed; a listed name may be resolved."""
         host = host.lower().rstrip(".")
-        address = literal(host)
+        address = parse_ip(host)
         if address is not None:
             if not self._lists(address, port):
                 raise RefusedError(f"{host}:{port} is not in the list of allowed hosts")
             return
-        named = [entry for entry in self.entries if entry.is_name(host, port)]
+        named = [entry for entry in self.entries if entry.matches_name(host, port)]
         listed = named or (not self.entries and host == "localhost")
         if not listed:
             raise RefusedError(f"{host}:{port} is not in the list of allowed hosts")
 
-    def check_answer(self, host: str, port: int, answer: str) -> None:
+    def check_resolved(self, host: str, port: int, answer: str) -> None:
         """Refuse a resolved address of a listed name unless it is public or listed itself."""
-        address = literal(answer)
+        address = parse_ip(answer)
         if address is None:
             raise RefusedError(f"{host} resolves to {answer}, which is not an address")
-        own = host.lower().rstrip(".") == "localhost" and unmapped(address).is_loopback
+        own = host.lower().rstrip(".") == "localhost" and unmap_ipv4(address).is_loopback
         if not (own or self._lists(address, port) or (self.entries and is_public(address))):
             raise RefusedError(f"{host} resolves to {answer}, which is neither public nor allowed")
 
     def _lists(self, address: Address, port: int) -> bool:
-        address = unmapped(address)
+        address = unmap_ipv4(address)
         if _is_scoped(address):
             return False
         if not self.entries:
             return address.is_loopback
-        return any(entry.is_address(address, port) for entry in self.entries)
+        return any(entry.matches_address(address, port) for entry in self.entries)
 
 
 @lru_cache(1024)
-def literal(host: str) -> Address | None:
+def parse_ip(host: str) -> Address | None:
     """Parse a host as an address; None if it is a name."""
     try:
         return ip_address(host)
@@ -126,7 +126,7 @@ def literal(host: str) -> Address | None:
         return None
 
 
-def unmapped(address: Address) -> Address:
+def unmap_ipv4(address: Address) -> Address:
     """The IPv4 address of an IPv4-mapped IPv6 address; others unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
@@ -134,7 +134,7 @@ def unmapped(address: Address) -> Address:
 
 def is_public(address: Address) -> bool:
     """Whether it is a public internet address: not private, loopback, link-local, multicast, reserved, …"""
-    address = unmapped(address)
+    address = unmap_ipv4(address)
     if isinstance(address, IPv6Address) and address in _NAT64:
         address = IPv4Address(int(address) & 0xFFFFFFFF)
     if isinstance(address, IPv4Address):

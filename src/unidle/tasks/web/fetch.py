@@ -1,8 +1,8 @@
 """Fetches pages politely and within limits; a failure is returned as a `Page`, not raised.
 
 Connections go only to addresses that were checked: aiohttp calls `_resolve` when it connects, and uses one of the
-returned addresses. There is no second DNS lookup that could return something else, and `_gate` creates no socket for an
-unchecked address. Redirects are followed here, and each is checked like a new request.
+returned addresses. There is no second DNS lookup that could return something else, and `_create_socket` refuses
+unchecked addresses. Redirects are followed here, and each is checked like a new request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from unidle.envs.aio.rate_limit import RateLimiter
 from unidle.errors import UsageError
 from unidle.tasks.web import robots
-from unidle.tasks.web.addresses import AllowList, RefusedError, literal, unmapped
+from unidle.tasks.web.addresses import AllowList, RefusedError, parse_ip, unmap_ipv4
 from unidle.tasks.web.body import read_body
 from unidle.tasks.web.fetch_policy import FetchError, FetchPolicy, Page
 from unidle.tasks.web.robots import Robots
@@ -37,12 +37,12 @@ Lookup = Callable[[str, int], Awaitable[list[str]]]  # (name, port) → addresse
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TRANSIENT = (429, 502, 503, 504)
-_LONGEST_PAUSE = 10.0  # seconds; a longer Crawl-delay is capped, after a longer Retry-After there is no retry
+_MAX_PAUSE = 10.0  # seconds; a longer Crawl-delay is capped, and after a longer Retry-After there is no retry
 _ROBOTS_SECONDS = 3600.0  # lifetime of a cached robots.txt
 _NO_ROBOTS_SECONDS = 30.0  # until a robots.txt that could not be fetched is requested again
 _PUBLIC_RATE, _PUBLIC_CONNECTIONS = 2.0, 4
 _LOOPBACK_CONNECTIONS = 512
-_ADMITTED = 1024  # cached origins; *.example.org may match any number
+_MAX_ORIGINS = 1024  # cached origins; *.example.org may match any number
 
 
 @dataclass
@@ -73,10 +73,10 @@ class Fetcher:
         self.policy = policy or FetchPolicy()
         self.allowed = AllowList.of(self.policy.hosts)
         self.outcomes: Counter[str] = Counter()  # failures by kind, and "ok", "retry", "bytes"
-        self.rules: object = object()  # replaced whenever the results of `may_follow` may change
+        self.rules_version: object = object()  # replaced whenever the results of `may_follow` may change
         self._lookup = lookup or _by_dns
-        self._admitted: set[str] = set()  # origins on the allow-list; their addresses are checked separately
-        self._cleared: set[str] = set()  # addresses that may be connected to
+        self._allowed_origins: set[str] = set()  # origins on the allow-list; their addresses are checked separately
+        self._checked_addresses: set[str] = set()  # addresses that may be connected to
         self._session: aiohttp.ClientSession | None = None
         self._limiters: dict[str, RateLimiter] = {}
         self._robots: dict[str, tuple[float, asyncio.Task[Robots | Page]]] = {}  # by origin: (expiry, result)
@@ -86,14 +86,14 @@ class Fetcher:
 
     @staticmethod
     def shared(policy: FetchPolicy) -> Fetcher:
-        """The Fetcher of the running event loop with this policy; call `leave` when done."""
+        """The Fetcher of the running event loop with this policy; call `release` when done."""
         fetchers = _shared.setdefault(asyncio.get_running_loop(), {})
         if policy not in fetchers:
             fetchers[policy] = Fetcher(policy)
         fetchers[policy]._users += 1
         return fetchers[policy]
 
-    async def leave(self) -> None:
+    async def release(self) -> None:
         """Release a shared Fetcher; the last user closes it."""
         self._users -= 1
         if self._users == 0:
@@ -103,10 +103,10 @@ class Fetcher:
     async def close(self) -> None:
         """Close all connections; a second call does nothing."""
         self._is_closed = True
-        asking = [task for _, task in self._robots.values() if not task.done()]
-        for task in asking:
+        pending = [task for _, task in self._robots.values() if not task.done()]
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         self._robots.clear()
         if self._session is not None:
             await self._session.close()
@@ -137,7 +137,7 @@ class Fetcher:
     def _known_rules(self, origin: str) -> Robots:
         _, task = self._robots.get(origin, (0.0, None))
         found = task.result() if task is not None and task.done() and not task.cancelled() else None
-        return found if isinstance(found, Robots) else robots.EVERYTHING
+        return found if isinstance(found, Robots) else robots.ALLOW_ALL
 
     def _is_listed(self, url: str) -> bool:
         try:
@@ -153,65 +153,67 @@ class Fetcher:
         policy, began, attempt = self.policy, time.monotonic(), 0
         while True:
             attempt += 1
-            trip = None
+            request = None
             try:
-                trip = _Request(method, _parsed(url), policy.seconds, limit, attempt, began, for_robots)
-                return await self._follow(trip)
-            except FetchError as failed:
-                if not failed.transient or attempt > policy.retries or failed.pause > _LONGEST_PAUSE:
-                    if trip is None:
-                        return Page(url, failed.status, failed.kind, failed.why)
-                    return trip.page(status=failed.status, failure=failed.kind, why=failed.why)
+                request = _Request(method, _parsed(url), policy.seconds, limit, attempt, began, for_robots)
+                return await self._follow(request)
+            except FetchError as error:
+                if not error.transient or attempt > policy.retries or error.pause > _MAX_PAUSE:
+                    if request is None:
+                        return Page(url, error.status, error.kind, error.why)
+                    return request.page(status=error.status, failure=error.kind, why=error.why)
                 self.outcomes["retry"] += 1
                 backoff = policy.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-                await asyncio.sleep(max(backoff, failed.pause))
+                await asyncio.sleep(max(backoff, error.pause))
 
-    async def _follow(self, trip: _Request) -> Page:
+    async def _follow(self, request: _Request) -> Page:
         """Send the request and follow redirects."""
         while True:
-            self._check(trip.url)
-            if self.policy.obey_robots and not trip.for_robots:
-                await self._check_robots(trip.url)
-            trip.seen.add(trip.url)
-            answer, body = await self._exchange(trip)
-            headers = answer.headers
-            if answer.status in _REDIRECTS and "Location" in headers:
-                self._redirect(trip, headers["Location"])
+            self._check(request.url)
+            if self.policy.obey_robots and not request.for_robots:
+                await self._check_robots(request.url)
+            request.seen.add(request.url)
+            response, body = await self._exchange(request)
+            headers = response.headers
+            if response.status in _REDIRECTS and "Location" in headers:
+                self._redirect(request, headers["Location"])
                 continue
-            if not 200 <= answer.status < 300:
-                transient = answer.status in _TRANSIENT
+            if not 200 <= response.status < 300:
+                transient = response.status in _TRANSIENT
                 pause = _retry_after(headers.get("Retry-After", "")) if transient else 0.0
                 if pause:
-                    self._limiter_for(trip.url).pause(min(pause, _LONGEST_PAUSE))
-                raise FetchError("status", f"{answer.status} {answer.reason}", answer.status, transient, pause)
+                    self._limiter_for(request.url).pause(min(pause, _MAX_PAUSE))
+                raise FetchError("status", f"{response.status} {response.reason}", response.status, transient, pause)
             kind, _, parameters = headers.get("Content-Type", "").lower().partition(";")
-            return trip.page(status=answer.status, body=body, content_type=kind.strip(), charset=_charset(parameters))
+            return request.page(
+                status=response.status, body=body, content_type=kind.strip(), charset=_charset(parameters)
+            )
 
-    def _redirect(self, trip: _Request, location: str) -> None:
+    def _redirect(self, request: _Request, location: str) -> None:
         from yarl import URL
 
         try:
-            trip.url = trip.url.join(URL(location)).with_fragment(None)
+            request.url = request.url.join(URL(location)).with_fragment(None)
         except ValueError:
             raise FetchError("redirects", f"redirected to {location[:100]!r}, which is not a URL") from None
-        if trip.url in trip.seen:
-            raise FetchError("redirects", "redirected in a circle")
-        if len(trip.seen) > self.policy.max_redirects:
+        if request.url in request.seen:
+            raise FetchError("redirects", "redirect loop")
+        if len(request.seen) > self.policy.max_redirects:
             raise FetchError("redirects", f"more than {self.policy.max_redirects} redirects")
 
-    async def _exchange(self, trip: _Request) -> tuple[aiohttp.ClientResponse, bytes]:
+    async def _exchange(self, request: _Request) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request and read the body of the response."""
         aiohttp = _aiohttp()
-        async with self._limiter_for(trip.url):
+        async with self._limiter_for(request.url):
             began = time.monotonic()
             try:
                 async with (
-                    asyncio.timeout(trip.left),
-                    self._open().request(trip.method, trip.url, allow_redirects=False) as response,
+                    asyncio.timeout(request.left),
+                    self._open().request(request.method, request.url, allow_redirects=False) as response,
                 ):
-                    if trip.method == "HEAD" or not 200 <= response.status < 300:
+                    if request.method == "HEAD" or not 200 <= response.status < 300:
                         return response, b""
-                    return response, await read_body(response, trip.limit, trip.for_robots)
+                    return response, await read_body(response, request.limit, request.for_robots)
             except TimeoutError:
                 raise FetchError("timeout", f"not finished after {self.policy.seconds:g} s") from None
             except aiohttp.ClientConnectorCertificateError as error:
@@ -220,14 +222,14 @@ class Fetcher:
                 if isinstance(error.os_error, RefusedError):
                     raise FetchError("refused", str(error.os_error)) from None
                 if isinstance(error, aiohttp.ClientConnectorDNSError):
-                    raise FetchError("dns", f"the name {trip.url.host} is not known", transient=True) from None
+                    raise FetchError("dns", f"unknown host {request.url.host}", transient=True) from None
                 raise FetchError("connect", str(error), transient=True) from None
             except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
                 raise FetchError("broken", str(error) or type(error).__name__, transient=True) from None
             except (aiohttp.ClientError, zlib.error, ValueError) as error:
                 raise FetchError("broken", str(error) or type(error).__name__) from None
             finally:
-                trip.left -= time.monotonic() - began
+                request.left -= time.monotonic() - began
 
     # -- access checks -----------------------------------------------------------------------------------------------
 
@@ -235,17 +237,17 @@ class Fetcher:
         """Refuse URLs that are not http(s) or not on the allow-list."""
         host = target.raw_host
         if target.scheme not in ("http", "https") or not host or target.user or target.password:
-            raise FetchError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// address")
-        if _origin(target) in self._admitted:
+            raise FetchError("refused", f"{str(target)[:100]!r} is not a plain http:// or https:// URL")
+        if _origin(target) in self._allowed_origins:
             return
         try:
             self.allowed.check_host(host, target.port or 0)
         except RefusedError as refused:
             raise FetchError("refused", str(refused)) from None
-        if literal(host) is not None:
-            self._cleared.add(host)
-        if len(self._admitted) < _ADMITTED:
-            self._admitted.add(_origin(target))
+        if parse_ip(host) is not None:
+            self._checked_addresses.add(host)
+        if len(self._allowed_origins) < _MAX_ORIGINS:
+            self._allowed_origins.add(_origin(target))
 
     async def _resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
         """Resolve a name for aiohttp; if one address is refused, refuse the name altogether."""
@@ -254,8 +256,8 @@ class Fetcher:
         if not found:
             raise OSError(f"{host} has no address")
         for address in found:
-            self.allowed.check_answer(host, port, address)
-        self._cleared.update(found)
+            self.allowed.check_resolved(host, port, address)
+        self._checked_addresses.update(found)
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in found]
         return [
@@ -263,10 +265,10 @@ class Fetcher:
             for address, own in zip(found, families)
         ]
 
-    def _gate(self, info: tuple[Any, ...]) -> socket.socket:
+    def _create_socket(self, info: tuple[Any, ...]) -> socket.socket:
         """Create a socket, but only for a checked address."""
         family, kind, protocol, _, address = info
-        if address[0] not in self._cleared:
+        if address[0] not in self._checked_addresses:
             raise RefusedError(f"{address[0]} was not checked")
         return socket.socket(family, kind, protocol)
 
@@ -280,21 +282,24 @@ class Fetcher:
         found = task.result() if task.done() else await asyncio.shield(task)
         if isinstance(found, Page):
             assert found.failure is not None
-            raise FetchError(found.failure, f"robots.txt could not be fetched: {found.why}", found.status)
+            raise FetchError(found.failure, f"robots.txt cannot be used: {found.why}", found.status)
         if not found.allows(target.raw_path_qs):
             raise FetchError("robots", f"robots.txt disallows {target.raw_path_qs[:100]}")
 
     async def _fetch_robots(self, target: URL, origin: str) -> Robots | Page:
-        """Fetch robots.txt; if it is unreachable, nothing may be fetched (RFC 9309): return the failed Page."""
+        """Fetch robots.txt; if it is unreachable or too complex, nothing may be fetched: return the failed Page."""
         limit = min(robots.MAX_BYTES, self.policy.max_bytes)
         page = await self._fetch_with_retries("GET", f"{origin}/robots.txt", limit, for_robots=True)
-        self.rules = object()
+        self.rules_version = object()
         if page.failure is None:
-            found = Robots.parse(page.body.decode("utf-8", "replace"), self._agent)
-            self._limiter_for(target).set_min_interval(min(found.delay, _LONGEST_PAUSE))
+            try:
+                found = Robots.parse(page.body.decode("utf-8", "replace"), self._agent)
+            except robots.TooComplexError as error:  # rules that cannot be obeyed: nothing may be fetched
+                return replace(page, failure="robots", why=str(error))
+            self._limiter_for(target).set_min_interval(min(found.delay, _MAX_PAUSE))
             return found
         if page.failure == "status" and 400 <= page.status < 500 and page.status != 429:
-            return robots.EVERYTHING
+            return robots.ALLOW_ALL
         _, task = self._robots[origin]
         self._robots[origin] = time.monotonic() + _NO_ROBOTS_SECONDS, task
         return page
@@ -302,8 +307,8 @@ class Fetcher:
     def _limiter_for(self, target: URL) -> RateLimiter:
         host = target.raw_host or ""
         if host not in self._limiters:
-            address = literal(host)
-            is_local = host == "localhost" or (address is not None and unmapped(address).is_loopback)
+            address = parse_ip(host)
+            is_local = host == "localhost" or (address is not None and unmap_ipv4(address).is_loopback)
             rate = self.policy.rate or (None if is_local else _PUBLIC_RATE)
             connections = self.policy.connections or (_LOOPBACK_CONNECTIONS if is_local else _PUBLIC_CONNECTIONS)
             self._limiters[host] = RateLimiter(host, rate, connections)
@@ -313,8 +318,8 @@ class Fetcher:
         if self._session is None:
             aiohttp = _aiohttp()
             connector = aiohttp.TCPConnector(
-                resolver=SimpleNamespace(resolve=self._resolve, close=_nothing),
-                socket_factory=self._gate,
+                resolver=SimpleNamespace(resolve=self._resolve, close=_no_op),
+                socket_factory=self._create_socket,
                 use_dns_cache=False,  # resolve and check again for every connection
                 limit=0,  # `RateLimiter` limits them
             )
@@ -342,7 +347,7 @@ async def _by_dns(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-async def _nothing() -> None:
+async def _no_op() -> None:
     pass
 
 

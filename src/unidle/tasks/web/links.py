@@ -36,18 +36,18 @@ class LinkBase:
             if href.startswith(self._plain_origin):
                 plain = _PLAIN.fullmatch(href, len(self._origin))
             if plain is None:
-                return self._rare(href)
+                return self._slow_path(href)
         path = plain[1]
         found = f"{self._origin}{path}" if path[0] == "/" else f"{self._origin}{self._folder}{path}"
         return found if len(found) <= MAX_LENGTH else None
 
-    def _rare(self, href: str) -> str | None:
+    def _slow_path(self, href: str) -> str | None:
         """Links outside the fast path."""
         if href.startswith(_UNFETCHABLE):
             return None
         if href.startswith(("http://", "https://")):
             href = href.partition("#")[0]
-            return _elsewhere(href) if len(href) <= MAX_LENGTH else None  # bounds the cache
+            return _absolute_cached(href) if len(href) <= MAX_LENGTH else None  # bounds the cache
         if not href.startswith("#"):
             return self.resolve(href)
         if self._own is None:
@@ -69,6 +69,6 @@ class LinkBase:
 
 
 @lru_cache(4096)
-def _elsewhere(href: str) -> str | None:
+def _absolute_cached(href: str) -> str | None:
     """Absolute URLs do not depend on the page, and often repeat on every page: cached."""
     return LinkBase("http://invalid/").resolve(href)

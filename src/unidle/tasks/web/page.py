@@ -26,12 +26,12 @@ MAX_BYTES = 512_000
 _TEXT = 200  # characters of a link's text
 _INLINE_BYTES = 65_536  # parsed without a thread: at worst half a second
 _TIMEOUT_SECONDS = 5.0
-_AT_A_TIME = 2  # large pages: slow ones must not occupy all cores
+_MAX_THREADS = 2  # large pages: slow ones must not occupy all cores
 
 _HTML = ("text/html", "application/xhtml+xml")
-_UNSEEN = ["script", "style", "noscript", "template"]
+_SKIPPED_TAGS = ["script", "style", "noscript", "template"]
 _DECLARED = re.compile(rb"<meta[^>]{1,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.\-]{2,40})", re.IGNORECASE)
-_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 # Encodings used on the web; Python also knows some that are not text (zip, rot13) or slow (idna, punycode).
 _CHARSETS = re.compile(
     r"utf-8|utf-16(-[lb]e)?|cp(125\d|866|874|932|949)|iso8859-\d+|koi8-[ru]|mac-(roman|cyrillic)|tis-620"
@@ -54,7 +54,7 @@ class Content:
     text: str = ""  # enough for MAX_WORDS words
     links: list[Link] = field(default_factory=list)  # no duplicate URLs
     is_html: bool = False
-    is_cut: bool = False  # the page exceeds the limits and was truncated
+    is_truncated: bool = False  # the page exceeds the limits and was truncated
 
 
 async def read(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Content | None:
@@ -87,25 +87,25 @@ async def read(body: bytes, url: str, content_type: str = "text/html", charset: 
         return None
 
 
-_slow = threading.BoundedSemaphore(_AT_A_TIME)
+_slow = threading.BoundedSemaphore(_MAX_THREADS)
 
 
 def parse(body: bytes, url: str, content_type: str = "text/html", charset: str = "") -> Content:
     """Parse a page from `url`; empty for anything but HTML and plain text."""
     if content_type and content_type not in _HTML and content_type != "text/plain":
         return Content()
-    is_cut = len(body) > MAX_BYTES
+    is_truncated = len(body) > MAX_BYTES
     body = body[:MAX_BYTES]
     if content_type == "text/plain":
-        return Content(text=decoded(body, charset)[:_MAX_TEXT], is_cut=is_cut)
+        return Content(text=decoded(body, charset)[:_MAX_TEXT], is_truncated=is_truncated)
     # The parser needs UTF-8. ASCII bytes are valid UTF-8, except in UTF-16 and with ISO 2022 escapes.
     is_plain = body.isascii() and b"\x1b" not in body and not (_known(charset) or "").startswith("utf-16")
-    return _parse_html(body if is_plain else decoded(body, charset).encode("utf-8", "replace"), url, is_cut)
+    return _parse_html(body if is_plain else decoded(body, charset).encode("utf-8", "replace"), url, is_truncated)
 
 
 def decoded(body: bytes, charset: str = "") -> str:
     """Decode by byte order mark, else by the header's charset, else by the page's meta tag, else by guessing."""
-    for mark, name in _MARKS:
+    for mark, name in _BYTE_ORDER_MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(name, "replace")
     known = _known(charset)
@@ -134,17 +134,17 @@ def _known(charset: str) -> str | None:
     return name if _CHARSETS.fullmatch(name) else None
 
 
-def _parse_html(html: bytes, url: str, is_cut: bool) -> Content:
+def _parse_html(html: bytes, url: str, is_truncated: bool) -> Content:
     if html.count(b"<") > MAX_TAGS:
-        html, is_cut = _first_tags(html), True
+        html, is_truncated = _first_tags(html), True
     tree = _parser()(html)
-    tree.strip_tags(_UNSEEN)
+    tree.strip_tags(_SKIPPED_TAGS)
     root = tree.body or tree.root
     return Content(
         text=root.text(separator=" ")[:_MAX_TEXT] if root is not None else "",
         links=_links(tree, url),
         is_html=True,
-        is_cut=is_cut,
+        is_truncated=is_truncated,
     )
 
 
@@ -169,7 +169,7 @@ def _links(tree: Any, url: str) -> list[Link]:
             continue
         text = node.text(separator=" ") or attributes.get("title") or attributes.get("alt") or ""
         nofollow = all_nofollow or ("rel" in attributes and _says_nofollow(attributes["rel"]))
-        found[target] = Link(target, _tidy(text), nofollow)
+        found[target] = Link(target, _one_line(text), nofollow)
         if len(found) == MAX_LINKS:
             break
     return list(found.values())
@@ -179,7 +179,7 @@ def _says_nofollow(text: str | None) -> bool:
     return text is not None and "nofollow" in re.split(r"[\s,]+", text.lower())
 
 
-def _tidy(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split(None, _TEXT))[:_TEXT]
 
 

@@ -1,6 +1,6 @@
 """Features of a page for one topic, and a cache of them.
 
-Episodes on one site visit the same pages again and again. The features depend only on the page's bytes, its URL and the
+Episodes on one site visit the same pages repeatedly. The features depend only on the page's bytes, its URL and the
 topic, which are the cache key, so a page that has changed is parsed again. The size of the cache is bounded.
 """
 
@@ -19,7 +19,7 @@ from unidle.tasks.web.page_graph import LINK_WORDS, LinkFeatures
 from unidle.tasks.web.text_features import BUCKETS, HashedWords, Topic, WordSet, bag, hash_words
 
 PAGE_WORDS, LINK_BUCKETS = 64, 64  # widths of the hashed bags of a page and of a link
-_KEPT_BYTES = 32_000_000  # about 2,700 pages with 60 links
+_CACHE_BYTES = 32_000_000  # about 2,700 pages with 60 links
 _PAGE_BYTES, _LINK_BYTES = 2200, 100  # of each, without its words and URL
 _STOP_WORDS = WordSet(b"html htm php asp aspx jsp index www the and for".split())
 _Key = tuple[str, int, int, str, str]
@@ -37,11 +37,11 @@ class PageFeatures:
     is_html: bool
     _followed: tuple[object, LinkFeatures] | None = field(default=None, repr=False)
 
-    def followable(self, rules: object, may_follow: Callable[[Iterable[str]], list[bool]]) -> LinkFeatures:
-        """The links that may be followed, cached as long as `rules` is the same object."""
+    def followable(self, rules_version: object, may_follow: Callable[[Iterable[str]], list[bool]]) -> LinkFeatures:
+        """The links that may be followed, cached as long as `rules_version` is the same object."""
         followed = self._followed  # the event loop of another thread may set it at any time
-        if followed is None or followed[0] is not rules:
-            self._followed = followed = rules, self.links.only(may_follow(self.links.urls))
+        if followed is None or followed[0] is not rules_version:
+            self._followed = followed = rules_version, self.links.only(may_follow(self.links.urls))
         return followed[1]
 
 
@@ -70,12 +70,12 @@ class PageFeatureCache:
                 self._keep(key, found)
         return found
 
-    def _keep(self, key: _Key, reading: PageFeatures) -> None:
+    def _keep(self, key: _Key, features: PageFeatures) -> None:
         with self._lock:
             if key not in self._kept:
-                self._bytes += _size(reading)
-                self._kept[key] = reading
-            while self._bytes > _KEPT_BYTES:
+                self._bytes += _size(features)
+                self._kept[key] = features
+            while self._bytes > _CACHE_BYTES:
                 oldest = next(iter(self._kept))
                 self._bytes -= _size(self._kept.pop(oldest))
 
@@ -135,7 +135,7 @@ def link_features(links: Sequence[pages.Link], topic: Topic) -> LinkFeatures:
     )
 
 
-def _size(reading: PageFeatures) -> int:
+def _size(features: PageFeatures) -> int:
     """Approximate bytes, including the key and a copy of the followable links."""
-    urls = reading.links.urls
-    return _PAGE_BYTES + reading.buckets.nbytes + _LINK_BYTES * len(urls) + sum(map(len, urls))
+    urls = features.links.urls
+    return _PAGE_BYTES + features.buckets.nbytes + _LINK_BYTES * len(urls) + sum(map(len, urls))

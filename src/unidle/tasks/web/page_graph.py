@@ -74,35 +74,35 @@ class PageGraph:
         """[pages] of each of `_FIELDS`."""
         return {name: column[: len(self.urls)] for name, column in self.columns.items()}
 
-    def frontier(self, most: int) -> np.ndarray:
+    def frontier(self, limit: int) -> np.ndarray:
         """The best links not yet followed, best first; ties go to the older one."""
         score = self.columns["score"][: len(self.urls)]
-        best = np.argpartition(score, -most)[-most:] if len(score) > most else np.arange(len(score))
+        best = np.argpartition(score, -limit)[-limit:] if len(score) > limit else np.arange(len(score))
         best = best[np.argsort(-score[best], kind="stable")]
         return best[np.isfinite(score[best])]
 
-    def add_links(self, page: int, mentions: LinkFeatures, relevance: float, requests: int) -> int:
+    def add_links(self, page: int, links: LinkFeatures, relevance: float, requests: int) -> int:
         """Add the links of a page; return how many are new."""
         first = len(self.urls)
-        targets = np.fromiter(map(self._numbers.get, mentions.urls, repeat(-1)), np.int32, len(mentions.urls))
+        targets = np.fromiter(map(self._numbers.get, links.urls, repeat(-1)), np.int32, len(links.urls))
         new = np.flatnonzero(targets < 0)[: MAX_PAGES - first]
         if len(new):
-            urls = [mentions.urls[at] for at in new.tolist()]
+            urls = [links.urls[at] for at in new.tolist()]
             numbers = range(first, first + len(urls))
             self._numbers.update(zip(urls, numbers))
             self.urls += urls
             self._grow()
             targets[new] = numbers
             nodes, added = self.columns, slice(first, len(self.urls))
-            nodes["nofollow"][added], nodes["words"][added] = mentions.nofollow[new], mentions.words[new]
+            nodes["nofollow"][added], nodes["words"][added] = links.nofollow[new], links.words[new]
             nodes["depth"][added] = min(int(nodes["depth"][page]) + 1, 65535)
             nodes["seen_at"][added], nodes["parent"][added] = min(requests, 65535), page
-        match = mentions.match
+        match = links.match
         others = (targets >= 0) & (targets != page)
         if np.count_nonzero(others) < len(others):
             targets, match = targets[others], match[others]
         nodes = self.columns
-        linked = nodes["linked"][targets] + np.uint16(1)  # no address is twice on a page
+        linked = nodes["linked"][targets] + np.uint16(1)  # a page has no duplicate links
         best = np.maximum(nodes["best"][targets], np.float32(relevance))
         match = np.maximum(nodes["match"][targets], match)
         nodes["linked"][targets], nodes["best"][targets], nodes["match"][targets] = linked, best, match
@@ -114,7 +114,7 @@ class PageGraph:
         self._edges.append((page, targets))
         return len(new)
 
-    def mark(self, page: int, state: int, relevance: float = 0.0, relevant: bool = False) -> None:
+    def record_visit(self, page: int, state: int, relevance: float = 0.0, relevant: bool = False) -> None:
         """Record that a page was requested."""
         nodes = self.columns
         self.visits.append(page)
@@ -125,7 +125,7 @@ class PageGraph:
             nodes["tried"][parent] += 1
             nodes["hits"][parent] += relevant
 
-    def is_elsewhere(self, page: int, url: str) -> bool:
+    def record_redirect(self, page: int, url: str) -> bool:
         """Record that `page` redirects to `url`; True if that page was fetched before."""
         other = self._numbers.setdefault(url, page)
         if other == page:

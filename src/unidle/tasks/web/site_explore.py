@@ -1,6 +1,6 @@
 """Focused crawling: within a budget of requests, find the pages of a website that are about a topic.
 
-An action follows one of the best-looking links, or stops. The observation, all values from 0 to 1:
+An action follows one of the most promising links, or stops. The observation, all values from 0 to 1:
 
     page   the page just fetched: a hashed bag of words, and the outcome of the request
     links  [links, ..] the candidate links: hashed words of each, and facts about its target
@@ -31,7 +31,7 @@ from unidle.tasks.web.text_features import BUCKETS, Topic
 PAGE_FACTS, LINK_FACTS, GRAPH_FACTS = 8, 9, 10
 _RECENT = 8  # requests
 _NUMBER = {kind: number for number, kind in enumerate(OUTCOMES)}
-_reached: set[str] = set()  # start pages fetched by this process: if one fails later, its URL is not the problem
+_fetched_starts: set[str] = set()  # start pages that this process has fetched: if one fails later, its URL is valid
 
 Observation = dict[str, np.ndarray]
 
@@ -72,7 +72,7 @@ class SiteExplore:
         self.policy = fetcher.policy if fetcher else _policy(self.sites, policy)
         self.budget, self.links, self.relevant_at = budget, links, relevant_at
         self.cost, self.novelty = cost, novelty
-        self._readings = PageFeatureCache.shared(self.topic) if keep_pages else None
+        self._feature_cache = PageFeatureCache.shared(self.topic) if keep_pages else None
         if export_graph:
             import_networkx()  # report a missing package early
         self._exports_graph = export_graph
@@ -87,13 +87,13 @@ class SiteExplore:
         self.observation_space = spaces.Dict({key: spaces.Box(0.0, 1.0, shape) for key, shape in shapes.items()})
         self._fetcher, self._owns_fetcher = fetcher, fetcher is None
         self._has_fetched = False
-        self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by outcome; reset by the reader
+        self.requests_made = np.zeros(len(OUTCOMES), np.int64)  # by outcome; whoever reads it resets it
         self._begin(self.sites[0])
 
     def _begin(self, start: str) -> None:
         self.graph = PageGraph(start)
         self.requests = self.found = self.failed = 0
-        self.offered = np.zeros(0, np.int64)  # candidate links, as pages of the graph
+        self.candidates = np.zeros(0, np.int64)  # candidate links, as page indices of the graph
         self._seen = np.zeros(BUCKETS, np.bool_)  # words
         self._bodies: set[int] = set()
         self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether a new relevant page was found
@@ -109,8 +109,8 @@ class SiteExplore:
         page = await self._visit(0)
         if page.failure is None:
             self._has_fetched = True
-            _reached.add(start)
-        elif not self._has_fetched and start not in _reached:
+            _fetched_starts.add(start)
+        elif not self._has_fetched and start not in _fetched_starts:
             raise UsageError(
                 f"{start} could not be fetched ({page.failure}: {page.why}); check the URL, or serve a generated "
                 "site with: python -m unidle.tasks.web.site"
@@ -118,27 +118,27 @@ class SiteExplore:
         return self._observe(), self._info()
 
     async def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Follow a link; an invalid choice wastes a request."""
+        """Follow a link, or stop; an invalid choice uses up a request."""
         choice = int(action)
         if choice == self.links:
             return self._observe(), 0.0, True, False, self._info(has_ended=True)
         self.requests += 1
         found, reward = self.found, -self.cost
         self._new_word_share, self._has_failed = 0.0, False
-        if 0 <= choice < len(self.offered):
-            await self._visit(int(self.offered[choice]))
+        if 0 <= choice < len(self.candidates):
+            await self._visit(int(self.candidates[choice]))
             reward += (self.found - found) + self.novelty * self._new_word_share
         self._recent.append(self.found > found)
         observation = self._observe()
         # The budget is part of the observation, so exhausting it is a termination, not a truncation.
-        terminated = self.requests >= self.budget or not len(self.offered)
+        terminated = self.requests >= self.budget or not len(self.candidates)
         return observation, reward, terminated, False, self._info(has_ended=terminated)
 
     async def close(self) -> None:
         """Release the connections."""
         fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None and self._owns_fetcher:
-            await fetcher.leave()
+            await fetcher.release()
 
     # -- a page --------------------------------------------------------------------------------------------------------
 
@@ -146,72 +146,72 @@ class SiteExplore:
         """Fetch a page and add it to the graph."""
         assert self._fetcher is not None
         page = await self._fetcher.fetch(self.graph.urls[number])
-        seen = None
+        features = None
         if page.failure is None:
-            seen = await (self._readings.of(page) if self._readings else read(page, self.topic))
-        outcome = page.failure or ("ok" if seen is not None else "unread")
+            features = await (self._feature_cache.of(page) if self._feature_cache else read(page, self.topic))
+        outcome = page.failure or ("ok" if features is not None else "unread")
         self.requests_made[_NUMBER[outcome]] += 1
         self.requests_made[_NUMBER["retry"]] += page.attempts - 1
-        if seen is None:
+        if features is None:
             self.failed += 1
             self._has_failed = True
-            self.graph.mark(number, FAILED)
-            self._look(None, page, is_duplicate=False, new_links=0)
+            self.graph.record_visit(number, FAILED)
+            self._set_page_features(None, page, is_duplicate=False, new_links=0)
             return page
-        is_duplicate = self.graph.is_elsewhere(number, page.url) or hash(page.body) in self._bodies
+        is_duplicate = self.graph.record_redirect(number, page.url) or hash(page.body) in self._bodies
         self._bodies.add(hash(page.body))
-        self._relevance = seen.relevance
-        counts = seen.relevance >= self.relevant_at and not is_duplicate
+        self._relevance = features.relevance
+        counts = features.relevance >= self.relevant_at and not is_duplicate
         self.found += counts
-        self.graph.mark(number, DUPLICATE if is_duplicate else FETCHED, seen.relevance, counts)
-        links = seen.followable(self._fetcher.rules, self._fetcher.may_follow)
-        new_links = self.graph.add_links(number, links, seen.relevance, self.requests)
-        self._look(seen, page, is_duplicate, new_links)
+        self.graph.record_visit(number, DUPLICATE if is_duplicate else FETCHED, features.relevance, counts)
+        links = features.followable(self._fetcher.rules_version, self._fetcher.may_follow)
+        new_links = self.graph.add_links(number, links, features.relevance, self.requests)
+        self._set_page_features(features, page, is_duplicate, new_links)
         return page
 
     # -- observations --------------------------------------------------------------------------------------------------
 
-    def _look(self, read: PageFeatures | None, page: Page, is_duplicate: bool, new_links: int) -> None:
-        """Compute the features of the page just fetched."""
-        self._page = seen = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
-        if read is None:
-            seen[PAGE_WORDS:] = (0, 0, 0, 0, 0, 1, 0, page.status >= 400)
+    def _set_page_features(self, features: PageFeatures | None, page: Page, is_duplicate: bool, new_links: int) -> None:
+        """Set the observation of the page just fetched."""
+        self._page = observed = np.zeros(PAGE_WORDS + PAGE_FACTS, np.float32)
+        if features is None:
+            observed[PAGE_WORDS:] = (0, 0, 0, 0, 0, 1, 0, page.status >= 400)
             return
-        if len(read.buckets):
-            known = np.count_nonzero(self._seen[read.buckets])
-            self._new_word_share = (1.0 - known / len(read.buckets)) * (not is_duplicate)
-            self._seen[read.buckets] = True
-            seen[:PAGE_WORDS] = read.bag
-        n_links = len(read.links.urls)
-        seen[PAGE_WORDS:] = (
-            read.relevance,
+        if len(features.buckets):
+            known = np.count_nonzero(self._seen[features.buckets])
+            self._new_word_share = (1.0 - known / len(features.buckets)) * (not is_duplicate)
+            self._seen[features.buckets] = True
+            observed[:PAGE_WORDS] = features.bag
+        n_links = len(features.links.urls)
+        observed[PAGE_WORDS:] = (
+            features.relevance,
             self._new_word_share,
-            _squeezed(read.n_words, MAX_WORDS),
-            _squeezed(n_links, MAX_LINKS),
+            _log_scaled(features.n_words, MAX_WORDS),
+            _log_scaled(n_links, MAX_LINKS),
             new_links / max(1, n_links),
             0,
             is_duplicate,
-            not read.is_html,
+            not features.is_html,
         )
 
     def _observe(self) -> Observation:
         graph, nodes = self.graph, self.graph.columns
-        self.offered = offered = graph.frontier(self.links)
-        parents, linked = nodes["parent"][offered], nodes["linked"][offered]
-        match, best = nodes["match"][offered], nodes["best"][offered]
-        count = len(offered)
+        self.candidates = candidates = graph.frontier(self.links)
+        parents, linked = nodes["parent"][candidates], nodes["linked"][candidates]
+        match, best = nodes["match"][candidates], nodes["best"][candidates]
+        count = len(candidates)
         links = np.zeros((self.links, LINK_FACTS + LINK_BUCKETS), np.float32)
         # Words count from 1; 0, no word, writes to the last fact, which is overwritten below.
-        links[np.arange(count)[:, None], LINK_FACTS - 1 + nodes["words"][offered]] = 1.0
+        links[np.arange(count)[:, None], LINK_FACTS - 1 + nodes["words"][candidates]] = 1.0
         facts = links[:count, :LINK_FACTS]
         facts[:, 0] = 1.0
         facts[:, 1] = match
         facts[:, 2] = best
-        facts[:, 3] = nodes["total"][offered] / np.maximum(linked, 1)
+        facts[:, 3] = nodes["total"][candidates] / np.maximum(linked, 1)
         facts[:, 4] = np.minimum(np.log1p(linked, dtype=np.float32) / math.log(1 + self.budget), 1.0)
-        facts[:, 5] = np.minimum(nodes["depth"][offered] / 10.0, 1.0)
-        facts[:, 6] = (self.requests - nodes["seen_at"][offered].astype(np.float32)) / self.budget
-        facts[:, 7] = nodes["nofollow"][offered]
+        facts[:, 5] = np.minimum(nodes["depth"][candidates] / 10.0, 1.0)
+        facts[:, 6] = (self.requests - nodes["seen_at"][candidates].astype(np.float32)) / self.budget
+        facts[:, 7] = nodes["nofollow"][candidates]
         facts[:, 8] = (nodes["hits"][parents] + 0.5) / (
             nodes["tried"][parents] + 1.0
         )  # success rate of that page's links
@@ -223,7 +223,7 @@ class SiteExplore:
             sum(self._recent) / _RECENT,
             len(self._recent) / _RECENT,
             min(self.failed / done, 1.0),
-            _squeezed(len(graph), 10_000),
+            _log_scaled(len(graph), 10_000),
             count / self.links,
             float(match.sum()) / max(1, count),
             float(best.sum()) / max(1, count),
@@ -242,7 +242,7 @@ class SiteExplore:
             )
         graph = {"graph": self.graph.to_networkx()} if has_ended and self._exports_graph else {}
         mask = np.zeros(self.links + 1, np.uint8)
-        mask[: len(self.offered)] = mask[self.links] = 1
+        mask[: len(self.candidates)] = mask[self.links] = 1
         return {
             "action_mask": mask,
             "requests": self.requests,
@@ -253,7 +253,7 @@ class SiteExplore:
         }
 
 
-def _squeezed(count: float, full: float) -> float:
+def _log_scaled(count: float, full: float) -> float:
     """Scale a count logarithmically to [0, 1]."""
     return min(math.log1p(count) / math.log1p(full), 1.0)
 

@@ -63,7 +63,7 @@ class HashedWords:
 
     @property
     def is_number(self) -> np.ndarray:
-        """[words] which consist of digits only."""
+        """[words] bool, whether a word consists of digits only."""
         others = np.cumsum((self.letters < 0x30) | (self.letters > 0x39), dtype=np.int32)
         return others[self.last] == others[self.before]
 
@@ -92,7 +92,7 @@ _known_powers = [(np.ones(1, np.uint64), np.ones(1, np.uint64))]  # the longest 
 
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return P^n and P^-n modulo 2^64 for n in range(count)."""
-    powers, inverses = _known_powers[0]  # another thread may replace them with shorter ones at any time
+    powers, inverses = _known_powers[0]  # local: another thread may replace the cached ones
     if len(powers) < count:
         size = 1 << count.bit_length()
         inverse = pow(_P, -1, 1 << 64)
@@ -118,7 +118,7 @@ class WordSet:
         self._buckets[_bucket(self._hashes)] = True
 
     def has(self, found: HashedWords) -> np.ndarray:
-        """[words] which of them are in the set."""
+        """[words] bool, whether each word is in the set."""
         likely = self._buckets[found.buckets]
         at = np.flatnonzero(likely)
         hashes = found.hashes[at]

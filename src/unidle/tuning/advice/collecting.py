@@ -13,11 +13,11 @@ from unidle.tuning.advice.finding import (
     WORTH,
     Advice,
     Finding,
-    explaining,
-    gain,
-    if_worth,
-    setting,
-    without,
+    engine_advice,
+    if_worthwhile,
+    predicted_gain,
+    speedup_without,
+    weight_of_root_cause,
 )
 from unidle.tuning.job import MOST_WORKERS_PER_CORE
 from unidle.tuning.pipeline_model import overlap_speedup, predicted_speedup
@@ -45,25 +45,25 @@ def environment_waits(facts: Facts) -> Finding | None:
             Advice(
                 "engine",
                 "an asynchronous environment: hundreds of episodes share one core (docs/io-bound.md)",
-                speedup=without(facts.stepping),
+                speedup=speedup_without(facts.stepping),
                 at_most=True,
             ),
         ),
     )
 
 
-def slow_target(facts: Facts) -> Finding | None:
+def slow_server(facts: Facts) -> Finding | None:
     """Environments wait for the responses of a server."""
     if not facts.requests or facts.stepping < NOTICEABLE or facts.steps is None:
         return None
     steps = facts.steps
-    bad = {kind: n for kind, n in facts.request_counts.items() if kind not in ("ok", "cached") and n}
-    trouble = f"; {', '.join(f'{n} × {kind}' for kind, n in bad.items())}" if bad else ""
+    failed = {kind: n for kind, n in facts.request_counts.items() if kind not in ("ok", "cached") and n}
+    failures = f"; {', '.join(f'{n} × {kind}' for kind, n in failed.items())}" if failed else ""
     return Finding(
-        "slow target",
+        "slow server",
         facts.stepping,
-        f"Environments wait {percent(facts.stepping)} of the time for a server: its median response time is "
-        f"{short_time(steps.median)}, the 95th percentile {short_time(steps.p95)}{trouble}.",
+        f"Environments wait for a server {percent(facts.stepping)} of the time: its median response time is "
+        f"{short_time(steps.median)}, the 95th percentile {short_time(steps.p95)}{failures}.",
         (
             Advice(
                 "recipe",
@@ -82,7 +82,7 @@ def environment_computes(facts: Facts) -> Finding | None:
     if profile.on_device:
         flags, text = "--compile", "compile the step into fewer kernels"
         compiled = facts.config.engine.compile
-        own = () if compiled else (Advice("engine", text, flags, without(facts.stepping), at_most=True),)
+        own = () if compiled else (Advice("engine", text, flags, speedup_without(facts.stepping), at_most=True),)
         return Finding(
             "environment computes",
             facts.stepping,
@@ -95,15 +95,15 @@ def environment_computes(facts: Facts) -> Finding | None:
     return Finding(
         "environment computes",
         facts.stepping,
-        f"Stepping environments takes {percent(facts.stepping)} of the time: {by} could do at most {rate:,.0f} steps/s "
-        f"on {profile.cores} cores.",
+        f"Stepping environments takes {percent(facts.stepping)} of the time: {by} could reach at most {rate:,.0f} "
+        f"steps/s on {profile.cores} cores.",
         (
             *_more_workers(facts, min(profile.n_envs, profile.cores), "step environments on all cores"),
             Advice(
                 "engine",
                 "a cheaper step: native code (docs/vector-environments.md) or an environment on the device "
                 "(docs/device-environments.md)",
-                speedup=without(facts.stepping),
+                speedup=speedup_without(facts.stepping),
                 at_most=True,
             ),
         ),
@@ -115,13 +115,18 @@ def too_many_threads(facts: Facts) -> Finding | None:
     profile, engine = facts.profile, facts.config.engine
     workers = profile.stepping[0].workers if profile.stepping else 0
     steps = facts.steps
-    in_all = steps.threads * max(1, workers) if steps is not None else 0
-    if steps is not None and steps.native > _THREADED and in_all > profile.cores and facts.stepping >= NOTICEABLE:
+    total_threads = steps.threads * max(1, workers) if steps is not None else 0
+    if (
+        steps is not None
+        and steps.native > _THREADED
+        and total_threads > profile.cores
+        and facts.stepping >= NOTICEABLE
+    ):
         return Finding(
             "too many threads",
-            explaining(facts.stepping),
+            weight_of_root_cause(facts.stepping),
             f"Stepping environments takes {percent(facts.stepping)} of the time, with {steps.threads} threads each, "
-            f"{in_all} in total, on {profile.cores} cores.",
+            f"{total_threads} in total, on {profile.cores} cores.",
             (
                 Advice(
                     "engine",
@@ -133,9 +138,9 @@ def too_many_threads(facts: Facts) -> Finding | None:
         fewer = dataclasses.replace(engine, workers=profile.cores)
         return Finding(
             "too many threads",
-            explaining(facts.stepping),
+            weight_of_root_cause(facts.stepping),
             f"{workers} workers with compute-bound steps share {profile.cores} cores.",
-            (setting("one worker per core", {"workers": profile.cores}, gain(facts, fewer)),),
+            (engine_advice("one worker per core", {"workers": profile.cores}, predicted_gain(facts, fewer)),),
         )
     return None
 
@@ -145,17 +150,17 @@ def too_few_envs(facts: Facts) -> Finding | None:
     profile, recipe = facts.profile, facts.config.recipe
     few = profile.n_envs < _FEW_ENVS * profile.cores
     # More environments copy more data, and launch overhead is better removed by CUDA graphs.
-    shared = facts.serving - facts.copying - facts.launching
+    shared = facts.inference_and_sync - facts.copying - facts.launching
     if profile.on_device or not few or shared < 2 * NOTICEABLE:
         return None
     wanted = _FEW_ENVS * profile.cores
     times = wanted / profile.n_envs
     speedup = 1 / (1 - shared * (1 - 1 / times))
-    steps = _whole_steps(recipe.n_steps / times, wanted, recipe)
+    steps = _rounded_steps(recipe.n_steps / times, wanted, recipe)
     return Finding(
         "too few environments",
         shared,
-        f"Inference and synchronisation take {percent(shared)} of the time and serve only {profile.n_envs} "
+        f"Inference and synchronisation take {percent(shared)} of the time but serve only {profile.n_envs} "
         f"environment{'s' * (profile.n_envs > 1)} at a time.",
         (
             Advice(
@@ -168,7 +173,7 @@ def too_few_envs(facts: Facts) -> Finding | None:
     )
 
 
-def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
+def _rounded_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
     """Round `steps` so that minibatches divide the rollout."""
     unit = 1
     if recipe.on_policy:
@@ -180,7 +185,7 @@ def _whole_steps(steps: float, n_envs: int, recipe: Recipe) -> int:
 def inference_bound(facts: Facts) -> Finding | None:
     """Inference dominates although there are enough environments."""
     profile, engine = facts.profile, facts.config.engine
-    computing = facts.serving - facts.copying - facts.launching
+    computing = facts.inference_and_sync - facts.copying - facts.launching
     if profile.n_envs < _FEW_ENVS * profile.cores or computing < 2 * NOTICEABLE:
         return None
     options = [dataclasses.replace(engine, slices=slices) for slices in (1, 2, 4)]
@@ -190,7 +195,7 @@ def inference_bound(facts: Facts) -> Finding | None:
         computing,
         f"Inference and synchronisation for {profile.n_envs} environments take {percent(computing)} of the time; "
         f"one inference call takes {short_time(profile.pace.inference)}.",
-        if_worth(setting("another number of slices", {"slices": best.slices}, gain(facts, best))),
+        if_worthwhile(engine_advice("another number of slices", {"slices": best.slices}, predicted_gain(facts, best))),
     )
 
 
@@ -204,8 +209,8 @@ def no_overlap(facts: Facts) -> Finding | None:
     text = "collect while learning, with weights that are one update old"
     return Finding(
         "no overlap",
-        min(facts.learning, facts.stepping + facts.serving) / 2,
-        f"Collecting and learning alternate and take {percent(facts.stepping + facts.serving)} and "
+        min(facts.learning, facts.stepping + facts.inference_and_sync) / 2,
+        f"Collecting and learning alternate and take {percent(facts.stepping + facts.inference_and_sync)} and "
         f"{percent(facts.learning)} of the time.",
         (Advice("recipe", text, "--overlap strict", speedup),),
     )
@@ -215,4 +220,4 @@ def _more_workers(facts: Facts, workers: int, why: str) -> tuple[Advice, ...]:
     if facts.profile.fixed_workers or workers <= facts.profile.stepping[0].workers:
         return ()
     engine = dataclasses.replace(facts.config.engine, workers=workers)
-    return if_worth(setting(why, {"workers": workers}, gain(facts, engine)))
+    return if_worthwhile(engine_advice(why, {"workers": workers}, predicted_gain(facts, engine)))

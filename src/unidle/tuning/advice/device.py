@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from unidle.buffers.placement import ON_HOST
 from unidle.config import OffPolicyRecipe
+from unidle.engine.cuda_graphs import EAGERLY
 from unidle.formatting import percent, short_time
 from unidle.tuning.advice.facts import Facts
 from unidle.tuning.advice.finding import (
@@ -13,16 +15,15 @@ from unidle.tuning.advice.finding import (
     WORTH,
     Advice,
     Finding,
-    explaining,
-    gain,
-    without,
+    predicted_gain,
+    speedup_without,
+    weight_of_root_cause,
 )
 
-_NEARLY_FULL, _FAR_FROM_FULL = 0.9, 0.25
+_NEARLY_FULL, _MOSTLY_FREE = 0.9, 0.25
 _SLOW_BUS = 6e9  # bytes/s; pinned memory over PCIe 3 reaches twice that
 _OFTEN = 0.2
-# Phrases in the engine's messages about slower fallbacks.
-_INFERENCE, _EAGER, _OF_THE_MEMORY = ("inference", "fused inference", "rollout"), "runs eagerly", "lies on the host"
+_INFERENCE = ("inference", "fused inference", "rollout")  # operations of inference, in messages about fallbacks
 
 
 def graphs_off(facts: Facts) -> Finding | None:
@@ -30,7 +31,7 @@ def graphs_off(facts: Facts) -> Finding | None:
     profile, engine = facts.profile, facts.config.engine
     if not profile.on_gpu or engine.graphs or profile.graphed is None:
         return None
-    faster = gain(facts, dataclasses.replace(engine, graphs=True))
+    faster = predicted_gain(facts, dataclasses.replace(engine, graphs=True))
     if faster is None or faster < WORTH:
         return None
     return Finding(
@@ -47,37 +48,35 @@ def slow_fallbacks(facts: Facts) -> Finding | None:
 
     It explains launch overhead that would otherwise be attributed to small batches or few environments.
     """
-    fallbacks = [
-        text.rstrip(".") for text in facts.slow_fallbacks if not (facts.replay_on_host and _OF_THE_MEMORY in text)
-    ]
+    fallbacks = [text.rstrip(".") for text in facts.slow_fallbacks if not (facts.replay_on_host and ON_HOST in text)]
     if not fallbacks:
         return None
     lost: dict[bool, float] = {}  # by whether it is in inference
     for text in fallbacks:
-        of_inference = text.startswith(_INFERENCE)
-        lost[of_inference] = max(lost.get(of_inference, 0.0), _lost(facts, text))
-    all_of_it = min(0.95, sum(lost.values()))
+        of_inference = text.lower().startswith(_INFERENCE)
+        lost[of_inference] = max(lost.get(of_inference, 0.0), _lost_share(facts, text))
+    total = min(0.95, sum(lost.values()))
     return Finding(
         "not captured",
-        explaining(all_of_it),
-        f"The engine uses a slower implementation: {max(fallbacks, key=lambda text: _lost(facts, text))}.",
+        weight_of_root_cause(total),
+        f"The engine uses a slower implementation: {max(fallbacks, key=lambda text: _lost_share(facts, text))}.",
         (
             Advice(
                 "engine",
-                "fix that cause: CUDA graphs need static shapes and no host synchronisation",
-                speedup=without(all_of_it),
+                "fix this: CUDA graphs need static shapes and no host synchronisation",
+                speedup=speedup_without(total),
                 at_most=True,
             ),
         ),
     )
 
 
-def _lost(facts: Facts, text: str) -> float:
+def _lost_share(facts: Facts, text: str) -> float:
     """Return an upper bound on the share of an iteration that a fallback costs."""
     overhead = facts.profile.update_overhead
     launches = facts.learning * (0.5 if overhead is None else overhead)
-    share = facts.serving - facts.copying if text.startswith(_INFERENCE) else launches
-    return share if _EAGER in text else share / 2
+    share = facts.inference_and_sync - facts.copying if text.lower().startswith(_INFERENCE) else launches
+    return share if EAGERLY in text else share / 2
 
 
 def copies_and_syncs(facts: Facts) -> Finding | None:
@@ -98,14 +97,14 @@ def copies_and_syncs(facts: Facts) -> Finding | None:
             facts.copying,
             f"Copying observations to the GPU takes {percent(facts.copying)} of the time, "
             f"{facts.sent_bytes / 1e6:,.0f} MB per inference call{bus}.",
-            (Advice("recipe", smaller, speedup=without(facts.copying), at_most=True), *by_bus),
+            (Advice("recipe", smaller, speedup=speedup_without(facts.copying), at_most=True), *by_bus),
         )
     text = "avoid .item(), .cpu() and printing tensors in callbacks, networks and environments"
     return Finding(
         "copies and syncs",
         waiting,
         f"The GPU waits {percent(waiting)} of the time for copies and synchronisation with the host{bus}.",
-        (Advice("engine", text, speedup=without(waiting), at_most=True), *by_bus),
+        (Advice("engine", text, speedup=speedup_without(waiting), at_most=True), *by_bus),
         IN_TRAINING,
     )
 
@@ -123,13 +122,17 @@ def tf32_off(facts: Facts) -> Finding | None:
         "TF32 off",
         computing / 2,
         f"Matrix products use fp32 without tensor cores, and {what} {percent(computing)} of the time.",
-        (Advice("recipe", "TF32 products with fp32 sums", "--precision tf32", without(computing), at_most=True),),
+        (
+            Advice(
+                "recipe", "TF32 products with fp32 sums", "--precision tf32", speedup_without(computing), at_most=True
+            ),
+        ),
     )
 
 
 def _tf32_tried(facts: Facts, learning: float) -> Finding | None:
     """Return the finding if TF32 was measured."""
-    faster = without(facts.saved_by_tf32)
+    faster = speedup_without(facts.saved_by_tf32)
     if faster < WORTH:
         return None
     # With a replay buffer on the host, the GPU may wait for batches, so the gain can be smaller.
@@ -148,16 +151,19 @@ def buffer_on_the_host(facts: Facts) -> Finding | None:
     if not facts.replay_on_host:
         return None
     waiting = facts.table.share("host→device") if facts.table.of_gpu else 0.0
-    on_gpu, tried, faster = facts.learning_with_replay_on_gpu, "", None
+    on_gpu, measured, faster = facts.learning_with_replay_on_gpu, "", None
     if on_gpu is not None:
-        tried = f": learning takes {short_time(facts.profile.pace.learning)}, but {short_time(on_gpu)} with one there"
-        faster = without(facts.saved_by_replay_on_gpu)
+        measured = (
+            f": learning takes {short_time(facts.profile.pace.learning)}, but {short_time(on_gpu)} with the buffer on "
+            "the GPU"
+        )
+        faster = speedup_without(facts.saved_by_replay_on_gpu)
     size = vars(facts.config.recipe)["buffer_size"]
     room = "" if facts.readings.gpu_memory is None else f"; its memory is {percent(facts.readings.gpu_memory)} in use"
     return Finding(
         "buffer on the host",
         max(waiting, facts.saved_by_replay_on_gpu),
-        f"The replay buffer of {size:,} steps is on the host, and every batch is copied to the GPU{tried}{room}.",
+        f"The replay buffer of {size:,} steps is on the host, and every batch is copied to the GPU{measured}{room}.",
         (
             Advice(
                 "engine",
@@ -185,11 +191,11 @@ def memory(facts: Facts) -> Finding | None:
                 "memory nearly full",
                 0.0,
                 f"The {name} memory is {percent(share)} in use; the run may soon fail for lack of memory.",
-                (Advice("recipe", "fewer environments or a smaller replay buffer", _less(facts)),),
+                (Advice("recipe", "fewer environments or a smaller replay buffer", _less_memory(facts)),),
                 IN_TRAINING,
             )
     idle = 1 - facts.table.busy
-    if gpu is not None and gpu < _FAR_FROM_FULL and facts.table.of_gpu and idle > 0.5:
+    if gpu is not None and gpu < _MOSTLY_FREE and facts.table.of_gpu and idle > 0.5:
         return Finding(
             "room for more",
             0.0,
@@ -200,7 +206,7 @@ def memory(facts: Facts) -> Finding | None:
     return None
 
 
-def _less(facts: Facts) -> str:
+def _less_memory(facts: Facts) -> str:
     """Return flags for a job that needs less memory; empty if minibatches would not divide its rollouts."""
     recipe = facts.config.recipe
     if isinstance(recipe, OffPolicyRecipe):
@@ -218,11 +224,11 @@ def throttled(facts: Facts) -> Finding | None:
     if not often:
         return None
     reason = max(often, key=lambda key: often[key])
-    cure = "a higher power limit (nvidia-smi -pl), if it was lowered" if "power" in reason else "better GPU cooling"
+    remedy = "a higher power limit (nvidia-smi -pl), if it was lowered" if "power" in reason else "better GPU cooling"
     return Finding(
         "throttled",
         facts.table.busy * often[reason] / 4,
         f"The GPU is throttled {percent(often[reason])} of the time ({reason}).",
-        (Advice("engine", cure),),
+        (Advice("engine", remedy),),
         IN_TRAINING,
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from unidle.config import Config
 from unidle.tuning.pipeline_model import iteration_seconds
 from unidle.tuning.probes.profile import Profile
-from unidle.tuning.probes.stepping import Steps
+from unidle.tuning.probes.stepping import StepStats
 
 ON_DEVICE = "iterations on the device"  # stepping and learning are a single graph and cannot be separated
-_DOUBTFUL = 1.3  # tolerated ratio between the measured iteration and the sum of its parts
+_TOLERANCE = 1.3  # tolerated ratio between the measured iteration and the sum of its parts
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Facts:
     """Seconds per iteration in the short run."""
     table: Table
     readings: Readings = Readings()
-    steps: Steps | None = None
+    steps: StepStats | None = None
     """Steps of a single environment."""
     requests: bool = False
     """Whether environments send requests to a server."""
@@ -87,49 +87,51 @@ class Facts:
         """Share of an iteration spent in learning alone."""
         profile = self.profile
         hidden = profile.collecting if profile.overlap == "strict" else 0.0
-        return min(1.0, max(0.0, profile.pace.learning - hidden) / self.whole)
+        return min(1.0, max(0.0, profile.pace.learning - hidden) / self.modelled_seconds)
 
     @property
     def shares(self) -> dict[str, float]:
         """Shares of an iteration, as far as they can be separated."""
         if self.profile.is_single_graph:
             return {ON_DEVICE: self.learning}
-        return {"stepping": self.stepping, "inference": self.serving, "learning": self.learning}
+        return {"stepping": self.stepping, "inference": self.inference_and_sync, "learning": self.learning}
 
     @property
     def stepping(self) -> float:
         """Share of an iteration in which only environments step."""
         profile = self.profile
         if profile.on_device:
-            return min(1.0, profile.collecting / self.whole)
+            return min(1.0, profile.collecting / self.modelled_seconds)
         hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
-        return min(1.0, max(0.0, min(profile.stepping[0].seconds, profile.collecting) - hidden) / self.whole)
+        return min(1.0, max(0.0, min(profile.stepping[0].seconds, profile.collecting) - hidden) / self.modelled_seconds)
 
     @property
-    def serving(self) -> float:
+    def inference_and_sync(self) -> float:
         """Share of an iteration that collecting takes beyond bare stepping: inference and synchronisation."""
         profile = self.profile
         if profile.on_device:
             return 0.0
         hidden = profile.pace.learning if profile.overlap == "strict" else 0.0
         alone = max(0.0, profile.collecting - max(hidden, profile.stepping[0].seconds))
-        return min(1.0, alone / self.whole)
+        return min(1.0, alone / self.modelled_seconds)
 
     @property
     def copying(self) -> float:
-        """Part of `serving` spent copying observations to the GPU."""
+        """Part of `inference_and_sync` spent copying observations to the GPU."""
         inference = self.profile.pace.inference
         if not self.to_device or not inference:
             return 0.0
-        return self.serving * min(1.0, self.sent_bytes / self.to_device / inference)
+        return self.inference_and_sync * min(1.0, self.sent_bytes / self.to_device / inference)
 
     @property
     def launching(self) -> float:
-        """Part of `serving` spent on kernel launches that a CUDA graph would save."""
+        """Part of `inference_and_sync` spent on kernel launches that a CUDA graph would save."""
         graphed = self.profile.graphed
         if graphed is None or graphed.collecting is None:
             return 0.0
-        return min(self.serving, max(0.0, self.profile.collecting - graphed.collecting) / self.whole)
+        return min(
+            self.inference_and_sync, max(0.0, self.profile.collecting - graphed.collecting) / self.modelled_seconds
+        )
 
     @property
     def saved_by_replay_on_gpu(self) -> float:
@@ -159,12 +161,12 @@ class Facts:
         return self.profile.pace.learning if on_gpu is None else on_gpu
 
     @property
-    def is_doubtful(self) -> bool:
+    def predictions_are_rough(self) -> bool:
         """Whether the measured iteration differs much from the sum of its parts, so predictions are rough."""
-        return not 1 / _DOUBTFUL < self.seconds / self.whole < _DOUBTFUL
+        return not 1 / _TOLERANCE < self.seconds / self.modelled_seconds < _TOLERANCE
 
     @property
-    def whole(self) -> float:
+    def modelled_seconds(self) -> float:
         """Predicted seconds of an iteration, the base of all shares."""
         predicted = iteration_seconds(self.profile, self.config.engine, self.profile.overlap)
         if predicted is None:

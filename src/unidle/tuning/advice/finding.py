@@ -30,7 +30,7 @@ class Advice:
     kind: Literal["engine", "recipe"]
     text: str
     flags: str = ""
-    """Flags for `unidle train`; empty if no setting does it."""
+    """Flags for `unidle train`; empty if there is no setting for it."""
     speedup: float | None = None
     """Predicted speed-up; None if unknown."""
     at_most: bool = False
@@ -56,7 +56,7 @@ def ranked(findings: list[Finding], kind: str) -> list[Advice]:
     return sorted(found.values(), key=lambda a: (a.speedup is None, a.at_most, -(a.speedup or 0.0)))
 
 
-def as_taken(advice: Advice, config: Config) -> Advice | None:
+def with_valid_flags(advice: Advice, config: Config) -> Advice | None:
     """Return the advice with flags that `unidle train` accepts for this job; None if it rejects them."""
     if not advice.flags:
         return advice
@@ -85,27 +85,27 @@ def _values(flags: str) -> dict[str, Any]:
     return values
 
 
-def gain(facts: Facts, then: Engine) -> float | None:
+def predicted_gain(facts: Facts, then: Engine) -> float | None:
     """Return the predicted speed-up of other engine settings."""
     return predicted_speedup(facts.profile, facts.config.engine, then)
 
 
-def setting(text: str, values: dict[str, Any], speedup: float | None) -> Advice:
+def engine_advice(text: str, values: dict[str, Any], speedup: float | None) -> Advice:
     """Return advice to change engine settings."""
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
     return Advice("engine", text, flags, speedup)
 
 
-def if_worth(advice: Advice) -> tuple[Advice, ...]:
+def if_worthwhile(advice: Advice) -> tuple[Advice, ...]:
     """Return the advice if its predicted speed-up is worth it."""
     return (advice,) if advice.speedup is not None and advice.speedup >= WORTH else ()
 
 
-def without(share: float) -> float:
+def speedup_without(share: float) -> float:
     """Return the speed-up if this share of the time were removed."""
     return 1 / max(0.01, 1 - share)
 
 
-def explaining(share: float) -> float:
-    """Return a weight slightly above `share`, so that a root cause ranks above the symptom it explains."""
+def weight_of_root_cause(share: float) -> float:
+    """Return a weight slightly above `share`, so that a root cause ranks above its symptom."""
     return min(1.0, 1.05 * share)

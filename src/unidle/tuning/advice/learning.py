@@ -13,11 +13,11 @@ from unidle.tuning.advice.finding import (
     WORTH,
     Advice,
     Finding,
-    explaining,
-    gain,
-    if_worth,
-    setting,
-    without,
+    engine_advice,
+    if_worthwhile,
+    predicted_gain,
+    speedup_without,
+    weight_of_root_cause,
 )
 
 USE_THE_CPU, LEARNER_BOUND = "use the CPU", "learner-bound"
@@ -32,24 +32,24 @@ def torch_threads(facts: Facts) -> Finding | None:
     if alone is not None and faster >= WORTH:
         return Finding(
             "too many threads",
-            explaining(facts.learning),
+            weight_of_root_cause(facts.learning),
             f"Learning takes {short_time(profile.pace.learning)} with {engine.threads} threads, but "
             f"{short_time(alone)} with one: the threads wait for each other or for cores in use by others.",
-            (setting("one thread for learning", {"threads": 1}, faster),),
+            (engine_advice("one thread for learning", {"threads": 1}, faster),),
         )
     if engine.threads > profile.cores and not profile.on_gpu:
         return Finding(
             "too many threads",
             facts.learning,
             f"PyTorch uses {engine.threads} threads on {profile.cores} cores.",
-            (setting("at most one thread per core", {"threads": profile.cores}, None),),
+            (engine_advice("at most one thread per core", {"threads": profile.cores}, None),),
         )
     return None
 
 
 def _with_one_thread(facts: Facts) -> float:
     """Return the predicted speed-up of a single thread; 1 if unknown."""
-    return gain(facts, dataclasses.replace(facts.config.engine, threads=1)) or 1.0
+    return predicted_gain(facts, dataclasses.replace(facts.config.engine, threads=1)) or 1.0
 
 
 def small_batches(facts: Facts) -> Finding | None:
@@ -68,11 +68,11 @@ def small_batches(facts: Facts) -> Finding | None:
         learning = overhead / times + 1 - overhead
         text = f"{times} times larger minibatches, so fewer updates"
         faster = 1 / (1 - facts.learning * (1 - learning))
-        advice = if_worth(Advice("recipe", text, f"--batch-size {times * recipe.batch_size}", faster))
+        advice = if_worthwhile(Advice("recipe", text, f"--batch-size {times * recipe.batch_size}", faster))
     elif isinstance(recipe, OffPolicyRecipe):
         text = "half as many updates per step, with twice the batch size"
         flags = f"--utd-ratio {recipe.utd_ratio / 2:g} --batch-size {2 * recipe.batch_size}"
-        advice = if_worth(Advice("recipe", text, flags, 1 / (1 - facts.learning * overhead / 2)))
+        advice = if_worthwhile(Advice("recipe", text, flags, 1 / (1 - facts.learning * overhead / 2)))
     return Finding(
         "small batches",
         facts.learning * overhead,
@@ -92,11 +92,13 @@ def learner_bound(facts: Facts) -> Finding | None:
     found: list[Advice] = []
     for threads in (n for n, _ in profile.learning_by_threads if n > engine.threads):
         more = dataclasses.replace(engine, threads=threads)
-        found += if_worth(setting("more threads for learning", {"threads": threads}, gain(facts, more)))
+        found += if_worthwhile(
+            engine_advice("more threads for learning", {"threads": threads}, predicted_gain(facts, more))
+        )
     if not profile.on_gpu and profile.other_device is not None:
         there = dataclasses.replace(engine, device="cuda")
-        found += if_worth(setting("learn on the GPU", {"device": "cuda"}, gain(facts, there)))
-    found += _coarser(facts, computing)
+        found += if_worthwhile(engine_advice("learn on the GPU", {"device": "cuda"}, predicted_gain(facts, there)))
+    found += _lower_precision(facts, computing)
     where = "The GPU" if profile.on_gpu else "The CPU"
     return Finding(
         LEARNER_BOUND,
@@ -116,15 +118,15 @@ def device_bound(facts: Facts) -> Finding | None:
         LEARNER_BOUND if facts.config.engine.compile else "iterations on the device",
         facts.learning,
         f"Iterations on the device, which step and learn in one graph, take {percent(facts.learning)} of the time.",
-        (*(() if facts.config.engine.compile else (compiled,)), *_coarser(facts, facts.learning)),
+        (*(() if facts.config.engine.compile else (compiled,)), *_lower_precision(facts, facts.learning)),
     )
 
 
-def _coarser(facts: Facts, computing: float) -> tuple[Advice, ...]:
+def _lower_precision(facts: Facts, computing: float) -> tuple[Advice, ...]:
     """Return advice to use bfloat16, if the job uses TF32 on a GPU."""
     if not facts.profile.on_gpu or facts.config.recipe.precision != "tf32":
         return ()
-    return (Advice("recipe", "bfloat16 products", "--precision bf16", without(computing / 2), at_most=True),)
+    return (Advice("recipe", "bfloat16 products", "--precision bf16", speedup_without(computing / 2), at_most=True),)
 
 
 def use_the_cpu(facts: Facts) -> Finding | None:
@@ -135,8 +137,8 @@ def use_the_cpu(facts: Facts) -> Finding | None:
     if there.inference >= here.inference and there.learning >= here.learning:
         return None  # the gain would come from stepping differently
     engine = facts.config.engine
-    faster = gain(facts, dataclasses.replace(engine, device="cpu"))
-    if faster is None or faster < max(WORTH, gain(facts, dataclasses.replace(engine, graphs=True)) or 0.0):
+    faster = predicted_gain(facts, dataclasses.replace(engine, device="cpu"))
+    if faster is None or faster < max(WORTH, predicted_gain(facts, dataclasses.replace(engine, graphs=True)) or 0.0):
         return None
     return Finding(
         USE_THE_CPU,
@@ -144,13 +146,13 @@ def use_the_cpu(facts: Facts) -> Finding | None:
         f"The CPU is faster for this job: inference takes {short_time(there.inference)} on the CPU and "
         f"{short_time(here.inference)} on the GPU, learning {short_time(there.learning)} and "
         f"{short_time(here.learning)}.",
-        (setting("no copies to the GPU and back", {"device": "cpu"}, faster),),
+        (engine_advice("no copies to the GPU and back", {"device": "cpu"}, faster),),
     )
 
 
-def upkeep(facts: Facts) -> Finding | None:
-    """Logging between iterations."""
-    share = facts.profile.rest / facts.whole
+def logging_overhead(facts: Facts) -> Finding | None:
+    """Metrics and logging between iterations take long."""
+    share = facts.profile.rest / facts.modelled_seconds
     if share < 2 * NOTICEABLE:
         return None
     flags = "--no-tensorboard" if facts.config.run.tensorboard else ""
@@ -158,6 +160,6 @@ def upkeep(facts: Facts) -> Finding | None:
         "logging",
         share,
         f"{percent(share)} of the time is spent between iterations, on metrics and logging.",
-        (Advice("engine", "longer iterations or less logging", flags, without(share), at_most=True),),
+        (Advice("engine", "longer iterations or less logging", flags, speedup_without(share), at_most=True),),
         IN_TRAINING,
     )

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from unidle.formatting import percent
 from unidle.tuning.advice import collecting, device, learning
 from unidle.tuning.advice.facts import Facts
-from unidle.tuning.advice.finding import BY_PROBES, WORTH, Advice, Finding, as_taken, ranked
+from unidle.tuning.advice.finding import BY_PROBES, WORTH, Advice, Finding, ranked, with_valid_flags
 
-NOTHING_TO_GAIN = "nothing to gain"
+NO_FASTER_SETTINGS = "no faster settings"
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     learning.use_the_cpu,
     collecting.too_many_threads,
     collecting.environment_waits,
-    collecting.slow_target,
+    collecting.slow_server,
     collecting.environment_computes,
     collecting.too_few_envs,
     collecting.inference_bound,
@@ -31,7 +31,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     device.throttled,
     learning.learner_bound,
     learning.device_bound,
-    learning.upkeep,
+    learning.logging_overhead,
 )
 
 
@@ -52,21 +52,28 @@ class Verdict:
 
 
 def verdict_on(facts: Facts) -> Verdict:
-    """Return the largest cause, or nothing to gain if that is learning and no engine setting is predicted to help."""
-    found = [_as_taken(finding, facts) for check in CHECKS if (finding := check(facts)) is not None]
+    """Return the largest cause, or `NO_FASTER_SETTINGS` if that is learning and no engine setting would help."""
+    found = [_with_valid_advice(finding, facts) for check in CHECKS if (finding := check(facts)) is not None]
     found.sort(key=lambda finding: -finding.weight)
     engine, recipe = ranked(found, "engine"), ranked(found, "recipe")
     top = found[0] if found else None
     helps = any(a.flags and a.speedup is not None and not a.at_most and a.speedup >= WORTH for a in engine)
     if top is None or (top.cause == learning.LEARNER_BOUND and not helps):
         share = percent(facts.learning)
-        what = f"learning takes {share} of the time, and no engine setting would shorten it"
+        reason = f"learning takes {share} of the time"
         if facts.profile.is_single_graph:
-            what = f"iterations on the device take {share} of the time, and no engine setting would shorten them"
-        return Verdict(NOTHING_TO_GAIN, f"Nothing to gain: {what}.", BY_PROBES, found, engine, recipe)
+            reason = f"iterations on the device take {share} of the time"
+        return Verdict(
+            NO_FASTER_SETTINGS,
+            f"No engine setting would make this job faster: {reason}.",
+            BY_PROBES,
+            found,
+            engine,
+            recipe,
+        )
     return Verdict(top.cause, top.sentence, top.basis, found, engine, recipe)
 
 
-def _as_taken(finding: Finding, facts: Facts) -> Finding:
-    taken = (as_taken(advice, facts.config) for advice in finding.advice)
+def _with_valid_advice(finding: Finding, facts: Facts) -> Finding:
+    taken = (with_valid_flags(advice, facts.config) for advice in finding.advice)
     return replace(finding, advice=tuple(advice for advice in taken if advice is not None))

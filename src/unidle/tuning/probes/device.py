@@ -21,8 +21,8 @@ from unidle.timeline import Timeline
 from unidle.tuning.job import ENDLESS
 from unidle.tuning.probes.timing import lower_quartile, seconds_of
 
-_Given = ParamSpec("_Given")
-_Told = TypeVar("_Told")
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 _COPIED_BYTES = 64 * 2**20
 
 
@@ -84,27 +84,27 @@ def copy_rates(share: float) -> tuple[float, float]:
     return rate(there, here), rate(here, there)
 
 
-def steps_with_room(bytes_per_place: int, device: torch.device) -> int:
+def buffer_size_that_fits(bytes_per_transition: int, device: torch.device) -> int:
     """Return the replay buffer size that fits into a quarter of the free GPU memory."""
-    return int(torch.cuda.mem_get_info(device)[0]) // 4 // bytes_per_place
+    return int(torch.cuda.mem_get_info(device)[0]) // 4 // bytes_per_transition
 
 
-def if_it_fits(probe: Callable[_Given, _Told | None]) -> Callable[_Given, _Told | None]:
-    """Make a probe return None if it runs out of memory next to the job, and free its memory in any case.
+def none_if_out_of_memory(probe: Callable[_Params, _Result | None]) -> Callable[_Params, _Result | None]:
+    """Decorate a probe: it returns None if memory runs out next to the job, and its memory is freed in any case.
 
-    A UsageError counts too: a replay buffer raises it if there is too little room.
+    A replay buffer raises UsageError if it does not fit, so that counts as out of memory too.
     """
 
     @wraps(probe)
-    def tried(*given: _Given.args, **more: _Given.kwargs) -> _Told | None:
+    def wrapped(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result | None:
         try:
             with suppress(torch.OutOfMemoryError, UsageError):
-                return probe(*given, **more)
+                return probe(*args, **kwargs)
             return None
         finally:
-            free_memory()  # only now is the exception gone, which keeps the probe's tensors alive
+            free_memory()  # here, because the exception keeps the probe's tensors alive
 
-    return tried
+    return wrapped
 
 
 def free_memory() -> None:

@@ -18,15 +18,15 @@ from unidle.engine.learn.learner import Learner
 from unidle.engine.placement import set_numerics
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import Timeline
-from unidle.tuning.probes.device import if_it_fits, steps_with_room
-from unidle.tuning.probes.timing import typical
+from unidle.tuning.probes.device import buffer_size_that_fits, none_if_out_of_memory
+from unidle.tuning.probes.timing import typical_seconds
 from unidle.tuning.probes.training import replay_is_off_device
 
 _LONGEST_PROBE = 3  # times its share of the time
 _WORTH_THREADS = 2e-3  # seconds per update above which more threads are tried
 _FEWEST_TURNS = 5
-_PREPARING = 4  # most parts of an update that come before its first minibatch
-_SMALL_MEMORY = 100_000  # steps
+_PREPARING = 4  # at most this many calls of `advance` come before the first minibatch
+_SMALL_BUFFER = 100_000  # steps
 
 
 class LearningProbes:
@@ -36,27 +36,27 @@ class LearningProbes:
         """`parts` are the job's own, and `slot` must hold a complete rollout before the first probe."""
         self._config, self._share, self._parts, self._slot = config, share, parts, slot
         self._device = parts.algo.parameters.flat.device
-        buffer_size = vars(config.recipe).get("buffer_size", _SMALL_MEMORY)
-        self._few = min(buffer_size, _SMALL_MEMORY)  # replay buffer size of probes
+        buffer_size = vars(config.recipe).get("buffer_size", _SMALL_BUFFER)
+        self._buffer_size = min(buffer_size, _SMALL_BUFFER)  # replay buffer size of probes
         experience = parts.algo.experience
         if self._device.type == "cuda" and experience is not None:
             env_spec = parts.env_spec
-            each = experience.buffer.bytes_per_place(env_spec.obs_layout.obs_bytes, env_spec.action_layout.width)
-            self._few = min(self._few, steps_with_room(each, self._device))
+            each = experience.buffer.bytes_per_transition(env_spec.obs_layout.obs_bytes, env_spec.action_layout.width)
+            self._buffer_size = min(self._buffer_size, buffer_size_that_fits(each, self._device))
 
     # -- with the job's settings ---------------------------------------------------------------------------------------
 
     def seconds(self, longest: float | None = None) -> float:
         """Return the seconds of learning; on a CPU, a probe stops soon after `longest`."""
-        return self._typical(self._parts.algo, self._config.recipe, longest)
+        return self._typical_seconds(self._parts.algo, self._config.recipe, longest)
 
-    def seconds_or_a_guess(self) -> float:
+    def seconds_or_estimate(self) -> float:
         """Like `seconds`, but on a CPU extrapolate from the first updates, since it may be far slower than the GPU."""
         longest = _LONGEST_PROBE * self._share
         if self._device.type == "cpu":
-            guess = self.once(self._parts.algo, self._config.recipe, longest, fewest=1)
-            if guess > longest:
-                return guess
+            estimate = self.learn_once(self._parts.algo, self._config.recipe, longest, fewest=1)
+            if estimate > longest:
+                return estimate
         return self.seconds()
 
     def by_threads(self, learning: float) -> list[tuple[int, float]]:
@@ -80,10 +80,10 @@ class LearningProbes:
     def recipe_with(self, **changes: Any) -> Recipe:
         """Return the job's recipe with changes and a small replay buffer, which fits next to the job's."""
         recipe = self._config.recipe
-        smaller = {} if recipe.on_policy else {"buffer_size": self._few}
+        smaller = {} if recipe.on_policy else {"buffer_size": self._buffer_size}
         return dataclasses.replace(recipe, **{**smaller, **changes})
 
-    @if_it_fits
+    @none_if_out_of_memory
     def seconds_with(self, **changes: Any) -> float | None:
         """Return the seconds with a changed recipe and the replay buffer on the job's device; None if not possible."""
         recipe = self.recipe_with(**changes)
@@ -92,12 +92,12 @@ class LearningProbes:
             algo, capture = self._algorithm(recipe)
             if replay_is_off_device(algo):
                 return None
-            seconds = self._typical(algo, recipe)
+            seconds = self._typical_seconds(algo, recipe)
         finally:
             set_numerics(self._device, self._config.recipe)
-        return seconds if self._has_the_jobs_fallbacks(capture) else None
+        return seconds if self._uses_only_the_jobs_fallbacks(capture) else None
 
-    @if_it_fits
+    @none_if_out_of_memory
     def update_overhead(self) -> float | None:
         """Return the share of an update that does not depend on the batch size, by a line through two sizes.
 
@@ -118,13 +118,13 @@ class LearningProbes:
         self._set_up(algo, larger, self._share)
         # Two different implementations cannot be compared.
         is_other_kind = _in_numpy(algo) != _in_numpy(self._parts.algo)
-        if is_other_kind or not self._has_the_jobs_fallbacks(capture):
+        if is_other_kind or not self._uses_only_the_jobs_fallbacks(capture):
             return None
         both = (self._parts.algo, recipe), (algo, larger)
         turns: list[list[float]] = []
         until = perf_counter() + 2 * self._share
         while len(turns) < _FEWEST_TURNS or perf_counter() < until:
-            turns.append([self.once(*each, self._share) / updates_of(each[1]) for each in both])
+            turns.append([self.learn_once(*each, self._share) / updates_of(each[1]) for each in both])
         small, large = (min(seconds) for seconds in zip(*turns, strict=True))
         per_size = (large - small) / (times - 1)
         return min(1.0, max(0.0, 1 - per_size / small))
@@ -135,13 +135,13 @@ class LearningProbes:
         policy = new_policy(env_spec.obs_layout, env_spec.action_layout, recipe, resolve_network(recipe.network)[0])
         return new_algorithm(policy.to(self._device), recipe, capture, capture.fall_back), capture
 
-    def _has_the_jobs_fallbacks(self, tried: Capture) -> bool:
+    def _uses_only_the_jobs_fallbacks(self, tried: Capture) -> bool:
         """Whether the probe used no fallback that the job does not use, which would distort the measurement."""
         return tried.fallbacks.keys() <= self._parts.capture.fallbacks.keys()
 
     # -- for any algorithm ---------------------------------------------------------------------------------------------
 
-    def _typical(self, algo: Algorithm, recipe: Recipe, longest: float | None = None) -> float:
+    def _typical_seconds(self, algo: Algorithm, recipe: Recipe, longest: float | None = None) -> float:
         """Return the typical time of learning.
 
         The first run does not count unless it is slow; on a GPU, where it captures graphs, it never counts.
@@ -150,17 +150,17 @@ class LearningProbes:
         latest = self._set_up(algo, recipe, longest)
         if latest > self._share:
             return latest
-        return typical(lambda: self.once(algo, recipe, longest), self._share)
+        return typical_seconds(lambda: self.learn_once(algo, recipe, longest), self._share)
 
     def _set_up(self, algo: Algorithm, recipe: Recipe, longest: float) -> float:
         """Learn until everything is set up, and return the seconds of the last run."""
         if self._device.type == "cuda":
             # The first captures graphs, or the second if the first only fills a replay buffer.
             for _ in range(1 if recipe.on_policy else 2):
-                self.once(algo, recipe, longest)
-        return self.once(algo, recipe, longest)
+                self.learn_once(algo, recipe, longest)
+        return self.learn_once(algo, recipe, longest)
 
-    def once(self, algo: Algorithm, recipe: Recipe, longest: float, fewest: int = _PREPARING) -> float:
+    def learn_once(self, algo: Algorithm, recipe: Recipe, longest: float, fewest: int = _PREPARING) -> float:
         """Learn once; on a CPU, stop after `longest` and extrapolate from the updates done."""
         learner = Learner(algo, Timeline())
         learner.begin(self._slot, 0.5, keyed_generator(self._device, self._config.run.seed, SHUFFLE, 0))

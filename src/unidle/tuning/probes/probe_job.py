@@ -23,11 +23,11 @@ from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import HostEnvs
 from unidle.timeline import Timeline
 from unidle.tuning.job import endless
-from unidle.tuning.probes.device import copy_rates, free_memory, if_it_fits, time_on_device
+from unidle.tuning.probes.device import copy_rates, free_memory, none_if_out_of_memory, time_on_device
 from unidle.tuning.probes.learning import LearningProbes, quiet_capture, silent, updates_of
 from unidle.tuning.probes.probe_results import ProbeResults
 from unidle.tuning.probes.profile import Pace, Profile, Stepping
-from unidle.tuning.probes.stepping import QUICK_STEP, Bare, Steps, step_alone, step_bare
+from unidle.tuning.probes.stepping import QUICK_STEP, BareStepping, StepStats, step_alone, step_bare
 from unidle.tuning.probes.timing import lower_quartile, seconds_of
 from unidle.tuning.probes.training import job_maker, replay_is_off_device
 
@@ -42,7 +42,7 @@ def probe_job(config: Config, seconds: float = 8.0) -> ProbeResults:
     config = endless(config)
     threads = torch.get_num_threads()
     try:
-        return _Probes(config, job_maker(config), seconds / 8).all()
+        return _Probes(config, job_maker(config), seconds / 8).run()
     finally:
         torch.set_num_threads(threads)
         free_memory()
@@ -55,7 +55,7 @@ class _Probes:
         self._config, self._maker, self._share = config, maker, share
         self._messages: list[str] = []
 
-    def all(self) -> ProbeResults:
+    def run(self) -> ProbeResults:
         with self._built(self._config, self._messages.append) as parts:
             if isinstance(parts.collector, DeviceCollector):
                 return self._on_device(parts, parts.collector)
@@ -82,14 +82,14 @@ class _Probes:
         inference = self._inference(slot, envs)
         bare = step_bare(envs, self._share)
         stepping = [_stepping(parts.workers, envs, bare, recipe)]
-        _spread(slot, envs)
+        _fill_rollout(slot, envs)
         learning = probes.seconds()
         by_threads = [] if on_gpu else probes.by_threads(learning)
         overhead = probes.update_overhead()
         collecting, rest = self._collecting(self._config, parts, envs)
         requests = bool(envs.block.request_counts())
         step_seconds = parts.env_spec.step_seconds
-        steps: Steps | None = bare.steps
+        steps: StepStats | None = bare.steps
         if not fixed:  # fast steps do not wait for I/O, and their time is known well enough
             alone = step_seconds >= QUICK_STEP
             steps = step_alone(self._maker, parts.env_spec, engine, self._share) if alone else None
@@ -122,11 +122,11 @@ class _Probes:
         )
         probed = self._probed(profile, parts, steps, requests)
         if on_gpu:
-            self._learn_otherwise(probed, probes)
+            self._time_learning_variants(probed, probes)
         return probed
 
     def _slot(self, parts: RunParts, envs: HostEnvs) -> RolloutSlot:
-        """A rollout of the job's size, to act into and to learn from."""
+        """A rollout slot of the job's size, for inference and learning."""
         recipe, policy = self._config.recipe, parts.algo.policy
         rollout = _rollout(parts, recipe.n_steps, recipe.n_envs)
         state = torch.zeros(recipe.n_envs, policy.state_size, device=rollout.obs.device)
@@ -191,7 +191,7 @@ class _Probes:
         """Return the pace with CUDA graphs; None with a replay buffer on the host, which the probe would not have."""
         return None if replay_is_off_device(parts.algo) else self._pace_with(recipe, graphs=True)
 
-    def _learn_otherwise(self, probed: ProbeResults, probes: LearningProbes) -> None:
+    def _time_learning_variants(self, probed: ProbeResults, probes: LearningProbes) -> None:
         """Measure learning with the replay buffer on the GPU and in TF32, if the job uses neither."""
         if probed.replay_on_host:
             probed.learning_with_replay_on_gpu = probes.seconds_with()
@@ -200,7 +200,7 @@ class _Probes:
         if self._config.recipe.precision == "fp32":
             probed.learning_in_tf32 = probes.seconds_with(precision="tf32")
 
-    @if_it_fits
+    @none_if_out_of_memory
     def _pace_with(self, recipe: Recipe, **settings: Any) -> Pace | None:
         """Measure inference and learning under other engine settings, with a recipe that fits next to the job.
 
@@ -216,8 +216,8 @@ class _Probes:
             envs.start(np.zeros(envs.n_envs, np.int64))
             slot = self._slot(parts, envs)
             inference = self._inference(slot, envs)
-            _spread(slot, envs)
-            learning = LearningProbes(config, self._share, parts, slot).seconds_or_a_guess()
+            _fill_rollout(slot, envs)
+            learning = LearningProbes(config, self._share, parts, slot).seconds_or_estimate()
             # On the other device environments may be divided differently, which the model accounts for.
             is_here = engine.device == self._config.engine.device
             return Pace(inference, learning, self._collecting(config, parts, envs)[0] if is_here else None)
@@ -247,7 +247,7 @@ class _Probes:
         )
         return self._probed(profile, parts, None, False)
 
-    def _probed(self, profile: Profile, parts: RunParts, steps: Steps | None, requests: bool) -> ProbeResults:
+    def _probed(self, profile: Profile, parts: RunParts, steps: StepStats | None, requests: bool) -> ProbeResults:
         to_device, from_device = copy_rates(self._share) if profile.on_gpu else (None, None)
         sent = 0 if profile.on_device else profile.n_envs * parts.env_spec.obs_layout.obs_bytes
         return ProbeResults(
@@ -262,9 +262,9 @@ class _Probes:
         )
 
 
-def _stepping(workers: int, envs: HostEnvs, bare: Bare, recipe: Recipe) -> Stepping:
+def _stepping(workers: int, envs: HostEnvs, bare: BareStepping, recipe: Recipe) -> Stepping:
     steps = recipe.n_steps
-    return Stepping(workers, len(envs.bounds), steps * bare.round_seconds, steps * bare.in_step)
+    return Stepping(workers, len(envs.bounds), steps * bare.round_seconds, steps * bare.lockstep_seconds)
 
 
 def _rollout(parts: RunParts, n_steps: int, n_envs: int) -> Rollout:
@@ -272,7 +272,7 @@ def _rollout(parts: RunParts, n_steps: int, n_envs: int) -> Rollout:
     return Rollout(n_steps, n_envs, *sizes, parts.algo.parameters.flat.device)
 
 
-def _spread(slot: RolloutSlot, envs: HostEnvs) -> None:
+def _fill_rollout(slot: RolloutSlot, envs: HostEnvs) -> None:
     """Fill every step of a rollout with the observations in the block and valid actions."""
     rollout = slot.rollout
     slot.inference.act((0, slice(0, envs.n_envs)), np.zeros(envs.n_envs, np.bool_))

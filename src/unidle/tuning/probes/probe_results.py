@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unidle.tuning.probes.profile import Profile
-from unidle.tuning.probes.stepping import Steps
+from unidle.tuning.probes.stepping import StepStats
 
 
 @dataclass
@@ -13,7 +13,7 @@ class ProbeResults:
     """A profile and further measurements."""
 
     profile: Profile
-    steps: Steps | None
+    steps: StepStats | None
     """Steps of a single environment; None if they are quick or it cannot be stepped alone."""
     requests: bool
     """Whether environments send requests to a server."""

@@ -28,7 +28,7 @@ class Stepping:
     """Slices of all workers together."""
     seconds: float
     """Seconds per iteration if each slice continues as soon as it can: the upper limit."""
-    in_step: float
+    lockstep_seconds: float
     """Seconds per iteration if all environments wait for each other after each step."""
 
 

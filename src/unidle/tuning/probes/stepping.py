@@ -29,8 +29,8 @@ _WORTH_WAITING = 1e-3  # seconds; quicker steps do not wait for I/O
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Steps of a single environment."""
+class StepStats:
+    """Durations and CPU use of environment steps."""
 
     median: float
     """Seconds."""
@@ -44,18 +44,18 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Bare:
+class BareStepping:
     """All environments of a job, stepped as fast as possible."""
 
     round_seconds: float
-    """Seconds for one step of each, without waiting for each other."""
-    in_step: float
-    """Seconds for one step of each, all waiting for each other."""
-    steps: Steps
-    """Steps of a slice."""
+    """Seconds for one step of each environment, without lockstep."""
+    lockstep_seconds: float
+    """Seconds for one step of each environment, in lockstep."""
+    steps: StepStats
+    """Steps of one slice."""
 
 
-def step_bare(envs: HostEnvs, seconds: float) -> Bare:
+def step_bare(envs: HostEnvs, seconds: float) -> BareStepping:
     """Step started `envs` with random actions for about `seconds`.
 
     First all of them in lockstep. Then slices get pre-drawn actions as soon as they return, except with action masks,
@@ -63,19 +63,19 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
     """
     rng = np.random.default_rng(0)
     one_round(envs, _draw(envs, rng))  # the first is slower
-    before, began = _Use.now(), perf_counter()
-    in_step, latencies = _in_step(envs, rng, seconds / 2)
-    round_seconds = in_step
+    before, began = _CpuTime.now(), perf_counter()
+    lockstep_seconds, latencies = _lockstep(envs, rng, seconds / 2)
+    round_seconds = lockstep_seconds
     if len(envs.bounds) > 1 and not envs.env_spec.obs_layout.mask_width:
-        round_seconds, latencies = _freely(envs, rng, seconds / 2)
-    use = _Use.now().since(before)
+        round_seconds, latencies = _without_lockstep(envs, rng, seconds / 2)
+    use = _CpuTime.now().since(before)
     wall = perf_counter() - began
     envs.faults.clear()
     envs.restarted.clear()
-    return Bare(
+    return BareStepping(
         round_seconds,
-        in_step,
-        Steps(
+        lockstep_seconds,
+        StepStats(
             float(np.median(latencies)),
             float(np.quantile(latencies, 0.95)),
             min(1.0, use.on_core / max(1e-9, wall * max(1, envs.workers) - use.queued)),
@@ -85,26 +85,26 @@ def step_bare(envs: HostEnvs, seconds: float) -> Bare:
     )
 
 
-def step_alone(maker: EnvMaker, env_spec: EnvSpec, engine: Engine, seconds: float) -> Steps:
+def step_alone(maker: EnvMaker, env_spec: EnvSpec, engine: Engine, seconds: float) -> StepStats:
     """Step one environment in its own process, so that its CPU time can be measured separately."""
-    others = _Use.children()
+    others = _CpuTime.children()
     envs = make_envs(maker.on_host(), env_spec, 1, 0, 1, engine)
     rng = np.random.default_rng(0)
     try:
         envs.start(np.zeros(1, np.int64))
         latencies, own = list[float](), list[float]()  # the second without waiting for a core
-        worker = [process for process in _Use.children() if process not in others]
-        before, began, queued = _Use.of(worker), perf_counter(), _queued(worker)
+        worker = [process for process in _CpuTime.children() if process not in others]
+        before, began, queued = _CpuTime.of(worker), perf_counter(), _queued(worker)
         while len(latencies) < 5 or perf_counter() - began < max(seconds / 2, _ALONE_S):
             latencies += one_round(envs, _draw(envs, rng))
             until_now, queued = queued, _queued(worker)
             own.append(latencies[-1] - (queued - until_now))
-        use = _Use.of(worker).since(before)
+        use = _CpuTime.of(worker).since(before)
     finally:
         envs.close()
     # Per step, so that one long wait for a core does not affect the others.
     on_core = max(use.main, use.on_core) / len(own) / max(1e-9, float(np.median(own)))
-    return Steps(
+    return StepStats(
         float(np.median(latencies)),
         float(np.quantile(latencies, 0.95)),
         1.0 if env_spec.step_seconds < _WORTH_WAITING else min(1.0, on_core),
@@ -132,11 +132,11 @@ def one_round(envs: HostEnvs, actions: np.ndarray) -> list[float]:
     return back
 
 
-def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
+def _without_lockstep(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
     """Return the seconds per round and the latency of each slice's step, without lockstep."""
     drawn = [_draw(envs, rng) for _ in range(_DRAWN)]
     slices = len(envs.bounds)
-    lines = [slice(*bounds) for bounds in envs.bounds]
+    env_ids = [slice(*bounds) for bounds in envs.bounds]
     envs.block.actions[:] = drawn[0]
     sent = [perf_counter()] * slices
     envs.send(list(range(slices)))
@@ -146,7 +146,7 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
     while True:
         back = envs.recv(1)
         now = perf_counter()
-        latencies += [now - sent[slot] for slot in back]
+        latencies += [now - sent[index] for index in back]
         stepped += len(back)
         if now - since >= seconds / _SEGMENTS and stepped >= _ROUNDS * slices:
             rounds.append((now - since) / stepped * slices)
@@ -154,19 +154,19 @@ def _freely(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[f
         if len(latencies) >= slices and now - began > seconds:
             break
         number = (number + 1) % len(drawn)
-        for slot in back:
-            envs.block.actions[lines[slot]] = drawn[number][lines[slot]]
-            sent[slot] = now
+        for index in back:
+            envs.block.actions[env_ids[index]] = drawn[number][env_ids[index]]
+            sent[index] = now
         envs.send(back)
-    left = slices - len(back)
-    while left:
-        left -= len(envs.recv(left))
+    in_flight = slices - len(back)
+    while in_flight:
+        in_flight -= len(envs.recv(in_flight))
     if len(rounds) < _SEGMENTS // 2:  # slow steps: use the whole measurement
         return (now - began) / len(latencies) * slices, latencies
     return lower_quartile(rounds), latencies
 
 
-def _in_step(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
+def _lockstep(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[float, list[float]]:
     """Return the seconds per round and the latencies in lockstep."""
     rounds: list[list[float]] = []
     began = perf_counter()
@@ -176,7 +176,7 @@ def _in_step(envs: HostEnvs, rng: np.random.Generator, seconds: float) -> tuple[
 
 
 @dataclass(frozen=True)
-class _Use:
+class _CpuTime:
     """CPU time of processes so far, in seconds."""
 
     on_core: float
@@ -193,12 +193,12 @@ class _Use:
         return list(psutil().Process().children(recursive=True))
 
     @staticmethod
-    def now() -> _Use:
+    def now() -> _CpuTime:
         """Return the use of all child processes, or of this process if there are none."""
-        return _Use.of(_Use.children() or [psutil().Process()])
+        return _CpuTime.of(_CpuTime.children() or [psutil().Process()])
 
     @staticmethod
-    def of(processes: Iterable[Any]) -> _Use:
+    def of(processes: Iterable[Any]) -> _CpuTime:
         on_core, main, queued, threads = 0.0, 0.0, 0.0, 0
         for process in processes:
             with suppress(psutil().Error):
@@ -208,10 +208,12 @@ class _Use:
                 main += own if scheduled is None else scheduled[0]
                 queued += 0.0 if scheduled is None else scheduled[1]
                 threads = max(threads, process.num_threads())
-        return _Use(on_core, main, queued, threads)
+        return _CpuTime(on_core, main, queued, threads)
 
-    def since(self, before: _Use) -> _Use:
-        return _Use(self.on_core - before.on_core, self.main - before.main, self.queued - before.queued, self.threads)
+    def since(self, before: _CpuTime) -> _CpuTime:
+        return _CpuTime(
+            self.on_core - before.on_core, self.main - before.main, self.queued - before.queued, self.threads
+        )
 
 
 def _queued(processes: Iterable[Any]) -> float:

@@ -17,7 +17,7 @@ def seconds_of(call: Callable[[], object], share: float) -> float:
     """Return the typical time of a call after a warm-up."""
     for _ in range(5):
         call()
-    return typical(lambda: _timed(call), share / 2)
+    return typical_seconds(lambda: _timed(call), share / 2)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -26,7 +26,7 @@ def _timed(call: Callable[[], object]) -> float:
     return perf_counter() - began
 
 
-def typical(measure: Callable[[], float], share: float) -> float:
+def typical_seconds(measure: Callable[[], float], share: float) -> float:
     """Return the lower quartile of `measure`, repeated for `share` seconds and at least three times."""
     found: list[float] = []
     until = perf_counter() + share

@@ -18,7 +18,7 @@ from unidle.envs.make import EnvMaker, env_maker
 
 def job_maker(config: Config) -> EnvMaker:
     """Return the maker of the job's environments, on the host or the device as in training."""
-    maker = env_maker(config.run.env, config.run.env_kwargs)
+    maker = env_maker(config.run.env, config.run.env_kwargs, config.run.wrappers)
     maker = replace(maker, obs_groups=config.recipe.obs_groups)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
@@ -28,8 +28,8 @@ def new_trainer(
 ) -> Trainer:
     """Return the job's trainer; `callback` is called after every iteration."""
     network = resolve_network(config.recipe.network)[0]
-    listener = _Saying(say)
-    return Trainer(config, job_maker(config), listener, network=network, after_iteration=[callback], meter=meter)
+    display = _MessageDisplay(say)
+    return Trainer(config, job_maker(config), display, network=network, after_iteration=[callback], meter=meter)
 
 
 def train(trainer: Trainer) -> Path:
@@ -47,7 +47,7 @@ def replay_is_off_device(algo: Algorithm) -> bool:
     return algo.experience is not None and isinstance(algo.experience.sampler, Prefetch)
 
 
-class _Saying(SilentDisplay):
+class _MessageDisplay(SilentDisplay):
     """Forwards messages and shows no progress."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

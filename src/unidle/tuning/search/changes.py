@@ -8,7 +8,7 @@ from typing import Any
 from unidle.config import Config, Engine
 from unidle.config.fields import section_of
 from unidle.tuning.job import MOST_WORKERS_PER_CORE, is_valid
-from unidle.tuning.search.trial import Situation
+from unidle.tuning.search.trial import JobSetup
 
 # Engine settings that affect speed; the others are about faults and evaluation.
 TUNED = ("device", "subproc", "workers", "slices", "pin_cores", "compile", "graphs", "threads")
@@ -48,51 +48,53 @@ class Change:
         return any(section_of(name) == "recipe" for name, _ in self.values)
 
 
-def engine_changes(config: Config, seen: Situation) -> list[Change]:
+def engine_changes(config: Config, setup: JobSetup) -> list[Change]:
     """Return the engine changes that may be faster than `config` in that situation."""
     engine = config.engine
     found: list[Change] = []
-    if seen.on_gpu and not engine.graphs:
+    if setup.on_gpu and not engine.graphs:
         found += _each(engine, "graphs", [True])
-    if seen.on_device:
+    if setup.on_device:
         found += _each(engine, "compile", [not engine.compile])
-    elif seen.vectorised:
+    elif setup.vectorised:
         found += _each(engine, "slices", [1, 2])
     else:
-        found += _stepping(config, seen)
-    if seen.gpu:
-        found += _each(engine, "device", ["cpu" if seen.on_gpu else "cuda"])
-    if not seen.on_gpu:
-        found += _each(engine, "threads", [count for count in (1, 2, seen.cores) if count <= seen.cores])
+        found += _stepping(config, setup)
+    if setup.gpu:
+        found += _each(engine, "device", ["cpu" if setup.on_gpu else "cuda"])
+    if not setup.on_gpu:
+        found += _each(engine, "threads", [count for count in (1, 2, setup.cores) if count <= setup.cores])
     return [change for change in found if is_valid(change.applied(config))]
 
 
-def _stepping(config: Config, seen: Situation) -> list[Change]:
+def _stepping(config: Config, setup: JobSetup) -> list[Change]:
     """Return changes of how host environments are stepped: workers, slices, pinning or the trainer's process."""
     engine, n_envs = config.engine, config.recipe.n_envs
-    if not seen.workers:
+    if not setup.workers:
         return [Change((("subproc", True),), f"subproc {_word(engine.subproc)} → on")]
-    here = Change((("subproc", False), ("workers", None)), f"{_now(engine, seen)} → in the trainer's process")
-    most = min(n_envs, MOST_WORKERS_PER_CORE * seen.cores)
-    wanted = [None, seen.cores, seen.cores - 1, 2 * seen.workers, seen.workers // 2]
+    here = Change((("subproc", False), ("workers", None)), f"{_now(engine, setup)} → in the trainer's process")
+    most = min(n_envs, MOST_WORKERS_PER_CORE * setup.cores)
+    wanted = [None, setup.cores, setup.cores - 1, 2 * setup.workers, setup.workers // 2]
     counts = [count for count in wanted if count is None or 0 < count <= most]
     return [
-        *_each(engine, "workers", [count for count in counts if count != seen.workers]),
+        *_each(engine, "workers", [count for count in counts if count != setup.workers]),
         *_each(
-            engine, "slices", [count for count in (1, 2, 4) if count != seen.slices and count * seen.workers <= n_envs]
+            engine,
+            "slices",
+            [count for count in (1, 2, 4) if count != setup.slices and count * setup.workers <= n_envs],
         ),
-        *_each(engine, "pin_cores", [not _is_pinned(engine, seen)]),
+        *_each(engine, "pin_cores", [not _is_pinned(engine, setup)]),
         here,
     ]
 
 
-def _is_pinned(engine: Engine, seen: Situation) -> bool:
+def _is_pinned(engine: Engine, setup: JobSetup) -> bool:
     """As `make_envs` decides."""
-    return seen.workers >= seen.cores - 1 if engine.pin_cores is None else engine.pin_cores
+    return setup.workers >= setup.cores - 1 if engine.pin_cores is None else engine.pin_cores
 
 
-def _now(engine: Engine, seen: Situation) -> str:
-    return f"workers {engine.workers or f'auto ({seen.workers})'}"
+def _now(engine: Engine, setup: JobSetup) -> str:
+    return f"workers {engine.workers or f'auto ({setup.workers})'}"
 
 
 def _each(engine: Engine, name: str, values: list[Any]) -> list[Change]:
@@ -105,11 +107,11 @@ def _each(engine: Engine, name: str, values: list[Any]) -> list[Change]:
     ]
 
 
-def recipe_changes(config: Config, seen: Situation) -> list[Change]:
+def recipe_changes(config: Config, setup: JobSetup) -> list[Change]:
     """Return recipe changes: overlap and larger sizes; each of them changes learning."""
     recipe = config.recipe
     found = []
-    if recipe.overlap == "off" and not seen.on_device:
+    if recipe.overlap == "off" and not setup.on_device:
         found.append(Change((("overlap", "strict"),), "overlap off → strict"))
     for name in _DOUBLED:
         value = vars(recipe).get(name)
@@ -118,11 +120,11 @@ def recipe_changes(config: Config, seen: Situation) -> list[Change]:
     return [change for change in found if is_valid(change.applied(config))]
 
 
-def halved(change: Change, config: Config, seen: Situation) -> Change | None:
+def halved(change: Change, config: Config, setup: JobSetup) -> Change | None:
     """Return the change with half the value, after it ran out of memory; None if that is no increase."""
     for name, value in change.values:
-        now = seen.workers if name == "workers" else getattr(config.engine, name, None) or 1
-        much = seen.cores if name == "workers" and value is None else value
+        now = setup.workers if name == "workers" else getattr(config.engine, name, None) or 1
+        much = setup.cores if name == "workers" and value is None else value
         if name in ("workers", "slices", "threads") and much // 2 > now:
             return _each(config.engine, name, [much // 2])[0]
     return None

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 # Student's t, two-sided, for 1 to 15 degrees of freedom. The interval is inspected up to three times, so each
 # inspection is corrected to keep 95 % for all three together (Bonferroni).
 _T = (38.19, 7.65, 4.86, 3.96, 3.53, 3.29, 3.13, 3.02, 2.93, 2.87, 2.82, 2.78, 2.75, 2.72, 2.69)
-LOOKS = (3, 6, 12)  # numbers of pairs at which the interval is inspected
+INSPECT_AFTER = (3, 6, 12)  # numbers of pairs at which the interval is inspected
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Results of tuning: an `Outcome` per change, `Tuned` for all of them, and the `Watcher` protocol for progress."""
+"""Results of tuning: an `Outcome` per change, `Tuned` for all of them, and the `TuningProgress` protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from unidle.config import Config
 from unidle.tuning.search.changes import TUNED, Change
 from unidle.tuning.search.interval import Interval
-from unidle.tuning.search.trial import Situation
+from unidle.tuning.search.trial import JobSetup
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Tuned:
     config: Config
     """The job with all kept changes."""
     outcomes: list[Outcome] = field(default_factory=list)
-    situation: Situation | None = None
+    setup: JobSetup | None = None
     first_rate: float = 0.0
     """Steps/s of the job as given."""
     rate: float = 0.0
@@ -70,7 +70,7 @@ class Tuned:
         return {name: getattr(self.config.engine, name) for name in TUNED}
 
 
-class Watcher(Protocol):
+class TuningProgress(Protocol):
     """Shows the progress of tuning."""
 
     def on_stage(self, text: str) -> None:
@@ -79,7 +79,7 @@ class Watcher(Protocol):
     def on_start(self, tuned: Tuned) -> None:
         """Called when the unchanged job has been measured."""
 
-    def on_look(self, change: Change, measured: Interval, pairs: int) -> None:
+    def on_interim_result(self, change: Change, measured: Interval, pairs: int) -> None:
         """Called after each pair of segments."""
 
     def on_outcome(self, outcome: Outcome) -> None:

@@ -22,10 +22,10 @@ from unidle.config import Config
 from unidle.subprocesses import PACKAGE_PARENT
 from unidle.tuning.job import endless
 
-# late: no time left to start it; unlike: it would differ from the job in more than the settings.
-Failure = Literal["memory", "crash", "hang", "late", "unlike"]
+# late: no time left to start it; incomparable: it would differ from the job in more than the settings.
+Failure = Literal["memory", "crash", "hang", "late", "incomparable"]
 
-_EXIT_SECONDS = 10.0  # for a trial to exit by itself
+_EXIT_SECONDS = 10.0  # for a trial to exit before it is killed
 _DYING_SECONDS = 5.0  # between the end of its pipe and its exit
 
 
@@ -38,7 +38,7 @@ class TrialError(Exception):
 
 
 @dataclass(frozen=True)
-class Situation:
+class JobSetup:
     """The machine and layout that a trial reports after set-up."""
 
     cores: int
@@ -68,32 +68,32 @@ class Segment:
 
 
 class Trial:
-    """One job: call `start`, then `go` any number of times, then `close`."""
+    """One job: call `start`, then `train_segment` any number of times, then `close`."""
 
     def __init__(self, config: Config) -> None:
         """`config` must be validated."""
         self._folder = tempfile.TemporaryDirectory(prefix="unidle-trial-", ignore_cleanup_errors=True)
         self.config = _for_trial(config, Path(self._folder.name))
-        self._log = Path(self._folder.name) / "said.txt"
+        self._log = Path(self._folder.name) / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
         self._pipe: Connection | None = None
 
-    def start(self, patience: float) -> Situation:
+    def start(self, patience: float) -> JobSetup:
         """Set up and warm up within `patience` seconds."""
         self._launch("train")
-        return Situation(**self._answer(patience))
+        return JobSetup(**self._receive(patience))
 
-    def go(self, seconds: float, patience: float) -> Segment:
+    def train_segment(self, seconds: float, patience: float) -> Segment:
         """Train for about `seconds`; fails after `patience` seconds."""
         self._send(seconds)
-        return Segment(**self._answer(patience))
+        return Segment(**self._receive(patience))
 
     def profile(self, seconds: float, patience: float) -> Any:
         """Probe the job instead of training; returns a `Profile`."""
         self._launch("profile")
         self._send(seconds)
-        return self._answer(patience)
+        return self._receive(patience)
 
     @property
     def is_alive(self) -> bool:
@@ -130,10 +130,10 @@ class Trial:
 
     def _send(self, message: Any) -> None:
         assert self._pipe is not None
-        with contextlib.suppress(OSError):  # if it is gone, `_answer` reports it
+        with contextlib.suppress(OSError):  # if it has exited, `_receive` reports it
             self._pipe.send(message)
 
-    def _answer(self, patience: float) -> Any:
+    def _receive(self, patience: float) -> Any:
         assert self._pipe is not None
         if not self._pipe.poll(patience):
             self._kill()
@@ -141,12 +141,12 @@ class Trial:
         try:
             kind, content = self._pipe.recv()
         except (EOFError, OSError):
-            raise self._died() from None
+            raise self._exit_error() from None
         if kind == "answer":
             return content
         raise TrialError(kind, content)
 
-    def _died(self) -> TrialError:
+    def _exit_error(self) -> TrialError:
         assert self._process is not None
         try:
             status = self._process.wait(_DYING_SECONDS)
@@ -176,7 +176,7 @@ def _python_path() -> str:
 
 
 def _for_trial(config: Config, folder: Path) -> Config:
-    """Return the job without an end, checkpoints and logs."""
+    """Return the endless job without checkpoints and logs."""
     config = endless(config)
     run = replace(
         config.run,

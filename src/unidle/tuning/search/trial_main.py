@@ -24,7 +24,7 @@ _OUT_OF_MEMORY = re.compile(r"\b(OutOfMemoryError|MemoryError|out of memory|Cann
 
 
 def main() -> None:
-    """Serve one tuner until it closes the pipe."""
+    """Run segments for one tuner until it closes the pipe."""
     end_with_trainer()
     limit_threads()
     what, pipe = sys.argv[1], Connection(int(sys.argv[2]))
@@ -32,9 +32,9 @@ def main() -> None:
         tuner, path, config = pipe.recv()
         seconds = pipe.recv() if what == "profile" else 0.0
     except (EOFError, OSError):
-        return  # the tuner is gone
+        return  # the tuner has exited
     if os.getppid() != tuner:
-        return  # the tuner ended before this process was tied to it
+        return  # the tuner exited before `end_with_trainer` took effect
     sys.path[:] = path
     try:
         if what == "train":
@@ -58,13 +58,13 @@ def _kind(error: Exception) -> str:
 def _train(config: Config, pipe: Connection) -> None:
     from unidle.tuning.probes.training import new_trainer, train
 
-    pace = _Pace(pipe)
-    pace.trainer = new_trainer(config, pace, lambda text: print(text, flush=True))  # into the trial's log
-    pace.begin()
-    train(pace.trainer)
+    callback = _SegmentCallback(pipe)
+    callback.trainer = new_trainer(config, callback, lambda text: print(text, flush=True))  # into the trial's log
+    callback.begin()
+    train(callback.trainer)
 
 
-class _Pace:
+class _SegmentCallback:
     """Iteration callback that pauses the run until the tuner requests the next segment."""
 
     trainer: Trainer
@@ -97,7 +97,7 @@ class _Pace:
                 "first_return": self._first_return,
             }
         else:
-            answer, self._is_warm = situation(self.trainer), True
+            answer, self._is_warm = job_setup(self.trainer), True
         try:
             self._pipe.send(("answer", answer))
             seconds = self._pipe.recv()
@@ -115,8 +115,8 @@ def _warm_ups(trainer: Trainer) -> int:
     return 1 + rollouts if trainer.algo.parameters.flat.is_cuda else rollouts
 
 
-def situation(trainer: Trainer) -> dict[str, Any]:
-    """Return the fields of `trial.Situation`."""
+def job_setup(trainer: Trainer) -> dict[str, Any]:
+    """Return the fields of `trial.JobSetup`."""
     from unidle.config.machine import available_cores, gpu_name
     from unidle.engine.collect.host import HostCollector
     from unidle.tuning.probes.training import replay_is_off_device

@@ -1,4 +1,4 @@
-"""A generated site is the same for the same seed, looks like a site, and is served as badly as is asked for."""
+"""The generated test site and its server: reproducible pages, topics, latency and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unidle.errors import UsageError
 from unidle.tasks.web.page import parse
 from unidle.tasks.web.page_features import first_words
 from unidle.tasks.web.site.generate import NAMES, Layout, Site
-from unidle.tasks.web.site.serve import Serving, SiteServer, in_background, serving
+from unidle.tasks.web.site.serve import SiteServer, SiteServerConfig, in_background, run_server
 from unidle.tasks.web.site.topics import ADVERTISING_WORDS, HONEST_WORDS, PLAIN_WORDS, TOPICS
 from unidle.tasks.web.text_features import Topic
 
@@ -35,14 +35,14 @@ async def get(url: str, method: str = "GET") -> tuple[int, bytes]:
 # -- the site ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_makes_the_same_site_in_every_process() -> None:
+def test_site_is_reproducible_from_its_seed_across_processes() -> None:
     code = (
         "import zlib; from unidle.tasks.web.site.generate import *; site = Site.of(5, Layout(120, 12, 4000));"
         "print(zlib.crc32(b''.join(site.html(path) for path in site.paths)))"
     )
-    told = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    printed = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
     site = Site.of(5, SMALL)
-    assert told == {f"{_digest(site)}\n".encode()}
+    assert printed == {f"{_digest(site)}\n".encode()}
     assert _digest(Site.of(6, SMALL)) != _digest(site)
 
 
@@ -51,25 +51,25 @@ def _digest(site: Site) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_page_can_be_reached_from_the_top(seed: int) -> None:
+def test_every_page_is_reachable_from_the_home_page(seed: int) -> None:
     site = Site.of(seed, SMALL)
-    reached, edge = {0}, [0]
-    while edge:
-        new = set(site.targets[edge.pop()].tolist()) - reached
+    reached, frontier = {0}, [0]
+    while frontier:
+        new = set(site.targets[frontier.pop()].tolist()) - reached
         reached |= new
-        edge += new
+        frontier += new
     assert reached == set(range(SMALL.pages))
 
 
-def test_pages_have_the_size_and_the_links_that_were_asked_for() -> None:
+def test_pages_have_the_configured_size_and_link_count() -> None:
     site = Site.of(0)
     pages = [site.html(path, "/0/") or b"" for path in site.paths[1:60]]
     assert np.mean([len(page) for page in pages]) == pytest.approx(30_000, rel=0.1)
     found = [len(parse(page, "http://127.0.0.1/0/").links) for page in pages]
-    assert np.mean(found) == pytest.approx(50 + 8, rel=0.15)  # and those that every page has
+    assert np.mean(found) == pytest.approx(50 + 8, rel=0.15)  # plus the links that every page has
 
 
-def test_a_page_is_about_its_topic_and_not_about_others() -> None:
+def test_page_is_relevant_to_its_own_topic_only() -> None:
     site = Site.of(1)
     for path, topic in list(zip(site.paths, site.topic))[1:40]:
         content = parse(site.html(path) or b"", "http://127.0.0.1/")
@@ -79,30 +79,30 @@ def test_a_page_is_about_its_topic_and_not_about_others() -> None:
         assert max(scores.values()) < 0.5
 
 
-def test_links_keep_to_a_topic_and_their_words_tell_which_can_be_believed() -> None:
+def test_links_favour_their_topic_and_words_mark_honest_links() -> None:
     site = Site.of(2)
     same = [(site.topic[row] == site.topic[page]).mean() for page, row in enumerate(site.targets) if page]
     assert np.mean(same) > 3 / len(NAMES)
     honest, lying = [], []
-    where = {f"http://127.0.0.1/{path}": page for page, path in enumerate(site.paths)}
+    page_of = {f"http://127.0.0.1/{path}": page for page, path in enumerate(site.paths)}
     for path in site.paths[1:40]:
         for link in parse(site.html(path) or b"", f"http://127.0.0.1/{path}").links:
             words = set(link.text.split())
-            told = [name for name in NAMES if words & set(TOPICS[name])]
-            if link.url in where and told:
-                kept = NAMES[site.topic[where[link.url]]] == told[0]
-                (honest if words & set(HONEST_WORDS) else lying).append(kept)
+            named = [name for name in NAMES if words & set(TOPICS[name])]
+            if link.url in page_of and named:
+                is_true = NAMES[site.topic[page_of[link.url]]] == named[0]
+                (honest if words & set(HONEST_WORDS) else lying).append(is_true)
     assert min(len(honest), len(lying)) > 300
     assert all(honest)
     assert not any(lying)
 
 
-def test_no_word_means_two_things() -> None:
+def test_word_groups_are_disjoint() -> None:
     words = [word for group in (*TOPICS.values(), PLAIN_WORDS, HONEST_WORDS, ADVERTISING_WORDS) for word in group]
     assert len(words) == len(set(words))
 
 
-def test_the_archive_never_ends() -> None:
+def test_archive_is_endless() -> None:
     site = Site.of(0, SMALL)
     for number in (0, 7, 10**8):
         assert f"archive/{number + 1}.html".encode() in (site.html(f"archive/{number}.html") or b"")
@@ -110,21 +110,21 @@ def test_the_archive_never_ends() -> None:
 
 
 @pytest.mark.parametrize("layout", [{"pages": 9}, {"links": 0}, {"page_bytes": 0}])
-def test_a_site_that_cannot_be_made_is_refused(layout: dict[str, int]) -> None:
+def test_invalid_layout_is_refused(layout: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="A site needs"):
         Layout(**layout)
     with pytest.raises(UsageError, match="A site needs"):
-        Serving(**layout)
+        SiteServerConfig(**layout)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
 
-QUICK = {"pages": 120, "links": 12, "page_bytes": 4000}
+SMALL_SITE = {"pages": 120, "links": 12, "page_bytes": 4000}
 
 
-def test_sites_are_served_with_all_that_belongs_to_them() -> None:
+def test_server_serves_pages_robots_redirects_and_errors() -> None:
     async def check() -> None:
-        async with serving(Serving(seed=3, sites=2, **QUICK)) as server:
+        async with run_server(SiteServerConfig(seed=3, sites=2, **SMALL_SITE)) as server:
             assert server.urls == [f"{server.url}0/", f"{server.url}1/"]
             site = Site.of(4, SMALL)
             assert await get(server.urls[1]) == (200, site.html("", "/1/"))
@@ -134,17 +134,19 @@ def test_sites_are_served_with_all_that_belongs_to_them() -> None:
             status, _ = await get(f"{server.urls[0]}go/5")
             assert status == 302
             assert (await get(f"{server.urls[0]}files/1.pdf"))[1].startswith(b"%PDF")
-            for lost in ("2/", "0/lost/1.html", "0/x-7.html", "x/", "0", "0/go/x", "99999999999999999999/"):
-                assert (await get(server.url + lost))[0] == 404, lost
+            for missing in ("2/", "0/lost/1.html", "0/x-7.html", "x/", "0", "0/go/x", "99999999999999999999/"):
+                assert (await get(server.url + missing))[0] == 404, missing
             assert (await get(server.url, "POST"))[0] == 405
-            assert server.answers[404] == 7
+            assert server.responses[404] == 7
 
     run(check())
 
 
-def test_answers_take_the_time_that_was_asked_for() -> None:
+def test_responses_take_the_configured_latency() -> None:
     async def check() -> None:
-        async with serving(Serving(latency=0.1, jitter=0.1, slow_rate=1.0, slow_seconds=0.2, **QUICK)) as server:
+        async with run_server(
+            SiteServerConfig(latency=0.1, jitter=0.1, slow_rate=1.0, slow_seconds=0.2, **SMALL_SITE)
+        ) as server:
             began = time.monotonic()
             await asyncio.gather(*(get(server.urls[0]) for _ in range(10)))
             assert 0.3 <= time.monotonic() - began < 1.5
@@ -152,9 +154,9 @@ def test_answers_take_the_time_that_was_asked_for() -> None:
     run(check())
 
 
-def test_the_same_pages_are_slow_each_time() -> None:
+def test_same_pages_are_slow_on_every_visit() -> None:
     async def check() -> None:
-        async with serving(Serving(slow_rate=0.3, slow_seconds=0.15, **QUICK)) as server:
+        async with run_server(SiteServerConfig(slow_rate=0.3, slow_seconds=0.15, **SMALL_SITE)) as server:
             slow = []
             for _ in range(2):
                 slow.append([])
@@ -168,36 +170,36 @@ def test_the_same_pages_are_slow_each_time() -> None:
     run(check())
 
 
-def test_as_many_requests_fail_as_were_asked_for() -> None:
+def test_requests_fail_at_the_configured_error_rate() -> None:
     async def check() -> None:
-        async with serving(Serving(error_rate=0.5, **QUICK)) as server:
+        async with run_server(SiteServerConfig(error_rate=0.5, **SMALL_SITE)) as server:
             await asyncio.gather(*(get(server.urls[0]) for _ in range(200)))
-            assert set(server.answers) == {200, 503}
-            assert 60 < server.answers[503] < 140
+            assert set(server.responses) == {200, 503}
+            assert 60 < server.responses[503] < 140
             assert (await get(f"{server.url}robots.txt"))[0] == 200
 
     run(check())
 
 
-def test_it_listens_on_loopback_only_and_says_when_a_port_is_taken() -> None:
+def test_server_listens_on_loopback_and_reports_taken_port() -> None:
     async def check() -> None:
-        async with serving(Serving(**QUICK)) as server:
+        async with run_server(SiteServerConfig(**SMALL_SITE)) as server:
             assert [host for host, _ in server._runner.addresses] == ["127.0.0.1"]
             port = int(re.findall(r"\d+", server.url)[-1])
             with pytest.raises(UsageError, match=f"Cannot listen on port {port}"):
-                await SiteServer(Serving(port=port)).start()
+                await SiteServer(SiteServerConfig(port=port)).start()
 
     run(check())
 
 
-def test_it_runs_in_the_background_of_a_program() -> None:
-    with in_background(Serving(**QUICK)) as server:
+def test_server_runs_in_the_background() -> None:
+    with in_background(SiteServerConfig(**SMALL_SITE)) as server:
         assert run(get(server.urls[0]))[0] == 200
     with pytest.raises(aiohttp.ClientConnectorError):
         run(get(server.urls[0]))
 
 
-def test_it_runs_from_the_command_line_until_ctrl_c() -> None:
+def test_server_runs_from_the_command_line_until_ctrl_c() -> None:
     command = [sys.executable, "-m", "unidle.tasks.web.site", "--port", "0", "--pages", "50", "--page-bytes", "2000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True, preexec_fn=restore_sigint) as process:
@@ -209,18 +211,18 @@ def test_it_runs_from_the_command_line_until_ctrl_c() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(5) == 0
         assert process.stderr.read() == ""
-    mistaken = subprocess.run([*command[:3], "--error-rate", "2"], capture_output=True, text=True)
-    assert mistaken.returncode == 1
-    assert mistaken.stderr == "error: error_rate must be between 0 and 1, not 2.0.\n"
+    invalid = subprocess.run([*command[:3], "--error-rate", "2"], capture_output=True, text=True)
+    assert invalid.returncode == 1
+    assert invalid.stderr == "error: error_rate must be between 0 and 1, not 2.0.\n"
 
 
-@pytest.mark.parametrize("wrong", [{"latency": -1.0}, {"error_rate": 1.5}, {"sites": 0}, {"port": 70000}])
-def test_what_cannot_be_served_is_said(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("setting", [{"latency": -1.0}, {"error_rate": 1.5}, {"sites": 0}, {"port": 70000}])
+def test_invalid_server_setting_raises_usage_error(setting: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Serving(**wrong)  # type: ignore[arg-type]
+        SiteServerConfig(**setting)  # type: ignore[arg-type]
 
 
-def test_without_aiohttp_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_aiohttp_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(UsageError, match=r"pip install 'unidle\[web\]'"):
-        SiteServer(Serving())
+        SiteServer(SiteServerConfig())

@@ -15,7 +15,7 @@ def _begin() -> None:
         unidle_sampler.begin(folder)
 
 
-def _hand_over() -> None:
+def _run_shadowed() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if os.path.abspath(path or os.getcwd()) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -28,4 +28,4 @@ def _hand_over() -> None:
 if __name__ == "sitecustomize":
     with contextlib.suppress(Exception):  # a failure here must not affect the command
         _begin()
-    _hand_over()
+    _run_shadowed()

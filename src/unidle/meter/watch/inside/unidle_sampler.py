@@ -30,14 +30,14 @@ _WORKER_PERIOD_S = 0.1  # there may be hundreds of workers on a few cores
 _WINDOW_PERIOD_S = 0.002  # inside a profiler window
 _FIRST_WRITE_S, _LAST_WRITE_S = 0.25, 4.0
 # Interpreter switch interval. With the default of 5 ms, Python code shorter than that would finish before the sampler
-# gets the interpreter, and the code after it would be blamed.
+# gets the interpreter, and the time would be attributed to the code after it.
 _SWITCH_S = 0.0002
-_MOST_STACKS = 5000
-_MOST_THREADS = 16
+_MAX_STACKS = 5000
+_MAX_THREADS = 16
 # Length of a profiler window, and the pause between two: at first, and later in a long run.
 _WINDOW_S, _FIRST_WINDOWS_S, _LAST_WINDOWS_S = 0.2, 2.5, 30.0
-_MOST_LOST = 3  # windows without a result before windows are disabled
-_MOST_RECENT = 1000  # samples, about ten seconds; a driver reading covers at most the last one
+_MAX_LOST = 3  # windows without a result before windows are disabled
+_MAX_RECENT = 1000  # samples, about ten seconds; a driver reading covers at most the last one
 _PAIR_S, _PAIRED = 0.0002, 0.3  # time between the two samples of a pair, and share of samples taken in pairs
 _WORKER_WORDS = (
     "multiprocessing.spawn",
@@ -49,7 +49,7 @@ _WORKER_WORDS = (
 
 
 def begin(folder: str) -> None:
-    """Sample this process and its forks until they end."""
+    """Sample this process and its forks until they exit."""
     words = " ".join(getattr(sys, "orig_argv", sys.argv if hasattr(sys, "argv") else []))
     if "multiprocessing.resource_tracker" in words:
         return
@@ -77,9 +77,9 @@ class _Sampler:
         self._windows: list[dict[str, Any]] = []
         self._gpu_use = unidle_utilisation.UtilisationReader(self._folder)
         # Recent samples of the main thread: (sums, from, to).
-        self._recent: deque[tuple[list[int], int, int]] = deque(maxlen=_MOST_RECENT)
+        self._recent: deque[tuple[list[int], int, int]] = deque(maxlen=_MAX_RECENT)
         self._before_cuda: list[tuple[list[int], int]] = []  # main thread's sums, wall time until then
-        self._is_followed = False
+        self._has_driver_readings = False
         self._tasks = 1
         self._main_lines: list[str] | None = None
         self._next_write_s, self._write_after_s = 0.0, _FIRST_WRITE_S
@@ -117,7 +117,7 @@ class _Sampler:
             self._own_cpu_before_s = self._own_cpu_s
 
     def close(self) -> None:
-        """Stop for good and write the samples."""
+        """Stop permanently and write the samples."""
         self._closed_ns = time.perf_counter_ns()
         self.stop()
         self._write()
@@ -133,7 +133,7 @@ class _Sampler:
                 torch = unidle_windows.torch_in_use()
                 if not self._is_worker and torch is not None and unidle_windows.uses_cuda(torch):
                     if not self._uses_cuda:
-                        self._begin_to_use_cuda()
+                        self._switch_to_gpu_activity()
                     elif not self._has_windows:
                         self._assign_readings(main, begun_ns)
                     elif now_s >= self._next_window_s:
@@ -156,10 +156,10 @@ class _Sampler:
         passed, self._last_ns = now_ns - self._last_ns, now_ns
         main = threading.main_thread().ident
         found: list[int] | None = None
-        standing = _stacks_now()
-        self._main_lines = standing.get(main or 0)
-        for ident in sorted(standing, key=lambda ident: ident != main)[:_MOST_THREADS]:
-            sums = self._sums_of(0 if ident == main else ident, standing[ident])
+        stacks = _stacks_now()
+        self._main_lines = stacks.get(main or 0)
+        for ident in sorted(stacks, key=lambda ident: ident != main)[:_MAX_THREADS]:
+            sums = self._sums_of(0 if ident == main else ident, stacks[ident])
             if sums is None:
                 continue
             on_core, queued = self._schedule_of(ident)
@@ -172,7 +172,7 @@ class _Sampler:
 
     def _sums_of(self, thread: int, lines: list[str]) -> list[int] | None:
         """Return the sums of a stack; None if it is new and there is no room."""
-        is_full = len(self._stacks) >= _MOST_STACKS
+        is_full = len(self._stacks) >= _MAX_STACKS
         if is_full and not all(line in self._frames for line in lines):
             return None
         key = (thread, *(self._frames.setdefault(line, len(self._frames)) for line in lines))
@@ -196,7 +196,7 @@ class _Sampler:
         self._scheduled[ident] = (on_core, queued)
         return max(0, on_core - before[0]), max(0, queued - before[1])
 
-    def _begin_to_use_cuda(self) -> None:
+    def _switch_to_gpu_activity(self) -> None:
         """Switch from CPU activity to GPU activity, which was zero until now."""
         self._uses_cuda = True
         self._next_window_s = time.monotonic() + _FIRST_WINDOWS_S  # not over the first kernels, see `Window.close`
@@ -220,13 +220,13 @@ class _Sampler:
 
     def _count_time_before_cuda(self) -> None:
         """Count the time before the GPU's first use as known."""
-        self._is_followed = True
+        self._has_driver_readings = True
         for sums, wall in self._before_cuda:
             sums[3] += wall
         self._before_cuda = []
 
     def _sample_pair(self, sums: list[int], passed: int) -> None:
-        """Sample again after a moment, to see whether the main thread is still in the same call (CPU).
+        """Sample again after 0.2 ms, to see whether the main thread is still in the same call (CPU).
 
         If so it computes inside a long call; if not, it runs Python code or short calls.
         """
@@ -274,7 +274,7 @@ class _Sampler:
                 )
             self._is_warm = True
         self._lost_windows = self._lost_windows + 1 if seen is None else 0
-        if self._lost_windows == _MOST_LOST and not self._windows:
+        if self._lost_windows == _MAX_LOST and not self._windows:
             self._has_windows = False  # use the driver's readings instead
         self._next_window_s = time.monotonic() + self._window_every_s * random.uniform(0.7, 1.3)
         self._window_every_s = min(_LAST_WINDOWS_S, 1.1 * self._window_every_s)
@@ -304,7 +304,7 @@ class _Sampler:
             "torch": torch is not None,
             "cuda": self._uses_cuda or (torch is not None and unidle_windows.uses_cuda(torch)),
             "windows": self._windows,
-            "followed": self._is_followed,
+            "followed": self._has_driver_readings,
             "frames": list(self._frames),
             "stacks": [[key[0], key[1:], *sums] for key, sums in self._stacks.items()],
         }
@@ -314,7 +314,7 @@ class _Sampler:
                 json.dump(known, file)
             os.replace(path + ".tmp", path)
         except OSError:
-            pass  # the watcher is gone
+            pass  # the watcher has exited
 
 
 def _stacks_now() -> dict[int, list[str]]:

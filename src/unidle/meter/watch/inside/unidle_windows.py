@@ -43,12 +43,12 @@ class Window:
         autograd = torch.autograd
         if torch.autograd.profiler._is_profiler_enabled:
             raise RuntimeError("the program is already profiling")
-        self._torch, self._is_taken = torch, False
-        hush_kineto()
+        self._torch, self._was_replaced = torch, False
+        silence_kineto()
         kind, extra = autograd.ProfilerState.KINETO, torch._C._profiler._ExperimentalConfig()
         config = autograd.ProfilerConfig(kind, False, False, False, False, False, extra)
         activities = {autograd.ProfilerActivity.CUDA}
-        with _without_kineto_complaint():
+        with _suppress_kineto_warning():
             autograd._prepare_profiler(config, activities)
         autograd._enable_profiler(config, activities)
         self._usual_start = getattr(autograd.profiler, "_run_on_profiler_start", None)  # not in all versions
@@ -58,10 +58,10 @@ class Window:
         self.ended_ns = self.begun_ns
 
     def _started_by_the_program(self) -> None:
-        self._is_taken = True
+        self._was_replaced = True
         self._usual_start()  # type: ignore[misc]
 
-    def close(self) -> Computed | None:
+    def close(self) -> KernelIntervals | None:
         """Close the window; returns the kernels it recorded, or None if they are lost.
 
         They are lost if the program has started profiling in the meantime: there is only one profiler, and stopping it
@@ -73,7 +73,7 @@ class Window:
         self.ended_ns = time.time_ns()
         if self._usual_start is not None:
             autograd.profiler._run_on_profiler_start = self._usual_start
-        if self._is_taken or autograd.profiler._is_profiler_enabled:
+        if self._was_replaced or autograd.profiler._is_profiler_enabled:
             return None
         try:
             events = autograd._disable_profiler().events()
@@ -85,15 +85,15 @@ class Window:
             if event.device_type() == autograd.DeviceType.CUDA and not is_copy:
                 start = event.start_ns()
                 found.append((start, start + event.duration_ns()))
-        return computed(found, self.begun_ns, self.ended_ns)
+        return merge_kernels(found, self.begun_ns, self.ended_ns)
 
 
-def hush_kineto() -> None:
+def silence_kineto() -> None:
     """Keep the profiler's log out of the program's output; call before its first use."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-class Computed:
+class KernelIntervals:
     """The kernels of a window, merged into intervals, and their number."""
 
     def __init__(self, intervals: list[tuple[int, int]], n_kernels: int) -> None:
@@ -115,24 +115,24 @@ class Computed:
         return total
 
 
-def computed(found: Sequence[tuple[int, int]], begin: int, end: int) -> Computed:
+def merge_kernels(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> KernelIntervals:
     """Merge intervals, which may overlap (several streams) and come in any order, clipped to the window."""
     merged: list[tuple[int, int]] = []
-    inside = sorted((max(first, begin), min(last, end)) for first, last in found)
+    inside = sorted((max(first, begin), min(last, end)) for first, last in intervals)
     inside = [(first, last) for first, last in inside if first < last]
     for first, last in inside:
         if merged and first <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
             merged.append((first, last))
-    return Computed(merged, len(inside))
+    return KernelIntervals(merged, len(inside))
 
 
 _was_prepared = False
 
 
 @contextlib.contextmanager
-def _without_kineto_complaint() -> Iterator[None]:
+def _suppress_kineto_warning() -> Iterator[None]:
     """Suppress the line that Kineto prints when it is first used outside the main thread.
 
     Anything else written to standard error in these few milliseconds is forwarded afterwards.

@@ -1,7 +1,7 @@
 // Common chart settings: colours, axis units, markers of changes.
 
 // [palette colour, hatch] of a phase or cause; page.py inserts the table before this script.
-const look = (name) => (Object.hasOwn(PHASE_LOOKS, name) ? PHASE_LOOKS[name] : UNKNOWN_LOOK);
+const styleOf = (name) => (Object.hasOwn(PHASE_STYLES, name) ? PHASE_STYLES[name] : UNKNOWN_STYLE);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // for Plotly
 
@@ -36,13 +36,13 @@ function plot(id, traces, extra) {
 
 // Changes as numbered lines; the list below the chart explains them.
 function markers(axis, divisor, shapes = []) {
-  const placed = view.changes.map((change, i) => [change[axis], change.change, i + 1]).filter(([x]) => x !== null);
+  const positioned = view.changes.map((change, i) => [change[axis], change.change, i + 1]).filter(([x]) => x !== null);
   return {
-    shapes: [...shapes, ...placed.map(([x]) => ({
+    shapes: [...shapes, ...positioned.map(([x]) => ({
       type: "line", xref: "x", yref: "paper", x0: x / divisor, x1: x / divisor, y0: 0, y1: 1,
       line: { color: css("ink"), width: 1, dash: "dot" },
     }))],
-    annotations: placed.map(([x, change, number]) => ({
+    annotations: positioned.map(([x, change, number]) => ({
       x: x / divisor, y: 1, yref: "paper", xanchor: "left", yanchor: "top", showarrow: false, text: String(number),
       hovertext: plain(change), font: { color: css("ink"), size: 11 }, bgcolor: css("card"), borderpad: 2,
     })),

@@ -1,6 +1,6 @@
 // The page of all runs: one row per run, updated by server-sent events.
 
-function place(run) {
+function runLink(run) {
   const link = element("a", run.name);
   link.href = "/run/" + encodeURIComponent(run.name);
   return link;
@@ -23,7 +23,7 @@ follow("/events", (runs) => {
   showState(training ? `${training} training` : "", "training");
   byId("none").hidden = runs.length > 0;
   byId("rows").replaceChildren(...runs.map((run) => row([
-    place(run), run.env, run.preset, element("span", run.state, `state ${run.state}`), progress(run), run.rate,
+    runLink(run), run.env, run.preset, element("span", run.state, `state ${run.state}`), progress(run), run.rate,
     run.return, run.busy,
   ])));
 });

@@ -14,16 +14,16 @@ function drawCurves(id, curves, percent) {
       mode: "lines", line: { color: css("c0"), width: 1.8 }, hovertemplate: format,
     });
   }
-  const judged = curves.evaluation;
-  if (judged.value.length) {
-    const x = scaled(judged[axis], divisor);
-    const edge = (sign) => judged.value.map((value, i) => value + sign * (judged.spread[i] ?? 0));
-    if (judged.spread.some((spread) => spread !== null)) {
+  const evaluation = curves.evaluation;
+  if (evaluation.value.length) {
+    const x = scaled(evaluation[axis], divisor);
+    const edge = (sign) => evaluation.value.map((value, i) => value + sign * (evaluation.spread[i] ?? 0));
+    if (evaluation.spread.some((spread) => spread !== null)) {
       const band = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, opacity: .15 };
       traces.push({ ...band, name: "low", y: edge(-1) }, { ...band, name: "high", y: edge(1), fill: "tonexty", fillcolor: faded("c1") });
     }
     traces.push({
-      name: "evaluation", x, y: judged.value, mode: "lines+markers", line: { color: css("c1"), width: 1.8 },
+      name: "evaluation", x, y: evaluation.value, mode: "lines+markers", line: { color: css("c1"), width: 1.8 },
       marker: { size: 6 }, hovertemplate: format,
     });
   }
@@ -81,18 +81,18 @@ function drawPower() {
 
 // -- the page ----------------------------------------------------------------------------------------------------------
 
-function say(id, text) {
+function setText(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text; // screen readers announce only changes
   byId(id).hidden = !text;
 }
 
 function drawWords() {
   document.title = `${view.name} · unidle`;
-  say("name", view.name);
+  setText("name", view.name);
   showState(view.state);
-  say("verdict", view.verdict);
-  say("parts-sentence", view.parts ? `GPU busy ${view.parts.sentence}.` : "");
-  say("source", view.source === "meter.jsonl" ? "measured by the meter" : "by the trainer's clock, since this run has no meter.jsonl");
+  setText("verdict", view.verdict);
+  setText("parts-sentence", view.parts ? `GPU busy ${view.parts.sentence}.` : "");
+  setText("source", view.source === "meter.jsonl" ? "measured by the meter" : "by the trainer's clock, since this run has no meter.jsonl");
   byId("facts").replaceChildren(...view.facts.map(([name, value]) => {
     const fact = element("span", `${name} `);
     fact.append(element("b", value));
@@ -130,16 +130,16 @@ function draw() {
   if (view.success) drawCurves("success", view.success, true);
   drawSpeed();
   drawPower();
-  byId("timeline").on && listen();
+  byId("timeline").on && addClickHandler();
 }
 
-let isListening = false;
-function listen() {
-  if (isListening) return;
-  isListening = true;
+let hasClickHandler = false;
+function addClickHandler() {
+  if (hasClickHandler) return;
+  hasClickHandler = true;
   byId("timeline").on("plotly_click", ({ points }) => {
     const at = nearest(corners()[points[0].pointNumber]?.[1] ?? 0);
-    if (at !== undefined) lookAt(view.timeline.place[at]);
+    if (at !== undefined) showSegment(view.timeline.offset[at]);
   });
 }
 
@@ -154,7 +154,7 @@ onChoice("kinds", (kind) => { chosen.kind = kind; });
 onChoice("axes", (axis) => { chosen.axis = axis; });
 byId("earlier").addEventListener("click", () => neighbour(-1));
 byId("later").addEventListener("click", () => neighbour(1));
-byId("latest").addEventListener("click", () => lookAt(null));
+byId("latest").addEventListener("click", () => showSegment(null));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
 let isDue = false;
@@ -166,9 +166,9 @@ function drawSoon() { // a hidden tab draws when it becomes visible
 
 const data = byId("data");
 if (data) {
-  const kept = JSON.parse(data.textContent);
-  keptSpans = kept.spans;
-  view = kept.view;
+  const embedded = JSON.parse(data.textContent);
+  embeddedSpans = embedded.spans;
+  view = embedded.view;
   byId("home").removeAttribute("href");
   byId("footer").textContent = "A static copy: the state of the run when this file was written.";
   draw();

@@ -1,8 +1,8 @@
 // Where the time went: the stacked timeline with its table, and a close-up of one segment.
 
-const chosen = { kind: null, axis: "steps", place: null }; // place null: the latest segment
+const chosen = { kind: null, axis: "steps", offset: null }; // offset null: the latest segment
 let view = null; // see view.py for its fields
-let keptSpans = null; // in a single-file page
+let embeddedSpans = null; // in a single-file page
 let shownSpans = null;
 
 // Points of the chart: the start of each segment, and its end before an unmeasured gap and at the end of the run.
@@ -17,7 +17,7 @@ function corners() {
 }
 
 function area(name, column, x, at) {
-  const [colour, hatch] = look(name);
+  const [colour, hatch] = styleOf(name);
   const pattern = hatch ? { fillpattern: { shape: hatch, fgcolor: css(colour), bgcolor: css("hatch"), size: 6, solidity: .45 } } : {};
   return {
     name: plain(name), x, y: at.map(([, i, isEnd]) => (isEnd && i < column.length - 1 ? 0 : column[i])), stackgroup: "all", mode: "lines", fillcolor: css(colour), ...pattern,
@@ -47,7 +47,7 @@ function drawTimeline() {
 function drawTable() {
   const rows = view.tables[chosen.kind] || [];
   byId("table").replaceChildren(...rows.map(([name, share, time]) => {
-    const [colour, hatch] = look(name);
+    const [colour, hatch] = styleOf(name);
     const cell = document.createDocumentFragment();
     const swatch = element("span", "", hatch ? "swatch hatched" : "swatch");
     swatch.style.setProperty("--c", `var(--${colour})`);
@@ -59,11 +59,11 @@ function drawTable() {
 
 // -- close-up of one segment ---------------------------------------------------------------------------------------------
 
-const withSpans = () => view.timeline.place.flatMap((place, i) => (place !== null && (!keptSpans || place in keptSpans) ? [i] : []));
+const segmentsWithSpans = () => view.timeline.offset.flatMap((offset, i) => (offset !== null && (!embeddedSpans || offset in embeddedSpans) ? [i] : []));
 
 function segmentIndex() {
-  const at = chosen.place === null ? -1 : view.timeline.place.indexOf(chosen.place);
-  return at >= 0 ? at : withSpans().at(-1) ?? -1;
+  const at = chosen.offset === null ? -1 : view.timeline.offset.indexOf(chosen.offset);
+  return at >= 0 ? at : segmentsWithSpans().at(-1) ?? -1;
 }
 
 // 8.0 s, 2:29:45
@@ -75,20 +75,20 @@ function clockTime(seconds) {
 
 async function drawLanes() {
   const at = segmentIndex();
-  byId("closer").hidden = at < 0;
+  byId("closeup").hidden = at < 0;
   if (at < 0) return;
-  const place = view.timeline.place[at];
+  const offset = view.timeline.offset[at];
   const begin = view.timeline.spans_begin;
-  if (shownSpans?.place !== place) {
-    const spans = keptSpans ? keptSpans[place] : await (await fetch(`${location.pathname}/spans?at=${place}`)).json();
-    shownSpans = { place, spans };
-    if (view.timeline.place[segmentIndex()] !== place) return; // another one was selected meanwhile
+  if (shownSpans?.offset !== offset) {
+    const spans = embeddedSpans ? embeddedSpans[offset] : await (await fetch(`${location.pathname}/spans?at=${offset}`)).json();
+    shownSpans = { offset, spans };
+    if (view.timeline.offset[segmentIndex()] !== offset) return; // another one was selected meanwhile
   }
-  const latest = chosen.place === null ? "Latest segment" : "Segment";
+  const latest = chosen.offset === null ? "Latest segment" : "Segment";
   const shown = Math.max(0, ...shownSpans.spans.map(([, , , to]) => 1e3 * to)); // a segment may be longer than its spans
   byId("lanes-title").textContent = `${latest} from ${clockTime(begin[at])}: its first ${shown < 10 ? shown.toPrecision(2) : Math.round(shown)} ms`;
-  byId("latest").setAttribute("aria-pressed", String(chosen.place === null));
-  const order = withSpans();
+  byId("latest").setAttribute("aria-pressed", String(chosen.offset === null));
+  const order = segmentsWithSpans();
   byId("earlier").disabled = order.indexOf(at) <= 0;
   byId("later").disabled = order.indexOf(at) >= order.length - 1;
   const spans = shownSpans.spans;
@@ -96,7 +96,7 @@ async function drawLanes() {
   const phases = [...new Set(spans.map(([, phase]) => phase))];
   const traces = phases.map((phase) => {
     const own = spans.filter((span) => span[1] === phase);
-    const [colour, hatch] = look(phase);
+    const [colour, hatch] = styleOf(phase);
     return {
       type: "bar", orientation: "h", name: plain(phase), y: own.map(([lane]) => plain(lane)), base: own.map(([, , from]) => 1e3 * from),
       x: own.map(([, , from, to]) => 1e3 * (to - from)), hovertemplate: "%{x:.3f} ms from %{base:.3f} ms",
@@ -107,24 +107,24 @@ async function drawLanes() {
     barmode: "overlay", bargap: .25, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.3, font: { color: css("ink") } }, margin: { l: 60, r: 10, t: 30, b: 36 },
     showlegend: true, xaxis: { title: { text: "milliseconds since the start of the segment" }, rangemode: "tozero" },
     yaxis: { categoryorder: "array", categoryarray: lanes.map(plain), showgrid: false, fixedrange: true },
-    uirevision: String(place),
+    uirevision: String(offset),
   });
 }
 
-function lookAt(place) {
-  chosen.place = place;
+function showSegment(offset) {
+  chosen.offset = offset;
   drawTimeline();
   drawLanes();
 }
 
 // The segment with spans nearest to the one clicked.
 function nearest(at) {
-  const order = withSpans();
+  const order = segmentsWithSpans();
   return order.reduce((best, i) => (Math.abs(i - at) < Math.abs(best - at) ? i : best), order[0]);
 }
 
 function neighbour(by) {
-  const order = withSpans();
+  const order = segmentsWithSpans();
   const at = order[order.indexOf(segmentIndex()) + by];
-  if (at !== undefined) lookAt(view.timeline.place[at]);
+  if (at !== undefined) showSegment(view.timeline.offset[at]);
 }

@@ -6,11 +6,11 @@ import contextlib
 import tyro
 
 from unidle.errors import UsageError
-from unidle.tasks.web.site.serve import Serving, serve_forever
+from unidle.tasks.web.site.serve import SiteServerConfig, serve_forever
 
 if __name__ == "__main__":
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serve_forever(tyro.cli(Serving, prog="python -m unidle.tasks.web.site")))
+            asyncio.run(serve_forever(tyro.cli(SiteServerConfig, prog="python -m unidle.tasks.web.site")))
     except UsageError as error:
         raise SystemExit(f"error: {error}") from None

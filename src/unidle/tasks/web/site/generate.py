@@ -2,7 +2,7 @@
 
 Pages on one topic link to each other more than to others. Some link texts name the topic of their target; as many
 misleadingly name the topic of the page they are on, with advertising words; the others are vague. Following every link
-that names the topic finds a few pages, learning which words are honest finds many. Every page also has the usual other
+that names the topic finds a few pages; learning which words are honest finds many. Every page also has the usual other
 links: to the top, to a fragment of itself, to the same page by another URL, to mail, to another host, to missing pages,
 to pages that robots.txt disallows, and into an endless archive.
 """
@@ -18,7 +18,7 @@ from unidle.errors import UsageError
 from unidle.tasks.web.site.topics import ADVERTISING_WORDS, HONEST_WORDS, PLAIN_WORDS, TOPICS, VAGUE_LINKS
 
 NAMES = tuple(TOPICS)
-_SAME_TOPIC = 0.35  # of a page's links; of the others, some by chance
+_SAME_TOPIC = 0.35  # of a page's links at least; some of the others by chance too
 _HONEST = 0.35  # of links: their text is about their target's topic
 _MISLEADING = 0.45  # of links to other topics whose text names this topic
 _TOPIC_WORDS = (0.05, 0.15)  # share of a page's words that are about its topic, from page to page
@@ -33,8 +33,8 @@ class Layout:
     """The size of a site."""
 
     pages: int = 1000
-    links: int = 50  # of each page to others, about
-    page_bytes: int = 30_000  # of each page, about
+    links: int = 50  # per page to other pages, approximately
+    page_bytes: int = 30_000  # per page, approximately
 
     def __post_init__(self) -> None:
         if self.pages < 10 or self.links < 1 or self.page_bytes < 1:
@@ -48,9 +48,9 @@ class Site:
     seed: int
     layout: Layout
     topic: np.ndarray  # [pages] of each page, as an index of NAMES
-    density: np.ndarray  # [pages] share of its words that are about that
-    targets: list[np.ndarray]  # of each page, those it links to
-    paths: list[str] = field(repr=False)  # of each page, below the site's own
+    density: np.ndarray  # [pages] share of its words that are about its topic
+    targets: list[np.ndarray]  # for each page, the pages it links to
+    paths: list[str] = field(repr=False)  # of each page, relative to the site's URL
 
     @staticmethod
     def of(seed: int, layout: Layout | None = None) -> Site:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"
-_KEPT_SITES, _KEPT_PAGES = 64, 2048
+_CACHED_SITES, _CACHED_PAGES = 64, 2048
 _ROBOTS = "User-agent: *\nDisallow: /*/private/\n"
 
 
 @dataclass(frozen=True)
-class Serving:
-    """What is served, and with which latency and errors."""
+class SiteServerConfig:
+    """The sites to serve, and the latency and errors to simulate."""
 
     port: int = 0
     """0: any free port."""
@@ -69,86 +69,86 @@ class Serving:
 class SiteServer:
     """A server of generated sites."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, config: SiteServerConfig) -> None:
         _aiohttp_web()  # report a missing package early
-        self.serving = serving
+        self.config = config
         self.url = ""  # set by `start`
-        self.answers: Counter[int] = Counter()  # by status
-        self.site = lru_cache(_KEPT_SITES)(self._site)
-        self._html = lru_cache(_KEPT_PAGES)(self._render)
+        self.responses: Counter[int] = Counter()  # by status
+        self.site = lru_cache(_CACHED_SITES)(self._site)
+        self._html = lru_cache(_CACHED_PAGES)(self._render)
         self._runner: Any = None
 
     @property
     def urls(self) -> list[str]:
         """The start page of each site."""
-        return [f"{self.url}{number}/" for number in range(self.serving.sites)]
+        return [f"{self.url}{number}/" for number in range(self.config.sites)]
 
     async def start(self) -> None:
         """Serve in this event loop until `stop`."""
         web = _aiohttp_web()
-        self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0.1)
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=0.1)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, HOST, self.serving.port, backlog=4096).start()
+            await web.TCPSite(self._runner, HOST, self.config.port, backlog=4096).start()
         except OSError as error:
             await self.stop()
-            raise UsageError(f"Cannot listen on port {self.serving.port} ({error.strerror}); choose another.") from None
+            raise UsageError(f"Cannot listen on port {self.config.port} ({error.strerror}); choose another.") from None
         self.url = f"http://{HOST}:{self._runner.addresses[0][1]}/"
 
     async def stop(self) -> None:
         """Close all connections."""
         await self._runner.cleanup()
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        serving, path = self.serving, request.path
-        seconds = serving.latency + serving.jitter * random.random()
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        config, path = self.config, request.path
+        seconds = config.latency + config.jitter * random.random()
         # By path, so that a slow page is always slow.
-        if serving.slow_rate and zlib.crc32(path.encode()) / 2**32 < serving.slow_rate:
-            seconds += serving.slow_seconds
+        if config.slow_rate and zlib.crc32(path.encode()) / 2**32 < config.slow_rate:
+            seconds += config.slow_seconds
         if seconds:
             await asyncio.sleep(seconds)
         response = self._response(request.method, path)
-        self.answers[response.status] += 1
+        self.responses[response.status] += 1
         return response
 
     def _response(self, method: str, path: str) -> web.Response:
         web = _aiohttp_web()
-        answer = web.Response
+        respond = web.Response
         if method not in ("GET", "HEAD"):
-            return answer(status=405, headers={"Allow": "GET, HEAD"})
+            return respond(status=405, headers={"Allow": "GET, HEAD"})
         if path == "/robots.txt":
-            return answer(text=_ROBOTS)
-        if self.serving.error_rate and random.random() < self.serving.error_rate:
-            return answer(status=503, text="Not now.")
+            return respond(text=_ROBOTS)
+        if self.config.error_rate and random.random() < self.config.error_rate:
+            return respond(status=503, text="Service unavailable.")
         number, slash, rest = path[1:].partition("/")
         if not number:
-            links = "".join(f'<p><a href="{n}/">site {n}</a></p>' for n in range(self.serving.sites))
-            return answer(body=f"<title>Sites</title>{links}".encode(), content_type="text/html", charset="utf-8")
-        if not (slash and number.isdecimal() and len(number) < 10 and int(number) < self.serving.sites):
-            return answer(status=404, text="There is no such site.")
+            links = "".join(f'<p><a href="{n}/">site {n}</a></p>' for n in range(self.config.sites))
+            return respond(body=f"<title>Sites</title>{links}".encode(), content_type="text/html", charset="utf-8")
+        if not (slash and number.isdecimal() and len(number) < 10 and int(number) < self.config.sites):
+            return respond(status=404, text="There is no such site.")
         if rest.startswith("go/") and rest[3:].isdecimal() and len(rest) < 12:
             site = self.site(int(number))
             target = site.paths[int(rest[3:]) % len(site.paths)]
-            return answer(status=302, headers={"Location": f"/{number}/{target}"})
+            return respond(status=302, headers={"Location": f"/{number}/{target}"})
         if rest.startswith("files/"):
-            return answer(body=b"%PDF-1.4 \x00\xff" * 100, content_type="application/pdf")
+            return respond(body=b"%PDF-1.4 \x00\xff" * 100, content_type="application/pdf")
         body = self._html(int(number), rest)
         if body is None:
-            return answer(status=404, text="There is no such page.")
-        return answer(body=body, content_type="text/html", charset="utf-8")
+            return respond(status=404, text="There is no such page.")
+        return respond(body=body, content_type="text/html", charset="utf-8")
 
     def _site(self, number: int) -> Site:
-        what = self.serving
-        return Site.of(what.seed + number, Layout(what.pages, what.links, what.page_bytes))
+        config = self.config
+        return Site.of(config.seed + number, Layout(config.pages, config.links, config.page_bytes))
 
     def _render(self, number: int, path: str) -> bytes | None:
         return self.site(number).html(path, f"/{number}/")
 
 
 @contextlib.asynccontextmanager
-async def serving(what: Serving) -> AsyncIterator[SiteServer]:
+async def run_server(config: SiteServerConfig) -> AsyncIterator[SiteServer]:
     """Run a server in this event loop within the block."""
-    server = SiteServer(what)
+    server = SiteServer(config)
     await server.start()
     try:
         yield server
@@ -157,9 +157,9 @@ async def serving(what: Serving) -> AsyncIterator[SiteServer]:
 
 
 @contextlib.contextmanager
-def in_background(what: Serving) -> Iterator[SiteServer]:
+def in_background(config: SiteServerConfig) -> Iterator[SiteServer]:
     """Run a server in its own thread within the block."""
-    server, loop = SiteServer(what), asyncio.new_event_loop()
+    server, loop = SiteServer(config), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="sites", daemon=True)
     thread.start()
     try:
@@ -167,15 +167,15 @@ def in_background(what: Serving) -> Iterator[SiteServer]:
         try:
             yield server
         finally:
-            asyncio.run_coroutine_threadsafe(_wind_up(server), loop).result()
+            asyncio.run_coroutine_threadsafe(_shut_down(server), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _wind_up(server: SiteServer) -> None:
-    """Stop and cancel pending responses."""
+async def _shut_down(server: SiteServer) -> None:
+    """Stop the server and cancel pending responses."""
     await server.stop()
     unanswered = asyncio.all_tasks() - {asyncio.current_task()}
     for task in unanswered:
@@ -183,11 +183,12 @@ async def _wind_up(server: SiteServer) -> None:
     await asyncio.gather(*unanswered, return_exceptions=True)
 
 
-async def serve_forever(what: Serving) -> None:
+async def serve_forever(config: SiteServerConfig) -> None:
     """Print the URL and serve until cancelled."""
-    async with serving(what) as server:
+    async with run_server(config) as server:
         print(
-            f"Serving {what.sites} generated {'site' if what.sites == 1 else 'sites'} at {server.urls[0]}", flush=True
+            f"Serving {config.sites} generated {'site' if config.sites == 1 else 'sites'} at {server.urls[0]}",
+            flush=True,
         )
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""Runs another program concurrently with a job: it starts before the job and ends with it, even if the job fails."""
+"""Runs a companion program during a job: it starts before the job and ends with it, even if the job fails."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-_PATIENCE_S = 20.0
+_EXIT_TIMEOUT_S = 20.0
 _READY = "ready"
 
-# It runs until its stdin closes, which happens when its parent exits, even if the parent is killed.
+# It runs until its stdin is closed. That also happens if its parent is killed.
 _HOLD_GPU_MEMORY = f"""
 import sys, torch
 free, _ = torch.cuda.mem_get_info()
@@ -27,20 +27,20 @@ def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     assert program.stdin is not None
     assert program.stdout is not None
     try:
-        said = program.stdout.readline().strip()
-        if said != _READY:
-            raise RuntimeError(f"The concurrent program did not get ready: {said or 'it ended'}.")
+        output = program.stdout.readline().strip()
+        if output != _READY:
+            raise RuntimeError(f"The concurrent program did not get ready: {output or 'it ended'}.")
         yield program
     finally:
         program.stdin.close()
         try:
-            program.wait(_PATIENCE_S)
+            program.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             program.kill()
             program.wait()
         program.stdout.close()
 
 
-def gpu_memory_held(room: int) -> list[str]:
-    """Return the command of a program that occupies all GPU memory except `room` bytes."""
-    return [sys.executable, "-c", _HOLD_GPU_MEMORY, str(room)]
+def gpu_memory_held(free: int) -> list[str]:
+    """Return the command of a program that occupies all GPU memory except `free` bytes."""
+    return [sys.executable, "-c", _HOLD_GPU_MEMORY, str(free)]

@@ -1,4 +1,4 @@
-"""An environment to be awaited. It imports no torch."""
+"""An asynchronous environment. It imports no torch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import threading
 from typing import Any, ClassVar
 
 import numpy as np
-from troubled import Do, Troubled
+from action_faults import ActionFaultEnv, Do
 
 
-class Waiting:
-    """`Troubled`, waited for: a coroutine where that one blocks. A file "drowsy" has each reset take 0.4 seconds."""
+class AsyncFaultEnv:
+    """`ActionFaultEnv` with coroutines for reset and step. With a file "reset slow", each reset takes 0.4 seconds."""
 
-    open = 0  # how many there are that were not closed
-    closed_on: ClassVar[set[str]] = set()  # names of threads
-    observation_space, action_space = Troubled.observation_space, Troubled.action_space
+    open = 0  # instances that were not closed
+    closed_on: ClassVar[set[str]] = set()  # thread names
+    observation_space, action_space = ActionFaultEnv.observation_space, ActionFaultEnv.action_space
 
     def __init__(self, folder: str | None = None) -> None:
-        self._env = Troubled(folder)
+        self._env = ActionFaultEnv(folder)
         self._rng = np.random.default_rng()
         self._is_open = True
-        Waiting.open += 1
+        AsyncFaultEnv.open += 1
 
     async def reset(self, seed: int) -> Any:
-        if self._env._says("sleepy"):
+        if self._env.has_file("reset hangs"):
             await asyncio.sleep(600)
-        await asyncio.sleep(0.4 if self._env._says("drowsy") else self._rng.uniform(0, 0.002))
+        await asyncio.sleep(0.4 if self._env.has_file("reset slow") else self._rng.uniform(0, 0.002))
         return self._env.reset(seed=seed)
 
     async def step(self, action: Any) -> Any:
@@ -42,6 +42,6 @@ class Waiting:
         return self._env.step(action)
 
     async def close(self) -> None:
-        Waiting.closed_on.add(threading.current_thread().name)
-        Waiting.open -= self._is_open
+        AsyncFaultEnv.closed_on.add(threading.current_thread().name)
+        AsyncFaultEnv.open -= self._is_open
         self._is_open = False

@@ -1,4 +1,4 @@
-"""Networks of an ensemble, taken apart."""
+"""Members of an ensemble as separate networks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 
-def plain(ensemble: Any, member: int, activation: type[nn.Module]) -> nn.Sequential:
-    """One member of an ensemble as a network of its own."""
+def member_network(ensemble: Any, member: int, activation: type[nn.Module]) -> nn.Sequential:
+    """One member of an ensemble as an `nn.Sequential` in float64."""
     layers: list[nn.Module] = []
     for weight, bias in zip(ensemble.weights, ensemble.biases):
         linear = nn.Linear(*weight.shape[1:], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The updates of SAC, TD3 and DQN equal Stable-Baselines3's: the same weights, batches and noise, many updates."""
+"""SAC, TD3 and DQN updates match Stable-Baselines3's over many updates, given the same weights, batches and noise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from ensemble_members import member_network
 from off_policy_runs import filled_dqn, filled_sac, filled_td3
-from plain_networks import plain as plain_network
 from small_envs import Drift
 from small_runs import SmallRun, floats
 from torch import Tensor, nn
@@ -20,36 +20,36 @@ sb3 = pytest.importorskip("stable_baselines3")
 
 GAMMA, RATE = 0.9, 1e-3
 UPDATES = 30
-EPS = 1e-3  # Adam's: with less, a gradient that is 0 but for rounding makes a whole step, to one side or the other
+EPS = 1e-3  # Adam's epsilon: with a smaller one, a gradient of pure rounding error becomes a full step
 
 
 def linears(*modules: nn.Module) -> list[nn.Linear]:
     return [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
 
 
-class Dictated:
-    """A memory for Stable-Baselines3 that hands out the batch it was told to."""
+class FixedBatchBuffer:
+    """A replay buffer for Stable-Baselines3 that always samples the batch it was given."""
 
     def __init__(self, n_inputs: int) -> None:
         self._n_inputs = n_inputs
         self.batch: Any = None
 
-    def tell(self, batch: Transitions) -> None:
+    def set_batch(self, batch: Transitions) -> None:
         from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-        observations, following = (floats(obs, self._n_inputs) for obs in (batch.obs, batch.next_obs))
-        over = (batch.discounts == 0).float().unsqueeze(1)
-        self.batch = ReplayBufferSamples(observations, batch.actions, following, over, batch.returns.unsqueeze(1))
+        obs, next_obs = (floats(part, self._n_inputs) for part in (batch.obs, batch.next_obs))
+        dones = (batch.discounts == 0).float().unsqueeze(1)
+        self.batch = ReplayBufferSamples(obs, batch.actions, next_obs, dones, batch.returns.unsqueeze(1))
 
     def sample(self, size: int, env: object = None) -> Any:
         assert size == len(self.batch.rewards)
         return self.batch
 
 
-def peer_of(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Dictated]:
-    """A model of theirs with our run's sizes and settings; its weights are its own as yet."""
+def sb3_model(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, FixedBatchBuffer]:
+    """A Stable-Baselines3 model with this run's sizes and settings, but its own weights, and its replay buffer."""
     recipe = run.algo.recipe
-    peer = algorithm(
+    model = algorithm(
         "MlpPolicy",
         run.maker(),
         learning_rate=RATE,
@@ -58,13 +58,13 @@ def peer_of(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Dictat
         device="cpu",
         **settings,
     )
-    peer._logger = sb3.common.logger.Logger(None, [])
-    peer.replay_buffer = Dictated(run.policy.encoder.n_features)
-    return peer, peer.replay_buffer
+    model._logger = sb3.common.logger.Logger(None, [])
+    model.replay_buffer = FixedBatchBuffer(run.policy.encoder.n_features)
+    return model, model.replay_buffer
 
 
-def drawn(run: SmallRun, number: int) -> tuple[Transitions, torch.Generator]:
-    """What our update of that number draws, and the generator to draw on from."""
+def sample_batch(run: SmallRun, number: int) -> tuple[Transitions, torch.Generator]:
+    """The batch that our update `number` samples, and its generator, which then draws the noise."""
     generator = torch.Generator().manual_seed(number)
     return run.algo.experience.sampler.sample(run.algo.recipe.batch_size, generator), generator
 
@@ -80,21 +80,23 @@ def assert_equal_weights(ours: list[nn.Linear], theirs: list[nn.Linear]) -> None
         assert_close(mine.bias, other.bias, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("most", [10.0, 0.05], ids=["free", "clipped"])
-def test_dqn_learns_what_stable_baselines3_learns(most: float) -> None:
-    run = filled_dqn("CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double_dqn=False, max_grad_norm=most)
+@pytest.mark.parametrize("max_grad_norm", [10.0, 0.05], ids=["unclipped", "clipped"])
+def test_dqn_matches_stable_baselines3(max_grad_norm: float) -> None:
+    run = filled_dqn(
+        "CartPole-v1", gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, double_dqn=False, max_grad_norm=max_grad_norm
+    )
     algo = run.algo
-    peer, memory = peer_of(run, sb3.DQN, max_grad_norm=most)
+    model, buffer = sb3_model(run, sb3.DQN, max_grad_norm=max_grad_norm)
     ours, targets = (linears(policy.trunk, policy.head) for policy in (run.policy, algo.rule.target))
-    theirs, their_targets = linears(peer.q_net), linears(peer.q_net_target)
+    theirs, their_targets = linears(model.q_net), linears(model.q_net_target)
     copy_weights(ours, theirs)
     copy_weights(targets, their_targets)
     first = algo.parameters.flat.detach().clone()
     for number in range(UPDATES):
-        batch, _ = drawn(run, number)
-        memory.tell(batch)
-        peer.train(1, algo.recipe.batch_size)
-        sb3.common.utils.polyak_update(peer.q_net.parameters(), peer.q_net_target.parameters(), algo.recipe.tau)
+        batch, _ = sample_batch(run, number)
+        buffer.set_batch(batch)
+        model.train(1, algo.recipe.batch_size)
+        sb3.common.utils.polyak_update(model.q_net.parameters(), model.q_net_target.parameters(), algo.recipe.tau)
         algo.update(torch.Generator().manual_seed(number))
         assert_equal_weights(ours, theirs)
         assert_equal_weights(targets, their_targets)
@@ -103,7 +105,7 @@ def test_dqn_learns_what_stable_baselines3_learns(most: float) -> None:
 
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """What torch's normal distribution draws next, in this order."""
+    """The values that torch's normal distribution returns next, in this order."""
     queue: list[Tensor] = []
 
     def draw(shape: Any, *_: object, **__: object) -> Tensor:
@@ -116,31 +118,31 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
 
 
 @pytest.mark.parametrize("ent_coef", ["auto", 0.2])
-def test_sac_learns_what_stable_baselines3_learns(ent_coef: Any, noise: list[Tensor]) -> None:
+def test_sac_matches_stable_baselines3(ent_coef: Any, noise: list[Tensor]) -> None:
     run = filled_sac(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, ent_coef=ent_coef)
     algo, reals = run.algo, run.policy.distribution.reals
-    peer, memory = peer_of(run, sb3.SAC, ent_coef=ent_coef, tau=algo.recipe.tau)
-    peer.actor.action_dist.epsilon = 0.0  # in the logarithm of 1 − a², which we don't need
+    model, buffer = sb3_model(run, sb3.SAC, ent_coef=ent_coef, tau=algo.recipe.tau)
+    model.actor.action_dist.epsilon = 0.0  # Stable-Baselines3 adds it inside log(1 − a²); our formula does without
     if ent_coef == "auto":
-        peer.ent_coef_optimizer.param_groups[0]["eps"] = EPS
-    theirs = linears(peer.actor.latent_pi)
+        model.ent_coef_optimizer.param_groups[0]["eps"] = EPS
+    theirs = linears(model.actor.latent_pi)
     copy_weights(linears(run.policy.actor_trunk), theirs)
-    heads = peer.actor.mu, peer.actor.log_std
+    heads = model.actor.mu, model.actor.log_std
     with torch.no_grad():
         for name in ("weight", "bias"):
             for head, part in zip(heads, getattr(run.policy.actor_head, name).split(reals), strict=True):
                 getattr(head, name).copy_(part)
-        networks = [(algo.rule.critics, peer.critic), (algo.rule.targets, peer.critic_target)]
+        networks = [(algo.rule.critics, model.critic), (algo.rule.targets, model.critic_target)]
         for ours, others in networks:
             for member, other in enumerate(others.q_networks):
-                copy_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
+                copy_weights(linears(member_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
     first = algo.parameters.flat.detach().clone()
     for number in range(UPDATES):
-        batch, generator = drawn(run, number)
-        following, seen = torch.randn(2, len(batch.obs), reals, generator=generator)
-        noise += [seen, following]  # the order in which they are drawn there
-        memory.tell(batch)
-        peer.train(1, algo.recipe.batch_size)
+        batch, generator = sample_batch(run, number)
+        next_noise, noise_now = torch.randn(2, len(batch.obs), reals, generator=generator)
+        noise += [noise_now, next_noise]  # the order in which Stable-Baselines3 draws them
+        buffer.set_batch(batch)
+        model.train(1, algo.recipe.batch_size)
         algo.update(torch.Generator().manual_seed(number))
         assert_equal_weights(linears(run.policy.actor_trunk), theirs)
         for name in ("weight", "bias"):
@@ -148,37 +150,37 @@ def test_sac_learns_what_stable_baselines3_learns(ent_coef: Any, noise: list[Ten
             assert_close(mine, torch.cat(other), atol=2e-6, rtol=1e-5)
         for ours, others in networks:
             for member, network in enumerate(others.q_networks):
-                plain = linears(plain_network(ours.ensemble, member, nn.ReLU).float())
+                plain = linears(member_network(ours.ensemble, member, nn.ReLU).float())
                 assert_equal_weights(plain, linears(network))
         if ent_coef == "auto":
-            assert_close(algo.rule.log_alpha, peer.log_ent_coef, atol=2e-6, rtol=1e-5)
+            assert_close(algo.rule.log_alpha[0], model.log_ent_coef, atol=2e-6, rtol=1e-5)
     assert (algo.parameters.flat - first).abs().max() > 5 * RATE
 
 
 @pytest.mark.parametrize("delay", [1, 2])
-def test_td3_learns_what_stable_baselines3_learns(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_td3_matches_stable_baselines3(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = filled_td3(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, policy_delay=delay)
     algo, rule, reals = run.algo, run.algo.rule, run.policy.distribution.reals
-    peer, memory = peer_of(run, sb3.TD3, tau=algo.recipe.tau, policy_delay=delay)
-    actors = [(rule.policy, peer.actor), (rule.target_policy, peer.actor_target)]
-    critics = [(rule.critics, peer.critic), (rule.target_critics, peer.critic_target)]
+    model, buffer = sb3_model(run, sb3.TD3, tau=algo.recipe.tau, policy_delay=delay)
+    actors = [(rule.policy, model.actor), (rule.target_policy, model.actor_target)]
+    critics = [(rule.critics, model.critic), (rule.target_critics, model.critic_target)]
     for ours, others in actors:
         copy_weights(linears(ours.actor_trunk, ours.actor_head), linears(others.mu))
     for ours, others in critics:
         for member, other in enumerate(others.q_networks):
-            copy_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
+            copy_weights(linears(member_network(ours.ensemble, member, nn.ReLU).float()), linears(other))
     first = algo.parameters.flat.detach().clone()
     for number in range(UPDATES):
-        batch, generator = drawn(run, number)
+        batch, generator = sample_batch(run, number)
         noise = torch.randn(len(batch.obs), reals, generator=generator)
         monkeypatch.setattr(Tensor, "normal_", lambda self, mean, std, noise=noise: self.copy_(mean + std * noise))
-        memory.tell(batch)
-        peer.train(1, algo.recipe.batch_size)
+        buffer.set_batch(batch)
+        model.train(1, algo.recipe.batch_size)
         monkeypatch.undo()
         algo.update(torch.Generator().manual_seed(number), number % delay)
         for ours, others in actors:
             assert_equal_weights(linears(ours.actor_trunk, ours.actor_head), linears(others.mu))
         for ours, others in critics:
             for member, network in enumerate(others.q_networks):
-                assert_equal_weights(linears(plain_network(ours.ensemble, member, nn.ReLU).float()), linears(network))
+                assert_equal_weights(linears(member_network(ours.ensemble, member, nn.ReLU).float()), linears(network))
     assert (algo.parameters.flat - first).abs().max() > 5 * RATE

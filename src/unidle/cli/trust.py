@@ -1,0 +1,24 @@
+"""Asks whether to import what the config of a run that you did not create names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def is_trusted(folder: Path, settings: Iterable[str], flag: bool) -> bool:
+    """The flag `--trust`; without it, the answer of a user in a terminal if these settings name foreign code."""
+    from unidle.engine.checkpoint.run_folder import RunFolder
+    from unidle.engine.checkpoint.trust import untrusted_code
+
+    if flag or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return flag
+    found = untrusted_code(folder, RunFolder.open(folder).config(), settings)
+    if not found:
+        return False
+    print(f"{folder} was not made by you on this machine. It would import and run:", file=sys.stderr)
+    for name, text in found.items():
+        print(f"  {name}: {text}", file=sys.stderr)
+    print("Do you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

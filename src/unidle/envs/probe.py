@@ -1,0 +1,98 @@
+"""Measures an environment's spec: creates one and steps it a few times."""
+
+from __future__ import annotations
+
+import contextlib
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from unidle.envs.adapter_registry import adapter_for
+from unidle.envs.check import check_mask, check_observation, check_return_value, check_spaces
+from unidle.envs.make import EnvMaker
+from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_action
+from unidle.envs.vector.adapters import EnvPoolVector
+from unidle.envs.vector.host_envs import probe_vector
+from unidle.errors import UsageError, wrap_errors
+from unidle.spaces.actions import ActionLayout
+from unidle.spaces.observations import ObservationLayout
+
+
+def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> EnvSpec:
+    """Create an environment, check and time a few of its steps, and close it."""
+    with wrap_errors("The environment failed in the test steps before training"):
+        if maker.kind == "device":
+            return _device_spec(maker.device_env(1, seed), maker.name, discretize)
+        if maker.kind == "envpool":
+            with contextlib.closing(EnvPoolVector(maker, 1)) as pool:
+                return probe_vector(pool, discretize, seed)
+        with maker.probed() as env:
+            adapter = adapter_for(env)
+            if adapter is None:
+                return _probe_one(env, discretize, seed)
+            if not adapter.on_device:
+                return probe_vector(adapter.load()(env, maker.name), discretize, seed)
+            if maker.kind == "gymnasium":
+                raise UsageError(
+                    f"{maker.name} is a batched environment; pass a function that returns it, as module:name."
+                )
+            adapted = adapter.load()(env, maker.name, seed, obs_groups=maker.obs_groups)
+            return _device_spec(adapted, maker.name, discretize)
+
+
+def _device_spec(env: Any, name: str, discretize: int | None) -> EnvSpec:
+    from unidle.envs.device.device_env import MaskedDeviceEnv  # imports torch, which worker processes do not need
+
+    if discretize is not None:
+        raise UsageError(f"--discretize does not apply to {name}, a device environment; leave it out.")
+    actions = ActionLayout.of(env.action_space)
+    obs_layout = ObservationLayout.of(
+        env.observation_space, actions.mask_width if isinstance(env, MaskedDeviceEnv) else 0
+    )
+    return EnvSpec(obs_layout, actions, step_seconds=0.0, on_device=True)
+
+
+def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> EnvSpec:
+    check_spaces(env)
+    actions = ActionLayout.of(env.action_space, discretize)
+    ObservationLayout.of(env.observation_space)  # reject an unsupported space before the first step
+    observation, info = check_return_value(_seeded_reset(env, seed), 2, "reset")
+    check_observation(env.observation_space, observation, "reset")
+    mask = mask_from(observation, info, env.observation_space)
+    obs_layout = ObservationLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
+    mask = mask if obs_layout.mask_width else None  # continuous actions have no mask
+    seconds = []
+    write = obs_layout.writer(np.zeros((1, obs_layout.obs_bytes), np.uint8))
+    rng = np.random.default_rng(seed)
+    for _ in range(PROBE_STEPS):
+        allowed = check_mask(actions, mask) if obs_layout.mask_width else None
+        action = random_action(actions, rng, allowed)
+        began = perf_counter()
+        outcome = env.step(action)
+        seconds.append(perf_counter() - began)
+        observation, reward, terminated, truncated, info = check_return_value(outcome, 5, "step")
+        check_observation(env.observation_space, observation, "step", reward)
+        began = perf_counter()
+        write(0, observation)
+        seconds[-1] += perf_counter() - began
+        if terminated or truncated:
+            observation, info = env.reset()
+        mask = mask_from(observation, info, env.observation_space)
+        if mask is not None and actions.mask_width and not obs_layout.mask_width:
+            raise UsageError(UNANNOUNCED_MASK)
+        if sum(seconds) > PROBE_SECONDS:
+            break
+    return EnvSpec(obs_layout, actions, float(np.median(seconds)))
+
+
+def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:
+    try:
+        return env.reset(seed=seed)
+    except TypeError as error:
+        if "seed" not in str(error):
+            raise
+        raise UsageError(
+            "reset() must accept seed and options as keywords: def reset(self, *, seed=None, options=None)."
+        ) from None

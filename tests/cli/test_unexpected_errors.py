@@ -1,0 +1,58 @@
+"""Errors that no command expects: the exit code, and the one object of --json."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from unidle.cli import presets
+from unidle.cli.main import run
+
+
+def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(presets, "presets_command", fail)
+
+
+def test_exception_with_json_prints_traceback_and_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(ValueError("not expected"), monkeypatch)
+    assert run(["presets", "--json"]) == 1
+    output = capsys.readouterr()
+    assert json.loads(output.out) == {"error": "ValueError: not expected"}
+    assert output.err.splitlines()[-1] == "ValueError: not expected"
+    assert "Traceback" in output.err
+
+
+def test_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/config.yaml.tmp"), monkeypatch)
+    assert run(["presets"]) == 1
+    sentence = "Cannot write runs/a/config.yaml.tmp (No space left on device); free some disk space, or use another"
+    assert capsys.readouterr().err == f"unidle: {sentence} folder.\n"
+
+
+def test_sys_exit_of_user_code_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(SystemExit(0), monkeypatch)
+    assert run(["presets", "--json"]) == 1
+    output = capsys.readouterr()
+    assert "called sys.exit(0)" in json.loads(output.out)["error"]
+    assert len(output.err.splitlines()) == 1
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(KeyboardInterrupt(), monkeypatch)
+    assert run(["presets"]) == 130
+    assert capsys.readouterr().err == "unidle: Stopped before it finished.\n"
+
+
+def test_help_of_a_command_still_exits(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(["presets", "--help"])
+    assert end.value.code == 0
+    assert "usage" in capsys.readouterr().out
