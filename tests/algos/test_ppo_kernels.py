@@ -255,6 +255,16 @@ def test_verified_kernels_replace_the_reference(
     assert set(ops_of(algo).dispatch.fallbacks) == (set() if arch == (32, 32) else {"PPO evaluation", "PPO minibatch"})
 
 
+def test_kernels_for_equal_networks_decline_a_critic_of_another_size() -> None:
+    pytest.importorskip("triton")
+    algo, rollout = make_algo_and_rollout({"net_arch": (32, 32), "critic_arch": (64, 64)})
+    references = implementations(algo)
+    ops_of(algo).choose_triton(rollout)
+    assert changed_operations(algo, references) == {"shuffle", "gae", "loss", "optimiser_step"}
+    reason = "the actor has hidden layers (32, 32) and the critic (64, 64): kernels take equal ones"
+    assert ops_of(algo).dispatch.fallbacks == {"PPO evaluation": reason, "PPO minibatch": reason}
+
+
 OPERATIONS = ("shuffle", "gae", "evaluate", "log_probs", "values", "loss", "optimiser_step", "learn")
 
 

@@ -76,7 +76,7 @@ PPO_ONLY = [
     "actor_obs",
     "critic_obs",
 ]
-SAC_AND_TD3 = ["n_critics", "critic_arch"]
+SAC_AND_TD3 = ["n_critics"]
 TD3_ONLY = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
 SAC_ONLY = ["weight_init", "ent_coef_init", "target_entropy", "value_limit", "n_tasks"]
 DQN_ONLY = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
@@ -84,6 +84,7 @@ OFF_POLICY = ["buffer_size", "learning_starts", "utd_ratio", "n_step", "per", "p
 OWNERS = {
     **{name: ["ppo"] for name in PPO_ONLY},
     "ent_coef": ["ppo", "sac"],
+    "critic_arch": ["ppo", "sac", "td3"],
     **{name: ["sac", "td3", "dqn"] for name in OFF_POLICY},
     **{name: ["sac", "td3"] for name in SAC_AND_TD3},
     **{name: ["td3"] for name in TD3_ONLY},

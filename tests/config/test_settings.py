@@ -128,6 +128,7 @@ def test_non_string_key_is_reported_as_unknown_setting(tmp_path: Path) -> None:
         ("net_arch", "64,32", (64, 32)),
         ("net_arch", [64, 32], (64, 32)),
         ("net_arch", [], ()),
+        ("net_arch", "", ()),
         ("batch_size", "auto", "auto"),
         ("target_kl", "none", None),
         ("workers", "auto", None),

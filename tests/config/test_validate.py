@@ -79,6 +79,11 @@ def test_default_config_is_valid_and_unchanged() -> None:
         ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must be between 0 and 1."),
         ({"discretize": 1}, "`discretize` is 1; each action needs at least 2 bins."),
         (
+            {"critic_arch": [256, 256], "share_trunk": True},
+            "`share_trunk` gives actor and critic the same hidden layers, but `net_arch` is (64, 64) and `critic_arch` "
+            "is (256, 256); remove one of the two.",
+        ),
+        (
             {"net_arch": [64, 0]},
             "`net_arch` is (64, 0); every layer needs at least 1 unit.",
         ),
@@ -134,6 +139,8 @@ def test_invalid_setting_is_rejected(values: dict[str, Any], message: str) -> No
         {"gamma": 0, "gae_lambda": 1},
         {"clip_range_vf": None, "target_kl": None, "workers": None, "checkpoint_every": None},
         {"net_arch": []},
+        {"critic_arch": []},
+        {"critic_arch": [64, 64], "share_trunk": True},
         {"discretize": 2},
         {"eval_every": 0},
         {"target_return": 100},

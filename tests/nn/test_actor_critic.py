@@ -124,6 +124,27 @@ def test_heads_work_without_hidden_layers() -> None:
     assert policy.actor_head.in_features == 3
 
 
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+@pytest.mark.parametrize("critic_arch", [(5, 9, 7), ()], ids=["three layers", "linear"])
+def test_critic_may_have_other_layers_than_actor(critic_arch: tuple[int, ...], recurrent: str) -> None:
+    policy = make_policy(recipe=replace(SMALL, critic_arch=critic_arch, recurrent=recurrent, recurrent_size=6))
+    actor, critic = (
+        [layer.out_features for layer in trunk if isinstance(layer, nn.Linear)]
+        for trunk in (policy.actor_trunk, policy.critic_trunk)
+    )
+    assert (actor, critic) == ([8, 8], list(critic_arch))
+    obs, state = random_obs(policy, 4, 1), torch.randn(4, policy.state_size)
+    params, values = policy(obs, torch.zeros(4, 1, dtype=torch.bool), state)
+    torch.testing.assert_close(policy.act(obs[:, 0], state)[0].mean, params.mean[:, 0])
+    torch.testing.assert_close(policy.value(obs[:, 0], state), values[:, 0])
+
+
+def test_critic_arch_equal_to_net_arch_changes_nothing() -> None:
+    default, same = make_policy(), make_policy(recipe=replace(SMALL, critic_arch=(8, 8)))
+    for name, value in default.state_dict().items():
+        assert torch.equal(same.state_dict()[name], value), name
+
+
 def test_initial_weights_are_orthogonal_with_small_actor_gain() -> None:
     policy = make_policy(recipe=replace(SMALL, net_arch=(16, 16)))
     for layer, gain in [

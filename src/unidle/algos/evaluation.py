@@ -31,7 +31,7 @@ class Evaluation:
         self._policy, self._length, self._micro_batches = policy, length, MicroBatches("Evaluation", report)
         # On a CPU, chunks that fit in its caches. On a GPU each chunk costs launches, so chunks are as large as surely
         # fits in memory; the memory use of a CNN or a custom network is unknown.
-        widths = sum(recipe.net_arch) + policy.encoder.n_features
+        widths = max(sum(recipe.net_arch), sum(recipe.critic_widths)) + policy.encoder.n_features
         is_known = policy.log_std.is_cuda and policy.encoder.is_float_vector
         self._chunk_rows = max(recipe.batch_size, _MAX_CHUNK_BYTES // (4 * widths) if is_known else 4096)
 

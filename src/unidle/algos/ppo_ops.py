@@ -75,7 +75,9 @@ class PPOOps:
         self._chosen = False
         sequences = recipe.batch_size // ppo.sequence_length
         self.numpy_unsupported = (
-            "the policy is not on a CPU" if self.device.type != "cpu" else numpy_unsupported(ppo.policy, sequences)
+            "the policy is not on a CPU"
+            if self.device.type != "cpu"
+            else numpy_unsupported(ppo.policy, sequences, with_critic=True)
         )
         # For each rollout buffer, its first batch and the function that learns from it. A CUDA graph refers to tensors
         # by address, so later batches are copied into the first.

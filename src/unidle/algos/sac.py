@@ -54,7 +54,7 @@ class SAC:
         self.critics = Critics(
             policy.encoder,
             recipe.n_critics,
-            recipe.net_arch if recipe.critic_arch is None else recipe.critic_arch,
+            recipe.critic_widths,
             recipe.activation,
             reals=policy.distribution.reals,
             categories=policy.distribution.n_logits,

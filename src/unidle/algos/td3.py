@@ -47,8 +47,8 @@ class TD3:
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._gradient = policy, recipe, gradient
         device, reals = next(policy.parameters()).device, policy.distribution.reals
-        arch = recipe.net_arch if recipe.critic_arch is None else recipe.critic_arch
-        self.critics = Critics(policy.encoder, recipe.n_critics, arch, recipe.activation, reals=reals).to(device)
+        widths = recipe.critic_widths
+        self.critics = Critics(policy.encoder, recipe.n_critics, widths, recipe.activation, reals=reals).to(device)
         self.target_policy, self.target_critics = copy.deepcopy(policy), copy.deepcopy(self.critics)
         self.parameters, self.critic_parameters = FlatParameters(policy), FlatParameters(self.critics)
         self._target_parameters = FlatParameters(self.target_policy)

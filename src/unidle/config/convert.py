@@ -23,7 +23,7 @@ def convert(value: Any, expected: Any) -> Any:
             return "off"  # YAML reads `off` as False
         return value if value in typing.get_args(expected) else MISMATCH
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = [item for item in value.split(",") if value.strip()] if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
             return MISMATCH
         converted = tuple(convert(item, typing.get_args(expected)[0]) for item in items)

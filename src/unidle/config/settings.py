@@ -102,6 +102,8 @@ class PPORecipe(Recipe):
     """Minibatch size, a divisor of n_envs × n_steps; auto: the largest divisor up to the preset's batch size."""
     n_epochs: int = 10
     """Passes over each rollout."""
+    critic_arch: OrAuto[tuple[int, ...]] = None
+    """Hidden layer widths of the critic; auto: same as the actor."""
     share_trunk: bool = False
     """Share the hidden layers between actor and critic."""
     recurrent: Literal["none", "gru", "lstm"] = "none"
@@ -142,6 +144,11 @@ class PPORecipe(Recipe):
     """Distribution of continuous actions; squashed (tanh) and beta need bounded actions, and never clip them."""
     overlap: Literal["auto", "off", "strict"] = "auto"
     """strict: collect while learning, one update behind; auto: strict with a GPU and 48 or more environments."""
+
+    @property
+    def critic_widths(self) -> tuple[int, ...]:
+        """Hidden layer widths of the critic."""
+        return self.net_arch if self.critic_arch is None else self.critic_arch
 
     @property
     def updates_per_iteration(self) -> float:
@@ -220,6 +227,11 @@ class OffPolicyActorCriticRecipe(OffPolicyRecipe):
     """Number of critics; the target uses their minimum."""
     max_grad_norm: float = float("inf")
     """Clip gradients to this norm; inf: no clipping."""
+
+    @property
+    def critic_widths(self) -> tuple[int, ...]:
+        """Hidden layer widths of the critics."""
+        return self.net_arch if self.critic_arch is None else self.critic_arch
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
         case OffPolicyRecipe():
             _check_off_policy(recipe)
         case PPORecipe():
+            if recipe.share_trunk and recipe.critic_widths != recipe.net_arch:
+                raise UsageError(
+                    f"`share_trunk` gives actor and critic the same hidden layers, but `net_arch` is {recipe.net_arch} "
+                    f"and `critic_arch` is {recipe.critic_widths}; remove one of the two."
+                )
             config = dataclasses.replace(config, recipe=_with_batch_size(recipe, preset_batch_size))
     return config
 

@@ -24,7 +24,10 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
     )
     if env_spec.on_device:
         backend = "on the device"
-    layers = ",".join(map(str, recipe.net_arch)) or "linear"
+    layers = _layers(recipe.net_arch)
+    critic: tuple[int, ...] | None = vars(recipe).get("critic_arch")
+    if critic not in (None, recipe.net_arch):
+        layers += f" (critic: {_layers(critic)})"
     core = f"{recipe.recurrent} {vars(recipe)['recurrent_size']} → " if recipe.recurrent != "none" else ""
     policy = parts.algo.policy
     device = next(policy.parameters()).device
@@ -46,6 +49,10 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
         episodes = _counted(run.eval_episodes, "episode", "episodes")
         facts["evaluation"] = f"{episodes}, asynchronous ({_counted(eval_workers, 'process', 'processes')})"
     return facts
+
+
+def _layers(widths: tuple[int, ...]) -> str:
+    return ",".join(map(str, widths)) or "linear"
 
 
 def _counted(count: int, one: str, several: str) -> str:

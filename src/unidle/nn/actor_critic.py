@@ -78,16 +78,16 @@ class ActorCritic(nn.Module):
             if self.critic_encoder is not None:
                 self.critic_core = RecurrentCore(recipe.recurrent, n_critic_features, recipe.recurrent_size)
             n_features = n_critic_features = self.core.size
-        arch, activation = recipe.net_arch, recipe.activation
-        new_mlp = functools.partial(mlp, orthogonal_init=recipe.ortho_init)
-        self.actor_trunk = new_mlp(n_features, arch, activation)
-        self.critic_trunk = None if recipe.share_trunk else new_mlp(n_critic_features, arch, activation)
+        arch, critic_arch = recipe.net_arch, recipe.critic_widths
+        new_mlp = functools.partial(mlp, activation=recipe.activation, orthogonal_init=recipe.ortho_init)
+        self.actor_trunk = new_mlp(n_features, arch)
+        self.critic_trunk = None if recipe.share_trunk else new_mlp(n_critic_features, critic_arch)
         # A small gain, so that the initial policy is nearly uniform for all observations.
         n_outputs = self.distribution.n_outputs
         self.actor_head = nn.Linear(arch[-1] if arch else n_features, n_outputs)
         if recipe.ortho_init:
             orthogonal(self.actor_head, 0.01)
-        self.critic_head = nn.Linear(arch[-1] if arch else n_critic_features, 1)
+        self.critic_head = nn.Linear(critic_arch[-1] if critic_arch else n_critic_features, 1)
         if recipe.ortho_init:
             orthogonal(self.critic_head, 1.0)
         self.log_std = nn.Parameter(torch.full((self.distribution.n_free,), recipe.log_std_init))

@@ -45,6 +45,9 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
     if not encoder.is_float_vector:
         return "the observation is not one float32 vector"
     layers = [_linears(policy.actor_trunk, policy.actor_head), _linears(policy.critic_trunk, policy.critic_head)]
+    hidden, critic_hidden = (tuple(layer.out_features for layer in network[:-1]) for network in layers)
+    if hidden != critic_hidden:
+        return f"the actor has hidden layers {hidden} and the critic {critic_hidden}: kernels take equal ones"
     offsets = [tuple(int(p.storage_offset()) for layer in net for p in (layer.weight, layer.bias)) for net in layers]
     description = SmallMlp(
         actor_offsets=offsets[0],
@@ -53,7 +56,7 @@ def describe_small_mlp(policy: ActorCritic) -> SmallMlp | str:
         obs_bytes=policy.obs_layout.obs_bytes,
         mask_offset=policy.obs_layout.mask_offset if policy.masked else None,
         inputs=encoder.n_numbers,
-        hidden=tuple(layer.out_features for layer in layers[0][:-1]),
+        hidden=hidden,
         activation=_activation(policy.actor_trunk, policy.critic_trunk),
         nvec=distribution.nvec,
         reals=distribution.reals,

@@ -18,17 +18,23 @@ from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS
 _NAMES = {kind: name for name, kind in ACTIVATIONS.items()}
 
 
-def numpy_unsupported(policy: nn.Module, rows: int) -> str | None:
-    """Why NumPy does not support `policy` on batches of `rows`; None if it does."""
+def numpy_unsupported(policy: nn.Module, rows: int, *, with_critic: bool) -> str | None:
+    """Why NumPy does not support `policy`'s actor, or both networks, on batches of `rows`; None if it does."""
     if not isinstance(policy, ActorCritic) or policy.core is not None:
         return "the policy is recurrent or not an actor-critic"
     if not policy.encoder.is_float_vector:
         return "the observation is not one float32 vector"
     if policy.distribution.name not in KERNEL_DISTRIBUTIONS:
         return f"the action distribution is {policy.distribution.name}"
-    widths = [layer.out_features for layer in policy.actor_trunk if isinstance(layer, nn.Linear)]
-    activation = _NAMES[type(policy.actor_trunk[1])] if widths else ""
-    return mlp.unsupported(widths, activation, policy.distribution.heads, rows)
+    for trunk in (policy.actor_trunk, policy.critic_trunk if with_critic else None):
+        if trunk is None:
+            continue
+        widths = [layer.out_features for layer in trunk if isinstance(layer, nn.Linear)]
+        activation = _NAMES[type(trunk[1])] if widths else ""
+        reason = mlp.unsupported(widths, activation, policy.distribution.heads, rows)
+        if reason is not None:
+            return reason
+    return None
 
 
 def numpy_actor(policy: ActorCritic, parameters: FlatParameters | None = None) -> mlp.Actor:

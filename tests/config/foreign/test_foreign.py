@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from unidle.config.config import Config
-from unidle.config.fields import owners_of
 from unidle.config.foreign.files import ConvertedConfig, read_config
 from unidle.config.presets import load_preset
 from unidle.config.validate import validated
@@ -358,14 +357,26 @@ def test_net_arch_that_unidle_does_not_have_is_refused(read: Read, net_arch: str
         sb3(read, f'policy_kwargs: "dict(net_arch={net_arch})"')
 
 
-@pytest.mark.parametrize("net_arch", ["dict(pi=[32], vf=[64])", "dict(pi=[32])"])
-def test_different_layers_of_actor_and_critic_are_kept_or_refused(read: Read, net_arch: str) -> None:
-    text = f'policy_kwargs: "dict(net_arch={net_arch})"'
-    if "ppo" in owners_of("critic_arch"):
-        assert sb3(read, text).values["critic_arch"] == ((64,) if "vf" in net_arch else ())
-    else:
-        with pytest.raises(UsageError, match=r"`net_arch` is \[32\] for the actor and \[(64)?\] for the critic"):
-            sb3(read, text)
+@pytest.mark.parametrize(
+    ("net_arch", "actor", "critic"),
+    [
+        ("dict(pi=[64], vf=[256, 256])", (64,), (256, 256)),
+        ("{'pi': [64], 'vf': [256, 256]}", (64,), (256, 256)),
+        ("[dict(pi=[64], vf=[256, 256])]", (64,), (256, 256)),
+        ("dict(pi=[32])", (32,), ()),
+        ("dict(vf=[32])", (), (32,)),
+    ],
+)
+def test_different_layers_of_actor_and_critic_are_read_in_all_forms(
+    read: Read, net_arch: str, actor: tuple[int, ...], critic: tuple[int, ...]
+) -> None:
+    values = sb3(read, f'policy_kwargs: "dict(net_arch={net_arch})"').values
+    assert (values["net_arch"], values["critic_arch"]) == (actor, critic)
+
+
+def test_different_layers_of_actor_and_critic_are_read_from_yaml(read: Read) -> None:
+    values = sb3(read, "policy_kwargs:\n  net_arch:\n    pi: [64]\n    vf: [256, 256]\n").values
+    assert (values["net_arch"], values["critic_arch"]) == ((64,), (256, 256))
 
 
 @pytest.mark.parametrize("text", ["net_arch='wide'", "net_arch=dict(pi=3, vf=3)", "net_arch=[0.5]"])

@@ -68,12 +68,17 @@ def test_resume_of_completed_run_reports_that_all_steps_are_done(
         ("CartPole-v1", {}),
         ("Pendulum-v1", {"share_trunk": True}),
         ("CartPole-v1", {"recurrent": "lstm", "recurrent_size": 8}),
+        ("CartPole-v1", {"recurrent": "gru", "recurrent_size": 8, "critic_arch": (24, 8)}),
+        ("Pendulum-v1", {"net_arch": (), "critic_arch": (24, 8), "overlap": "strict"}),
         ("CartPole-v1", {"subproc": True, "workers": 2}),
         ("CartPole-v1", {"overlap": "strict"}),
         ("Pendulum-v1", {"overlap": "strict", "subproc": True, "workers": 2}),
         ("CartPole-v1", {"overlap": "strict", "subproc": True, "recurrent": "gru", "recurrent_size": 8}),
     ],
-    ids=["discrete", "continuous", "lstm", "worker processes", "overlap", "overlap, workers", "overlap, workers, gru"],
+    ids=[
+        *("discrete", "continuous", "lstm", "gru, larger critic", "linear actor, overlap"),
+        *("worker processes", "overlap", "overlap, workers", "overlap, workers, gru"),
+    ],
 )
 def test_run_resumed_twice_equals_uninterrupted_run(env: str, extra: dict, tmp_path: Path) -> None:
     settings = {**SMALL, **extra, "timesteps": 2880, "runs_dir": str(tmp_path)}

@@ -32,6 +32,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "one layer": {"net_arch": (24,)},
     "three layers": {"net_arch": (24, 40, 8), "activation": "relu"},
     "shared trunk": {"share_trunk": True, "ent_coef": 0.1, "activation": "relu"},
+    "larger critic": {"net_arch": (16,), "critic_arch": (24, 40)},
     "matrices too large for one thread": {"net_arch": (64, 64)},
 }
 
@@ -124,6 +125,8 @@ def test_numpy_is_used_only_for_small_supported_networks() -> None:
         {"activation": "silu"},
         {"net_arch": (2048, 8)},
         {"net_arch": ()},
+        {"critic_arch": ()},
+        {"critic_arch": (2048, 8)},
         {"recurrent": "gru"},
     ):
         assert not is_used(make_algo(ACTIONS["mixed"], changes)), changes

@@ -82,7 +82,7 @@ class Inference:
         if not self._on_gpu:
             self._obs_in, self._starts_in = self._block_obs, self._starts
             self._out, self._is_staged = self._staged, True
-            self._numpy_unsupported = numpy_unsupported(policy, n_envs)
+            self._numpy_unsupported = numpy_unsupported(policy, n_envs, with_critic=False)
             if self._numpy_unsupported is None:
                 self._numpy_actor = self._new_numpy_actor()
             return
