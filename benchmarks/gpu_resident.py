@@ -116,7 +116,7 @@ def parts(n_envs: int) -> dict[str, dict[str, float]]:
     loop = DeviceLoop(collector, algo, 0, Timeline(), capture)
     times_ms = {"iteration": _milliseconds(loop._iterate, device)}  # first: this selects the kernels
     noise, shuffle = torch.Generator(device), torch.Generator(device)
-    changes = [*collector.carried_state(), algo.parameters.flat, *algo.adam.state_dict().values()]
+    changes = [*collector.carried_state(), algo.parameters.flat, *algo.optimiser.state_dict().values()]
 
     def collect() -> None:
         collector.collect(noise)

@@ -137,5 +137,5 @@ def state_after_six_updates(
     generator = torch.Generator().manual_seed(5)
     orders = torch.stack([torch.randperm(SAMPLES, generator=generator)[:BATCH] for _ in range(6)])
     make_update(algo)(batch, orders.to(algo.clip_range.device))
-    state = algo.adam.state_dict()
+    state = algo.optimiser.state_dict()
     return [algo.parameters.flat.detach(), *state.values(), *vars(algo.counters).values()]

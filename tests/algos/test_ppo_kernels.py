@@ -265,6 +265,16 @@ def test_kernels_for_equal_networks_decline_a_critic_of_another_size() -> None:
     assert ops_of(algo).dispatch.fallbacks == {"PPO evaluation": reason, "PPO minibatch": reason}
 
 
+def test_kernels_that_fuse_adam_decline_another_optimiser() -> None:
+    pytest.importorskip("triton")
+    algo, rollout = make_algo_and_rollout({"net_arch": (32, 32), "optimizer": "sgd", "momentum": 0.9})
+    references = implementations(algo)
+    ops_of(algo).choose_triton(rollout)
+    assert changed_operations(algo, references) == {"shuffle", "gae", "evaluate", "log_probs", "values", "loss"}
+    reason = "the optimiser is sgd: kernels take adam"
+    assert ops_of(algo).dispatch.fallbacks == {"PPO minibatch": reason, "PPO step": reason}
+
+
 OPERATIONS = ("shuffle", "gae", "evaluate", "log_probs", "values", "loss", "optimiser_step", "learn")
 
 

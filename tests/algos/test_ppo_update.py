@@ -596,10 +596,10 @@ def test_after_gradient_runs_before_clipping_and_step() -> None:
         run.collect()
         batch = run.algo.prepare(run.rollout)
         run.algo.ops.reference_learn(batch, torch.arange(8).unsqueeze(0))  # type: ignore[attr-defined]
-    assert_close(halved.algo.adam.mean, 0.5 * plain.algo.adam.mean)  # first moment
-    assert_close(halved.algo.adam.square, 0.25 * plain.algo.adam.square)  # second moment
+    assert_close(halved.algo.optimiser.mean, 0.5 * plain.algo.optimiser.mean)  # first moment
+    assert_close(halved.algo.optimiser.square, 0.25 * plain.algo.optimiser.square)  # second moment
     assert_close(halved.algo.counters.sums[:, -1], 0.5 * plain.algo.counters.sums[:, -1])  # the norm
-    assert plain.algo.adam.mean.abs().max() > 0
+    assert plain.algo.optimiser.mean.abs().max() > 0
 
 
 def test_after_gradient_disables_fused_gradient_and_step() -> None:

@@ -32,6 +32,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tanh, other widths": {"activation": "tanh", "net_arch": (24,), "critic_arch": (40, 17)},
     "three critics, clipped": {"n_critics": 3, "max_grad_norm": 0.05},
     "not clipped": {"max_grad_norm": 1e9},
+    "other betas": {"adam_betas": (0.5, 0.9)},
     "tasks": {"n_tasks": 3, "weight_init": "he"},
     "value limit": {"value_limit": 0.1},
     "fixed temperature": {"ent_coef": 0.3},
@@ -145,3 +146,4 @@ def test_unsupported_networks_keep_the_reference(space: spaces.Space) -> None:
     assert unsupported(make_sac(2)) is None
     assert unsupported(make_sac(2, activation="elu")) == "no kernel for the activation ELU"
     assert unsupported(make_sac(2, critic_arch=())) == "the critics are linear"
+    assert unsupported(make_sac(2, optimizer="sgd")) == "the optimiser is sgd: kernels take adam"

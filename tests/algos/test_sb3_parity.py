@@ -54,7 +54,11 @@ def sb3_model(run: SmallRun, algorithm: Any, **settings: Any) -> tuple[Any, Fixe
         run.maker(),
         learning_rate=RATE,
         gamma=GAMMA,
-        policy_kwargs={"net_arch": list(recipe.net_arch), "optimizer_kwargs": {"eps": EPS}},
+        policy_kwargs={
+            "net_arch": list(recipe.net_arch),
+            "optimizer_class": {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}[recipe.optimizer],
+            "optimizer_kwargs": {"eps": EPS},
+        },
         device="cpu",
         **settings,
     )
@@ -117,9 +121,14 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     assert not queue
 
 
-@pytest.mark.parametrize("ent_coef", ["auto", 0.2])
-def test_sac_matches_stable_baselines3(ent_coef: Any, noise: list[Tensor]) -> None:
-    run = filled_sac(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, ent_coef=ent_coef)
+@pytest.mark.parametrize(
+    ("ent_coef", "optimizer"),
+    [("auto", "adam"), (0.2, "adam"), ("auto", "rmsprop")],
+    ids=["learned", "fixed", "learned, rmsprop"],
+)
+def test_sac_matches_stable_baselines3(ent_coef: Any, optimizer: str, noise: list[Tensor]) -> None:
+    options: dict[str, Any] = {"ent_coef": ent_coef, "optimizer": optimizer}
+    run = filled_sac(Drift, gamma=GAMMA, learning_rate=RATE, adam_eps=EPS, **options)
     algo, reals = run.algo, run.policy.distribution.reals
     model, buffer = sb3_model(run, sb3.SAC, ent_coef=ent_coef, tau=algo.recipe.tau)
     model.actor.action_dist.epsilon = 0.0  # Stable-Baselines3 adds it inside log(1 − a²); our formula does without

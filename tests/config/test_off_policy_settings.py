@@ -94,6 +94,7 @@ OWNERS = {
 SHARED = {
     *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "adam_eps"),
     *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
+    *("optimizer", "adam_betas", "rmsprop_alpha", "momentum", "weight_decay"),
 }
 
 

@@ -78,6 +78,22 @@ def test_default_config_is_valid_and_unchanged() -> None:
         ({"gamma": 1.01}, "`gamma` is 1.01; it must be between 0 and 1."),
         ({"gae_lambda": -0.5}, "`gae_lambda` is -0.5; it must be between 0 and 1."),
         ({"discretize": 1}, "`discretize` is 1; each action needs at least 2 bins."),
+        ({"adam_betas": [0.9, 1]}, "`adam_betas` is (0.9, 1.0); it must be at least 0 and below 1."),
+        ({"adam_betas": [0.9]}, "`adam_betas` is (0.9,); it must be two numbers, such as 0.9,0.999."),
+        ({"weight_decay": -1}, "`weight_decay` is -1.0; it must not be negative."),
+        (
+            {"optimizer": "rmsprop", "momentum": 1},
+            "`momentum` is 1.0; it must be at least 0 and below 1.",
+        ),
+        (
+            {"optimizer": "sgd", "adam_betas": [0.5, 0.9]},
+            "`adam_betas` is a setting of --optimizer adam and adamw, not of sgd; remove it.",
+        ),
+        ({"momentum": 0.9}, "`momentum` is a setting of --optimizer rmsprop and sgd, not of adam; remove it."),
+        (
+            {"optimizer": "sgd", "rmsprop_alpha": 0.9},
+            "`rmsprop_alpha` is a setting of --optimizer rmsprop, not of sgd; remove it.",
+        ),
         (
             {"critic_arch": [256, 256], "share_trunk": True},
             "`share_trunk` gives actor and critic the same hidden layers, but `net_arch` is (64, 64) and `critic_arch` "
@@ -140,6 +156,8 @@ def test_invalid_setting_is_rejected(values: dict[str, Any], message: str) -> No
         {"clip_range_vf": None, "target_kl": None, "workers": None, "checkpoint_every": None},
         {"net_arch": []},
         {"critic_arch": []},
+        {"optimizer": "sgd", "momentum": 0, "weight_decay": 0},
+        {"adam_betas": [0, 0]},
         {"critic_arch": [64, 64], "share_trunk": True},
         {"discretize": 2},
         {"eval_every": 0},

@@ -147,7 +147,8 @@ def test_checkpoints_and_records_count_due_updates(algo: str, overlap: str, tmp_
         due = math.floor(0.3 * max(0, state["step"] - 100))
         experience = state["algo"]["experience"]
         assert (experience["steps"], experience["updates"]) == (state["step"], due)
-        adam = state["algo"]["adams"]["critics"] if algo == "sac" else state["algo"]["adam"]
+        algorithm = state["algo"]
+        adam = algorithm["optimisers"]["critics"] if algo == "sac" else algorithm["optimiser"]
         assert adam["steps"] == due
     records = [record for record in run.records if record["kind"] == "iteration"]
     n_updates = [math.floor(0.3 * max(0, record["step"] - 100)) for record in records]

@@ -27,8 +27,8 @@ from unidle.algos.micro_batches import Loss
 from unidle.algos.off_policy import Gradient, Update
 from unidle.buffers.replay import Transitions
 from unidle.config import DQNRecipe
-from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.optim.optimiser import new_optimiser
 from unidle.nn.q_policy import QPolicy
 
 
@@ -46,11 +46,11 @@ class DQN:
         device = self.parameters.flat.device
         setting = partial(per_member, [recipe], device=device)
         self.learning_rate, self.max_grad_norm, self.tau = map(setting, ("learning_rate", "max_grad_norm", "tau"))
-        self._adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=recipe.adam_eps)
+        self._optimiser = new_optimiser(recipe, self.parameters, self.learning_rate)
         self._until_target = torch.full((), recipe.target_update_interval, device=device)  # updates
         self.sums = torch.zeros(len(self.metrics), device=device)
         flats = [self.parameters.flat, self.target_parameters.flat]
-        self.changes: list[Tensor] = [*flats, *self._adam.state_dict().values(), self.sums, self._until_target]
+        self.changes: list[Tensor] = [*flats, *self._optimiser.state_dict().values(), self.sums, self._until_target]
         self.phases: Sequence[Update] = (self.update,)
 
     # -- one update ----------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class DQN:
         """Update the Q network and, when it is due, the target network; returns |TD error| [B]."""
         means, errors = self._gradient(self.parameters, self._loss, batch)
         norms = self.parameters.clip_(self.max_grad_norm)
-        self._adam.step()
+        self._optimiser.step()
         with torch.no_grad():
             self._update_target()
             self.sums.add_(torch.cat((means, norms)))
@@ -114,7 +114,7 @@ class DQN:
         return {
             "policy": self.policy.state_dict(),
             "target": self.target.state_dict(),
-            "adam": self._adam.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
             "until_target": self._until_target,
         }
 
@@ -122,5 +122,5 @@ class DQN:
         """Copy a checkpoint's values into the existing tensors."""
         self.policy.load_state_dict(state["policy"])
         self.target.load_state_dict(state["target"])
-        self._adam.load_state_dict(state["adam"])
+        self._optimiser.load_state_dict(state["optimiser"])
         self._until_target.copy_(state["until_target"])

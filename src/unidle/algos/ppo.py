@@ -34,8 +34,8 @@ from unidle.config.validate import sequence_length
 from unidle.kernels.ppo_types import Coefficients, Counters
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.normalise import RunningNorm
-from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.optim.optimiser import new_optimiser
 from unidle.spaces.distributions import Parameters
 
 _REWARD_CLIP = 10.0
@@ -80,7 +80,7 @@ class Ops(Protocol):
         """One epoch: the sequences in random order, [minibatches per step, sequences per minibatch] at a time."""
 
     def step(self, batch: Batch, minibatches: Tensor) -> None:
-        """Loss → gradient → `after_gradient` → clipping → Adam, for each of the minibatches."""
+        """Loss → gradient → `after_gradient` → clipping → optimiser step, for each of the minibatches."""
 
     def metrics(self) -> dict[str, Tensor]:
         """Metrics of the implementation."""
@@ -130,7 +130,7 @@ class PPO:
         self.learning_rate, self.clip_range = setting("learning_rate"), setting("clip_range")
         self.vf_coef, self.ent_coef = setting("vf_coef"), setting("ent_coef")
         self.max_grad_norm, self.max_kl = setting("max_grad_norm"), _KL_MARGIN * setting("target_kl")
-        self.adam = FlatAdam(self.parameters.flat, self.parameters.grad, self.learning_rate, eps=recipe.adam_eps)
+        self.optimiser = new_optimiser(recipe, self.parameters, self.learning_rate)
         self.reward_norm = RunningNorm(1).to(device) if recipe.normalize_reward else None
         self.return_carry = torch.zeros(recipe.n_envs, device=device)
         self.sequence_length = sequence_length(recipe)
@@ -280,7 +280,7 @@ class PPO:
             terms, stopped = torch.cat((metrics, norms)), counters.stopped.unsqueeze(1) > 0
             counters.sums.add_(torch.where(stopped, 0.0, terms))  # no multiplication by 0: a term may be infinite
             counters.minibatches.add_(1.0 - counters.stopped)
-        self.adam.step(skip=counters.stopped if may_stop else None)
+        self.optimiser.step(skip=counters.stopped if may_stop else None)
 
     def _metrics(self, batch: Batch) -> dict[str, Tensor]:
         counters = self.counters
@@ -310,7 +310,7 @@ class PPO:
         """Everything that learning depends on, as tensors and plain values."""
         return {
             "policy": self.policy.state_dict(),
-            "adam": self.adam.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
             "reward_norm": self.reward_norm.state_dict() if self.reward_norm else {},
             "return_carry": self.return_carry,
         }
@@ -318,7 +318,7 @@ class PPO:
     def load_state_dict(self, state: dict) -> None:
         """Copy a checkpoint's values into the existing tensors."""
         self.policy.load_state_dict(state["policy"])
-        self.adam.load_state_dict(state["adam"])
+        self.optimiser.load_state_dict(state["optimiser"])
         if self.reward_norm:
             self.reward_norm.load_state_dict(state["reward_norm"])
         self.return_carry.copy_(state["return_carry"])

@@ -20,6 +20,7 @@ from unidle.kernels.triton.ppo_step import FusedStep
 from unidle.kernels.triton.small_mlp import SmallMlp
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.describe import describe_small_mlp, small_mlp_tensors
+from unidle.nn.optim.adam import FlatAdam
 from unidle.spaces.distributions import KERNEL_DISTRIBUTIONS, Params
 
 __all__ = ["gae", "shuffle"]
@@ -130,7 +131,13 @@ def new_minibatch(ppo: PPO) -> FusedMinibatch:
     """The kernel that learns from minibatches, for a small MLP."""
     assert isinstance(ppo.recipe.batch_size, int)
     mlp, tensors = _small_mlp(ppo.policy), small_mlp_tensors(ppo.policy)
-    return FusedMinibatch(mlp, tensors, ppo.adam, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.recipe.batch_size)
+    counters, clip_range = ppo.counters, ppo.clip_range
+    return FusedMinibatch(mlp, tensors, _adam(ppo), counters, ppo.coefficients, clip_range, ppo.recipe.batch_size)
+
+
+def _adam(ppo: PPO) -> FlatAdam:
+    assert isinstance(ppo.optimiser, FlatAdam)
+    return ppo.optimiser
 
 
 def verify_minibatch(
@@ -150,7 +157,7 @@ def verify_minibatch(
 
 def new_step(ppo: PPO) -> FusedStep:
     """The kernels that clip and step."""
-    return FusedStep(ppo.adam, ppo.counters, ppo.coefficients)
+    return FusedStep(_adam(ppo), ppo.counters, ppo.coefficients)
 
 
 def verify_step(ppo: PPO, step: Callable[[Tensor], None]) -> None:
@@ -168,7 +175,7 @@ def _changes(ppo: PPO, step: Callable[[], None]) -> list[Tensor]:
     """The changes that `step` makes to the parameters, and the counters after it; all are restored."""
     flat, counters = ppo.parameters.flat.detach(), ppo.counters
     counted = [counters.sums, counters.minibatches, counters.stopped]
-    with restored([flat, *ppo.adam.state_dict().values(), *counted]) as before:
+    with restored([flat, *ppo.optimiser.state_dict().values(), *counted]) as before:
         step()
         return [flat - before[0], *(tensor.clone() for tensor in counted)]
 

@@ -24,6 +24,7 @@ from unidle.kernels.dispatch import Dispatch, Report, compare, no_report, restor
 from unidle.kernels.numpy.ppo_minibatch import NumpyMinibatch
 from unidle.nn.actor_critic import ActorCritic
 from unidle.nn.numpy_views import numpy_actor_critic, numpy_unsupported
+from unidle.nn.optim.optimiser import fused_step_unsupported
 
 _NODES_PER_MINIBATCH = 250  # of a CUDA graph, at most; and about 60 more for each step of a recurrent sequence
 _HAS_HOOK = "after_gradient is set, and this kernel computes gradient and step together"
@@ -114,7 +115,7 @@ class PPOOps:
         if self.ppo.after_gradient is not None:
             return learn  # the hook may do things that a graph cannot record
         counters = self.ppo.counters
-        changes = [*self.ppo.adam.state_dict().values(), counters.sums, counters.minibatches, counters.stopped]
+        changes = [*self.ppo.optimiser.state_dict().values(), counters.sums, counters.minibatches, counters.stopped]
         return self._capture("learning", learn, [self.ppo.parameters.flat, *changes])
 
     def minibatches(self, batch: Batch, shuffle: torch.Generator) -> Iterator[Tensor]:
@@ -167,7 +168,7 @@ class PPOOps:
         def build() -> NumpyMinibatch:
             network = numpy_actor_critic(ppo.policy, ppo.parameters)
             return NumpyMinibatch(
-                network, ppo.parameters.grad, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.adam.step
+                network, ppo.parameters.grad, ppo.counters, ppo.coefficients, ppo.clip_range, ppo.optimiser.step
             )
 
         def verify(minibatch: NumpyMinibatch | None) -> None:
@@ -193,6 +194,7 @@ class PPOOps:
             self.dispatch.fallbacks["PPO"] = "Triton is not installed"
             return
         ppo, choose, reference_gae = self.ppo, self.dispatch.choose, self.gae
+        other_step = fused_step_unsupported(ppo.recipe)
         n_sequences = rollout.rewards.numel() // ppo.sequence_length
         verify_shuffle = partial(kernels.verify_shuffle, n_sequences, self.device)
         self.shuffle = choose("PPO shuffle", self.shuffle, lambda: kernels.shuffle.shuffle, verify_shuffle)
@@ -217,12 +219,12 @@ class PPOOps:
                 None,
                 lambda: kernels.new_minibatch(ppo),
                 partial(kernels.verify_minibatch, ppo, sample, self.gradient),
-                unsupported or (_HAS_HOOK if ppo.after_gradient else None),
+                unsupported or (_HAS_HOOK if ppo.after_gradient else other_step),
             )
             if minibatch is not None:
                 self.learn = minibatch.learn
                 return
             verify_step, verify_loss = partial(kernels.verify_step, ppo), partial(kernels.verify_loss, ppo, sample)
-            self.optimiser_step = choose("PPO step", ppo.step, lambda: kernels.new_step(ppo), verify_step)
+            self.optimiser_step = choose("PPO step", ppo.step, lambda: kernels.new_step(ppo), verify_step, other_step)
             unsupported = kernels.loss_unsupported(ppo)
             self.loss = choose("PPO loss", self.loss, lambda: kernels.NetworkLoss(ppo), verify_loss, unsupported)

@@ -34,6 +34,7 @@ from unidle.config import SACRecipe
 from unidle.nn.critics import Critics
 from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.optim.optimiser import Optimiser, new_optimiser
 from unidle.nn.sac_policy import SACPolicy
 from unidle.spaces.distributions import MASKED_BELOW
 
@@ -74,20 +75,18 @@ class SAC:
         self.target_entropy = _target_entropy(policy, recipe)
         setting = partial(per_member, [recipe], device=device)
         self.learning_rate, self.max_grad_norm, self.tau = map(setting, ("learning_rate", "max_grad_norm", "tau"))
-        self.adams = {
-            "actor": self._adam(self.parameters.flat, self.parameters.grad),
-            "critics": self._adam(self.critic_parameters.flat, self.critic_parameters.grad),
-            "temperature": self._adam(self.log_alpha, self.alpha_grad),
+        self.optimisers: dict[str, Optimiser] = {
+            "actor": new_optimiser(recipe, self.parameters, self.learning_rate),
+            "critics": new_optimiser(recipe, self.critic_parameters, self.learning_rate),
+            # Always Adam, as in other libraries: it has a single parameter, which must not decay.
+            "temperature": FlatAdam(self.log_alpha, self.alpha_grad, self.learning_rate, eps=recipe.adam_eps),
         }
         self.sums = torch.zeros(len(self.metrics), device=device)
         flats = [self.parameters.flat.detach(), self.critic_parameters.flat.detach(), self.target_flat]
-        moments = [tensor for adam in self.adams.values() for tensor in adam.state_dict().values()]
+        moments = [tensor for optimiser in self.optimisers.values() for tensor in optimiser.state_dict().values()]
         self.changes: list[Tensor] = [*flats, self.log_alpha, *moments, self.sums]
         self.noise_shape: tuple[int, ...] = (2, recipe.batch_size, policy.distribution.reals)  # ε for a' and for ã
         self.phases: Sequence[Update] = (self.update,)
-
-    def _adam(self, flat: Tensor, grad: Tensor) -> FlatAdam:
-        return FlatAdam(flat, grad, self.learning_rate, eps=self.recipe.adam_eps)
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class SAC:
             one_hot = tasks.unsqueeze(1) == torch.arange(self.n_tasks, device=tasks.device)
             self.alpha_grad.add_((grads.unsqueeze(1) * one_hot).sum(0))
         self._gradient.finish(self.alpha_grad)
-        self.adams["temperature"].step()
+        self.optimisers["temperature"].step()
 
     @torch.no_grad()
     def step(self, name: str) -> None:
@@ -171,7 +170,7 @@ class SAC:
         parameters = self.parameters if name == "actor" else self.critic_parameters
         if math.isfinite(self.recipe.max_grad_norm):
             parameters.clip_(self.max_grad_norm)
-        self.adams[name].step()
+        self.optimisers[name].step()
         if name == "critics":
             self.target_flat.lerp_(self.critic_parameters.flat.detach(), self.tau.unsqueeze(1))
 
@@ -197,7 +196,7 @@ class SAC:
             "critics": self.critics.state_dict(),
             "targets": self.targets.state_dict(),
             "log_temperature": self.log_alpha,
-            "adams": {name: adam.state_dict() for name, adam in self.adams.items()},
+            "optimisers": {name: optimiser.state_dict() for name, optimiser in self.optimisers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,8 +205,8 @@ class SAC:
         self.critics.load_state_dict(state["critics"])
         self.targets.load_state_dict(state["targets"])
         self.log_alpha.copy_(state["log_temperature"])
-        for name, adam in self.adams.items():
-            adam.load_state_dict(state["adams"][name])
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
 
 
 def _target_entropy(policy: SACPolicy, recipe: SACRecipe) -> float:

@@ -16,6 +16,8 @@ from unidle.algos.sac import SAC
 from unidle.buffers.replay import Transitions
 from unidle.kernels.dispatch import TOLERANCE, Dispatch, compare, restored
 from unidle.nn.ensemble import Ensemble
+from unidle.nn.optim.adam import FlatAdam
+from unidle.nn.optim.optimiser import fused_step_unsupported
 from unidle.spaces.distributions import LOG_STD_RANGE
 
 if TYPE_CHECKING:  # Triton is optional
@@ -51,7 +53,7 @@ def unsupported(sac: SAC) -> str | None:
         return "the critics are linear"
     if type(ensemble.activation) not in ACTIVATIONS:
         return f"no kernel for the activation {type(ensemble.activation).__name__}"
-    return None
+    return fused_step_unsupported(sac.recipe)
 
 
 class FusedUpdate:
@@ -84,9 +86,9 @@ def describe(sac: SAC) -> SacState:
         critic_grads=_layers(ensemble, sac.critic_parameters.grad_of),
         targets=_layers(sac.targets.ensemble, lambda parameter: parameter.detach()),
         targets_flat=sac.target_flat,
-        actor_adam=sac.adams["actor"],
-        critics_adam=sac.adams["critics"],
-        alpha_adam=sac.adams["temperature"],
+        actor_adam=_adam(sac, "actor"),
+        critics_adam=_adam(sac, "critics"),
+        alpha_adam=_adam(sac, "temperature"),
         sums=sac.sums,
         batch_size=recipe.batch_size,
         obs_words=policy.obs_layout.obs_bytes // 4,
@@ -101,6 +103,12 @@ def describe(sac: SAC) -> SacState:
         max_grad_norm=recipe.max_grad_norm,
         tau=recipe.tau,
     )
+
+
+def _adam(sac: SAC, name: str) -> FlatAdam:
+    optimiser = sac.optimisers[name]
+    assert isinstance(optimiser, FlatAdam)
+    return optimiser
 
 
 def _layers(ensemble: Ensemble, view: Callable[[Tensor], Tensor]) -> Layers:
@@ -137,7 +145,7 @@ def _results(sac: SAC, update: Callable[[], Tensor]) -> list[Tensor]:
 
 def _verify_step(sac: SAC, fused: FusedUpdate, name: str) -> None:
     """Compare steps along the same gradient: where it is close to 0, rounding can change the sign of Adam's step."""
-    optimiser = sac.adams[name]
+    optimiser = _adam(sac, name)
     changed = [optimiser.flat, sac.target_flat, *optimiser.state_dict().values()]
 
     def changes(step: Callable[[], None]) -> list[Tensor]:

@@ -32,8 +32,8 @@ from unidle.algos.plasticity import actor_critic_plasticity
 from unidle.buffers.replay import Transitions
 from unidle.config import TD3Recipe
 from unidle.nn.critics import Critics
-from unidle.nn.optim.adam import FlatAdam
 from unidle.nn.optim.flat_parameters import FlatParameters
+from unidle.nn.optim.optimiser import new_optimiser
 from unidle.nn.td3_policy import TD3Policy
 
 
@@ -55,13 +55,13 @@ class TD3:
         self._target_critic_parameters = FlatParameters(self.target_critics)
         setting = partial(per_member, [recipe], device=device)
         self.learning_rate, self.max_grad_norm, self.tau = map(setting, ("learning_rate", "max_grad_norm", "tau"))
-        self._adams = {
-            name: FlatAdam(parameters.flat, parameters.grad, self.learning_rate, eps=recipe.adam_eps)
+        self._optimisers = {
+            name: new_optimiser(recipe, parameters, self.learning_rate)
             for name, parameters in (("actor", self.parameters), ("critics", self.critic_parameters))
         }
         self.sums = torch.zeros(4, device=device)  # critic loss, mean Q, actor loss, actor updates
         flats = [self.parameters, self.critic_parameters, self._target_parameters, self._target_critic_parameters]
-        moments = [tensor for adam in self._adams.values() for tensor in adam.state_dict().values()]
+        moments = [tensor for optimiser in self._optimisers.values() for tensor in optimiser.state_dict().values()]
         self.changes: list[Tensor] = [*(parameters.flat.detach() for parameters in flats), *moments, self.sums]
         self.noise_shape: tuple[int, ...] = (recipe.batch_size, reals)
         self.phases: Sequence[Update] = [self.update_critics] * (recipe.policy_delay - 1) + [self.update]
@@ -118,7 +118,7 @@ class TD3:
     def _step(self, name: str, parameters: FlatParameters) -> None:
         if math.isfinite(self.recipe.max_grad_norm):
             parameters.clip_(self.max_grad_norm)
-        self._adams[name].step()
+        self._optimisers[name].step()
 
     # -- exploration, metrics, checkpoints -----------------------------------------------------------------------------
 
@@ -138,14 +138,15 @@ class TD3:
     def state_dict(self) -> dict[str, Any]:
         """Networks and optimisers."""
         networks = {name: network.state_dict() for name, network in self._networks().items()}
-        return {**networks, "adams": {name: adam.state_dict() for name, adam in self._adams.items()}}
+        optimisers = {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()}
+        return {**networks, "optimisers": optimisers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a checkpoint's values into the existing tensors."""
         for name, network in self._networks().items():
             network.load_state_dict(state[name])
-        for name, adam in self._adams.items():
-            adam.load_state_dict(state["adams"][name])
+        for name, optimiser in self._optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
 
     def _networks(self) -> dict[str, torch.nn.Module]:
         return {

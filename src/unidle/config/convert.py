@@ -59,7 +59,8 @@ def describe(expected: Any, none: str) -> str:
     if origin is Literal:
         return " or ".join(repr(option) for option in typing.get_args(expected))
     if origin is tuple:
-        examples = {int: "integers such as 64,64", str: "names such as policy,privileged"}
+        examples = {int: "integers such as 64,64", float: "numbers such as 0.9,0.999"}
+        examples[str] = "names such as policy,privileged"
         return f"a list of {examples.get(typing.get_args(expected)[0], 'module:callable')}"
     if origin is dict:
         return "a mapping"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 AlgorithmName = Literal["ppo", "sac", "td3", "dqn"]
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Schedule = Literal["constant", "linear"]
+OptimizerName = Literal["adam", "adamw", "rmsprop", "sgd"]
 
 _Value = TypeVar("_Value")
 # A setting for which None means that unidle chooses; elsewhere None means off, or not given.
@@ -38,11 +39,21 @@ class Recipe:
     network: str | None = None
     """Custom network, as module:callable; see docs/networks.md."""
     learning_rate: float = 3e-4
-    """Adam's learning rate."""
+    """Learning rate."""
     lr_schedule: Schedule = "constant"
     """linear: anneal the learning rate to 0 over the run."""
+    optimizer: OptimizerName = "adam"
+    """Optimiser of the networks."""
     adam_eps: float = 1e-8
-    """Adam's epsilon."""
+    """Epsilon of Adam, AdamW and RMSprop."""
+    adam_betas: tuple[float, ...] = (0.9, 0.999)
+    """Decay rates β₁ and β₂ of Adam and AdamW."""
+    rmsprop_alpha: float = 0.99
+    """Decay rate α of RMSprop."""
+    momentum: float = 0.0
+    """Momentum of RMSprop and SGD."""
+    weight_decay: OrAuto[float] = None
+    """Weight decay, an L2 penalty except for AdamW, where it is decoupled; auto: 0.01 for AdamW, else 0."""
     max_grad_norm: float = 0.5
     """Clip gradients to this norm; inf: no clipping."""
     gamma: float = 0.99
@@ -58,6 +69,13 @@ class Recipe:
     def total_batch(self) -> int:
         """Transitions per iteration."""
         return self.n_envs * self.n_steps
+
+    @property
+    def weight_decay_factor(self) -> float:
+        """The weight decay; PyTorch's default if it is auto."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return 0.01 if self.optimizer == "adamw" else 0.0
 
     # Defaults of what only some algorithms have, for code shared by all of them.
 
@@ -115,7 +133,7 @@ class PPORecipe(Recipe):
     critic_obs: OrAuto[tuple[str, ...]] = None
     """Keys that the critic sees, such as policy,privileged; auto: all."""
     adam_eps: float = 1e-5
-    """Adam's epsilon."""
+    """Epsilon of Adam, AdamW and RMSprop."""
     gae_lambda: float = 0.95
     """λ of generalised advantage estimation (GAE)."""
     clip_range: float = 0.2
@@ -263,7 +281,7 @@ class TD3Recipe(OffPolicyActorCriticRecipe):
     net_arch: tuple[int, ...] = (400, 300)
     """Hidden layer widths of the actor."""
     learning_rate: float = 1e-3
-    """Adam's learning rate."""
+    """Learning rate."""
     learning_starts: int = 100
     """Steps with random actions before the first update."""
     policy_delay: int = 2
@@ -285,7 +303,7 @@ class DQNRecipe(OffPolicyRecipe):
     batch_size: int = 64
     """Transitions sampled per gradient update."""
     learning_rate: float = 1e-3
-    """Adam's learning rate."""
+    """Learning rate."""
     max_grad_norm: float = 10.0
     """Clip gradients to this norm; inf: no clipping."""
     buffer_size: int = 100_000

@@ -14,16 +14,17 @@ from unidle.config.config import Config
 from unidle.config.convert import in_brief
 from unidle.config.fields import word_for_none
 from unidle.config.presets import load_preset
-from unidle.config.settings import OffPolicyRecipe, PPORecipe
+from unidle.config.settings import OffPolicyRecipe, PPORecipe, Recipe
 from unidle.errors import UsageError
 
 _AT_LEAST_ONE = {
     *("n_envs", "n_steps", "n_epochs", "recurrent_size", "timesteps", "eval_episodes", "keep_checkpoints", "threads"),
     *("buffer_size", "n_step", "n_critics", "n_tasks", "target_update_interval", "policy_delay"),
 }
+_BELOW_ONE = {"adam_betas", "rmsprop_alpha", "momentum"}
 _POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps"}
 _NOT_NEGATIVE = {
-    *("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts"),
+    *("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts", "weight_decay"),
     *("target_policy_noise", "target_noise_clip", "exploration_noise"),
 }
 _POSITIVE_OR_NONE = {
@@ -33,6 +34,12 @@ _FRACTIONS = {
     *("gamma", "gae_lambda", "tau", "per_alpha", "per_beta", "exploration_final_eps", "exploration_fraction"),
 }
 _MAY_BE_INFINITE = {"max_grad_norm"}  # no gradient clipping
+# Settings that only some optimisers have.
+_OPTIMIZER_SETTINGS = {
+    "adam_betas": ("adam", "adamw"),
+    "rmsprop_alpha": ("rmsprop",),
+    "momentum": ("rmsprop", "sgd"),
+}
 # May be changed in a preset that reproduces published results, because the updates per step stay the same.
 _MAY_CHANGE_IN_FIXED = {"n_envs", "overlap"}
 
@@ -53,6 +60,7 @@ def validated(config: Config, preset_batch_size: int | None = None, *, resumed: 
             "strings, lists and dicts; for anything else, pass a factory function as the environment."
         ) from None
     recipe, engine = config.recipe, config.engine
+    _check_optimizer(recipe)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
         raise UsageError(f"`device` is {engine.device!r}; use auto, cpu, cuda, or cuda:1 for the second GPU.")
     if engine.subproc is False and engine.workers is not None:
@@ -96,9 +104,13 @@ def _check_range(name: str, value: Any) -> None:
         wrong = "it must be a finite number"
     elif name in _AT_LEAST_ONE and value < 1:
         wrong = "it must be at least 1"
+    elif name in _BELOW_ONE and not all(0 <= number < 1 for number in numbers):
+        wrong = "it must be at least 0 and below 1"
+    elif name == "adam_betas" and len(value) != 2:
+        wrong = "it must be two numbers, such as 0.9,0.999"
     elif name in _POSITIVE and not value > 0:
         wrong = "it must be above 0"
-    elif name in _NOT_NEGATIVE and value != "auto" and value < 0:
+    elif name in _NOT_NEGATIVE and value not in ("auto", None) and value < 0:
         wrong = "it must not be negative"
     elif name in _POSITIVE_OR_NONE and value is not None and not value > 0:
         wrong = f"it must be above 0, or {word_for_none(name)}"
@@ -110,6 +122,14 @@ def _check_range(name: str, value: Any) -> None:
         wrong = "each action needs at least 2 bins"
     if wrong:
         raise UsageError(f"`{name}` is {in_brief(value)}; {wrong}.")
+
+
+def _check_optimizer(recipe: Recipe) -> None:
+    """UsageError for a setting that the optimiser does not have."""
+    for name, optimizers in _OPTIMIZER_SETTINGS.items():
+        if recipe.optimizer not in optimizers and getattr(recipe, name) != getattr(Recipe, name):
+            owners = " and ".join(optimizers)
+            raise UsageError(f"`{name}` is a setting of --optimizer {owners}, not of {recipe.optimizer}; remove it.")
 
 
 def _is_utf8(text: str) -> bool:

@@ -446,8 +446,15 @@ def test_shared_settings_are_passed_through(read: Read) -> None:
         ("clip_obs: 5.0", "`clip_obs: 5.0` is not supported"),
         ("normalize: {clip_obs: 5.0}", r"`normalize\.clip_obs: 5.0` is not supported"),
         ("policy: my.Policy", "write it as --network"),
-        ('policy_kwargs: "dict(optimizer_class=th.optim.RMSprop)"', r"`policy_kwargs\.optimizer_class: .* Adam"),
-        ('policy_kwargs: "dict(optimizer_kwargs=dict(weight_decay=1))"', r"optimizer_kwargs\.weight_decay"),
+        (
+            'policy_kwargs: "dict(optimizer_class=RMSpropTFLike)"',
+            r"optimizer_class: RMSpropTFLike` is not supported: unidle has adam, adamw, rmsprop, sgd; remove it",
+        ),
+        (
+            'policy_kwargs: "dict(optimizer_kwargs=dict(amsgrad=True))"',
+            r"`policy_kwargs\.optimizer_kwargs\.amsgrad: True` is not supported: unidle has no such setting; remove it",
+        ),
+        ('policy_kwargs: "dict(optimizer_kwargs=3)"', r"`optimizer_kwargs` must be a mapping or dict\(…\), not 3"),
         ('policy_kwargs: "dict(n_lstm_layers=2)"', "one recurrent layer"),
     ],
 )
@@ -460,6 +467,28 @@ def test_settings_without_effect_are_accepted_silently(read: Read) -> None:
     text = "use_sde: false\nsde_sample_freq: 4\nframe_stack: 1\nverbose: 1\nvec_env_wrapper: null\n"
     text += 'policy_kwargs: "dict(ortho_init=True, optimizer_class=th.optim.Adam, optimizer_kwargs=dict(eps=0.1))"'
     assert sb3(read, text) == ConvertedConfig({"n_envs": 4, "ortho_init": True, "adam_eps": 0.1}, [], "classic")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("optimizer_class=th.optim.Adam", {"adam_eps": 1e-5}),
+        ("optimizer_kwargs=dict(weight_decay=0.1)", {"adam_eps": 1e-8, "weight_decay": 0.1}),
+        ("optimizer_kwargs=dict(betas=(0.5, 0.99), eps=0.1)", {"adam_eps": 0.1, "adam_betas": (0.5, 0.99)}),
+        ("optimizer_class=torch.optim.AdamW", {"optimizer": "adamw", "adam_eps": 1e-8}),
+        (
+            "optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(alpha=0.95, eps=1e-5, momentum=0.5)",
+            {"optimizer": "rmsprop", "rmsprop_alpha": 0.95, "adam_eps": 1e-5, "momentum": 0.5},
+        ),
+        (
+            "optimizer_class=th.optim.SGD, optimizer_kwargs=dict(momentum=0.9, nesterov=False, foreach=True)",
+            {"optimizer": "sgd", "momentum": 0.9},
+        ),
+    ],
+)
+def test_optimizer_and_its_arguments_are_converted(read: Read, options: str, expected: dict[str, Any]) -> None:
+    result = sb3(read, f'policy_kwargs: "dict({options})"')
+    assert result == ConvertedConfig({"n_envs": 4, **expected}, [], "classic")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,11 @@ def test_schedule_of_dqn_is_converted(
         ("sac.yml", 'policy_kwargs: "dict(net_arch=[400, 300])"', {"net_arch": (400, 300), "critic_arch": None}),
         (
             "sac.yml",
+            'policy_kwargs: "dict(optimizer_class=th.optim.AdamW, optimizer_kwargs=dict(weight_decay=0.1))"',
+            {"optimizer": "adamw", "weight_decay": 0.1, "adam_eps": 1e-8},
+        ),
+        (
+            "sac.yml",
             'policy_kwargs: "dict(net_arch=dict(pi=[64], qf=[32]), n_critics=3, log_std_init=-3)"',
             {"net_arch": (64,), "critic_arch": (32,), "n_critics": 3},
         ),

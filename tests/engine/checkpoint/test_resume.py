@@ -70,13 +70,14 @@ def test_resume_of_completed_run_reports_that_all_steps_are_done(
         ("CartPole-v1", {"recurrent": "lstm", "recurrent_size": 8}),
         ("CartPole-v1", {"recurrent": "gru", "recurrent_size": 8, "critic_arch": (24, 8)}),
         ("Pendulum-v1", {"net_arch": (), "critic_arch": (24, 8), "overlap": "strict"}),
+        ("CartPole-v1", {"optimizer": "rmsprop", "momentum": 0.5, "weight_decay": 0.01, "target_kl": 0.001}),
         ("CartPole-v1", {"subproc": True, "workers": 2}),
         ("CartPole-v1", {"overlap": "strict"}),
         ("Pendulum-v1", {"overlap": "strict", "subproc": True, "workers": 2}),
         ("CartPole-v1", {"overlap": "strict", "subproc": True, "recurrent": "gru", "recurrent_size": 8}),
     ],
     ids=[
-        *("discrete", "continuous", "lstm", "gru, larger critic", "linear actor, overlap"),
+        *("discrete", "continuous", "lstm", "gru, larger critic", "linear actor, overlap", "rmsprop"),
         *("worker processes", "overlap", "overlap, workers", "overlap, workers, gru"),
     ],
 )

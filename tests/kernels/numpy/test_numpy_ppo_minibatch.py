@@ -39,7 +39,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 def numpy_minibatch(algo: PPO) -> NumpyMinibatch:
     network = numpy_actor_critic(algo.policy, algo.parameters)
-    grad, step = algo.parameters.grad, algo.adam.step
+    grad, step = algo.parameters.grad, algo.optimiser.step
     return NumpyMinibatch(network, grad, algo.counters, algo.coefficients, algo.clip_range, step)
 
 

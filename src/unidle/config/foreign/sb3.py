@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unidle.config.fields import coerce, owners_of, section_of
-from unidle.config.foreign import sb3_off_policy
+from unidle.config.foreign import sb3_off_policy, sb3_optimizer
 from unidle.config.settings import Activation
 from unidle.errors import UsageError
 
@@ -51,7 +51,6 @@ _REASONS = {
     "vec_env_wrapper": "unidle wraps single environments, with --wrapper",
     "callback": "pass callbacks in Python, as after_iteration and after_evaluation",
     "ortho_init": "only PPO's initial weights are orthogonal",
-    "optimizer_class": "unidle's optimiser is Adam",
     "replay_buffer_class": "unidle has uniform and prioritised replay (`per`), and no hindsight replay (HER)",
     "replay_buffer_kwargs": "unidle's replay buffer has none of these",
     "features_extractor_class": "write it as --network module:callable",
@@ -164,13 +163,8 @@ def _policy_kwargs(value: Any, source: str, notes: list[str], algo: str) -> dict
             values["n_critics"] = option
         elif name == "ortho_init" and algo == "ppo":
             values["ortho_init"] = option
-        elif name == "optimizer_class":
-            if str(option).rpartition(".")[2] != "Adam":
-                refuse(name, option, source, "policy_kwargs.")
-        elif name == "optimizer_kwargs":
-            for part in _mapping(name, option, source).keys() - {"eps"}:
-                refuse(f"optimizer_kwargs.{part}", option[part], source, "policy_kwargs.")
-            values |= {"adam_eps": option["eps"]} if "eps" in option else {}
+        elif name in sb3_optimizer.WORDS:
+            values |= sb3_optimizer.optimizer(options, source, algo)
         elif name == "enable_critic_lstm":
             notes.append(f"`enable_critic_lstm: {option}`: in unidle actor and critic share one LSTM.")
         elif name == "log_std_init" and algo != "ppo":
@@ -184,12 +178,6 @@ def _policy_kwargs(value: Any, source: str, notes: list[str], algo: str) -> dict
         else:
             refuse(str(name), option, source, "policy_kwargs.")
     return values
-
-
-def _mapping(word: str, value: Any, source: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{source}: `{word}` must be a mapping or dict(…), not {value!r}.")
-    return value
 
 
 def _net_arch(value: Any, source: str, algo: str) -> dict[str, Any]:

@@ -95,9 +95,9 @@ class NumpyMinibatch:
         counters: Counters,
         coefficients: Coefficients,
         clip_range: Tensor,
-        adam_step: Callable[[], None],
+        optimiser_step: Callable[[], None],
     ) -> None:
-        """`grad` is the flat gradient, which the network's gradients are views of; `adam_step` steps along it."""
+        """`grad` is the flat gradient, which the network's gradients are views of; `optimiser_step` steps along it."""
         actor = network.actor
         self._inputs, self._nvec, self._logits, self._log_std = (
             actor.inputs,
@@ -109,7 +109,7 @@ class NumpyMinibatch:
         self._trunks = [actor.trunk] if network.critic_trunk is None else [actor.trunk, network.critic_trunk]
         self._heads = [actor.head, network.critic_head]
         self._flat_grad, self._grad = grad, grad.numpy()
-        self._coefficients, self._clip_range, self._adam_step = coefficients, clip_range, adam_step
+        self._coefficients, self._clip_range, self._optimiser_step = coefficients, clip_range, optimiser_step
         self._sums, self._minibatches, self._stopped = (
             tensor.numpy() for tensor in (counters.sums, counters.minibatches, counters.stopped)
         )
@@ -213,4 +213,4 @@ class NumpyMinibatch:
         if not self._stopped:
             self._sums += (*metrics, norm)
             self._minibatches += 1.0
-            self._adam_step()
+            self._optimiser_step()

@@ -1,1 +1,1 @@
-"""Adam on all parameters of a network as one flat tensor."""
+"""Optimisers of all parameters of a network as one flat tensor."""
