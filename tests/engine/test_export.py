@@ -106,7 +106,9 @@ def run_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def session(agent: Agent) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(export_onnx(agent, Path("policy.onnx"))), options)
+    exported = onnxruntime.InferenceSession(str(export_onnx(agent, Path("policy.onnx"))), options)
+    assert {tensor.shape[0] for tensor in (*exported.get_inputs(), *exported.get_outputs())} == {"batch"}
+    return exported
 
 
 def assert_same_actions(

@@ -19,14 +19,20 @@ from unidle.spaces.tree import Path as LeafPath
 
 
 class _Exported(nn.Module):
-    """Leaves of the observation (and mask, recurrent state) → deterministic flat action (and next state)."""
+    """Leaves of the observation, mask and recurrent state if any → deterministic flat action, and next state if any.
+
+    The inputs are one list without gaps: the exporter names no axes if one of its inputs is None.
+    """
 
     def __init__(self, policy: AnyPolicy, paths: list[LeafPath]) -> None:
         super().__init__()
         self.policy, self._paths = policy, paths
 
-    def forward(self, leaves: list[Tensor], mask: Tensor | None, state: Tensor | None) -> tuple[Tensor, ...]:
-        features = self.policy.encoder.encode(dict(zip(self._paths, leaves)))
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        features = self.policy.encoder.encode(dict(zip(self._paths, inputs)))
+        others = inputs[len(self._paths) :]
+        mask = others[0] if self.policy.masked else None
+        state = others[-1] if self.policy.actor_state_size else None
         params, after = self.policy.act_on(features, mask, state)
         action = self.policy.distribution.export(params)
         return (action,) if after is None else (action, after)
@@ -46,21 +52,24 @@ def export_onnx(agent: Agent, path: Path) -> Path:
         raise UsageError("ONNX export needs more packages; run: pip install 'unidle[onnx]'.") from None
     policy, obs_layout = agent.policy, agent.policy.encoder.layout  # the part of the observation that the actor gets
     n = 2  # not 1, which the exporter would treat as a constant
-    leaves = [torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)) for leaf in obs_layout.leaves]
+    inputs = [torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)) for leaf in obs_layout.leaves]
     names = [".".join(["observation", *map(str, leaf.path)]) for leaf in obs_layout.leaves]
-    mask = torch.ones(n, obs_layout.mask_width, dtype=torch.uint8) if obs_layout.mask_width else None
-    state = torch.zeros(n, policy.actor_state_size) if policy.actor_state_size else None
-    names += ["action_mask"] * (mask is not None) + ["state"] * (state is not None)
-    batch = torch.export.Dim("batch", min=1)
-    shapes = ([{0: batch}] * len(leaves), None if mask is None else {0: batch}, None if state is None else {0: batch})
+    outputs = ["action"]
+    if policy.masked:
+        inputs.append(torch.ones(n, obs_layout.mask_width, dtype=torch.uint8))
+        names.append("action_mask")
+    if policy.actor_state_size:
+        inputs.append(torch.zeros(n, policy.actor_state_size))
+        names.append("state")
+        outputs.append("next_state")
     exported = _Exported(policy.cpu(), [leaf.path for leaf in obs_layout.leaves]).eval()
     program = _quietly(
         torch.onnx.export,
         exported,
-        (leaves, mask, state),
+        (inputs,),
         input_names=names,
-        output_names=["action", *(["next_state"] if state is not None else [])],
-        dynamic_shapes=shapes,
+        output_names=outputs,
+        dynamic_shapes=([{0: torch.export.Dim("batch", min=1)}] * len(inputs),),
         dynamo=True,
         verbose=False,
     )
