@@ -25,7 +25,11 @@ class TrainingError(Exception):
 
 
 class WriteError(TrainingError):
-    """A file in the run folder cannot be written."""
+    """A file in the run folder cannot be written: `what` is wrong, and what to do."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}." if remedy else what)
+        self.what = what
 
 
 # What user code may raise; SystemExit from an environment that calls sys.exit(), which must not end the run as if it

@@ -24,7 +24,7 @@ from unidle.engine.evaluate.play import Stopped
 from unidle.engine.interrupts import Interrupts
 from unidle.engine.iteration_log import IterationLog, is_due
 from unidle.engine.learn.device_loop import DeviceLoop
-from unidle.engine.learn.finite import NonFinite, diverged, first_non_finite
+from unidle.engine.learn.finite import NonFinite, first_non_finite, why_not_finite
 from unidle.engine.learn.learner import Learner
 from unidle.engine.overlap import ENV_FAILURES, Overlap
 from unidle.engine.placement import too_many_workers
@@ -73,7 +73,8 @@ class Trainer:
         must_wait = config.run.target_return is not None or bool(after_evaluation)
         try:
             kernels = kernels_on(self._parts.capture.device)
-            self._saver = Saver(config, self.env_spec, self.algo, self.collector, self.progress, self._clock, kernels)
+            parts = (config, self.env_spec, self.algo, self.collector, self.progress, self._clock)
+            self._saver = Saver(*parts, kernels, display.on_message)
             workers = self._parts.workers
             self._evaluations = Evaluations(
                 config,
@@ -157,11 +158,13 @@ class Trainer:
                     self._save_on_failure(self._tracker.evaluate)
                 self._save()
                 self._save_on_failure(lambda: self._tracker.finish(lambda: self._interrupts.received is not None))
+                self._saver.finish()
         finally:
             if self._meter is not None:
                 self._meter.end()
             self._log.close()
             self._display.on_end()
+            self._saver.close()
 
     def _open_log(self) -> MetricLog:
         path, run, step = self._folder.path, self.config.run, self.progress.step
@@ -220,6 +223,7 @@ class Trainer:
             self._save_on_failure(self._tracker.evaluate)
         if failure:
             raise self._saved_failure(failure)
+        self._saver.check()
         save_is_due = is_due(before, progress.step, self._save_every())
         if save_is_due and (run.checkpoint_every or self._saver.is_worth_saving()):
             self._save()
@@ -246,9 +250,10 @@ class Trainer:
         self._timeline.enter(OTHER)
         progress.step += self.config.recipe.total_batch
         progress.iteration += 1
+        non_finite = None
         if not metrics["experience_finite"]:
-            self._raise_non_finite(first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1))
-        self._check_finite(metrics)
+            non_finite = first_non_finite(self._learner.finite, finished.rollout, progress.iteration - 1)
+        self._check_finite(non_finite, metrics)
         self.collector.open_rollout()
         return metrics, failure
 
@@ -263,9 +268,7 @@ class Trainer:
         self._timeline.enter(OTHER)
         progress.step += count * batch
         progress.iteration += count
-        if non_finite is not None:
-            self._raise_non_finite(non_finite)
-        self._check_finite(metrics)
+        self._check_finite(non_finite, metrics)
         return metrics
 
     # -- failures ------------------------------------------------------------------------------------------------------
@@ -284,26 +287,18 @@ class Trainer:
             return error  # nothing can be saved, or there is nothing to save
         try:
             self._save()
+            self._saver.finish()
         except WriteError as unsaved:
             return TrainingError(f"{str(error).rstrip()}\n{unsaved}")
         return TrainingError(
             f"{str(error).rstrip()}\nFix it, then resume with: unidle train --resume {display_path(self._folder.path)}"
         )
 
-    def _raise_non_finite(self, non_finite: NonFinite) -> None:
-        raise TrainingError(f"{non_finite.message(self.config.recipe)}; {self._kept_checkpoint()}.")
-
-    def _check_finite(self, metrics: dict[str, float]) -> None:
-        what = diverged(metrics)
-        if what is not None:
-            normalise = ", or normalise observations and rewards (--normalize-obs --normalize-reward)"
-            raise TrainingError(
-                f"Learning diverged: {what} is NaN or infinite at step {self.progress.step}; {self._kept_checkpoint()}."
-                f" Lower the learning rate{normalise if self.config.recipe.on_policy else ''}."
-            )
-
-    def _kept_checkpoint(self) -> str:
-        return f"the last good checkpoint is kept in {self._folder.checkpoints}"
+    def _check_finite(self, non_finite: NonFinite | None, metrics: dict[str, float]) -> None:
+        recipe, checkpoints = self.config.recipe, self._folder.checkpoints
+        reason = why_not_finite(non_finite, metrics, self.progress.step, recipe, checkpoints)
+        if reason is not None:
+            raise TrainingError(reason)
 
     def _on_fault(self, fault: Fault, rollout: int | None = None) -> None:
         """Report a fault of an environment, in this rollout or in an evaluation."""

@@ -30,7 +30,7 @@ class JsonlWriter:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         except OSError as error:
-            raise WriteError(f"Cannot write {self._file.name} ({error.strerror}); free some disk space.") from error
+            raise WriteError(f"Cannot write {self._file.name} ({error.strerror})", "free some disk space") from error
 
     def close(self) -> None:
         """Close the file."""

@@ -65,8 +65,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         if not failed:
             raise
         raise WriteError(
-            f"Cannot write {display_path(path)} ({failed.strerror}); fix that, then resume from the last checkpoint "
-            "with --resume."
+            f"Cannot write {display_path(path)} ({failed.strerror})",
+            "fix that, then resume from the last checkpoint with --resume",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Collects the state of a run into one checkpoint, and restores it."""
+"""Collects the state of a run into one checkpoint, which a thread writes, and restores it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from unidle.algos.registry import Algorithm
 from unidle.config import Config
 from unidle.config.resolve import learning_settings
 from unidle.engine.build import spaces_to_plain
+from unidle.engine.checkpoint.background import BackgroundWriter
 from unidle.engine.checkpoint.checkpoint_file import explain_weight_mismatch
 from unidle.engine.checkpoint.run_folder import (
     RunFolder,
@@ -18,12 +19,13 @@ from unidle.engine.checkpoint.run_folder import (
     restore_random_state,
     without_replay_buffer,
 )
+from unidle.engine.checkpoint.snapshot import fits_in_memory, snapshot
 from unidle.engine.clock import RunClock
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.progress import Progress
 from unidle.envs.spec import EnvSpec
-from unidle.errors import UsageError
+from unidle.errors import UsageError, WriteError
 
 _SHORT_SECONDS, _MAX_SHARE = 0.25, 0.05  # a longer save may take at most this share of the run's time
 
@@ -40,15 +42,25 @@ class Saver:
         progress: Progress,
         clock: RunClock,
         kernels: str,
+        say: Callable[[str], None],
     ) -> None:
         """`kernels` describes the kernels that the run uses (see `kernel_versions`)."""
         self._config, self._env_spec, self._algo, self._collector = config, env_spec, algo, collector
         self._progress, self.clock, self.kernels = progress, clock, kernels
-        self._saved_at, self._save_seconds = perf_counter(), 0.0  # of the latest checkpoint
+        self._say = say
+        self._writer = BackgroundWriter()
+        self._can_lose_one = False  # the latest checkpoint of this process was written, so the next one may fail
+        self._began = self._saved_at = perf_counter()  # of the latest checkpoint
+        self._save_seconds = 0.0
 
     def save(self, folder: RunFolder, evaluations: list[dict[str, Any]]) -> None:
-        """Write a checkpoint; `evaluations` are the pending ones."""
-        began = perf_counter()
+        """Take a snapshot, which a thread writes; waits for the previous one. `evaluations` are the pending ones.
+
+        WriteError if the previous one could not be written (see `check`).
+        """
+        self._writer.wait()
+        self.check()
+        self._began = perf_counter()
         state = {
             "settings": learning_settings(self._config),
             "spaces": spaces_to_plain(self._env_spec),
@@ -63,13 +75,46 @@ class Saver:
         }
         if not self._config.run.save_replay_buffer:
             state = without_replay_buffer(state)
-        folder.save(state, self._progress.step, self._config.run.keep_checkpoints)
+        has_copy = fits_in_memory(state)
+        copied, step = snapshot(state) if has_copy else state, self._progress.step
+        self._writer.start(lambda: self._write(folder, copied, step))
+        if not has_copy:
+            self._writer.wait()  # before training changes the original
+
+    def _write(self, folder: RunFolder, state: dict[str, Any], step: int) -> None:
+        """In the writer's thread."""
+        folder.save(state, step, self._config.run.keep_checkpoints)
         self._saved_at = perf_counter()
-        self._save_seconds = self._saved_at - began
+        self._save_seconds = self._saved_at - self._began
+        self._can_lose_one = True
+
+    def check(self) -> None:
+        """Raise WriteError if a checkpoint could not be written, and neither could the one before.
+
+        A single failure is reported, and training continues: the next checkpoint may succeed.
+        """
+        error = self._writer.take_error()
+        if isinstance(error, WriteError) and self._can_lose_one:
+            self._can_lose_one = False
+            self._say(f"{error.what}; training continues. If the next checkpoint cannot be written either, it ends.")
+        elif error is not None:
+            raise error
+
+    def finish(self) -> None:
+        """Wait until the latest checkpoint is on the disk; WriteError if it cannot be written."""
+        self._can_lose_one = False
+        self._writer.wait()
+        self.check()
+
+    def close(self) -> None:
+        """Wait for an unfinished write, at the end of a run that failed."""
+        self._writer.wait()
 
     def is_worth_saving(self) -> bool:
         """Whether enough has happened since the last checkpoint: a large replay buffer takes long to save."""
-        return self._save_seconds < max(_SHORT_SECONDS, _MAX_SHARE * (perf_counter() - self._saved_at))
+        now = perf_counter()
+        seconds = now - self._began if self._writer.is_busy else self._save_seconds
+        return seconds < max(_SHORT_SECONDS, _MAX_SHARE * (now - self._saved_at))
 
     def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
         """Write the checkpoint to evaluate and predict with: only the policy, as it was at `step`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -44,7 +45,22 @@ def first_non_finite(finite: Tensor, rollout: Rollout, iteration: int) -> NonFin
     return NonFinite(iteration, step, env, not bool(torch.isfinite(rollout.rewards[step, env])))
 
 
-def diverged(metrics: dict[str, float]) -> str | None:
+def why_not_finite(
+    non_finite: NonFinite | None, metrics: dict[str, float], step: int, recipe: Recipe, checkpoints: Path
+) -> str | None:
+    """A message if an environment returned a NaN or infinite value, or the update at `step` has led to one."""
+    kept = f"the last good checkpoint is kept in {checkpoints}."
+    if non_finite is not None:
+        return f"{non_finite.message(recipe)}; {kept}"
+    what = _diverged(metrics)
+    if what is None:
+        return None
+    normalise = ", or normalise observations and rewards (--normalize-obs --normalize-reward)"
+    remedy = f"Lower the learning rate{normalise if recipe.on_policy else ''}."
+    return f"Learning diverged: {what} is NaN or infinite at step {step}; {kept} {remedy}"
+
+
+def _diverged(metrics: dict[str, float]) -> str | None:
     """The names of metrics that are NaN or infinite after an update, or "a weight"; None if everything is finite."""
     names = [name for name, value in metrics.items() if not np.isfinite(value) and name != "explained_variance"]
     if names or not metrics["weights_finite"]:
