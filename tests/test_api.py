@@ -15,8 +15,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import wandb
 from cli_envs import Choice
 from custom_networks import wide
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unidle
 from unidle.api import fit_to_env
@@ -585,13 +587,38 @@ def test_tensorboard_events_contain_metrics() -> None:
     assert not (train().path / "tensorboard").exists()
 
 
+def test_tensorboard_reads_tags_of_sb3_and_cleanrl() -> None:
+    run = train(tensorboard=True, cleanrl_tags=True, timesteps=320)
+    tags = EventAccumulator(str(run.path / "tensorboard")).Reload()
+
+    def points(tag: str) -> list[tuple[int, float]]:
+        return [(event.step, event.value) for event in tags.Scalars(tag)]
+
+    for theirs, ours in (
+        ("rollout/ep_rew_mean", "rollout/return_mean"),
+        ("rollout/ep_len_mean", "rollout/length_mean"),
+        ("charts/episodic_return", "rollout/return_mean"),
+        ("eval/mean_reward", "eval/return_mean"),
+        ("eval/mean_ep_length", "eval/length_mean"),
+        ("train/policy_gradient_loss", "train/policy_loss"),
+    ):
+        assert points(theirs) == points(ours) != []
+    names = {"time/fps", "time/iterations", "train/value_loss", "train/entropy_loss", "train/approx_kl", "charts/SPS"}
+    names |= {"train/clip_fraction", "train/explained_variance", "train/learning_rate", "losses/clipfrac"}
+    assert names <= set(tags.Tags()["scalars"])
+    assert {step for step, value in points("time/total_timesteps") if value != step} == set()
+    assert not [name for record in run.records for name in record if name in ("time/fps", "rollout/ep_rew_mean")]
+
+
 def test_wandb_offline_run_contains_metrics_and_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = train(wandb=True, timesteps=64, run_name="watched")
     (log,) = (run.path / "wandb").glob("offline-run-*/run-watched-*.wandb")
+    wandb.teardown()  # W&B's service may still be writing
     content = log.read_bytes()
     assert b"rollout/return_mean" in content
+    assert b"rollout/ep_rew_mean" in content
     assert b"eval/return_mean" in content
     assert b"net_arch" in content  # from the config
 

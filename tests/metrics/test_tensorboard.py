@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboardX.proto.event_pb2 import Event
 
 from unidle.metrics.jsonl import JsonlWriter
@@ -111,9 +112,8 @@ def test_events_are_on_disk_at_once_and_without_threads(tmp_path: Path) -> None:
 
 
 def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write_steps(tmp_path, range(10, 60, 10))
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
         (step, step / 2) for step in range(10, 60, 10)
     ]

@@ -391,6 +391,8 @@ class Run:
     """Write TensorBoard events."""
     wandb: bool = False
     """Log to Weights & Biases (extra `wandb`; WANDB_MODE=offline works)."""
+    cleanrl_tags: bool = False
+    """Write TensorBoard and W&B metrics also under CleanRL's tags (charts/episodic_return, charts/SPS, …)."""
     trace: bool = False
     """Profile a few iterations into trace.json.gz, for ui.perfetto.dev."""
 

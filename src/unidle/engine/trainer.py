@@ -35,6 +35,7 @@ from unidle.envs.protocol import Fault
 from unidle.errors import TrainingError, UsageError, WriteError
 from unidle.metrics.jsonl import JsonlWriter
 from unidle.metrics.log import MetricLog
+from unidle.metrics.tags import CLEANRL_TAGS, SB3_TAGS
 from unidle.metrics.tensorboard import TensorBoardWriter
 from unidle.metrics.wandb import WandbWriter
 from unidle.metrics.writer import MetricWriter
@@ -170,10 +171,11 @@ class Trainer:
         path, run, step = self._folder.path, self.config.run, self.progress.step
         writers: list[MetricWriter] = []
         jsonl = JsonlWriter(path / "metrics.jsonl", step, self._display.on_message)
+        tags = (*SB3_TAGS, *(CLEANRL_TAGS if run.cleanrl_tags else ()))
         if run.tensorboard:
-            writers.append(TensorBoardWriter(path / "tensorboard", step))
+            writers.append(TensorBoardWriter(path / "tensorboard", step, tags))
         if run.wandb:
-            writers.append(WandbWriter(path, self.config.flat(), step))
+            writers.append(WandbWriter(path, self.config.flat(), step, tags))
         return MetricLog(jsonl, [*writers, *self._writers], self._display.on_message)
 
     def _announce(self) -> None:

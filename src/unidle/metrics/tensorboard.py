@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from unidle.metrics.crc32c import masked_crc32c
+from unidle.metrics.tags import Tag, with_tags
 from unidle.writing import refuse_link, remove_link
 
 
@@ -19,14 +22,15 @@ class TensorBoardWriter:
     ever once a failed write has ended the thread.
     """
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
+    def __init__(self, folder: Path, step: int = 0, tags: Sequence[Tag] = ()) -> None:
+        """`tags` are written beside the metrics' own names."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         refuse_link(folder)
         # Event files are named by the second of their creation: with the step as suffix, a run that is resumed within
         # that second does not overwrite its first file.
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{step:012d}"
-        self._path = folder / name
+        self._path, self._tags = folder / name, tags
         self._file: FileIO | None = None
         start = SessionLog(status=SessionLog.START)
         self._first = [Event(file_version="brain.Event:2"), Event(step=step + 1, session_log=start)]
@@ -36,6 +40,7 @@ class TensorBoardWriter:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
+        metrics = with_tags(step, metrics, self._tags)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         file = self._file
         if file is None:  # not before: that it fails must not keep the run from starting
@@ -53,8 +58,6 @@ class TensorBoardWriter:
 
 def _append(file: FileIO, event: Any) -> None:
     """Append a TFRecord: length, its checksum, the event, its checksum."""
-    from tensorboardX.record_writer import masked_crc32c
-
     event.wall_time = time.time()
     content = event.SerializeToString()
     length = struct.pack("<Q", len(content))

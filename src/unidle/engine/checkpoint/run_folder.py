@@ -29,7 +29,7 @@ _NAME = re.compile(r"step-(\d+)\.pt")
 
 
 class RunFolder:
-    """`runs/<name>/`: config.yaml, metrics.jsonl, changes.jsonl, tensorboard/, checkpoints/, report.html."""
+    """`runs/<name>/`: config.yaml, metrics.jsonl, changes.jsonl, tensorboard/, checkpoints/, report.html, …."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
