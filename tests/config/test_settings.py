@@ -38,6 +38,8 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(TEXT, JSON, max_size=3)
     if hint == tuple[str | dict[str, Any], ...]:
         return st.lists(TEXT | st.dictionaries(TEXT, JSON, max_size=3), max_size=3).map(tuple)
+    if hint == tuple[float, ...]:
+        return st.lists(st.floats(allow_nan=False), max_size=3).map(tuple)
     values = {str: TEXT, str | None: TEXT | st.none()}.get(hint, st.from_type(hint))
     return values.filter(lambda value: value == value and value != "none")
 

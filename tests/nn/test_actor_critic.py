@@ -214,6 +214,20 @@ def test_custom_network_is_built_from_both_spaces_and_trained() -> None:
     assert n_parameters(policy.encoder) == n_parameters(policy.encoder.module)
 
 
+def test_custom_network_builds_no_built_in_encoder_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    created = []
+    register = nn.Module.register_parameter
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        created.append(0 if parameter is None else parameter.numel())
+        register(module, name, parameter)
+
+    monkeypatch.setattr(nn.Module, "register_parameter", count)
+    space = spaces.Dict({**CAR.spaces, "place": spaces.Discrete(2**40)})
+    policy = make_policy(observation=space, network=lambda observations, _: CameraAndSpeed(observations))
+    assert sum(created) == n_parameters(policy)
+
+
 def test_custom_network_without_features_is_rejected() -> None:
     class Constant(nn.Module):
         def forward(self, observation: Tensor) -> Tensor:

@@ -115,6 +115,43 @@ def test_categories_are_always_finite() -> None:
     assert Encoder(layout, normalize=False).all_finite(packed(layout, 0, 2)).tolist() == [True, True]
 
 
+# -- many categories ---------------------------------------------------------------------------------------------------
+
+
+def test_components_with_many_categories_are_embedded() -> None:
+    layout = ObservationLayout.of(spaces.Tuple((spaces.MultiDiscrete([3, 5000], start=[0, -2]), spaces.Discrete(4097))))
+    encoder = Encoder(layout, normalize=False)
+    assert encoder.n_features == 3 + 64 + 64
+    (first, second), obs = (
+        encoder.categories.tables,
+        packed(layout, (np.array([1, -2]), 7), (np.array([2, 4997]), 4096)),
+    )
+    assert (first.weight.shape, second.weight.shape) == ((5000, 64), (4097, 64))
+    features = encoder(obs)
+    assert features[:, :3].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    assert torch.equal(features[:, 3:67], first.weight[[0, 4999]])
+    assert torch.equal(features[:, 67:], second.weight[[7, 4096]])
+    features.sum().backward()
+    assert first.weight.grad is not None
+    assert first.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [0, 4999]
+
+
+def test_up_to_4096_categories_are_one_hot() -> None:
+    encoder = Encoder(ObservationLayout.of(spaces.Discrete(4096)), normalize=False)
+    assert encoder.n_features == 4096
+    assert not list(encoder.parameters())
+
+
+def test_too_many_categories_are_refused() -> None:
+    layout = ObservationLayout.of(spaces.Dict(at=spaces.Discrete(2**40)))
+    with pytest.raises(UsageError) as error:
+        Encoder(layout, normalize=False)
+    assert str(error.value) == (
+        "observation['at'] has 1,099,511,627,776 categories, too many to learn from (at most 1,000,000); wrap the "
+        "environment (--wrapper module:callable) so that it is a Box or several smaller components."
+    )
+
+
 # -- custom networks ---------------------------------------------------------------------------------------------------
 
 

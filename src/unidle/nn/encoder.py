@@ -1,9 +1,8 @@
-"""Packed observations → features: normalised numbers, one-hot categories, images through a CNN."""
+"""Packed observations → features: normalised numbers, one-hot or embedded categories, images through a CNN."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from unidle.errors import UsageError
+from unidle.nn.categories import Categories
 from unidle.nn.cnn import ImageEncoder
 from unidle.nn.normalise import RunningNorm
 from unidle.spaces.observations import Leaf, ObservationLayout, image_axes
@@ -69,16 +69,14 @@ class Encoder(nn.Module):
         self._images = [leaf for leaf in layout.leaves if leaf.is_image]
         self.n_numbers = sum(math.prod(leaf.shape) for leaf in self._numbers)
         self.norm = RunningNorm(self.n_numbers) if normalize and self.n_numbers else None
-        self.cnns = nn.ModuleList(ImageEncoder(leaf.shape, *_axes(leaf)) for leaf in self._images)
-        # One-hot feature j is 1 if component component[j] of the classes equals value[j].
-        component, value = _one_hot_table(self._classes)
-        self.register_buffer("_component", component, persistent=False)
-        self.register_buffer("_value", value, persistent=False)
-        n_bits = sum(math.prod(leaf.shape) for leaf in self._bits)
-        self.n_features = self.n_numbers + n_bits + len(value) + ImageEncoder.n_features * len(self.cnns)
+        self.n_features = self._build()
 
-    _component: Tensor
-    _value: Tensor
+    def _build(self) -> int:
+        """Create the modules that encode; returns the number of features."""
+        self.cnns = nn.ModuleList(ImageEncoder(leaf.shape, *_axes(leaf)) for leaf in self._images)
+        self.categories = Categories(self._classes)
+        n_bits = sum(math.prod(leaf.shape) for leaf in self._bits)
+        return self.n_numbers + n_bits + self.categories.n_features + ImageEncoder.n_features * len(self.cnns)
 
     @property
     def is_float_vector(self) -> bool:
@@ -100,8 +98,7 @@ class Encoder(nn.Module):
         if self._bits:
             parts.append(self._concatenated(observation, self._bits).float())
         if self._classes:
-            classes = self._concatenated(observation, self._classes)
-            parts.append((classes[..., self._component] == self._value).float())
+            parts.append(self.categories(self._concatenated(observation, self._classes)))
         parts += [cnn(observation[leaf.path]) for leaf, cnn in zip(self._images, self.cnns)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -136,7 +133,6 @@ class CustomEncoder(Encoder):
                 "normalize_obs does not apply to a custom network; normalise inside it, or remove normalize_obs."
             )
         self._space = layout.space
-        self.cnns = nn.ModuleList()
         self.module = module
         with torch.no_grad():
             batch = {leaf.path: torch.zeros(2, *leaf.shape, dtype=_TORCH_DTYPE[leaf.dtype]) for leaf in layout.leaves}
@@ -144,6 +140,10 @@ class CustomEncoder(Encoder):
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
             raise UsageError("Your network must map a batch of observations to a [batch, features] tensor.")
         self.n_features = features.shape[1]
+
+    def _build(self) -> int:
+        """Nothing: the user's module encodes."""
+        return 0
 
     @property
     def is_float_vector(self) -> bool:
@@ -167,18 +167,3 @@ def _axes(leaf: Leaf) -> tuple[int, int, int]:
     axes = image_axes(leaf.shape)
     assert axes is not None
     return axes
-
-
-def _one_hot_table(classes: list[Leaf]) -> tuple[Tensor, Tensor]:
-    """For each one-hot feature, the class component it depends on and the value that sets it."""
-    component: list[int] = []
-    value: list[int] = []
-    n_components = 0
-    for leaf in classes:
-        space: Any = leaf.space
-        sizes = [space.n] if isinstance(space, spaces.Discrete) else space.nvec.ravel()
-        for size, start in zip(sizes, np.ravel(space.start)):
-            component += [n_components] * int(size)
-            value += range(int(start), int(start) + int(size))
-            n_components += 1
-    return torch.tensor(component, dtype=torch.long), torch.tensor(value, dtype=torch.long)
