@@ -1,9 +1,11 @@
-"""The threshold for dormant neurons and the warning about them. Imports no torch."""
+"""When to warn about dormant neurons, and the warning. Imports no torch."""
 
 from __future__ import annotations
 
 DORMANT = "plasticity/critic/dormant"  # name of the metric
 TOO_DORMANT = 0.3  # share of the neurons
+MIN_UPDATES = 10_000  # after fewer, the share says more about the initial weights than about learning
+IN_A_ROW = 2  # evaluations: the share of one varies with the batch
 
 
 def dormancy_warning(share: float) -> str:

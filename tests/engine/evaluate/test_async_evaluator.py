@@ -25,6 +25,7 @@ from resumed_runs import StopAfter, assert_same, final_state
 from task_envs import MultiTaskWalk
 
 import unidle
+from unidle.algos.dormancy import DORMANT, dormancy_warning
 from unidle.config import Config, SACRecipe
 from unidle.engine.build import make_envs
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint, save_checkpoint
@@ -432,6 +433,22 @@ def test_waiting_for_evaluations_counts_as_evaluation_time(at_end: bool) -> None
         tracker.evaluate()
     assert slow.phases == [EVALUATE] * (3 if at_end else 4)
     assert timeline._phase == OTHER
+
+
+def test_dormant_neurons_are_reported_after_enough_updates_and_two_evaluations() -> None:
+    messages: list[str] = []
+    recipe = SACRecipe(learning_starts=1000, utd_ratio=0.5)
+    tracker: Any = SimpleNamespace(
+        config=Config(recipe=recipe), n_dormant=0, display=SimpleNamespace(on_message=messages.append)
+    )
+    #            too few updates              in a row  still     recovered, and again
+    shares = {1000: 0.9, 20_999: 0.9, 21_000: 0.4, 22_000: 0.5, 23_000: 0.6, 24_000: 0.3, 25_000: 0.4, 26_000: 0.7}
+    reported = {}
+    for step, share in shares.items():
+        BestPolicyTracker._warn_if_dormant(tracker, {"step": step, DORMANT: share})
+        if messages:
+            reported[step] = messages.pop()
+    assert reported == {22_000: dormancy_warning(0.5), 26_000: dormancy_warning(0.7)}
 
 
 def add_pending_evaluation(run: unidle.TrainedRun, step: int, weights: dict[str, Any], **changes: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from unidle.algos.dormancy import DORMANT, TOO_DORMANT, dormancy_warning
+from unidle.algos.dormancy import DORMANT, IN_A_ROW, MIN_UPDATES, TOO_DORMANT, dormancy_warning
 from unidle.algos.registry import Algorithm
-from unidle.config import Config
+from unidle.config import Config, OffPolicyRecipe
 from unidle.engine.callbacks import Callback, CallbackContext, ProgressDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.saver import Saver
@@ -44,7 +44,7 @@ class BestPolicyTracker:
     save: Callable[[], None]
     stop: Callable[[], None]
     is_stopping: Callable[[], bool]
-    is_dormant: bool = False  # too many of the critic's neurons are dormant, and the user was warned
+    n_dormant: int = 0  # latest evaluations in a row with too many dormant neurons
 
     def evaluate(self) -> None:
         """Evaluate the current policy, immediately or asynchronously."""
@@ -122,10 +122,13 @@ class BestPolicyTracker:
         return self.algo.plasticity(self.config.run.seed, self.progress.step)
 
     def _warn_if_dormant(self, record: dict[str, Any]) -> None:
-        """Warn if too many of the critic's neurons are dormant; again only after they recovered."""
-        was_dormant, share = self.is_dormant, record.get(DORMANT, 0.0)
-        self.is_dormant = share > TOO_DORMANT
-        if self.is_dormant and not was_dormant:
+        """Warn if too many of the critic's neurons stay dormant; again only after they recovered."""
+        recipe, share = self.config.recipe, record.get(DORMANT, 0.0)
+        if not isinstance(recipe, OffPolicyRecipe):
+            return
+        updates = recipe.utd_ratio * (record["step"] - recipe.learning_starts)
+        self.n_dormant = self.n_dormant + 1 if share > TOO_DORMANT and updates >= MIN_UPDATES else 0
+        if self.n_dormant == IN_A_ROW:
             self.display.on_message(dormancy_warning(share))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unidle.algos.dormancy import DORMANT, TOO_DORMANT, dormancy_warning
+from unidle.algos.dormancy import DORMANT, MIN_UPDATES, TOO_DORMANT, dormancy_warning
 from unidle.report.history import History, number
 from unidle.report.page.cards import SMALL, section, series
 from unidle.report.page.svg import Reference, line_chart
@@ -47,5 +47,6 @@ def plasticity_section(history: History) -> str:
             if keys:
                 charts.append(chart(f"{title}, {network}", keys, "Euclidean norm"))
     last = number(records[-1], DORMANT) or 0.0
-    note = dormancy_warning(last) if last > TOO_DORMANT else ""
+    updates = next((r["train/n_updates"] for r in reversed(history.iterations) if "train/n_updates" in r), MIN_UPDATES)
+    note = dormancy_warning(last) if last > TOO_DORMANT and updates >= MIN_UPDATES else ""
     return section("Plasticity", "actor and first critic, at evaluations", "three", charts, note)
