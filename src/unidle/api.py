@@ -272,7 +272,8 @@ def _maker_of(config: Config) -> EnvMaker:
 
 def _maker_for(maker: EnvMaker, config: Config) -> EnvMaker:
     """Return the maker for the device if the environment supports it, unless worker processes are requested."""
-    maker = dataclasses.replace(maker, obs_groups=config.recipe.obs_groups)
+    recipe = config.recipe
+    maker = dataclasses.replace(maker, obs_groups=recipe.obs_groups, action_masks=recipe.action_masks)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
 

@@ -54,6 +54,7 @@ NON_DEFAULT: dict[str, Any] = {
     "weight_init": "he",
     "n_tasks": 2,
     "n_critics": 3,
+    "action_limit": 2.0,
     "critic_arch": (8,),
     "target_entropy": -1.0,
     "value_limit": 10.0,
@@ -76,7 +77,7 @@ PPO_ONLY = [
     "actor_obs",
     "critic_obs",
 ]
-SAC_AND_TD3 = ["n_critics"]
+SAC_AND_TD3 = ["n_critics", "action_limit"]
 TD3_ONLY = ["policy_delay", "target_policy_noise", "target_noise_clip", "exploration_noise"]
 SAC_ONLY = ["weight_init", "ent_coef_init", "target_entropy", "value_limit", "n_tasks"]
 DQN_ONLY = ["double_dqn", "dueling", "target_update_interval", "exploration_final_eps", "exploration_fraction"]
@@ -94,7 +95,7 @@ OWNERS = {
 SHARED = {
     *("algo", "n_envs", "n_steps", "batch_size", "net_arch", "activation", "network", "adam_eps"),
     *("learning_rate", "lr_schedule", "gamma", "max_grad_norm", "discretize", "overlap", "precision"),
-    *("optimizer", "adam_betas", "rmsprop_alpha", "momentum", "weight_decay"),
+    *("optimizer", "adam_betas", "rmsprop_alpha", "momentum", "weight_decay", "action_masks"),
 }
 
 

@@ -187,6 +187,20 @@ def test_unbounded_box_cannot_be_discretised(dtype: type) -> None:
         ActionLayout.of(space, discretize=7)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_missing_bounds_are_set_to_a_limit(dtype: type) -> None:
+    low, high = np.array([-np.inf, 1, -np.inf, 1]), np.array([np.inf, np.inf, 7, 3])
+    bounds_dtype = np.float32 if dtype is np.float32 else np.float64
+    box = spaces.Box(low.astype(bounds_dtype), high.astype(bounds_dtype), dtype=dtype)
+    space = spaces.Tuple((spaces.Discrete(3), box))
+    layout = ActionLayout.of(space).within(2.0)
+    assert layout.low.tolist() == [-2, 1, 3, 1]
+    assert layout.high.tolist() == [2, 5, 7, 3]
+    assert layout.bounded.all()
+    assert layout.low.dtype == layout.high.dtype == np.float32
+    assert space.contains(layout.decode(np.array([1, -2, 5, 3, 3], np.float32)))
+
+
 # -- masks -------------------------------------------------------------------------------------------------------------
 
 GRID = spaces.MultiDiscrete([2, 3])

@@ -60,6 +60,8 @@ class Recipe:
     """Discount factor."""
     discretize: int | None = None
     """Bins per dimension to discretise Box actions into; none: keep them continuous."""
+    action_masks: bool = True
+    """Use the action masks that the environment gives."""
     overlap: Literal["auto", "off", "strict"] = "auto"
     """strict: collect while learning, one update behind."""
     precision: Literal["bf16", "tf32", "fp32"] = "tf32"
@@ -243,6 +245,8 @@ class OffPolicyActorCriticRecipe(OffPolicyRecipe):
     """Hidden layer widths of the critics; auto: same as the actor."""
     n_critics: int = 2
     """Number of critics; the target uses their minimum."""
+    action_limit: float = 1.0
+    """Range of action numbers without bounds: ±this, or twice this from the only bound."""
     max_grad_norm: float = float("inf")
     """Clip gradients to this norm; inf: no clipping."""
 

@@ -22,7 +22,7 @@ _AT_LEAST_ONE = {
     *("buffer_size", "n_step", "n_critics", "n_tasks", "target_update_interval", "policy_delay"),
 }
 _BELOW_ONE = {"adam_betas", "rmsprop_alpha", "momentum"}
-_POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps"}
+_POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps", "action_limit"}
 _NOT_NEGATIVE = {
     *("ent_coef", "vf_coef", "learning_starts", "utd_ratio", "max_env_restarts", "weight_decay"),
     *("target_policy_noise", "target_noise_clip", "exploration_noise"),

@@ -22,6 +22,7 @@ from unidle.config.settings import round_up_timesteps
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.cuda_graphs import Capture
+from unidle.engine.env_notes import env_notes
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
 from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
 from unidle.envs.aio.pool import AsyncEnvs
@@ -72,6 +73,8 @@ def build_parts(
     torch.set_num_threads(engine.threads)  # after the probe: an environment may have changed the number
     if env_spec.on_device and recipe.overlap == "strict":
         raise UsageError(f"{run.env} runs on the device: there is nothing to overlap with learning; use --overlap off.")
+    for note in env_notes(recipe, env_spec):
+        say(note)
     # After the probe, which may draw from these generators, for a number of steps that depends on time.
     random.seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
@@ -91,9 +94,8 @@ def build_parts(
     if env is None:
         torch.set_rng_state(weights.get_state())
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
-    rollouts = [
-        Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(2 if recipe.overlap == "strict" else 1)
-    ]
+    n_rollouts = 2 if recipe.overlap == "strict" else 1
+    rollouts = [Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(n_rollouts)]
     loop: DeviceLoop | None = None
     collector: HostCollector | DeviceCollector
     if env is not None:

@@ -42,6 +42,7 @@ class EnvMaker:
     kind: EnvKind = "unknown"
     single_env: EnvFactory | None = None  # the equivalent single gymnasium.Env of a DeviceEnv or AsyncEnv
     obs_groups: tuple[str, ...] | None = None  # observation groups of a simulator, (): all; None: only the policy's
+    action_masks: bool = True  # False: masks that the environment gives are ignored
     wrappers: tuple[Wrapper, ...] = ()  # around each single gymnasium.Env
     step_timeout: float | None = None  # seconds that a step or reset of an AsyncEnv may take
     # Created by `probed` and not stepped yet: simulators start slowly, and a process may be able to run only one.
@@ -59,7 +60,8 @@ class EnvMaker:
         return self._single(self.single_env)
 
     def _single(self, factory: EnvFactory) -> EnvMaker:
-        return EnvMaker(self.name, factory, self.kwargs, kind="gymnasium", wrappers=self.wrappers)
+        kept = {"action_masks": self.action_masks, "wrappers": self.wrappers}
+        return EnvMaker(self.name, factory, self.kwargs, kind="gymnasium", **kept)  # type: ignore[arg-type]
 
     def wrapped(self, wrappers: Sequence[Any]) -> EnvMaker:
         """The maker with the wrappers of the setting `wrappers`; environments on the device become single ones."""

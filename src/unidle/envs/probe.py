@@ -24,43 +24,43 @@ def probe(maker: EnvMaker, discretize: int | None = None, seed: int = 0) -> EnvS
     """Create an environment, check and time a few of its steps, and close it."""
     with wrap_errors("The environment failed in the test steps before training"):
         if maker.kind == "device":
-            return _device_spec(maker.device_env(1, seed), maker.name, discretize)
+            return _device_spec(maker.device_env(1, seed), maker, discretize)
         if maker.kind == "envpool":
             with contextlib.closing(EnvPoolVector(maker, 1)) as pool:
-                return probe_vector(pool, discretize, seed)
+                return probe_vector(pool, discretize, seed, use_masks=maker.action_masks)
         with maker.probed() as env:
             adapter = adapter_for(env)
             if adapter is None:
-                return _probe_one(env, discretize, seed)
+                return _probe_one(env, discretize, seed, use_masks=maker.action_masks)
             if not adapter.on_device:
-                return probe_vector(adapter.load()(env, maker.name), discretize, seed)
+                vector = adapter.load()(env, maker.name)
+                return probe_vector(vector, discretize, seed, use_masks=maker.action_masks)
             if maker.kind == "gymnasium":
                 raise UsageError(
                     f"{maker.name} is a batched environment; pass a function that returns it, as module:name."
                 )
             adapted = adapter.load()(env, maker.name, seed, obs_groups=maker.obs_groups)
-            return _device_spec(adapted, maker.name, discretize)
+            return _device_spec(adapted, maker, discretize)
 
 
-def _device_spec(env: Any, name: str, discretize: int | None) -> EnvSpec:
+def _device_spec(env: Any, maker: EnvMaker, discretize: int | None) -> EnvSpec:
     from unidle.envs.device.device_env import MaskedDeviceEnv  # imports torch, which worker processes do not need
 
     if discretize is not None:
-        raise UsageError(f"--discretize does not apply to {name}, a device environment; leave it out.")
+        raise UsageError(f"--discretize does not apply to {maker.name}, a device environment; leave it out.")
     actions = ActionLayout.of(env.action_space)
-    obs_layout = ObservationLayout.of(
-        env.observation_space, actions.mask_width if isinstance(env, MaskedDeviceEnv) else 0
-    )
-    return EnvSpec(obs_layout, actions, step_seconds=0.0, on_device=True)
+    has_masks = isinstance(env, MaskedDeviceEnv) and maker.action_masks
+    obs_layout = ObservationLayout.of(env.observation_space, actions.mask_width if has_masks else 0)
+    return EnvSpec(obs_layout, actions, step_seconds=0.0, on_device=True, ignores_masks=not maker.action_masks)
 
 
-def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> EnvSpec:
+def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int, *, use_masks: bool) -> EnvSpec:
     check_spaces(env)
     actions = ActionLayout.of(env.action_space, discretize)
     ObservationLayout.of(env.observation_space)  # reject an unsupported space before the first step
     observation, info = check_return_value(_seeded_reset(env, seed), 2, "reset")
     check_observation(env.observation_space, observation, "reset")
-    mask = mask_from(observation, info, env.observation_space)
+    mask = mask_from(observation, info, env.observation_space) if use_masks else None
     obs_layout = ObservationLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
     mask = mask if obs_layout.mask_width else None  # continuous actions have no mask
     seconds = []
@@ -79,12 +79,12 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int) -> EnvSpec
         seconds[-1] += perf_counter() - began
         if terminated or truncated:
             observation, info = env.reset()
-        mask = mask_from(observation, info, env.observation_space)
+        mask = mask_from(observation, info, env.observation_space) if use_masks else None
         if mask is not None and actions.mask_width and not obs_layout.mask_width:
             raise UsageError(UNANNOUNCED_MASK)
         if sum(seconds) > PROBE_SECONDS:
             break
-    return EnvSpec(obs_layout, actions, float(np.median(seconds)))
+    return EnvSpec(obs_layout, actions, float(np.median(seconds)), ignores_masks=not use_masks)
 
 
 def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:

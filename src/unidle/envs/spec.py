@@ -25,6 +25,7 @@ class EnvSpec:
     step_seconds: float  # median of a few random steps, including the write of the observation
     vectorised: bool = False  # a vector environment, stepped by its own library
     on_device: bool = False  # a batched environment of tensors on the policy's device
+    ignores_masks: bool = False  # masks that the environment gives are not used
 
 
 def mask_from(observation: Any, info: dict[str, Any], obs_space: gymnasium.Space) -> Any:

@@ -45,10 +45,8 @@ class SACPolicy(nn.Module):
         super().__init__()
         if action_layout.heads > 1 or (action_layout.heads and action_layout.reals):
             raise UsageError("SAC needs a Box or Discrete action space; for others use --algo ppo.")
-        if not action_layout.bounded.all():
-            raise UsageError("SAC needs an action space with finite bounds; give the Box a low and a high.")
         self.obs_layout = obs_layout
-        self.distribution = SquashedActions(action_layout)
+        self.distribution = SquashedActions(action_layout.within(recipe.action_limit))
         self.encoder: Encoder = make_encoder(obs_layout, action_layout, recipe, network)
         self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonal_init=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features

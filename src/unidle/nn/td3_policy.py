@@ -62,10 +62,8 @@ class TD3Policy(nn.Module):
         super().__init__()
         if action_layout.heads:
             raise UsageError("TD3 takes Box actions only; use --algo dqn for discrete actions, or --algo ppo.")
-        if not action_layout.bounded.all():
-            raise UsageError("TD3 needs an action space with finite bounds; give the Box a low and a high.")
         self.obs_layout = obs_layout
-        self.distribution = NoisyActions(action_layout, recipe.exploration_noise)
+        self.distribution = NoisyActions(action_layout.within(recipe.action_limit), recipe.exploration_noise)
         self.encoder: Encoder = make_encoder(obs_layout, action_layout, recipe, network)
         self.actor_trunk = mlp(self.encoder.n_features, recipe.net_arch, recipe.activation, orthogonal_init=False)
         latent = recipe.net_arch[-1] if recipe.net_arch else self.encoder.n_features

@@ -14,7 +14,7 @@ so a flat action is one float32 vector: the heads' categories first, then the re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,16 @@ class ActionLayout:
     def mask_width(self) -> int:
         """Entries of a full action mask."""
         return sum(self.nvec)
+
+    def within(self, limit: float) -> ActionLayout:
+        """A copy with bounds: reals without any are within ±`limit`, those with one up to 2 × `limit` from it."""
+        boxes: list[Any] = [part.space for part in self.parts if part.columns.start >= self.heads]
+        below = np.concatenate([np.zeros(0, np.bool_), *(box.bounded_below.ravel() for box in boxes)])
+        above = np.concatenate([np.zeros(0, np.bool_), *(box.bounded_above.ravel() for box in boxes)])
+        range_ = np.float32(2 * limit)
+        low = np.where(below, self.low, np.where(above, self.high - range_, -range_ / 2))
+        high = np.where(above, self.high, np.where(below, self.low + range_, range_ / 2))
+        return replace(self, low=low, high=high, bounded=np.ones(self.reals, np.bool_))
 
     def decode(self, row: np.ndarray) -> Any:
         """The action of the space for a flat action (categories, and reals within the bounds)."""

@@ -261,7 +261,9 @@ class DeviceCollector:
         at.add_(1)
 
     def _pack_obs(self, observation: Tensor, state: State, obs: Tensor) -> None:
-        mask = self._env.mask(state) if isinstance(self._env, MaskedDeviceEnv) else None
+        mask = None
+        if isinstance(self._env, MaskedDeviceEnv) and self._obs_layout.mask_width:
+            mask = self._env.mask(state)
         pack_obs(observation, mask, self._obs_layout, obs)
 
     def _store_final_obs(self, observation: Tensor, truncated: Tensor) -> None:

@@ -69,7 +69,7 @@ class TensorEnvs:
 
     def _write_obs(self, observation: Tensor) -> None:
         self._write(slice(None), self._structured(observation))
-        if isinstance(self._env, MaskedDeviceEnv):
+        if isinstance(self._env, MaskedDeviceEnv) and self.env_spec.obs_layout.mask_width:
             self.env_spec.obs_layout.mask_view(self.block.obs)[:] = self._env.mask(self._state).cpu().numpy()
 
     def states(self) -> list[dict[str, Any] | None]:

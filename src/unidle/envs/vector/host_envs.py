@@ -155,7 +155,8 @@ class VectorHostEnvs:
         for index in range(len(obs.env_ids)):
             observation = select_one(vector.observation_space, obs.observations, index)
             check_observation(vector.observation_space, observation, method, 0.0 if rewards is None else rewards[index])
-        if self._masks is None and self.env_spec.action_layout.mask_width and obs.mask_of(0) is not None:
+        may_have_masks = self.env_spec.action_layout.mask_width and not self.env_spec.ignores_masks
+        if self._masks is None and may_have_masks and obs.mask_of(0) is not None:
             raise UsageError(UNANNOUNCED_MASK)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -210,15 +211,15 @@ def _make_vectors(maker: EnvMaker, n_envs: int, slices: int) -> list[VectorAdapt
         raise
 
 
-def probe_vector(vector: VectorAdapter, discretize: int | None, seed: int) -> EnvSpec:
+def probe_vector(vector: VectorAdapter, discretize: int | None, seed: int, *, use_masks: bool = True) -> EnvSpec:
     """`probe` for a vector environment."""
     space = vector.observation_space
     actions = ActionLayout.of(vector.action_space, discretize)
     ObservationLayout.of(space)  # refuse an unsupported space before the first step
     obs = vector.reset([seed + env_id for env_id in range(vector.size)])
     mask = mask_from(select_one(space, obs.observations, 0), {MASK: obs.mask_of(0)}, space)
-    obs_layout = ObservationLayout.of(space, actions.mask_width if mask is not None else 0)
-    env_spec = EnvSpec(obs_layout, actions, step_seconds=0.0, vectorised=True)
+    obs_layout = ObservationLayout.of(space, actions.mask_width if mask is not None and use_masks else 0)
+    env_spec = EnvSpec(obs_layout, actions, step_seconds=0.0, vectorised=True, ignores_masks=not use_masks)
     envs = VectorHostEnvs([vector], env_spec, seed)
     envs.start(np.zeros(envs.n_envs, np.int64))
     rng = np.random.default_rng(seed)

@@ -1,0 +1,24 @@
+"""What a user should know about how an environment's spaces are used; shown once, when a run starts."""
+
+from __future__ import annotations
+
+from unidle.config import Recipe
+from unidle.config.settings import OffPolicyActorCriticRecipe
+from unidle.envs.spec import EnvSpec
+from unidle.spaces.observations import MASK
+
+
+def env_notes(recipe: Recipe, env_spec: EnvSpec) -> list[str]:
+    """Messages about action masks that were found, and about actions without bounds."""
+    notes, obs_layout, bounded = [], env_spec.obs_layout, env_spec.action_layout.bounded
+    if obs_layout.mask_width:
+        where = "the observation" if obs_layout.mask_key else "the environment" if env_spec.on_device else "info"
+        notes.append(
+            f"Action masks found in {where} ({MASK}): masked actions are never taken; --no-action-masks ignores them."
+        )
+    if isinstance(recipe, OffPolicyActorCriticRecipe) and not bounded.all():
+        unbounded = f"{(~bounded).sum()} of {len(bounded)} action numbers have no bounds"
+        notes.append(
+            f"{unbounded}: {recipe.algo.upper()} keeps them within ±{recipe.action_limit:g}; --action-limit changes it."
+        )
+    return notes
