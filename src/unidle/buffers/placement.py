@@ -23,6 +23,11 @@ ON_HOST = "is on the host, and each batch is copied to the GPU"  # in the messag
 _USABLE = 0.9  # share of the free memory; networks, CUDA graphs and workers need the rest
 
 
+def usable_memory(device: torch.device) -> int:
+    """Bytes of the device's free memory that buffers may use."""
+    return int(_USABLE * (torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()))
+
+
 def fits_only_on_host(
     recipe: OffPolicyRecipe, obs_bytes: int, width: int, device: torch.device, n_tasks: int, report: Report
 ) -> bool:
@@ -30,14 +35,14 @@ def fits_only_on_host(
     size = recipe.buffer_size
     kind: Any = TaskReplay if n_tasks > 1 else Prioritised if recipe.per else Replay
     bytes_each, on_gpu = kind.bytes_per_transition(obs_bytes, width), device.type == "cuda"
-    room = int(_USABLE * torch.cuda.mem_get_info(device)[0]) if on_gpu else 0
+    room = usable_memory(device) if on_gpu else 0
     why = f"{size:,} steps need {in_gib(size * bytes_each)}, but the GPU has {in_gib(room)} free"
     if kind is Prioritised and on_gpu and size * bytes_each > room:
         raise UsageError(
             f"A prioritised replay buffer must be on the GPU: {why}; set --buffer-size to at most "
             f"{room // bytes_each:,}, or remove --per."
         )
-    if choose_buffer_device(size, bytes_each, device, room, int(_USABLE * free_memory())) == "device":
+    if choose_buffer_device(size, bytes_each, device, room, usable_memory(HOST)) == "device":
         return False
     report("The replay buffer", UsageError(f"{why}."), ON_HOST)
     return True

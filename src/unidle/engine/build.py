@@ -24,6 +24,7 @@ from unidle.engine.collect.host import HostCollector
 from unidle.engine.cuda_graphs import Capture
 from unidle.engine.env_notes import env_notes
 from unidle.engine.learn.device_loop import DeviceLoop, can_capture_iteration
+from unidle.engine.memory_check import require_memory_for_networks, require_memory_for_rollouts
 from unidle.engine.placement import choose_device, choose_slices, choose_workers, set_numerics
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.device.host_view import TensorEnvs
@@ -75,6 +76,7 @@ def build_parts(
         raise UsageError(f"{run.env} runs on the device: there is nothing to overlap with learning; use --overlap off.")
     for note in env_notes(recipe, env_spec):
         say(note)
+    require_memory_for_networks(recipe, env_spec.obs_layout, device)
     # After the probe, which may draw from these generators, for a number of steps that depends on time.
     random.seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  # for environments and callbacks that draw from it
@@ -95,6 +97,7 @@ def build_parts(
         torch.set_rng_state(weights.get_state())
     sizes = env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size
     n_rollouts = 2 if recipe.overlap == "strict" else 1
+    require_memory_for_rollouts(recipe, sizes, device, n_rollouts)
     rollouts = [Rollout(recipe.n_steps, recipe.n_envs, *sizes, device) for _ in range(n_rollouts)]
     loop: DeviceLoop | None = None
     collector: HostCollector | DeviceCollector
