@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from unidle.rng import DrawingFrom
+from unidle.rng import DrawingFrom, preserved_random_state
 
 
 def draw_everything() -> list[torch.Tensor]:
@@ -50,3 +54,25 @@ def test_generator_given_by_caller_is_used() -> None:
 def test_draws_on_other_devices_are_left_alone() -> None:
     with DrawingFrom(torch.Generator().manual_seed(3)):
         assert torch.rand(4, device="cuda").device.type == "cuda"
+
+
+def draw_from_global_generators(device: str) -> list[float]:
+    return [random.random(), np.random.random(), torch.rand((), device=device).item()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_seeding_within_preserved_random_state_changes_nothing_outside(device: str) -> None:
+    seed_everything = (random.seed, np.random.seed, torch.manual_seed)
+    for seed in seed_everything:
+        seed(3)
+    draw_from_global_generators(device)
+    expected = draw_from_global_generators(device)
+    for seed in seed_everything:
+        seed(3)
+    draw_from_global_generators(device)
+    with contextlib.suppress(ZeroDivisionError), preserved_random_state():
+        for seed in seed_everything:
+            seed(4)
+        assert draw_from_global_generators(device) != expected
+        raise ZeroDivisionError
+    assert draw_from_global_generators(device) == expected

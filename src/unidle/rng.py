@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,3 +62,37 @@ class DrawingFrom(TorchFunctionMode):
         first = args[0] if args else kwargs.get("tensor")
         given = first.device if isinstance(first, Tensor) else kwargs.get("device")
         return torch.device(given or torch.get_default_device()) == self._generator.device
+
+
+def random_state() -> dict[str, Any]:
+    """The state of the global random generators, which the user's network, environments or callbacks may use."""
+    version, keys, gauss = random.getstate()
+    kind, words, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "python": [version, list(keys), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(words, np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restore the state of the global random generators."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    kind, words, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])
+
+
+@contextlib.contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Restore the state of the global random generators at the end, whatever was drawn from them or seeded."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)

@@ -19,8 +19,9 @@ from paths import SOURCE
 
 from unidle.config import Config
 from unidle.engine.checkpoint.checkpoint_file import load_checkpoint, save_checkpoint
-from unidle.engine.checkpoint.run_folder import RunFolder, random_state, restore_random_state
+from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.errors import TrainingError, UsageError
+from unidle.rng import random_state, restore_random_state
 
 
 class Bomb:

@@ -14,6 +14,7 @@ Of Isaac Gym's VecTask: `observation_space` and `action_space` of one environmen
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gymnasium.vector import AutoresetMode
 import unidle
 from unidle.buffers.rollout import Rollout
 from unidle.config import PPORecipe
+from unidle.engine.checkpoint.checkpoint_file import load_checkpoint
 from unidle.engine.collect.device import DeviceCollector
 from unidle.envs.device.device_env import Step, Traits, traits_of
 from unidle.envs.device.host_view import TensorEnvs
@@ -393,6 +395,79 @@ def test_ppo_learns_on_simulator(factory: Any, tmp_path: Path, capsys: pytest.Ca
     assert run.config.recipe.n_envs == factory().num_envs
     assert run.evaluate(episodes=16).mean_return > 0.8 * LIMIT
     assert ("observation before it" in capsys.readouterr().err) == (factory is not make_tensor_vector_env)
+
+
+class FakeLabWithGlobalGenerators(FakeIsaacLab):
+    """Seeds and draws from the global generators, as Isaac Lab and mjlab do."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            torch.manual_seed(seed)
+        return super().reset(seed=seed, options=options)
+
+    def reset_envs(self, ids: torch.Tensor) -> None:
+        super().reset_envs(ids)
+        noise = random.random() + np.random.random()  # noqa: NPY002
+        self.obs_buf[ids, 1] = torch.randn(len(ids)) + noise
+
+
+def make_lab_with_global_generators() -> FakeLabWithGlobalGenerators:
+    return FakeLabWithGlobalGenerators(num_envs=16)
+
+
+def test_training_with_and_without_evaluation_gives_the_same_weights(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 1024, "runs_dir": str(tmp_path)}
+    weights, returns = [], []
+    for eval_every in (0, 256):
+        run = unidle.train(make_lab_with_global_generators, **settings, eval_every=eval_every)
+        state = load_checkpoint(run.folder.latest(), policy_only=True)["algo"]["policy"]
+        weights.append(torch.cat([tensor.flatten() for tensor in state.values()]))
+        returns.append([record["rollout/return_mean"] for record in run.records if record["kind"] == "iteration"])
+    assert torch.equal(*weights)
+    assert returns[0] == returns[1]
+    assert len(returns[0]) == 4
+
+
+class Horizon:
+    def __init__(self, is_finite_horizon: bool) -> None:
+        self.is_finite_horizon = is_finite_horizon
+
+
+@pytest.mark.parametrize("kind", [FakeIsaacLab, FakeMjlab])
+def test_time_outs_of_a_finite_horizon_are_terminations(kind: type[Any]) -> None:
+    for finite in (False, True):
+        lab = kind()
+        lab.cfg = Horizon(finite)
+        steps = step_through(IsaacEnv(lab, "lab", 0), ACTIONS)
+        ended = [sorted(a + b) for a, b in zip(TERMINATED, TRUNCATED)]
+        assert [env_ids(step.terminated) for step in steps] == (ended if finite else TERMINATED)
+        assert [env_ids(step.truncated) for step in steps] == ([[]] * 6 if finite else TRUNCATED)
+
+
+class FakeLabWithLog(FakeIsaacLab):
+    """Logs when environments end, as Isaac Lab does, and keeps the dict until the next ones end."""
+
+    log: dict[str, Any] = {}  # noqa: RUF012
+
+    def step(self, actions: torch.Tensor) -> Any:
+        *outcome, extras = super().step(actions)
+        if (outcome[2] | outcome[3]).any():
+            self.log = {"Episode_Reward/alive": self.obs_buf[:, 0].mean() + LIMIT, "Curriculum/level": 2}
+        return *outcome, {**extras, "log": self.log}
+
+
+def make_lab_with_log() -> FakeLabWithLog:
+    return FakeLabWithLog(num_envs=16)
+
+
+def test_values_that_the_simulator_logs_are_in_the_metrics(tmp_path: Path) -> None:
+    settings = {**SMALL, "timesteps": 512, "eval_every": 0, "runs_dir": str(tmp_path)}
+    run = unidle.train(make_lab_with_log, **settings)
+    records = [record for record in run.records if record["kind"] == "iteration"]
+    assert [record["Curriculum/level"] for record in records] == [2.0, 2.0]
+    assert records[0]["Episode_Reward/alive"] == pytest.approx(LIMIT, abs=1)
 
 
 def make_lab_with_critic_group() -> FakeIsaacLab:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,9 +11,6 @@ from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import IO, Any
-
-import numpy as np
-import torch
 
 from unidle.config import Config
 from unidle.config.files import display_path, load_yaml, refuse_second_run, run_config_file
@@ -198,30 +194,6 @@ def _try_lock(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-def random_state() -> dict[str, Any]:
-    """The state of the global random generators, which the user's network, environments or callbacks may use."""
-    version, keys, gauss = random.getstate()
-    kind, words, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return {
-        "python": [version, list(keys), gauss],
-        "numpy": [kind, torch.from_numpy(np.asarray(words, np.int64)), int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-        "cuda": cuda,
-    }
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the state of the global random generators."""
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    kind, words, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([part.cpu() for part in state["cuda"]])
 
 
 def without_replay_buffer(state: dict[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,7 @@ from unidle.config.resolve import learning_settings
 from unidle.engine.build import spaces_to_plain
 from unidle.engine.checkpoint.background import BackgroundWriter
 from unidle.engine.checkpoint.checkpoint_file import explain_weight_mismatch
-from unidle.engine.checkpoint.run_folder import (
-    RunFolder,
-    random_state,
-    restore_random_state,
-    without_replay_buffer,
-)
+from unidle.engine.checkpoint.run_folder import RunFolder, without_replay_buffer
 from unidle.engine.checkpoint.snapshot import fits_in_memory, snapshot
 from unidle.engine.clock import RunClock
 from unidle.engine.collect.device import DeviceCollector
@@ -26,6 +21,7 @@ from unidle.engine.collect.host import HostCollector
 from unidle.engine.progress import Progress
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError, WriteError
+from unidle.rng import random_state, restore_random_state
 
 _SHORT_SECONDS, _MAX_SHARE = 0.25, 0.05  # a longer save may take at most this share of the run's time
 

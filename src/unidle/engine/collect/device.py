@@ -14,7 +14,8 @@ from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
 from unidle.engine.collect.episode_stats import episode_metrics
 from unidle.engine.collect.rollout_slot import FinishedRollout
-from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv, State, traits_of
+from unidle.envs.device.device_env import DeviceEnv, LoggingDeviceEnv, MaskedDeviceEnv, State, traits_of
+from unidle.envs.device.step_log import StepLog
 from unidle.envs.spec import EnvSpec
 from unidle.kernels.dispatch import Dispatch, restored
 from unidle.nn.encoder import leaf_tensor, pack_obs
@@ -74,6 +75,8 @@ class DeviceCollector:
         if device.type == "cuda":
             self._ended_host = self._ended_host.pin_memory()
         self._last = (0.0, 0.0)
+        self._log = StepLog() if isinstance(env, LoggingDeviceEnv) else None
+        self._logged: dict[str, float] = {}  # in the latest rollout in which the environment logged anything
         self._noise = torch.zeros_like(rollout.actions)
         self._step_index = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
         # How often an environment can be truncated in a rollout; unused entries point past the end.
@@ -258,6 +261,8 @@ class DeviceCollector:
         self._pack_obs(step.observation, moved, obs)
         if after is not None:
             self._recurrent.copy_(after)
+        if self._log is not None:
+            self._log.add(self._env.logged)  # type: ignore[attr-defined]
         at.add_(1)
 
     def _pack_obs(self, observation: Tensor, state: State, obs: Tensor) -> None:
@@ -297,8 +302,8 @@ class DeviceCollector:
     # -- metrics -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Statistics of the episodes so far."""
-        return episode_metrics(self.recent_returns, self.recent_lengths, self.episodes)
+        """Statistics of the episodes so far, and what the environment logged."""
+        return self._logged | episode_metrics(self.recent_returns, self.recent_lengths, self.episodes)
 
     def read_episode_stats(self) -> None:
         """Read the statistics of the finished rollout, once the device is done with it."""
@@ -308,6 +313,8 @@ class DeviceCollector:
         self.episodes += int(count)
         if count:
             self._last = returns / count, lengths / count
+        if self._log is not None:
+            self._logged = self._log.take() or self._logged
         if len(self._rollout.final_at) and not traits_of(self._env).exact_final_observation:
             self._say(_INEXACT)
             self._say = lambda text: None

@@ -22,6 +22,7 @@ from unidle.envs.protocol import Fault, HostEnvs
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError
 from unidle.nn.actor_critic import NetworkFactory
+from unidle.rng import preserved_random_state
 
 Record = dict[str, Any]
 
@@ -120,19 +121,24 @@ class Evaluations:
             seconds = 0.0
 
     def _play(self, step: int, extra: Record, policy: AnyPolicy) -> FinishedEvaluation:
-        run = self._config.run
-        if self._envs is None:
-            n_envs = n_evaluation_envs(run.eval_episodes)
-            engine, workers = self._config.engine, 0
-            if self._in_workers:
-                workers = choose_workers(engine, n_envs, self._env_spec.step_seconds, is_busy=True)
-            self._envs = make_envs(self._maker, self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
-        self._is_playing = True
-        try:
-            result = play(policy, self._envs, run.eval_episodes, stop=self._stop, on_fault=self._on_fault)
-        finally:
-            self._is_playing = False
+        episodes = self._config.run.eval_episodes
+        # Environments may seed the global generators, which those of training draw from too.
+        with preserved_random_state():
+            if self._envs is None:
+                self._envs = self._make_envs()
+            self._is_playing = True
+            try:
+                result = play(policy, self._envs, episodes, stop=self._stop, on_fault=self._on_fault)
+            finally:
+                self._is_playing = False
         return FinishedEvaluation(step, {**self._clock(), **extra}, result, policy.state_dict(), policy)
+
+    def _make_envs(self) -> HostEnvs:
+        run, engine, workers = self._config.run, self._config.engine, 0
+        n_envs = n_evaluation_envs(run.eval_episodes)
+        if self._in_workers:
+            workers = choose_workers(engine, n_envs, self._env_spec.step_seconds, is_busy=True)
+        return make_envs(self._maker, self._env_spec, n_envs, run.seed, workers, engine, FIRST_EVALUATION_ENV)
 
     # -- stopping and resuming -----------------------------------------------------------------------------------------
 

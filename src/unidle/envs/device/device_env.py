@@ -6,6 +6,7 @@ hash of (seed, environment, episode, draw), so each environment has its own and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -65,6 +66,13 @@ class MaskedDeviceEnv(DeviceEnv, Protocol):
 
     def mask(self, state: State) -> Tensor:
         """[N, Σ categories] uint8, concatenated over action heads: 1 for each category that this state allows."""
+
+
+@runtime_checkable
+class LoggingDeviceEnv(DeviceEnv, Protocol):
+    """A DeviceEnv that logs values with its steps."""
+
+    logged: Mapping[str, Any]  # by the latest step: numbers and tensors
 
 
 def uniform(seed: int, env: Tensor, episode: Tensor, draws: int) -> Tensor:

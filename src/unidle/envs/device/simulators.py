@@ -1,7 +1,8 @@
 """Adapters for batched simulators with internal state. Their steps return:
 
     Isaac Lab, mjlab            (observation groups, reward, terminated, time_outs, extras); they reset within the step,
-                                and extras["final_obs"] has the final observation only if it was requested
+                                and extras["final_obs"] has the final observation only if it was requested;
+                                extras["log"] has values to log
     Isaac Gym                   (observation groups, reward, done, extras), with extras["time_outs"] in some tasks
     gymnasium.vector.VectorEnv  tensors instead of arrays, AutoresetMode.SAME_STEP or DISABLED
 
@@ -11,6 +12,7 @@ They may overwrite the returned tensors in their next step.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from unidle.errors import UsageError
 
 _GROUPS = ("policy", "actor", "obs")  # name of the policy's observation group in Isaac Lab, mjlab and Isaac Gym
 _FINAL = ("final_obs", "final_observation")  # the second is Gymnasium's name before 1.0
+_LOGS = ("log", "episode")  # the second is the name in legged_gym and older versions
 
 
 class _Simulator:
@@ -81,7 +84,10 @@ class IsaacEnv(_Simulator):
             self.observation_space = spaces.Dict({group: _group_space(known[group], group, name) for group in names})
             self._groups = list(self.observation_space.spaces)
         self.action_space = plain_space(getattr(inner, "single_action_space", None) or inner.action_space)
+        # In Isaac Lab and mjlab: the time limit belongs to the task, so time-outs are terminations.
+        self._is_finite_horizon = bool(getattr(getattr(inner, "cfg", None), "is_finite_horizon", False))
         self._has_final_obs = False
+        self.logged: Mapping[str, Any] = {}
 
     @property
     def traits(self) -> Traits:
@@ -112,6 +118,9 @@ class IsaacEnv(_Simulator):
                 done = self._tensor(done, torch.bool)
                 time_outs = done & self._tensor(extras.get("time_outs", False), torch.bool)
                 terminated = done & ~time_outs
+            if self._is_finite_horizon:
+                terminated = terminated | time_outs
+            self.logged = next((extras[key] for key in _LOGS if extras.get(key)), {})
             observation = self._observation(groups)
             final = next((self._observation(extras[key]) for key in _FINAL if key in extras), None)
             self._has_final_obs = self._has_final_obs or final is not None
