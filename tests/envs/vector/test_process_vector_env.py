@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -155,9 +156,11 @@ def test_seeds_and_options_are_passed_as_in_sync_vector_env() -> None:
         assert both[0].np_random_seed == both[1].np_random_seed
         with pytest.raises(ValueError, match="seed has 2 entries for 3 environments"):
             both[1].reset(seed=[1, 2])
-        for mask in ([True, False, False], np.zeros(3, np.bool_), np.ones(2, np.bool_), np.ones(3)):
-            with pytest.raises(ValueError, match=r"^options\['reset_mask'\] must be a bool array of shape \(3,\)"):
-                both[1].reset(options={"reset_mask": mask})
+        wrong_masks = {ValueError: [np.zeros(3, np.bool_), np.ones(2, np.bool_)], TypeError: [[True] * 3, np.ones(3)]}
+        for mask, kind in [(mask, kind) for kind, masks in wrong_masks.items() for mask in masks]:
+            for envs in both:
+                with pytest.raises(kind, match=r"^.?options\['reset_mask'\]"):
+                    envs.reset(options={"reset_mask": mask})
         step_and_compare(both, 3)
     finally:
         for envs in both:
@@ -291,6 +294,125 @@ def test_infos_are_merged_as_in_gymnasium(infos: list[dict], shared_value: Any) 
     assert identical(merge_infos(columns, [(0, 3), (3, 4)], vector._add_info), expected_infos)
 
 
+# -- asynchronous calls ------------------------------------------------------------------------------------------------
+
+
+def test_asynchronous_calls_return_what_the_others_return() -> None:
+    both = make_both(TASKS["CartPole"], n_envs=3)
+    try:
+        sync, ours = both
+        ours.reset_async(seed=4)
+        assert identical(ours.reset_wait(), sync.reset(seed=4))
+        for action in (0, 1, 1):
+            ours.step_async([action] * 3)
+            assert identical(ours.step_wait(), sync.step([action] * 3))
+        ours.call_async("get_wrapper_attr", "gravity")
+        assert ours.call_wait() == sync.call("get_wrapper_attr", "gravity")
+    finally:
+        for envs in both:
+            envs.close()
+
+
+def test_calls_out_of_order_raise_the_errors_of_gymnasium() -> None:
+    with closing(ProcessVectorEnv([Walk] * 2, 1)) as ours:
+        for call in ("reset", "step", "call"):
+            message = rf"^Calling `{call}_wait` without any prior call to `{call}_async`\.$"
+            with pytest.raises(gymnasium.error.NoAsyncCallError, match=message):
+                getattr(ours, f"{call}_wait")()
+        ours.reset()
+        ours.step_async([0, 0])
+        for call, name in (
+            (ours.reset_async, "reset_async"),
+            (lambda: ours.step_async([0, 0]), "step_async"),
+            (lambda: ours.get_attr("spec"), "call_async"),
+            (lambda: ours.set_attr("note", 1), "set_attr"),
+        ):
+            message = rf"^Calling `{name}` while waiting for a pending call to `step` to complete\.$"
+            with pytest.raises(gymnasium.error.AlreadyPendingCallError, match=message):
+                call()
+        with pytest.raises(gymnasium.error.NoAsyncCallError):
+            ours.reset_wait()
+        assert ours.step_wait()[0].shape == (2, 2)
+
+
+def test_step_that_timed_out_can_be_waited_for_again() -> None:
+    with closing(ProcessVectorEnv([Walk, Slow], 2)) as ours:
+        ours.reset(seed=0)
+        ours.step_async([1, 1])
+        with pytest.raises(
+            multiprocessing.TimeoutError, match=r"^The call to `step_wait` has timed out after 0 second"
+        ):
+            ours.step_wait(timeout=0)
+        assert ours.step_wait(timeout=60)[1].shape == (2,)
+        step_five_times(ours)
+
+
+def test_close_during_a_step_warns_and_ends_the_workers() -> None:
+    before = children()
+    ours = ProcessVectorEnv([Slow], 1)
+    ours.reset(seed=0)
+    ours.step_async([1])
+    with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `step` to complete"):
+        ours.close(terminate=True)
+    assert children() == before
+
+
+def test_missing_attribute_leaves_the_workers_alive() -> None:
+    with closing(ProcessVectorEnv([Walk] * 3, 2)) as ours:
+        ours.reset(seed=0)
+        for call in (lambda: ours.get_attr("nowhere"), lambda: ours.call("nowhere", 3)):
+            with pytest.raises(AttributeError, match="nowhere"):
+                call()
+        with pytest.raises(AttributeError):
+            ours.set_attr("unwrapped", 3)  # a property without a setter
+        step_five_times(ours)
+
+
+# -- observation modes -------------------------------------------------------------------------------------------------
+
+
+def scaled(bound: float) -> Callable[[], gymnasium.Env]:
+    class Scaled(Walk):
+        observation_space = spaces.Box(-bound, bound, (2,), np.float32)
+
+    return Scaled
+
+
+def test_observation_modes_equal_those_of_sync_vector_env() -> None:
+    env_fns = [scaled(100.0), scaled(200.0)]
+    own = (spaces.Box(-300.0, 300.0, (2, 2)), spaces.Box(-300.0, 300.0, (2,)))
+    for mode in ("different", own):
+        sync = SyncVectorEnv(env_fns, observation_mode=mode)
+        with closing(ProcessVectorEnv(env_fns, 1, observation_mode=mode)) as ours:
+            assert ours.observation_space == sync.observation_space
+            assert ours.single_observation_space == sync.single_observation_space
+            assert identical(ours.reset(seed=1), sync.reset(seed=1))
+            assert identical(ours.step([0, 1]), sync.step([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("env_fns", "mode", "kind", "message"),
+    [
+        ([Walk], "varied", ValueError, "Invalid `observation_mode`, expected: 'same' or 'different' or tuple"),
+        ([Walk], (1, 2), TypeError, "observation_mode must hold the batched and the single space"),
+        ([Walk, ImageEnv], "different", RuntimeError, "their observations need the same shape and dtype"),
+        ([Walk, scaled(3.0)], "same", RuntimeError, "the sub-environments observation spaces are not equivalent"),
+    ],
+    ids=["unknown", "no spaces", "other shape", "other bounds"],
+)
+def test_wrong_observation_mode_is_rejected(env_fns: Any, mode: Any, kind: type[Exception], message: str) -> None:
+    before = children()
+    with pytest.raises(kind, match=message):
+        ProcessVectorEnv(env_fns, 1, observation_mode=mode)
+    gc.collect()
+    assert children() == before
+
+
+def test_space_without_fixed_size_raises_the_error_of_gymnasium() -> None:
+    with pytest.raises(gymnasium.error.CustomSpaceError):
+        ProcessVectorEnv([lambda: TextObservation()], 1)
+
+
 # -- failures and closing ----------------------------------------------------------------------------------------------
 
 
@@ -403,7 +525,17 @@ def test_failing_factory_raises_training_error() -> None:
     ("env_fns", "message"),
     [
         ([], r"^env_fns is empty; pass at least one factory\.$"),
-        ([Walk, ImageEnv], r"^Environment 1 and environment 0 have different spaces; make them all the same\.$"),
+        (
+            [Walk, ImageEnv],
+            r"^Environment 1 and environment 0 have different spaces: the sub-environments observation spaces are not "
+            r"equivalent\. Make them all the same\. If this is intentional, use `observation_mode='different'` "
+            r"instead\.$",
+        ),
+        (
+            [Walk, lambda: Float64Actions()],
+            r"^Environment 1 and environment 0 have different spaces: the action spaces differ; make them all the "
+            r"same\.$",
+        ),
         (
             [lambda: TextObservation()],
             r"^observation\['text'\] is a Text space, which has no fixed size; use Gymnasium's",
@@ -413,6 +545,10 @@ def test_failing_factory_raises_training_error() -> None:
 def test_unsupported_envs_are_rejected(env_fns: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ProcessVectorEnv(env_fns, 1)
+
+
+class Float64Actions(Walk):
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float64)
 
 
 class TextObservation(Walk):

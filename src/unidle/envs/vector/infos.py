@@ -59,6 +59,15 @@ def merge_infos(parts: list[Infos | Columns | None], spans: list[tuple[int, int]
     return infos
 
 
+def infos_by_env(parts: list[Infos | Columns | None], spans: list[tuple[int, int]]) -> list[list[dict[str, Any]]]:
+    """The infos of each environment, in the order of its calls."""
+    infos: list[list[dict[str, Any]]] = [[] for _ in range(spans[-1][1])]
+    for part, (first, _) in zip(parts, spans):
+        for env_id, info in _to_infos(part, first) if isinstance(part, dict) else part or ():
+            infos[env_id].append(info)
+    return infos
+
+
 def _same_types(parts: list[Any]) -> bool:
     kinds = [[(key, kind, values.dtype, values.shape[1:]) for key, (kind, values) in part.items()] for part in parts]
     return all(kind == kinds[0] for kind in kinds)

@@ -1,4 +1,4 @@
-"""A worker of `ProcessVectorEnv`: steps its environments exactly as Gymnasium's SyncVectorEnv does.
+"""A worker of `WorkerGroup`: steps its environments exactly as Gymnasium's SyncVectorEnv does.
 
 Separate from `unidle.envs.pool.worker`, which is for training: seeds, resets, dtypes and infos differ. It starts in the
 same way, and exits in the same way when its parent exits.
@@ -34,6 +34,7 @@ NO_MESSAGE, HAS_MESSAGE = range(2)
 _PARENT_CHECK_SECONDS = 1.0  # how often an idle worker checks that its parent still runs
 _PIPE_BYTES = 1 << 14  # capacity of an empty pipe on any Linux
 _ACTION_BYTES = 8  # the widest dtype: an environment gets its action in the dtype of the caller
+Results = list[tuple[int, Any]]  # env id and result
 _ACTION_DTYPES = {np.dtype(code).num: np.dtype(code) for code in "?bBhHiIlLqQefd"}
 
 
@@ -130,6 +131,26 @@ def main() -> None:
             worker.close()
 
 
+class _MissingAttributeError(Exception):
+    """An environment does not have an attribute, or it cannot be set; the environments have not changed."""
+
+
+@contextlib.contextmanager
+def _missing_attribute() -> Iterator[None]:
+    try:
+        yield
+    except AttributeError as error:
+        raise _MissingAttributeError(str(error)) from None
+
+
+def _is_wrapped(env: gymnasium.Env, kind: type[gymnasium.Wrapper]) -> bool:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, kind):
+            return True
+        env = env.env
+    return False
+
+
 class _Worker:
     def __init__(self, pipe: Connection, job: WorkerJob) -> None:
         self._pipe, self._job = pipe, job
@@ -182,6 +203,8 @@ class _Worker:
         try:
             value = call()
             return b"" if value is None else _pickled(("ok", value))
+        except _MissingAttributeError as error:
+            return _pickled(("missing", str(error)))
         except Exception as error:
             return _pickled(
                 ("failure", str(as_training_error(f"Environment {self._job.first + self._at} failed", error)))
@@ -223,30 +246,51 @@ class _Worker:
         for path, view in self._arrays.observations.items():
             view[env_id] = follow(observation, path)
 
-    def reset(self, seeds: list[int | None], options: dict[str, Any] | None, reset_mask: list[bool]) -> Any:
+    def reset(
+        self, seeds: list[int | None], options: list[dict[str, Any] | None], reset_mask: list[bool]
+    ) -> Infos | None:
         """Reset the environments in `reset_mask`."""
         infos = []
         for index, env_id, env in self._numbered_envs():
             if reset_mask[index]:
-                observation, info = env.reset(seed=seeds[index], options=options)
+                observation, info = env.reset(seed=seeds[index], options=options[index])
                 self._write(env_id, observation)
                 self._ended[index] = False
                 if info:
                     infos.append((env_id, info))
         return infos or None
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    # Each returns the result of every environment in `env_ids` with its env id.
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env_ids: list[int]) -> Results:
         """Call a method of each environment, or read an attribute."""
+        found = self.get_attr(name, env_ids)  # of all of them first: a missing one raises before any is called
         results = []
-        for _, _, env in self._numbered_envs():
-            found = env.get_wrapper_attr(name)
-            results.append(found(*args, **kwargs) if callable(found) else found)
+        for env_id, attribute in found:
+            self._at = env_id - self._job.first
+            results.append((env_id, attribute(*args, **kwargs) if callable(attribute) else attribute))
         return results
 
-    def set_attr(self, name: str, values: list[Any]) -> None:
-        """Set an attribute of each environment."""
-        for index, _, env in self._numbered_envs():
-            env.set_wrapper_attr(name, values[index])
+    def get_attr(self, name: str, env_ids: list[int]) -> Results:
+        """Read an attribute of each environment."""
+        with _missing_attribute():
+            return [(env_id, env.get_wrapper_attr(name)) for env_id, env in self._chosen(env_ids)]
+
+    def has_attr(self, name: str, env_ids: list[int]) -> Results:
+        """Whether each environment has an attribute."""
+        return [(env_id, env.has_wrapper_attr(name)) for env_id, env in self._chosen(env_ids)]
+
+    def set_attr(self, name: str, values: dict[int, Any], env_ids: list[int]) -> Results:
+        """Set an attribute of each environment to its entry of `values`."""
+        with _missing_attribute():
+            return [(env_id, env.set_wrapper_attr(name, values[env_id])) for env_id, env in self._chosen(env_ids)]
+
+    def is_wrapped(self, kind: type[gymnasium.Wrapper], env_ids: list[int]) -> Results:
+        """Whether each environment has a wrapper of this class."""
+        return [(env_id, _is_wrapped(env, kind)) for env_id, env in self._chosen(env_ids)]
+
+    def _chosen(self, env_ids: list[int]) -> Iterator[tuple[int, gymnasium.Env]]:
+        return ((env_id, env) for _, env_id, env in self._numbered_envs() if env_id in env_ids)
 
     def close(self) -> None:
         for env in self._envs:
