@@ -27,7 +27,7 @@ from unidle.engine.build import make_envs, resolve_network
 from unidle.engine.callbacks import Callback, SilentDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.trust import require_trust
-from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, play
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, play, use_statistics
 from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.trainer import Trainer
 from unidle.envs.env_object import settings_of
@@ -135,6 +135,7 @@ class TrainedRun:
         workers = choose_workers(engine, n_envs, env_spec.step_seconds, is_busy=self.agent.device.type == "cuda")
         envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
+            use_statistics(envs, self.agent.env_statistics)
             return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed)
         finally:
             envs.close()

@@ -40,6 +40,7 @@ class Agent:
         self.device = choose_device(device)
         self.policy.to(self.device).eval()
         self.step: int = state["step"]
+        self.env_statistics: dict[str, Any] = state.get("env_statistics", {})  # of wrappers around vector environments
         self._state: torch.Tensor | None = None
         self._generator = keyed_generator(self.device, config.run.seed, PREDICTION)
 

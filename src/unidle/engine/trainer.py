@@ -89,6 +89,7 @@ class Trainer:
                 say=display.on_message,
                 on_fault=self._on_fault,
                 stop=lambda: self._stopping,
+                env_statistics=self.collector.env_statistics,
             )
         except BaseException:
             self.collector.close()

@@ -56,6 +56,17 @@ class HostEnvs(Protocol):
 
 
 @runtime_checkable
+class StatisticsHolder(Protocol):
+    """HostEnvs whose wrappers normalise with running means, which belong into checkpoints and evaluations."""
+
+    def statistics(self) -> dict[str, Any]:
+        """The running means; empty if there are none."""
+
+    def load_statistics(self, state: dict[str, Any], *, freeze: bool = False) -> None:
+        """Continue from `statistics`; with `freeze`, for an evaluation, they do not change."""
+
+
+@runtime_checkable
 class EpisodeRecorder(Protocol):
     """HostEnvs that can record an episode for the report; only evaluation asks for it."""
 

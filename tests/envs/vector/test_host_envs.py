@@ -21,6 +21,7 @@ from space_strategies import leaf_spaces, nested
 from toy_envs import Failing, ImageEnv, Masked, MixedDictEnv, Walk
 
 import unidle
+from unidle import ProcessVectorEnv
 from unidle.envs.check_env import check_env
 from unidle.envs.make import EnvMaker, env_maker
 from unidle.envs.pool.slot import episode_seed
@@ -104,6 +105,8 @@ VECTOR_ENVS: dict[str, Callable[[Callable[[], gymnasium.Env]], Any]] = {
     "async, same step": gymnasium_factory(AsyncVectorEnv, SAME),
     "async, next step": gymnasium_factory(AsyncVectorEnv, NEXT),
     "async, disabled, pipes": gymnasium_factory(AsyncVectorEnv, DISABLED, shared_memory=False),
+    "unidle's processes, next step": gymnasium_factory(ProcessVectorEnv, NEXT, workers=2),
+    "unidle's processes, same step": gymnasium_factory(ProcessVectorEnv, SAME, workers=2),
     "sb3, one process": sb3_factory("DummyVecEnv"),
     "sb3, processes": sb3_factory("SubprocVecEnv", start_method="fork"),  # other methods import torch N times
 }

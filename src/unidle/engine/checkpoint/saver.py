@@ -68,6 +68,7 @@ class Saver:
             "wall": self.clock.wall(),
             "seconds": self.clock.seconds(),
             "kernels": self.kernels,
+            **self._env_statistics(),
         }
         if not self._config.run.save_replay_buffer:
             state = without_replay_buffer(state)
@@ -114,7 +115,12 @@ class Saver:
 
     def save_best(self, folder: RunFolder, weights: dict[str, Any], step: int) -> None:
         """Write the checkpoint to evaluate and predict with: only the policy, as it was at `step`."""
-        folder.save_best({"spaces": spaces_to_plain(self._env_spec), "algo": {"policy": dict(weights)}, "step": step})
+        policy = {"spaces": spaces_to_plain(self._env_spec), "algo": {"policy": dict(weights)}, "step": step}
+        folder.save_best({**policy, **self._env_statistics()})
+
+    def _env_statistics(self) -> dict[str, Any]:
+        found = self._collector.env_statistics()
+        return {"env_statistics": found} if found else {}
 
     def restore(self, state: dict[str, Any], say: Callable[[str], None]) -> str:
         """Restore the parts from a checkpoint; UsageError if it does not fit. Returns the kernels that it names."""
@@ -138,6 +144,7 @@ class Saver:
                 f"The checkpoint has no replay buffer (--no-save-replay-buffer): learning resumes after "
                 f"{vars(recipe)['learning_starts']:,} new steps."
             )
+        self._collector.load_env_statistics(state.get("env_statistics", {}))
         lost = self._collector.load_state_dict(state["collector"])
         if lost:
             say(

@@ -331,6 +331,13 @@ class DeviceCollector:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    def env_statistics(self) -> dict[str, Any]:
+        """Nothing: only the policy normalises."""
+        return {}
+
+    def load_env_statistics(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the environments and counters."""
         return {

@@ -23,7 +23,7 @@ from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.overlap import SliceSchedule
-from unidle.envs.protocol import Fault, HostEnvs
+from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
 from unidle.errors import TrainingError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
@@ -276,6 +276,15 @@ class HostCollector:
         self.schedule.oldest += 1
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def env_statistics(self) -> dict[str, Any]:
+        """The running means that wrappers around the environments normalise with."""
+        return self.envs.statistics() if isinstance(self.envs, StatisticsHolder) else {}
+
+    def load_env_statistics(self, state: dict[str, Any]) -> None:
+        """Continue from `env_statistics`; before `load_state_dict`, which resets environments."""
+        if isinstance(self.envs, StatisticsHolder):
+            self.envs.load_statistics(state)
 
     def _current_boundary(self) -> _Boundary:
         block = self.envs.block

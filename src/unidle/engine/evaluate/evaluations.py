@@ -15,7 +15,14 @@ from unidle.config import Config
 from unidle.config.machine import available_cores
 from unidle.engine.build import make_envs
 from unidle.engine.evaluate.async_evaluator import AsyncEvaluator
-from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Stopped, n_evaluation_envs, play
+from unidle.engine.evaluate.play import (
+    FIRST_EVALUATION_ENV,
+    Evaluation,
+    Stopped,
+    n_evaluation_envs,
+    play,
+    use_statistics,
+)
 from unidle.engine.placement import choose_workers
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault, HostEnvs
@@ -56,8 +63,13 @@ class Evaluations:
         say: Callable[[str], None],
         on_fault: Callable[[Fault], None],
         stop: Callable[[], bool],
+        env_statistics: Callable[[], Record] = dict,
     ) -> None:
-        """Asynchronous, in `processes` processes; 0: in this process, with environments in workers if `in_workers`."""
+        """Asynchronous, in `processes` processes; 0: in this process, with environments in workers if `in_workers`.
+
+        `env_statistics`: the running means with which wrappers of the training environments normalise now.
+        """
+        self._env_statistics = env_statistics
         self._config, self._maker, self._env_spec = config, maker, env_spec
         self._policy, self._in_workers, self.processes = policy, in_workers, processes
         self._clock, self._on_fault, self._stop = clock, on_fault, stop
@@ -126,6 +138,7 @@ class Evaluations:
         with preserved_random_state():
             if self._envs is None:
                 self._envs = self._make_envs()
+            use_statistics(self._envs, self._env_statistics())
             self._is_playing = True
             try:
                 result = play(policy, self._envs, episodes, stop=self._stop, on_fault=self._on_fault)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from unidle.algos.registry import AnyPolicy
-from unidle.envs.protocol import EpisodeRecorder, Fault, HostEnvs
+from unidle.envs.protocol import EpisodeRecorder, Fault, HostEnvs, StatisticsHolder
 from unidle.envs.shared_block import SUCCEEDED
 from unidle.nn.sac_policy import task_of
 from unidle.rng import EVALUATION, keyed_generator
@@ -18,6 +18,12 @@ from unidle.rng import EVALUATION, keyed_generator
 _MAX_STEPS = 100_000  # per evaluation episode, so that one that never ends does not hang the evaluation
 FIRST_EVALUATION_ENV = 1 << 20  # env indices of evaluations start here, so that training never uses their seeds
 _FEW_ENVS, _MANY_ENVS = 10, 50
+
+
+def use_statistics(envs: HostEnvs, statistics: dict[str, Any]) -> None:
+    """Let wrappers of `envs` normalise as those of the training environments, whose running means are given."""
+    if statistics and isinstance(envs, StatisticsHolder):
+        envs.load_statistics(statistics, freeze=True)
 
 
 def n_evaluation_envs(episodes: int) -> int:

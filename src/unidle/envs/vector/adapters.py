@@ -5,7 +5,7 @@ They differ in when they reset an environment whose episode ended, and where its
     Gymnasium, SAME_STEP    reset within the step; infos["final_obs"]
     Gymnasium, DISABLED     reset on request, reset(options={"reset_mask": …}); the observation of the step
     Gymnasium, NEXT_STEP    reset by the next step, which belongs to no episode and does not fit into a rollout.
-                            Sync- and AsyncVectorEnv are reset on request, as with DISABLED; others are refused
+                            Sync-, Async- and ProcessVectorEnv are reset on request, like DISABLED; others are refused
     Stable-Baselines3       reset within the step; infos[i]["terminal_observation"]
     EnvPool                 reset on request, reset(env_id); the observation of the step
 """
@@ -22,6 +22,14 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from unidle.envs.check import check_return_value
 from unidle.envs.make import EnvMaker
+from unidle.envs.vector.process_vector_env import ProcessVectorEnv
+from unidle.envs.vector.vector_wrappers import (
+    Statistics,
+    allow_partial_resets,
+    load_statistics,
+    sb3_observation_space,
+    statistics,
+)
 from unidle.errors import UsageError
 from unidle.spaces.observations import MASK
 from unidle.spaces.tree import follow, rebuild, walk
@@ -64,6 +72,12 @@ class VectorAdapter(Protocol):
     def recv(self) -> VectorStep:
         """Finish the step; environments whose episode ended are reset."""
 
+    def statistics(self) -> Statistics:
+        """The running means in wrappers, for a checkpoint."""
+
+    def load_statistics(self, state: Statistics, *, freeze: bool) -> None:
+        """Continue from `statistics`; with `freeze`, for an evaluation, they do not change."""
+
     def close(self) -> None:
         """Close all environments."""
 
@@ -78,7 +92,25 @@ def _select(space: spaces.Space, batch: Any, env_ids: np.ndarray) -> Any:
     return rebuild(space, {path: np.asarray(follow(batch, path))[env_ids] for path, _ in walk(space)})
 
 
-class GymnasiumVector:
+class _WrappedVector:
+    """Shared by the adapters of environments that may have wrappers."""
+
+    _env: Any
+
+    def statistics(self) -> Statistics:
+        """The running means in wrappers."""
+        return statistics(self._env)
+
+    def load_statistics(self, state: Statistics, *, freeze: bool) -> None:
+        """Continue from `statistics`."""
+        load_statistics(self._env, state, freeze=freeze)
+
+    def close(self) -> None:
+        """Close all environments."""
+        self._env.close()
+
+
+class GymnasiumVector(_WrappedVector):
     """A `gymnasium.vector.VectorEnv`."""
 
     def __init__(self, env: Any, name: str) -> None:
@@ -86,7 +118,10 @@ class GymnasiumVector:
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._resets_within_step = resets_within_step(env, name)
         self._env_ids = np.arange(self.size)
-        self._verifies_mask = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        if not self._resets_within_step:
+            allow_partial_resets(env)
+        self._is_async = isinstance(env, (AsyncVectorEnv, ProcessVectorEnv))
+        self._verifies_mask = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv, ProcessVectorEnv))
 
     def reset(self, seeds: Sequence[int]) -> ObsBatch:
         """Reset all environments."""
@@ -96,13 +131,12 @@ class GymnasiumVector:
     def send(self, actions: Any) -> None:
         """Start a step, if the environment can step asynchronously."""
         self._actions = actions
-        if isinstance(self._env, AsyncVectorEnv):
+        if self._is_async:
             self._env.step_async(actions)
 
     def recv(self) -> VectorStep:
         """Finish the step."""
-        is_async = isinstance(self._env, AsyncVectorEnv)
-        outcome = self._env.step_wait() if is_async else self._env.step(self._actions)
+        outcome = self._env.step_wait() if self._is_async else self._env.step(self._actions)
         if not isinstance(outcome, tuple) or len(outcome) != 5:
             raise UsageError(
                 "step() of the vector environment must return (observations, rewards, terminated, truncated, infos)."
@@ -138,10 +172,6 @@ class GymnasiumVector:
         reset_obs = _select(self.observation_space, after_reset, env_ids)
         return ObsBatch(env_ids, reset_obs, lambda k: _mask_in(infos, int(env_ids[k])))
 
-    def close(self) -> None:
-        """Close all environments."""
-        self._env.close()
-
 
 def resets_within_step(env: Any, name: str) -> bool:
     """Whether environments reset within the step; False if on request; UsageError if neither works."""
@@ -157,7 +187,7 @@ def resets_within_step(env: Any, name: str) -> bool:
     inner = env.unwrapped
     # Without shared memory, AsyncVectorEnv of Gymnasium 1.4 resets again in the next step.
     can_reset = isinstance(inner, AsyncVectorEnv) and inner.shared_memory and inner.worker is None
-    if isinstance(inner, SyncVectorEnv) or can_reset:
+    if isinstance(inner, (SyncVectorEnv, ProcessVectorEnv)) or can_reset:
         return False
     raise UsageError(
         f"{name} resets by an extra step ({type(inner).__name__} with autoreset_mode NEXT_STEP), which "
@@ -193,12 +223,12 @@ def _entry(given: Any, env_id: int) -> Any:
     return given[env_id]
 
 
-class Sb3Vector:
+class Sb3Vector(_WrappedVector):
     """A `VecEnv` of Stable-Baselines3."""
 
     def __init__(self, env: Any, name: str) -> None:
         self._env, self.size = env, int(env.num_envs)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.observation_space, self.action_space = sb3_observation_space(env), env.action_space
         self._env_ids = np.arange(self.size)
 
     def reset(self, seeds: Sequence[int]) -> ObsBatch:
@@ -226,10 +256,6 @@ class Sb3Vector:
         return VectorStep(
             obs, rewards, dones & ~truncated, truncated, lambda env_id: infos[env_id]["terminal_observation"], None
         )
-
-    def close(self) -> None:
-        """Close all environments."""
-        self._env.close()
 
 
 class EnvPoolVector:
@@ -269,6 +295,13 @@ class EnvPoolVector:
         return VectorStep(
             obs, rewards, terminated, truncated, lambda env_id: select_one(space, observations, env_id), reset_obs
         )
+
+    def statistics(self) -> Statistics:
+        """Nothing: there are no wrappers."""
+        return {}
+
+    def load_statistics(self, state: Statistics, *, freeze: bool) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Close all environments."""

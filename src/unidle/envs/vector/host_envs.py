@@ -22,6 +22,7 @@ from unidle.envs.pool.slot import episode_seed
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_flat_action
 from unidle.envs.vector.adapters import EnvPoolVector, ObsBatch, VectorAdapter, VectorStep, select_one
+from unidle.envs.vector.vector_wrappers import Statistics
 from unidle.errors import UsageError, wrap_errors
 from unidle.spaces.actions import ActionLayout, Part
 from unidle.spaces.observations import MASK, ObservationLayout
@@ -169,6 +170,14 @@ class VectorHostEnvs:
         """Start new episodes; open ones cannot be restored."""
         self.start(np.array([episode + 1 for episode, *_ in points]))
         return [False] * self.n_envs
+
+    def statistics(self) -> Statistics:
+        """The running means in wrappers around the vector environment."""
+        return self._vectors[0].statistics()  # there are several only of EnvPool, which has no wrappers
+
+    def load_statistics(self, state: Statistics, *, freeze: bool = False) -> None:
+        """Continue from `statistics`."""
+        self._vectors[0].load_statistics(state, freeze=freeze)
 
     def close(self) -> None:
         """Close all environments."""
