@@ -649,9 +649,10 @@ def test_long_message_does_not_wait_for_worker_timeout() -> None:
         ours.close()
 
 
-def test_train_accepts_process_vector_env(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [NEXT, SAME])
+def test_train_accepts_process_vector_env(mode: AutoresetMode, tmp_path: Path) -> None:
     def make() -> VectorEnv:
-        return ProcessVectorEnv([TASKS["CartPole"]] * 4, 2, autoreset_mode=SAME)
+        return ProcessVectorEnv([TASKS["CartPole"]] * 4, 2, autoreset_mode=mode)
 
     run = unidle.train(
         make,

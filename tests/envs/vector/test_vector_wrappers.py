@@ -45,7 +45,6 @@ WRAPPED: dict[str, Callable[[], Any]] = {
     "VecNormalize, VecFrameStack": sb3(lambda kinds, env: kinds.VecNormalize(kinds.VecFrameStack(env, 3))),
     "NormalizeObservation": lambda: NormalizeObservation(SyncVectorEnv([cartpole] * N)),
     "NormalizeReward": lambda: NormalizeReward(NormalizeObservation(SyncVectorEnv([cartpole] * N))),
-    "ProcessVectorEnv": lambda: unidle.ProcessVectorEnv([cartpole] * N, 1),
 }
 NORMALISING = [name for name in WRAPPED if "Normal" in name]
 
