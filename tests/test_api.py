@@ -552,9 +552,8 @@ def test_load_without_config_or_checkpoint_raises(tmp_path: Path) -> None:
     run = train(run_name="a")
     for checkpoint in run.folder.checkpoints.iterdir():
         checkpoint.unlink()
-    with pytest.raises(
-        unidle.UsageError, match=r"has no checkpoint yet; train it with: unidle train --resume .*/runs/a"
-    ):
+    message = r"^runs/a has no checkpoint yet; train it with: unidle train --resume runs/a$"
+    with pytest.raises(unidle.UsageError, match=message):
         unidle.load("runs/a")
 
 
