@@ -15,6 +15,7 @@ Of Isaac Gym's VecTask: `observation_space` and `action_space` of one environmen
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -297,13 +298,13 @@ def test_numpy_to_torch_vector_env_is_supported() -> None:
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 
-def make_collector(maker: Any, steps: int = 12, **kwargs: Any) -> DeviceCollector:
+def make_collector(maker: Any, steps: int = 12, timeline: Timeline | None = None, **kwargs: Any) -> DeviceCollector:
     env_spec = probe(maker)
     assert env_spec.on_device
     torch.manual_seed(0)
     policy = ActorCritic(env_spec.obs_layout, env_spec.action_layout, PPORecipe(recurrent="gru", recurrent_size=4))
     rollout = Rollout(steps, N, env_spec.obs_layout.obs_bytes, env_spec.action_layout.width, policy.state_size, CPU)
-    return DeviceCollector(maker.device_env(N, 0), env_spec, policy, rollout, 0, Timeline(), **kwargs)
+    return DeviceCollector(maker.device_env(N, 0), env_spec, policy, rollout, 0, timeline or Timeline(), **kwargs)
 
 
 def test_simulator_is_not_captured_and_keeps_final_observations() -> None:
@@ -314,7 +315,7 @@ def test_simulator_is_not_captured_and_keeps_final_observations() -> None:
     maker = env_maker(lambda: FakeIsaacLab(compute_final_obs=True))
     collector = make_collector(maker, capture=capture, say=messages.append)
     collector.compile_steps()
-    assert collector._step == collector._take_step
+    assert collector._step == collector._take_timed_step
     collector.start()
     rollout = collector.finish().rollout
     collector.read_episode_stats()
@@ -325,6 +326,23 @@ def test_simulator_is_not_captured_and_keeps_final_observations() -> None:
     assert finals[:, 1].tolist() == rollout.obs[[4, 9]].view(torch.float32)[:, :, 1].flatten().tolist()
     assert collector.episodes == 2 * N
     assert messages == []
+
+
+def test_time_in_a_simulator_counts_as_environment() -> None:
+    class SlowLab(FakeIsaacLab):
+        def step(self, actions: torch.Tensor) -> Any:
+            time.sleep(0.02)
+            return super().step(actions)
+
+    timeline = Timeline()
+    collector = make_collector(env_maker(SlowLab), timeline=timeline)
+    timeline.begin()
+    collector.start()
+    collector.finish()
+    seconds = timeline.seconds()
+    assert seconds["environment"] >= 12 * 0.02
+    assert min(seconds["inference"], seconds["storage"]) > 0
+    assert sum(seconds.values()) - seconds["environment"] < seconds["environment"]
 
 
 def test_inexact_final_observation_is_reported_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,16 +12,18 @@ from unidle.algos.capturing import NODES_PER_GRAPH, Capturer, no_capture
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
 from unidle.config.validate import largest_divisor
+from unidle.engine.collect.device_final_obs import CapturedFinalObs, SimulatorFinalObs
 from unidle.engine.collect.episode_stats import episode_metrics
 from unidle.engine.collect.rollout_slot import FinishedRollout
-from unidle.envs.device.device_env import DeviceEnv, LoggingDeviceEnv, MaskedDeviceEnv, State, traits_of
+from unidle.envs.device.device_env import DeviceEnv, LoggingDeviceEnv, MaskedDeviceEnv, State, Step, traits_of
 from unidle.envs.device.step_log import StepLog
 from unidle.envs.spec import EnvSpec
 from unidle.kernels.dispatch import Dispatch, restored
 from unidle.nn.encoder import leaf_tensor, pack_obs
 from unidle.rng import NOISE, keyed_generator
-from unidle.timeline import INFERENCE, OTHER, DeviceClock, Timeline
+from unidle.timeline import ENVIRONMENT, INFERENCE, OTHER, STORAGE, DeviceClock, Timeline
 
+_Result = TypeVar("_Result")
 NODES_PER_STEP = 80  # of a graph, about
 _MAX_MISMATCH = 0.02  # share of environments whose first step by a kernel may differ: TF32 products round
 _INEXACT = (
@@ -79,21 +81,11 @@ class DeviceCollector:
         self._logged: dict[str, float] = {}  # in the latest rollout in which the environment logged anything
         self._noise = torch.zeros_like(rollout.actions)
         self._step_index = torch.zeros(1, dtype=torch.long, device=device)  # the step of the rollout that comes next
-        # How often an environment can be truncated in a rollout; unused entries point past the end.
-        limit = env.episode_limit
-        self._max_truncations = 0 if limit is None or not self._captured else 1 + (steps - 1) // limit
-        self._truncations = torch.zeros(n_envs, dtype=torch.long, device=device)  # truncations so far
-        rollout.final_obs = torch.zeros(
-            self._max_truncations * n_envs, env_spec.obs_layout.obs_bytes, dtype=torch.uint8, device=device
-        )
-        rollout.final_at = torch.full((self._max_truncations * n_envs,), steps * n_envs, device=device)
-        # Without capture an episode may be truncated at any step: keep all final observations and select at the end.
-        self._last_obs = torch.zeros_like(rollout.obs[1:]) if not self._captured else None
-        self._envs = torch.arange(n_envs, device=device)
+        self._final_obs = CapturedFinalObs(rollout, env.episode_limit) if self._captured else SimulatorFinalObs(rollout)
         most = NODES_PER_GRAPH // NODES_PER_STEP if device.type == "cuda" and self._captured else 1
         per_call = largest_divisor(steps, most)
         self._calls = steps // per_call
-        self._step: Callable[[], None] = self._take_step
+        self._step: Callable[[], None] = self._take_step if self._captured else self._take_timed_step
         self._kernel: Callable[[], Tensor] | None = None  # fills a rollout in one launch
         self.dispatch = Dispatch(self._report)
         self._kernel_unverified = device.type == "cuda" and self._captured
@@ -103,7 +95,7 @@ class DeviceCollector:
     def carried_state(self) -> list[Tensor]:
         """All tensors that carry state from one step to the next."""
         episodes = self._starts, self._recurrent, self._returns, self._lengths, self._ended
-        return [*self._state.values(), self._obs, *episodes, self._step_index, self._truncations]
+        return [*self._state.values(), self._obs, *episodes, self._step_index, *self._final_obs.carried_state]
 
     def close(self) -> None:
         """Close the environments, where they need closing."""
@@ -127,9 +119,11 @@ class DeviceCollector:
 
     def finish(self) -> FinishedRollout:
         """Fill the rollout."""
-        self._timeline.enter(INFERENCE)
         self.reset_episode_stats()
-        self._clock.launch(INFERENCE, self._fill) if self._clock else self._fill()
+        if self._captured:
+            self._timed(INFERENCE, self._fill)
+        else:
+            self._fill()  # times its steps
         self.copy_episode_stats(1)
         self._timeline.enter(OTHER)
         return self._finished
@@ -142,12 +136,11 @@ class DeviceCollector:
 
     def _fill(self) -> None:
         rollout, steps = self._rollout, self._rollout.shape[0]
-        for counter in (self._step_index, self._truncations):
-            counter.zero_()
+        self._step_index.zero_()
         if self._kernel_unverified:
             self._kernel_unverified = False
             self._kernel = self._choose_kernel()
-        rollout.final_at.fill_(rollout.rewards.numel())
+        self._final_obs.begin()
         if self._kernel is not None:
             self._ended.add_(self._kernel())
             self._obs.copy_(rollout.obs[steps])
@@ -155,9 +148,7 @@ class DeviceCollector:
         with torch.no_grad():
             for _ in range(self._calls):
                 self._run_steps()
-        if self._last_obs is not None:
-            rollout.final_at = rollout.truncated.flatten().nonzero().squeeze(1)
-            rollout.final_obs = self._last_obs.flatten(0, 1)[rollout.final_at]
+        self._final_obs.end()
         rollout.obs[steps].copy_(self._obs)
         rollout.starts[steps].copy_(self._starts)
         rollout.states[steps].copy_(self._recurrent)
@@ -237,6 +228,21 @@ class DeviceCollector:
             self._step()
 
     def _take_step(self) -> None:
+        self._store(*self._env.step(self._state, self._act()))
+
+    def _take_timed_step(self) -> None:
+        """`_take_step` of a simulator: its own Python may take longer than anything else."""
+        actions = self._timed(INFERENCE, self._act)
+        state, step = self._timed(ENVIRONMENT, lambda: self._env.step(self._state, actions))
+        self._timed(STORAGE, lambda: self._store(state, step))
+
+    def _timed(self, phase: int, work: Callable[[], _Result]) -> _Result:
+        """Do `work`; the host's time and the device's count towards `phase`."""
+        self._timeline.enter(phase)
+        return self._clock.launch(phase, work) if self._clock else work()
+
+    def _act(self) -> Tensor:
+        """Choose actions for the latest observations and store both."""
         rollout, policy, at, obs = self._rollout, self.policy, self._step_index, self._obs
         state = None
         if policy.state_size:
@@ -245,22 +251,26 @@ class DeviceCollector:
         rollout.obs.index_copy_(0, at, obs.unsqueeze(0))
         rollout.starts.index_copy_(0, at, self._starts.unsqueeze(0))
         params, after = policy.act(obs, state)
+        if after is not None:
+            self._recurrent.copy_(after)
         action = policy.distribution.sample(params, self._noise.index_select(0, at).squeeze(0))
         rollout.actions.index_copy_(0, at, action.unsqueeze(0))
-        moved, step = self._env.step(self._state, policy.distribution.to_env(action))
+        return policy.distribution.to_env(action)
+
+    def _store(self, state: State, step: Step) -> None:
+        """Store what a step returned, and prepare the next one."""
+        rollout, at = self._rollout, self._step_index
         for name, value in self._state.items():
-            value.copy_(moved[name])
+            value.copy_(state[name])
         for field, value in (
             (rollout.rewards, step.reward),
             (rollout.terminated, step.terminated),
             (rollout.truncated, step.truncated),
         ):
             field.index_copy_(0, at, value.unsqueeze(0))
-        self._store_final_obs(step.final_observation, step.truncated)
+        self._final_obs.store(lambda: self._packed_final(step.final_observation), step.truncated, at)
         self._count_episodes(step.reward, step.terminated | step.truncated)
-        self._pack_obs(step.observation, moved, obs)
-        if after is not None:
-            self._recurrent.copy_(after)
+        self._pack_obs(step.observation, state, self._obs)
         if self._log is not None:
             self._log.add(self._env.logged)  # type: ignore[attr-defined]
         at.add_(1)
@@ -271,24 +281,10 @@ class DeviceCollector:
             mask = self._env.mask(state)
         pack_obs(observation, mask, self._obs_layout, obs)
 
-    def _store_final_obs(self, observation: Tensor, truncated: Tensor) -> None:
-        """Keep the true final observation of truncated episodes."""
-        rollout, n_envs = self._rollout, len(self._envs)
-        if self._last_obs is not None:
-            last = torch.zeros_like(self._obs)
-            pack_obs(observation, None, self._obs_layout, last)
-            self._last_obs.index_copy_(0, self._step_index, last.unsqueeze(0))
-            return
-        where = self._step_index * n_envs + self._envs
-        for number in range(self._max_truncations):
-            part = slice(number * n_envs, (number + 1) * n_envs)
-            now = truncated & (self._truncations == number)
-            kept = rollout.final_obs[part]
-            fresh = torch.zeros_like(kept)
-            pack_obs(observation, None, self._obs_layout, fresh)  # no action follows: no mask
-            kept.copy_(torch.where(now.unsqueeze(-1), fresh, kept))
-            rollout.final_at[part] = torch.where(now, where, rollout.final_at[part])
-        self._truncations.add_(truncated)
+    def _packed_final(self, observation: Tensor) -> Tensor:
+        obs = torch.zeros_like(self._obs)
+        pack_obs(observation, None, self._obs_layout, obs)  # no action follows: no mask
+        return obs
 
     def _count_episodes(self, reward: Tensor, ended: Tensor) -> None:
         self._returns.add_(reward)
@@ -356,4 +352,4 @@ class DeviceCollector:
         self.number, self.episodes = state["number"], state["episodes"]
         self._last = (state["last"][0], state["last"][1])
         self.open_rollout()
-        return [] if resumable else self._envs.tolist()
+        return [] if resumable else [*range(self.n_envs)]
