@@ -153,7 +153,7 @@ def load(
     if env is not None:
         config = folder.config()
         require_trust(folder.path, config, ["wrappers"], trust)
-        maker = env_maker(env, config.run.env_kwargs, config.run.wrappers)
+        maker = env_maker(env, config.run.env_kwargs, config.run.env_wrappers)
     run = TrainedRun(Path(path), maker, network, trust=trust)
     run.folder.best_or_latest()  # fail early if there is no checkpoint
     return run
@@ -191,7 +191,7 @@ def train(
     if engine is not None:
         layers = layers.with_engine(read_engine_file(Path(engine)), gpu_name)
     run = layers.with_flags(settings).run
-    maker = env_maker(env, run.env_kwargs, run.wrappers)
+    maker = env_maker(env, run.env_kwargs, run.env_wrappers)
     factory, network_name = resolve_network(network if network is not None else layers.config.recipe.network)
     flags = {**settings, "env": maker.name, "network": network_name}
     settled, notes = fit_to_env(layers.with_flags(flags), maker)
@@ -257,7 +257,7 @@ def resume(
     config = resumed(folder.config(), settings, str(path))
     named = ["wrappers", *(["env"] if env is None else []), *(["network"] if network is None else [])]
     require_trust(folder.path, config, named, trust)
-    maker = _maker_of(config) if env is None else env_maker(env, config.run.env_kwargs, config.run.wrappers)
+    maker = _maker_of(config) if env is None else env_maker(env, config.run.env_kwargs, config.run.env_wrappers)
     maker = _maker_for(maker, config)
     size = vector_size(maker)
     if size not in (None, config.recipe.n_envs):
@@ -268,7 +268,7 @@ def resume(
 
 
 def _maker_of(config: Config) -> EnvMaker:
-    return env_maker(config.run.env, config.run.env_kwargs, config.run.wrappers)
+    return env_maker(config.run.env, config.run.env_kwargs, config.run.env_wrappers)
 
 
 def _maker_for(maker: EnvMaker, config: Config) -> EnvMaker:

@@ -67,7 +67,7 @@ def job_of(kind: type[_Flags], argv: list[str], command: str) -> Job[_Flags]:
     from unidle.api import fit_to_env
     from unidle.envs.make import env_maker
 
-    maker = env_maker(config.run.env, config.run.env_kwargs, config.run.wrappers)
+    maker = env_maker(config.run.env, config.run.env_kwargs, config.run.env_wrappers)
     config, fitting_notes = fit_to_env(config, maker)  # before validation: a vector environment decides n_envs
     notes = [*notes, *layers.notes, *fitting_notes]
     return Job(flags, validated(config, layers.preset_batch_size), maker, notes, cwd)

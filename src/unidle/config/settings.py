@@ -367,6 +367,8 @@ class Run:
     """Keyword arguments for the environment, as YAML: '{continuous: true}'."""
     wrappers: tuple[str | dict[str, Any], ...] = ()
     """Wrappers of the environment, innermost first: --wrapper module:callable, which may be repeated."""
+    frame_stack: int = 1
+    """Observe the latest N observations together: images along their channels, others along the last axis."""
     timesteps: int = 1_000_000
     """Total environment steps, over all environments."""
     seed: int = 0
@@ -399,6 +401,12 @@ class Run:
     """Write TensorBoard and W&B metrics also under CleanRL's tags (charts/episodic_return, charts/SPS, …)."""
     trace: bool = False
     """Profile a few iterations into trace.json.gz, for ui.perfetto.dev."""
+
+    @property
+    def env_wrappers(self) -> tuple[str | dict[str, Any], ...]:
+        """`wrappers`, and around them the one that stacks frames."""
+        stack = {"unidle.envs.frame_stack:FrameStack": {"n": self.frame_stack}}
+        return (*self.wrappers, stack) if self.frame_stack > 1 else self.wrappers
 
 
 def round_up_timesteps(timesteps: int, total_batch: int) -> int:

@@ -20,6 +20,7 @@ from unidle.errors import UsageError
 _AT_LEAST_ONE = {
     *("n_envs", "n_steps", "n_epochs", "recurrent_size", "timesteps", "eval_episodes", "keep_checkpoints", "threads"),
     *("buffer_size", "n_step", "n_critics", "n_tasks", "target_update_interval", "policy_delay"),
+    "frame_stack",
 }
 _BELOW_ONE = {"adam_betas", "rmsprop_alpha", "momentum"}
 _POSITIVE = {"learning_rate", "ent_coef_init", "clip_range", "max_grad_norm", "tau", "adam_eps", "action_limit"}

@@ -55,7 +55,7 @@ class EnvMaker:
         if self.single_env is None:
             raise UsageError(
                 f"{self.name} is a batched device environment without an equivalent single gymnasium.Env; "
-                "--workers, --subproc, --wrapper, --video and check-env need one, so leave them out."
+                "--workers, --subproc, --wrapper, --frame-stack, --video and check-env need one, so leave them out."
             )
         return self._single(self.single_env)
 
@@ -68,7 +68,9 @@ class EnvMaker:
         if not wrappers:
             return self
         if self.kind in ("async", "envpool"):
-            raise UsageError(f"--wrapper wraps a single gymnasium.Env, which {self.name} is not; leave it out.")
+            raise UsageError(
+                f"--wrapper and --frame-stack wrap a single gymnasium.Env, which {self.name} is not; leave them out."
+            )
         return replace(self.on_host(), wrappers=tuple(map(wrapper_of, wrappers)))
 
     def pickle_error(self) -> str | None:
@@ -119,7 +121,9 @@ class EnvMaker:
                 "derive from gymnasium.Env, or wrap an old Gym environment with shimmy."
             )
         if not is_single and self.wrappers:
-            raise UsageError(f"{self.name} creates a vector environment; wrap it there instead of with --wrapper.")
+            raise UsageError(
+                f"{self.name} creates a vector environment; wrap it there instead of with --wrapper or --frame-stack."
+            )
         return wrap(env, self.wrappers) if is_single else env
 
     @contextlib.contextmanager

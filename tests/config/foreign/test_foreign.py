@@ -439,7 +439,6 @@ def test_shared_settings_are_passed_through(read: Read) -> None:
     ("text", "reason"),
     [
         ("use_sde: true", r"`use_sde: True` is not supported: .* \(gSDE\) is not implemented"),
-        ("frame_stack: 4", "stack frames in a wrapper"),
         ("vec_env_wrapper: a.b.C", "unidle wraps single environments"),
         ("callback: a.b.C", "pass callbacks in Python"),
         ("qf_lr: 9", "`qf_lr: 9` is not supported: unidle has no such setting; remove it"),
@@ -466,7 +465,8 @@ def test_setting_that_unidle_does_not_have_is_refused_with_reason(read: Read, te
 def test_settings_without_effect_are_accepted_silently(read: Read) -> None:
     text = "use_sde: false\nsde_sample_freq: 4\nframe_stack: 1\nverbose: 1\nvec_env_wrapper: null\n"
     text += 'policy_kwargs: "dict(ortho_init=True, optimizer_class=th.optim.Adam, optimizer_kwargs=dict(eps=0.1))"'
-    assert sb3(read, text) == ConvertedConfig({"n_envs": 4, "ortho_init": True, "adam_eps": 0.1}, [], "classic")
+    expected = {"n_envs": 4, "frame_stack": 1, "ortho_init": True, "adam_eps": 0.1}
+    assert sb3(read, text) == ConvertedConfig(expected, [], "classic")
 
 
 @pytest.mark.parametrize(
@@ -502,6 +502,10 @@ def test_optimizer_and_its_arguments_are_converted(read: Read, options: str, exp
 )
 def test_env_wrapper_becomes_wrappers(read: Read, text: str, expected: tuple[Any, ...]) -> None:
     assert sb3(read, f"env_wrapper: {text}").values["wrappers"] == expected
+
+
+def test_frame_stack_is_taken(read: Read) -> None:
+    assert sb3(read, "frame_stack: 4").values["frame_stack"] == 4
 
 
 # --- ElegantRL

@@ -24,7 +24,6 @@ RENAMED = {
 # Settings that unidle does not have, with the values that have no effect.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "use_sde": (False,),
-    "frame_stack": (1, None),
     "vec_env_wrapper": (None, []),
     "callback": (None, []),
     "ortho_init": (True,),
@@ -47,7 +46,6 @@ _NOT_LEARNING = {
 }
 _REASONS = {
     "use_sde": "generalised state-dependent exploration (gSDE) is not implemented",
-    "frame_stack": "stack frames in a wrapper, with --wrapper",
     "vec_env_wrapper": "unidle wraps single environments, with --wrapper",
     "callback": "pass callbacks in Python, as after_iteration and after_evaluation",
     "ortho_init": "only PPO's initial weights are orthogonal",
@@ -223,6 +221,10 @@ def _env_wrapper(value: Any, source: str, notes: list[str], algo: str) -> dict[s
     return {"wrappers": [_wrapper(entry, source) for entry in given if entry]}
 
 
+def _frame_stack(value: Any, source: str, notes: list[str], algo: str) -> dict[str, Any]:
+    return {} if value is None else {"frame_stack": value}
+
+
 def _wrapper(entry: Any, source: str) -> Any:
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, kwargs),) = entry.items()
@@ -249,6 +251,7 @@ READERS: dict[str, Reader] = {
     "policy_kwargs": _policy_kwargs,
     "ent_coef": _ent_coef,
     "env_wrapper": _env_wrapper,
+    "frame_stack": _frame_stack,
 }
 
 

@@ -18,7 +18,7 @@ from unidle.envs.make import EnvMaker, env_maker
 
 def job_maker(config: Config) -> EnvMaker:
     """Return the maker of the job's environments, on the host or the device as in training."""
-    maker = env_maker(config.run.env, config.run.env_kwargs, config.run.wrappers)
+    maker = env_maker(config.run.env, config.run.env_kwargs, config.run.env_wrappers)
     maker = replace(maker, obs_groups=config.recipe.obs_groups, action_masks=config.recipe.action_masks)
     return maker.on_host() if config.engine.subproc or config.engine.workers else maker
 
