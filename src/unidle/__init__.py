@@ -1,5 +1,6 @@
 """unidle: reinforcement learning that never lets the GPU wait."""
 
+import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,12 @@ def __getattr__(name: str) -> Any:
         found = globals()[name] = getattr(import_module(_MODULES[name]), name)  # cached for the next access
         return found
     raise AttributeError(f"module 'unidle' has no attribute {name!r}")
+
+
+# Registers `unidle/Mission-v0` and the others, if Gymnasium is imported: importing it takes a hundred times as long as
+# importing unidle. Otherwise the first use of `unidle.envs` registers them.
+if "gymnasium" in sys.modules:
+    import_module("unidle.envs")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Environments: how they are named, created and stepped, in this process, in workers or on the device.
 
-Registers unidle's own environments with Gymnasium. It happens here and not in `unidle.tasks`, because
-`gymnasium.make("unidle.envs:unidle/Mission-v0")` is how users name them, and Gymnasium 1 has no plugin entry points.
+Registers unidle's own environments with Gymnasium, which has had no plugin entry points since version 1. `import
+unidle` does it if Gymnasium is imported already, and `gymnasium.make("unidle.envs:unidle/Mission-v0")` always.
 """
 
 import gymnasium

@@ -611,11 +611,25 @@ def test_close_leaves_a_passed_in_fetcher_open(server: SiteServer) -> None:
 def test_gym_env_passes_gymnasium_check_env(server: SiteServer) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*not having a spec.*|.*No render.*|.*render modes.*")
+        warnings.filterwarnings("ignore", message=".*not having a spec.*|.*render_fps.*")
         env = SiteExploreEnv(site=server.urls, topic=TOPICS["music"], budget=10)
         check_env(env, skip_render_check=True)
         env.close()
         env.close()
+
+
+def test_gym_env_renders_its_page_and_links_as_text(server: SiteServer) -> None:
+    for mode in SiteExploreEnv.metadata["render_modes"]:
+        env = SiteExploreEnv(mode, site=server.urls[0], topic=TOPICS["music"], links=3, budget=5)
+        env.reset(seed=0)
+        env.step(0)
+        page, progress, *choices, stop = env.render().splitlines()
+        assert page.startswith(server.urls[0].rstrip("/"))
+        assert progress.startswith("1 of 5 requests, ")
+        assert [line.split()[0] for line in choices] == [str(n) for n in range(len(choices))]
+        assert stop == "   3 (stop)"
+        env.close()
+    assert SiteExploreEnv(site=server.urls, topic=TOPICS["music"]).render() is None
 
 
 def test_gym_env_matches_the_async_env(server: SiteServer) -> None:
