@@ -94,7 +94,7 @@ def trained(seed: int, timesteps: int, run_dir: str) -> tuple[Choice, float]:
         seconds = time.perf_counter() - began
 
     def choose(env: SiteExplore, obs: dict[str, np.ndarray], mask: np.ndarray, rng: np.random.Generator) -> int:
-        return int(run.predict(obs, action_mask=mask))
+        return int(run.predict(obs, action_mask=mask)[0])
 
     return choose, seconds
 

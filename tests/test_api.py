@@ -98,7 +98,7 @@ def test_train_load_predict_and_resume_accept_every_kind_of_env(kind: str) -> No
     loaded = unidle.load(run.path, **env_again)
     assert loaded.evaluate(3).returns == run.evaluate(3).returns
     space = run.agent.obs_layout.space
-    assert run.agent.action_layout.space.contains(loaded.predict(space.sample()))
+    assert run.agent.action_layout.space.contains(loaded.predict(space.sample())[0])
 
     resumed = unidle.resume(run.path, timesteps=160, quiet=True, **env_again)
     assert [record["step"] for record in iterations(resumed)] == [32, 64, 96, 128, 160]
@@ -107,7 +107,7 @@ def test_train_load_predict_and_resume_accept_every_kind_of_env(kind: str) -> No
 def test_lambda_env_must_be_passed_again_to_evaluate_and_resume() -> None:
     run = train(ENVIRONMENTS["lambda"])
     loaded = unidle.load(run.path)
-    assert loaded.predict(np.array([1, 0], np.float32)) in (0, 1)
+    assert loaded.predict(np.array([1, 0], np.float32))[0] in (0, 1)
     for call in (loaded.evaluate, lambda: unidle.resume(run.path, quiet=True)):
         with pytest.raises(
             unidle.UsageError, match=r"environment was the Python object <.*lambda>+; pass it again as env="
@@ -138,7 +138,7 @@ def test_predict_matches_evaluate() -> None:
         observation, _ = env.reset(seed=episode_seed(5, FIRST_EVALUATION_ENV + index, 0))
         total, ended = 0.0, False
         while not ended:
-            observation, reward, terminated, truncated, _ = env.step(run.predict(observation))
+            observation, reward, terminated, truncated, _ = env.step(run.predict(observation)[0])
             total, ended = total + float(reward), terminated or truncated
         assert total == expected
 
@@ -146,12 +146,13 @@ def test_predict_matches_evaluate() -> None:
 def test_predict_is_deterministic_by_default() -> None:
     run = train("Pendulum-v1", timesteps=32)
     observation = np.array([1, 0, 0], np.float32)
-    assert len({float(run.predict(observation)[0]) for _ in range(5)}) == 1
-    assert len({float(run.predict(observation, deterministic=False)[0]) for _ in range(5)}) == 5
+    assert len({float(run.predict(observation)[0][0]) for _ in range(5)}) == 1
+    assert len({float(run.predict(observation, deterministic=False)[0][0]) for _ in range(5)}) == 5
 
 
 @pytest.mark.parametrize(
-    "observation", [np.zeros(3, np.float32), np.zeros((1, 2), np.float32), 1.0, "up", {"a": 1}, None]
+    "observation",
+    [np.zeros(3, np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 1, 2)), 1.0, "up", {"a": 1}, None],
 )
 def test_predict_with_mismatched_observation_raises(observation: Any) -> None:
     with pytest.raises(unidle.UsageError, match="observation does not fit the space Box"):
@@ -175,10 +176,11 @@ def test_evaluate_is_reproducible_and_depends_on_seed() -> None:
 def test_recurrent_policy_keeps_state_until_reset(kind: str) -> None:
     run = train("Pendulum-v1", timesteps=32, recurrent=kind, recurrent_size=4)
     observation = np.array([1, 0, 0], np.float32)
-    fresh, later = float(run.predict(observation)[0]), float(run.predict(observation)[0])
+    agent = run.agent
+    fresh, later = float(agent.predict(observation)[0]), float(agent.predict(observation)[0])
     assert fresh != later
-    run.agent.reset()
-    assert [float(run.predict(observation)[0]) for _ in range(2)] == [fresh, later]
+    agent.reset()
+    assert [float(agent.predict(observation)[0]) for _ in range(2)] == [fresh, later]
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ def test_diverged_run_raises_and_keeps_last_good_checkpoint() -> None:
     run = unidle.load("runs/a")
     assert run.report.exists()
     assert all(torch.isfinite(value).all() for value in weights(run).values())
-    assert np.isfinite(run.predict(np.array([1, 0, 0], np.float32))).all()
+    assert np.isfinite(run.predict(np.array([1, 0, 0], np.float32))[0]).all()
 
 
 # -- custom networks -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 
 from unidle.config import Config
@@ -105,9 +106,23 @@ class TrainedRun:
             "report": display_path(self.report),
         }
 
-    def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
-        """Return the action for one observation."""
-        return self.agent.predict(observation, deterministic=deterministic, action_mask=action_mask)
+    def predict(
+        self,
+        observation: Any,
+        state: np.ndarray | None = None,
+        episode_start: Sequence[bool] | np.ndarray | None = None,
+        deterministic: bool = True,  # positional, as in Stable-Baselines3
+        *,
+        action_mask: Any = None,
+    ) -> tuple[Any, np.ndarray | None]:
+        """Return the actions for an observation or a batch of them, and the next recurrent state or None.
+
+        As Stable-Baselines3's `predict`: pass the state back with the next observations, and `episode_start` where an
+        episode begins. Nothing is kept between calls.
+        """
+        return self.agent.predict_from(
+            observation, state, episode_start, deterministic=deterministic, action_mask=action_mask
+        )
 
     def maker(self) -> EnvMaker:
         """Return the maker of the environments that this run was trained on."""

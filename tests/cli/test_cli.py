@@ -562,7 +562,7 @@ def test_discretize_splits_continuous_action_into_bins(tmp_path: Path, run_in_pr
     run = load(tmp_path / "runs/a")
     assert run.agent.action_layout.nvec == (3,)
     observation = run.agent.obs_layout.space.sample()
-    actions = {float(run.predict(observation, deterministic=False)[0]) for _ in range(100)}
+    actions = {float(run.predict(observation, deterministic=False)[0][0]) for _ in range(100)}
     assert actions == {-2.0, 0.0, 2.0}
 
 

@@ -36,7 +36,7 @@ def test_ppo_learns_with_bounded_action_distribution(distribution: str, tmp_path
     run = unidle.train(
         Aim, **SETTINGS, timesteps=24_000, action_distribution=distribution, runs_dir=str(tmp_path), quiet=True, seed=1
     )
-    predicted = [float(run.predict(np.array([target], np.float32))[0]) for target in (-0.9, -0.3, 0.4, 0.9)]
+    predicted = [float(run.predict(np.array([target], np.float32))[0][0]) for target in (-0.9, -0.3, 0.4, 0.9)]
     np.testing.assert_allclose(predicted, [2.0 + 3.5 * target for target in (-0.9, -0.3, 0.4, 0.9)], atol=0.6)
 
 

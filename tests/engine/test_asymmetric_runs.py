@@ -55,7 +55,7 @@ def test_critic_learns_from_privileged_observations_that_actor_lacks(tmp_path: P
     assert explained_variance["asymmetric"] > 0.9
     assert explained_variance["symmetric"] < 0.5  # the critic cannot know the bonus
     for x in (-0.8, 0.0, 0.8):
-        action = trained.predict({"policy": np.array([x, 0.3], np.float32)})
+        action = trained.agent.predict({"policy": np.array([x, 0.3], np.float32)})
         assert action[0] == pytest.approx(0.8 * x, abs=0.2)
 
 
@@ -89,11 +89,11 @@ def test_loaded_and_exported_policies_need_only_actor_observations(recurrent: st
         feed = {"observation.policy": observation[None]} | ({"state": state} if recurrent != "none" else {})
         action, *next_state = session.run(None, feed)
         state = next_state[0] if next_state else state
-        np.testing.assert_allclose(action[0], run.predict({"policy": observation}), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(action[0], run.agent.predict({"policy": observation}), rtol=1e-4, atol=1e-4)
     run.agent.reset()
-    first = run.predict({"policy": observation})
+    first, _ = run.predict({"policy": observation})
     run.agent.reset()
-    assert run.predict({"policy": observation, "privileged": np.array([4.0], np.float32)}) == first
+    assert run.predict({"policy": observation, "privileged": np.array([4.0], np.float32)})[0] == first
 
 
 def test_unknown_observation_group_is_rejected_before_training(tmp_path: Path) -> None:

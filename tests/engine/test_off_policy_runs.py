@@ -244,9 +244,9 @@ def test_trained_policy_can_be_evaluated_loaded_and_exported(
         for parameter in run.agent.policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator))
     observations = np.random.default_rng(0).uniform(-3, 3, (24, 3)).astype(np.float32)
-    predicted = [run.predict(observation) for observation in observations]
+    predicted = [run.predict(observation)[0] for observation in observations]
     assert all(space.contains(action) for action in predicted)
-    assert all(space.contains(run.predict(observation, deterministic=False)) for observation in observations)
+    assert all(space.contains(run.predict(observation, deterministic=False)[0]) for observation in observations)
     path = export_onnx(run.agent, tmp_path / "policy.onnx")
     (actions,) = onnxruntime.InferenceSession(str(path)).run(["action"], {"observation": observations})
     expected = np.stack([run.agent.action_layout.encode(action) for action in predicted])
@@ -291,7 +291,7 @@ def test_unsupported_action_space_is_rejected_before_run_folder_exists(
 def test_discretized_box_actions_are_supported(algo: str, tmp_path: Path) -> None:
     settings = {**SMALL, "timesteps": 240, "runs_dir": str(tmp_path)}
     run = unidle.train("Pendulum-v1", preset=algo, discretize=5, **settings)
-    assert float(run.predict(np.zeros(3, np.float32))[0]) in (-2.0, -1.0, 0.0, 1.0, 2.0)
+    assert float(run.predict(np.zeros(3, np.float32))[0][0]) in (-2.0, -1.0, 0.0, 1.0, 2.0)
 
 
 class NaNAfter60Steps(gymnasium.Env):

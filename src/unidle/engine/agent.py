@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from unidle.engine.checkpoint.checkpoint_file import (
 )
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.placement import choose_device
-from unidle.errors import UsageError
+from unidle.engine.predict import initial_state, pack_observations, unpack_actions, write_masks
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import PREDICTION, keyed_generator
 from unidle.spaces.actions import ActionLayout
-from unidle.spaces.observations import MASK, ObservationLayout
+from unidle.spaces.observations import ObservationLayout
 
 
 class Agent:
@@ -41,7 +41,7 @@ class Agent:
         self.policy.to(self.device).eval()
         self.step: int = state["step"]
         self.env_statistics: dict[str, Any] = state.get("env_statistics", {})  # of wrappers around vector environments
-        self._state: torch.Tensor | None = None
+        self._state: np.ndarray | None = None
         self._generator = keyed_generator(self.device, config.run.seed, PREDICTION)
 
     obs_layout: ObservationLayout
@@ -51,43 +51,42 @@ class Agent:
         """Clear the recurrent state; call it at the start of each episode if the policy is recurrent."""
         self._state = None
 
-    @torch.inference_mode()
     def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
-        """The action for one observation of the space (not a batch)."""
-        packed = self._pack(observation, action_mask)
-        if self._state is None:
-            self._state = torch.zeros(1, self.policy.state_size, device=self.device)
-        params, after = self.policy.act(torch.from_numpy(packed).to(self.device), self._state)
-        self._state = after if after is not None else self._state
-        distribution = self.policy.distribution
+        """The action alone; a recurrent policy continues from the previous call."""
+        action, self._state = self.predict_from(
+            observation, self._state, deterministic=deterministic, action_mask=action_mask
+        )
+        return action
+
+    @torch.inference_mode()
+    def predict_from(
+        self,
+        observation: Any,
+        state: np.ndarray | None = None,
+        episode_start: Sequence[bool] | np.ndarray | None = None,
+        *,
+        deterministic: bool = True,
+        action_mask: Any = None,
+    ) -> tuple[Any, np.ndarray | None]:
+        """Actions for an observation or a batch, and the next recurrent state; see `TrainedRun.predict`."""
+        policy = self.policy
+        packed, size = pack_observations(self.actor_layout, observation)
+        if policy.masked:
+            write_masks(self.obs_layout, self.action_layout, packed, size, observation, action_mask)
+        before = None
+        if policy.state_size:
+            before = torch.from_numpy(initial_state(state, episode_start, size, policy.state_size)).to(self.device)
+        params, after = policy.act(torch.from_numpy(packed).to(self.device), before)
+        distribution = policy.distribution
         if deterministic:
-            action = distribution.mode(params)
+            actions = distribution.mode(params)
         else:
-            action = distribution.sample(params, distribution.noise((1,), self._generator))
-        return self.action_layout.decode(distribution.to_env(action)[0].cpu().numpy())
-
-    def _pack(self, observation: Any, action_mask: Any) -> np.ndarray:
-        try:
-            self._check_shapes(observation)
-            packed = self.actor_layout.pack(observation)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise UsageError(f"The observation does not fit the space {self.actor_layout.space} ({error}).") from None
-        if self.obs_layout.mask_width:
-            if self.obs_layout.mask_key is not None:
-                action_mask = observation[MASK]
-            if action_mask is None:
-                raise UsageError("This policy was trained with action masks; pass action_mask=info['action_mask'].")
-            self.obs_layout.mask_view(packed[None])[0] = self.action_layout.flatten_mask(action_mask)
-        return packed[None]
-
-    def _check_shapes(self, observation: Any) -> None:
-        """ValueError for wrong shapes: NumPy would silently broadcast a number, or a batch of one, over the field."""
-        for leaf in self.actor_layout.leaves:
-            part = observation
-            for key in leaf.path:
-                part = part[key]
-            if np.shape(part) != leaf.shape:
-                raise ValueError(f"its shape is {np.shape(part)}, not {leaf.shape}")
+            actions = distribution.sample(params, distribution.noise((len(packed),), self._generator))
+        taken = unpack_actions(self.action_layout, distribution.to_env(actions).cpu().numpy(), size)
+        if after is None:
+            return taken, None
+        states: np.ndarray = after.cpu().numpy()
+        return taken, states[0] if size is None else states
 
 
 def load_agent(

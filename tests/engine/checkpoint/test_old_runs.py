@@ -24,7 +24,7 @@ def old_run(tmp_path: Path) -> Path:
 
 def test_old_policy_loads_and_predicts_same_action(old_run: Path) -> None:
     run = unidle.load(old_run)
-    assert run.predict(OBSERVATION) == 1  # as predicted by unidle 0.1.0
+    assert run.predict(OBSERVATION) == (1, None)  # as predicted by unidle 0.1.0
     assert run.agent.step == 128
 
 

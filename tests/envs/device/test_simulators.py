@@ -501,7 +501,7 @@ def test_actor_and_critic_use_their_observation_groups(tmp_path: Path) -> None:
     assert [leaf.path for leaf in policy.encoder.layout.leaves] == [("policy",)]
     assert policy.encoder.n_features == 2
     assert policy.critic_encoder.n_features == 9
-    assert run.predict({"policy": np.array([0.0, 1.0], np.float32)}).shape == (1,)
+    assert run.predict({"policy": np.array([0.0, 1.0], np.float32)})[0].shape == (1,)
     assert run.evaluate(episodes=4).mean_length > 0
     with pytest.raises(UsageError, match="keys critic, policy"):
         unidle.train(make_lab_with_critic_group, **settings, actor_obs=("polcy",), run_name="wrong")

@@ -681,5 +681,5 @@ def test_ppo_trains_on_the_gym_env(server: SiteServer, tmp_path: Path) -> None:
     )
     env: gymnasium.Env = SiteExploreEnv(site=server.urls, topic=TOPICS["music"])
     observation, info = env.reset(seed=0)
-    assert info["action_mask"][trained.predict(observation, action_mask=info["action_mask"])]
+    assert info["action_mask"][trained.predict(observation, action_mask=info["action_mask"])[0]]
     env.close()
