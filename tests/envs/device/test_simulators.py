@@ -569,3 +569,14 @@ def test_actions_are_moved_to_simulator_device(kind: type[Any], monkeypatch: pyt
     device_env = env_maker(lambda: env).device_env(N, 0)
     device_env.step(device_env.begin()[0], torch.ones(N, 1))
     assert seen == ["meta"]
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_off_policy_algorithms_train_on_simulator_with_unbounded_actions(algo: str, tmp_path: Path) -> None:
+    small = {"n_steps": 4, "batch_size": 32, "buffer_size": 1000, "learning_starts": 64, "utd_ratio": 0.1}
+    settings = {**SMALL, **small, "preset": algo, "timesteps": 256, "eval_every": 0, "runs_dir": str(tmp_path)}
+    del settings["n_epochs"]
+    run = unidle.train(make_isaac_lab, action_limit=0.25, **settings)
+    assert run.records[-1]["train/n_updates"] > 0
+    actions, _ = run.predict(np.random.default_rng(0).normal(size=(64, 2)), deterministic=False)
+    assert np.abs(actions).max() <= 0.25
