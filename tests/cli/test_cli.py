@@ -232,6 +232,7 @@ MORE_USAGE_ERRORS = {
     "train --env CartPole-v1 --num-envs=2.5": "--n-envs: `n_envs` must be an integer, not '2.5'.",
     "train --env CartPole-v1 --activation step": "`activation` must be 'tanh' or 'relu' or ",
     "train --env CartPole-v1 --net-arch 8,x": "`net_arch` must be a list of integers such as 64,64",
+    "train --env CartPole-v1 --adam-betas 0.9,x": "`adam_betas` must be a list of numbers such as 0.9,0.999",
     "train --env CartPole-v1 --net-arch 8 8": "Unrecognised arguments `8`; ",
     "train --env CartPole-v1 --env-kwargs '[1]'": "'[1]' is not a mapping such as '{continuous: true}'",
     "train --env CartPole-v1 --preset classic --env-kwargs '{wind: 1}' --quiet": "does not accept these env_kwargs: ",

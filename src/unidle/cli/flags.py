@@ -273,14 +273,16 @@ def _write(value: Any) -> str:
 
 
 @_registry.primitive_rule
-def _layer_widths(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[int, ...]] | None:
-    """1024,512,256"""
-    if info.type_origin is not tuple or get_args(info.type)[0] is not int:
+def _numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[Any, ...]] | None:
+    """1024,512,256 or 0.9,0.999"""
+    readers: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float}
+    if info.type_origin is not tuple or get_args(info.type)[0] not in readers:
         return None
+    read = readers[get_args(info.type)[0]]
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="N,N,…",
-        instance_from_str=lambda words: _read_widths(words[0]),
+        instance_from_str=lambda words: tuple(read(number) for number in words[0].split(",") if number),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [_write(value)],
     )
@@ -289,7 +291,7 @@ def _layer_widths(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[int
 @_registry.primitive_rule
 def _wrappers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[Any, ...]] | None:
     """gymnasium.wrappers:ClipReward"""
-    if info.type_origin is not tuple or get_args(info.type)[0] is int:
+    if info.type_origin is not tuple or get_args(info.type)[0] in (int, float):
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
