@@ -60,8 +60,9 @@ class EnvMaker:
         return self._single(self.single_env)
 
     def _single(self, factory: EnvFactory) -> EnvMaker:
-        kept = {"action_masks": self.action_masks, "wrappers": self.wrappers}
-        return EnvMaker(self.name, factory, self.kwargs, kind="gymnasium", **kept)  # type: ignore[arg-type]
+        return EnvMaker(
+            self.name, factory, self.kwargs, "gymnasium", action_masks=self.action_masks, wrappers=self.wrappers
+        )
 
     def wrapped(self, wrappers: Sequence[Any]) -> EnvMaker:
         """The maker with the wrappers of the setting `wrappers`; environments on the device become single ones."""
