@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidle.buffers.multitask import TaskReplay
+from unidle.buffers.numpy_replay import NumpyReplay
 from unidle.buffers.prefetch import choose_buffer_device, in_gib
 from unidle.buffers.prioritised import Prioritised
 from unidle.buffers.replay import Replay
@@ -61,7 +62,9 @@ def new_replay_buffer(
 
 
 def _implementations(buffer_device: torch.device, dispatch: Dispatch) -> tuple[type[Replay], type[TaskReplay]]:
-    """The buffers that sample with Triton kernels, if these agree with the plain buffers here; else the plain ones."""
+    """On a GPU the buffers that sample with Triton kernels, if these agree with the plain ones; on a host NumPy's."""
+    if buffer_device.type == "cpu":
+        return NumpyReplay, TaskReplay
 
     def build() -> tuple[type[Replay], type[TaskReplay]]:
         from unidle.buffers.triton_replay import TritonReplay, TritonTaskReplay
@@ -73,9 +76,5 @@ def _implementations(buffer_device: torch.device, dispatch: Dispatch) -> tuple[t
 
         verify(buffer_device)
 
-    unsupported = None
-    if buffer_device.type != "cuda":
-        unsupported = "the replay buffer is not on a GPU"
-    elif find_spec("triton") is None:
-        unsupported = "Triton is not installed"
+    unsupported = "Triton is not installed" if find_spec("triton") is None else None
     return dispatch.choose("Replay sampling", (Replay, TaskReplay), build, check, unsupported)

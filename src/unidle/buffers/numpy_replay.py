@@ -1,0 +1,107 @@
+"""The replay buffer on a host, in NumPy: for a few environments, torch's overhead per operation exceeds the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unidle.buffers.replay import Replay, Transitions
+
+
+class NumpyReplay(Replay):
+    """A `Replay` on the host, with the same contents and samples; its arrays share memory with the tensors."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._obs = self.obs.numpy().view(np.int64)  # words: the cost of indexing is per element
+        self._actions, self._rewards, self._terminated, self._ended, self._has_transition = (
+            field.numpy() for field in (self.actions, self.rewards, self.terminated, self.ended, self.has_transition)
+        )
+        self._order, self._cursor, self._n_added, self._n_overwritten, self._powers = (
+            field.numpy() for field in (self.order, self.cursor, self.n_added, self.n_overwritten, self.powers)
+        )
+        self._envs, self._offsets = self._env_ids.numpy(), self._step_offsets.numpy()
+
+    def start(self, obs: Tensor, restarted: Tensor | None = None) -> None:
+        """As `Replay.start`."""
+        marked = np.ones(self.n_envs, np.bool_) if restarted is None else restarted.numpy()
+        last = self._after(self._cursor, -1)
+        is_open = self._has_transition[last] & marked
+        self._ended[last] |= marked
+        self._cursor[:] = self._after(self._cursor, is_open)
+        self._write(self._cursor, obs)
+
+    def add(
+        self,
+        actions: Tensor,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        next_obs: Tensor,
+        final_obs: Tensor,
+    ) -> None:
+        """As `Replay.add`."""
+        here, is_terminated = self._cursor, terminated.numpy()
+        ended = is_terminated | truncated.numpy()
+        self._actions[here] = actions.numpy()
+        self._rewards[here] = rewards.numpy()
+        self._terminated[here] = is_terminated
+        self._ended[here] = ended
+        self._has_transition[here] = True
+        self._order[self._n_added % self._ring_size * self.n_envs + self._envs] = here
+        self._n_added += 1
+        self._write(self._after(here), final_obs)
+        opened = self._after(here, 1 + ended)
+        self._write(opened, next_obs)
+        self._cursor[:] = opened
+
+    def _after(self, cells: np.ndarray, steps: np.ndarray | int = 1) -> np.ndarray:
+        after: np.ndarray = (cells + steps * self.n_envs) % self.n_cells
+        return after
+
+    def _write(self, cells: np.ndarray, obs: Tensor) -> None:
+        self._n_overwritten += self._has_transition[cells]
+        self._has_transition[cells] = False
+        self._obs[cells] = obs.numpy().view(np.int64)
+
+    def sample_cells(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """As `Replay.sample_cells`, from the same random numbers."""
+        n_stored = self._n_added - self._n_overwritten
+        cumulative = np.cumsum(n_stored)
+        draws = torch.rand(batch_size, dtype=torch.float64, generator=generator).numpy()
+        pick = np.minimum((draws * cumulative[-1]).astype(np.int64), cumulative[-1] - 1)
+        np.maximum(pick, 0, out=pick)
+        env = np.minimum(np.searchsorted(cumulative, pick, "right"), self.n_envs - 1)
+        number = (self._n_overwritten - (cumulative - n_stored))[env] + pick
+        return torch.from_numpy(self._order[number % self._ring_size * self.n_envs + env].astype(np.int64))
+
+    def gather(self, cells: Tensor) -> Transitions:
+        """As `Replay.gather`."""
+        start = cells.numpy()
+        length: np.ndarray | int = 1
+        if len(self._offsets) == 1:
+            last, returns = start, self._rewards[start]
+        else:
+            path = (start[:, None] + self._offsets) % self.n_cells  # [B, n]
+            is_open = path == self._cursor[start % self.n_envs][:, None]
+            exists = np.ones_like(is_open)
+            np.logical_and.accumulate(~(self._ended[path[:, :-1]] | is_open[:, 1:]), 1, out=exists[:, 1:])
+            length = exists.sum(1)
+            last = self._after(start, length - 1)
+            returns = (np.where(exists, self._rewards[path], np.float32(0.0)) * self._powers[:-1]).sum(1)
+        discounts = np.where(self._terminated[last], np.float32(0.0), self._powers[length])
+        return Transitions(
+            obs=self._obs_at(start),
+            actions=torch.from_numpy(self._actions[start]),
+            returns=torch.from_numpy(returns),
+            discounts=torch.from_numpy(discounts),
+            next_obs=self._obs_at(self._after(start, length)),
+            index=cells,
+            weights=torch.from_numpy(self._has_transition[start].astype(np.float32)),
+        )
+
+    def _obs_at(self, cells: np.ndarray) -> Tensor:
+        return torch.from_numpy(self._obs.take(cells, 0).view(np.uint8))
