@@ -46,6 +46,11 @@ def off_policy_run(env: Any, algo: str, *, seed: int = 0, **recipe: Any) -> Smal
     return SmallRun(maker, envs, rollout, collector, learner, seed)  # type: ignore[arg-type]
 
 
+def keep_autograd(run: SmallRun) -> None:
+    """Compute gradients with autograd, as if NumPy did not support them."""
+    run.algo._choose_gradients = None
+
+
 def learn_from(algo: Any, rollout: Rollout, shuffle: torch.Generator, progress: float = 0.0) -> dict[str, Tensor]:
     """Store a rollout, run all updates that are due, and return the metrics."""
     algo.set_progress(progress)

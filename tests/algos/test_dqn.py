@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from off_policy_runs import filled_dqn, learn_from, off_policy_run
+from off_policy_runs import filled_dqn, keep_autograd, learn_from, off_policy_run
 from small_envs import MaskedMultiDiscrete
 from small_runs import SmallRun, floats
 from torch import Tensor, nn
@@ -147,11 +147,22 @@ def assert_updates_agree(run: SmallRun, updates: int = 5) -> None:
                 assert float(buffer.tree.leaves[cell]) == pytest.approx(priority, rel=1e-3)
 
 
+@pytest.mark.parametrize("gradients", ["numpy", "autograd"])
 @pytest.mark.parametrize("space", ENVS)
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
-def test_updates_match_reference(space: str, double: bool, dueling: bool) -> None:
-    assert_updates_agree(filled_dqn(ENVS[space], double_dqn=double, dueling=dueling))
+def test_updates_match_reference(space: str, double: bool, dueling: bool, gradients: str) -> None:
+    run = filled_dqn(ENVS[space], double_dqn=double, dueling=dueling)
+    if gradients == "autograd":
+        keep_autograd(run)
+    assert_updates_agree(run)
+    assert not run.algo._dispatch.fallbacks
+
+
+@pytest.mark.parametrize("space", ENVS)
+def test_20_updates_with_all_options_match_reference(space: str) -> None:
+    options = {"per": True, "n_step": 2, "max_grad_norm": 0.05, "target_update_interval": 2}
+    assert_updates_agree(filled_dqn(ENVS[space], double_dqn=True, dueling=True, **options), 20)
 
 
 @pytest.mark.parametrize("space", ENVS)

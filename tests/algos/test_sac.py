@@ -11,7 +11,7 @@ import pytest
 import torch
 from ensemble_members import member_network
 from gymnasium import spaces
-from off_policy_runs import filled_sac, learn_from, off_policy_run
+from off_policy_runs import filled_sac, keep_autograd, learn_from, off_policy_run
 from small_envs import Drift
 from small_runs import SmallRun, floats
 from torch import Tensor, nn
@@ -37,9 +37,9 @@ class ReferenceSAC:
         self.actor = nn.Sequential(
             *(_float64_copy(layer) for layer in (*run.policy.actor_trunk, run.policy.actor_head))
         )
-        members = range(self.recipe.n_critics)
-        self.critics = [member_network(algo.rule.critics.ensemble, member, nn.ReLU) for member in members]
-        self.targets = [member_network(algo.rule.targets.ensemble, member, nn.ReLU) for member in members]
+        members, activation = range(self.recipe.n_critics), type(algo.rule.critics.ensemble.activation)
+        self.critics = [member_network(algo.rule.critics.ensemble, member, activation) for member in members]
+        self.targets = [member_network(algo.rule.targets.ensemble, member, activation) for member in members]
         first = 0.0 if self.recipe.ent_coef == "auto" else math.log(self.recipe.ent_coef)
         self.log_temperature = torch.tensor(first, dtype=torch.float64, requires_grad=True)
         rate = self.recipe.learning_rate
@@ -173,11 +173,14 @@ def assert_updates_agree(run: SmallRun, updates: int) -> ReferenceSAC:
     return reference
 
 
+@pytest.mark.parametrize("gradients", ["numpy", "autograd"])
 @pytest.mark.parametrize("space", ENVS)
 @pytest.mark.parametrize("n_critics", [1, 2, 5])
 @pytest.mark.parametrize("ent_coef", ["auto", 0.2])
-def test_updates_match_reference(space: str, n_critics: int, ent_coef: Any) -> None:
+def test_updates_match_reference(space: str, n_critics: int, ent_coef: Any, gradients: str) -> None:
     run = filled_sac(ENVS[space], n_critics=n_critics, ent_coef=ent_coef)
+    if gradients == "autograd":
+        keep_autograd(run)
     reference = assert_updates_agree(run, 5)
     moved = reference.log_temperature.item() != (0.0 if ent_coef == "auto" else math.log(0.2))
     assert moved == (ent_coef == "auto")
@@ -209,6 +212,14 @@ def test_updates_match_reference_for_each_setting(space: str, recipe: dict[str, 
         buffer.update(acted, torch.linspace(0.1, 3.0, len(acted)))
         assert buffer.sample(16, torch.Generator().manual_seed(0)).weights.unique().numel() > 4
     assert_updates_agree(run, 5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_20_updates_with_all_options_match_reference(activation: str) -> None:
+    options = {"per": True, "max_grad_norm": 0.05, "n_critics": 3, "n_step": 2, "critic_arch": (8, 12, 8)}
+    run = filled_sac(Drift, value_limit=0.3, target_entropy=0.3, activation=activation, **options)
+    assert_updates_agree(run, 20)
+    assert not run.algo._dispatch.fallbacks  # computed in NumPy
 
 
 def test_gradient_clipping_uses_norm_over_all_critics() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ensemble_members import member_network
-from off_policy_runs import filled_td3, learn_from, off_policy_run
+from off_policy_runs import filled_td3, keep_autograd, learn_from, off_policy_run
 from small_envs import Drift
 from small_runs import CPU, SmallRun, floats
 from torch import Tensor, nn
@@ -92,6 +92,7 @@ def assert_same(run: SmallRun, reference: ReferenceTD3) -> None:
                 assert_close(mine, others, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("gradients", ["numpy", "autograd"])
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -111,13 +112,26 @@ def assert_same(run: SmallRun, reference: ReferenceTD3) -> None:
     ],
     ids=str,
 )
-def test_updates_match_reference(recipe: dict[str, Any]) -> None:
+def test_updates_match_reference(recipe: dict[str, Any], gradients: str) -> None:
     run = filled_td3(Drift, **recipe)
+    if gradients == "autograd":
+        keep_autograd(run)
+    assert_updates_agree(run, 6)
+    assert not run.algo._dispatch.fallbacks
+
+
+def test_20_updates_with_all_options_match_reference() -> None:
+    options = {"per": True, "n_step": 3, "n_critics": 3, "critic_arch": (8, 12, 8), "max_grad_norm": 0.05}
+    assert_updates_agree(filled_td3(Drift, target_policy_noise=2.0, target_noise_clip=0.3, **options), 20)
+
+
+def assert_updates_agree(run: SmallRun, updates: int) -> None:
+    """The same batches and the same noise for both."""
     reference, sampler = ReferenceTD3(run), run.algo.experience.sampler
     if isinstance(sampler, Prioritised):
         acted = sampler.replay.has_transition.nonzero()[:, 0]
         sampler.update(acted, torch.linspace(0.1, 3.0, len(acted)))
-    for number in range(6):
+    for number in range(updates):
         generator = torch.Generator().manual_seed(number)
         batch = sampler.sample(run.algo.recipe.batch_size, generator)
         noise = torch.randn(run.algo.rule.noise_shape, generator=generator).double()
@@ -187,14 +201,15 @@ def test_logged_losses_are_means_over_the_updates_that_computed_them() -> None:
     run.collector.open_rollout()
     run.collect()
     rule, actor_losses, critic_losses = run.algo.rule, [], []
-    actor_loss, critic_loss = rule._actor_loss, rule._critic_loss
+    actor_gradient, critic_gradient = rule.actor_gradient, rule.critic_gradient
 
     def record(losses: list[float], result: Any) -> Any:
-        losses.append(result.loss.item())
+        losses.append(float(result[0][0]))
         return result
 
-    rule._actor_loss = lambda *batch: record(actor_losses, actor_loss(*batch))
-    rule._critic_loss = lambda *batch: record(critic_losses, critic_loss(*batch))
+    keep_autograd(run)
+    rule.actor_gradient = lambda *batch: record(actor_losses, actor_gradient(*batch))
+    rule.critic_gradient = lambda *batch: record(critic_losses, critic_gradient(*batch))
     metrics = learn_from(run.algo, run.rollout, run.shuffle())
     assert (len(critic_losses), len(actor_losses)) == (3, 1)
     assert float(metrics["critic_loss"]) == pytest.approx(sum(critic_losses) / 3)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
-from unidle.algos.off_policy import Gradient, Update
+from unidle.algos.off_policy import Gradient, GradientOf, Update
 from unidle.buffers.replay import Transitions
 from unidle.config import DQNRecipe
 from unidle.nn.optim.flat_parameters import FlatParameters
@@ -40,7 +40,7 @@ class DQN:
     n_tasks = 1
 
     def __init__(self, policy: QPolicy, recipe: DQNRecipe, gradient: Gradient) -> None:
-        self.policy, self.recipe, self._gradient = policy, recipe, gradient
+        self.policy, self.recipe = policy, recipe
         self.target = copy.deepcopy(policy)
         self.parameters, self.target_parameters = FlatParameters(policy), FlatParameters(self.target)
         device = self.parameters.flat.device
@@ -52,12 +52,14 @@ class DQN:
         flats = [self.parameters.flat, self.target_parameters.flat]
         self.changes: list[Tensor] = [*flats, *self._optimiser.state_dict().values(), self.sums, self._until_target]
         self.phases: Sequence[Update] = (self.update,)
+        # (batch) → means to log, and |TD error| of each transition; off_policy_numpy.py may replace it.
+        self.loss_gradient: GradientOf = partial(gradient, self.parameters, self._loss)
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update the Q network and, when it is due, the target network; returns |TD error| [B]."""
-        means, errors = self._gradient(self.parameters, self._loss, batch)
+        means, errors = self.loss_gradient(batch)
         norms = self.parameters.clip_(self.max_grad_norm)
         self._optimiser.step()
         with torch.no_grad():

@@ -26,8 +26,11 @@ from unidle.nn.optim.flat_parameters import FlatParameters
 from unidle.rng import PLASTICITY, keyed_generator
 
 Update = Callable[[Transitions, Tensor], Tensor]  # batch, noise → |TD error| [B]
+GradientOf = Callable[..., tuple[Tensor, Tensor]]  # (batch, ...) → `Loss.means` and `Loss.each`
 # Chooses the fastest update that agrees with a rule on its first batch: (dispatch, rule, batch, noise).
 ChooseUpdate = Callable[[Dispatch, Any, Transitions, Tensor], Update]
+# Replaces a rule's gradients by the fastest that agree with them on its first batch.
+ChooseGradients = Callable[[Dispatch, Any, Transitions, Tensor], None]
 
 
 class Gradient:
@@ -94,8 +97,12 @@ class OffPolicy:
         after_gradient: AfterGradient | None = None,
         *,
         choose_update: ChooseUpdate | None = None,
+        choose_gradients: ChooseGradients | None = None,
     ) -> None:
-        """`policy` is already on its device: its parameters become views of one flat tensor there."""
+        """`policy` is already on its device: its parameters become views of one flat tensor there.
+
+        `choose_update` is for CUDA, `choose_gradients` for the CPU.
+        """
         assert isinstance(recipe.batch_size, int)
         self.policy, self.recipe, self._batch_size = policy, recipe, recipe.batch_size
         self.after_gradient = after_gradient
@@ -106,8 +113,9 @@ class OffPolicy:
         self._dispatch = Dispatch(report)
         self._phases = list(rule.phases)
         # Kernels compute gradient and step together, and a CUDA graph cannot record arbitrary Python code.
-        has_hook = after_gradient is not None
-        self._choose_update = choose_update if self._device.type == "cuda" and not has_hook else None
+        has_hook, on_cuda = after_gradient is not None, self._device.type == "cuda"
+        self._choose_update = choose_update if on_cuda and not has_hook else None
+        self._choose_gradients = None if on_cuda or has_hook else choose_gradients
         self.experience = ExperienceReplay(
             recipe,
             policy.obs_layout.obs_bytes,
@@ -157,6 +165,9 @@ class OffPolicy:
         if self._choose_update is not None:  # on the first batch, before anything is captured
             choose, self._choose_update = self._choose_update, None
             self._phases[phase] = choose(self._dispatch, self.rule, batch, noise)
+        if self._choose_gradients is not None:
+            choose_gradients, self._choose_gradients = self._choose_gradients, None
+            choose_gradients(self._dispatch, self.rule, batch, noise)
         self.experience.update_priorities(batch.index, self._phases[phase](batch, noise))
 
     @torch.no_grad()

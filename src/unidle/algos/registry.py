@@ -15,6 +15,7 @@ from unidle.algos.dqn import DQN
 from unidle.algos.experience_replay import ExperienceReplay
 from unidle.algos.micro_batches import AfterGradient
 from unidle.algos.off_policy import OffPolicy
+from unidle.algos.off_policy_numpy import choose_dqn_gradient, choose_sac_gradients, choose_td3_gradients
 from unidle.algos.ppo_ops import iteration_nodes, new_ppo
 from unidle.algos.sac import SAC
 from unidle.algos.sac_kernels import choose_sac_update
@@ -77,9 +78,11 @@ class Entry:
 
 ALGORITHMS: dict[str, Entry] = {
     "ppo": Entry(new_ppo, ActorCritic, iteration_nodes),
-    "sac": Entry(partial(OffPolicy, SAC, choose_update=choose_sac_update), SACPolicy),
-    "td3": Entry(partial(OffPolicy, TD3), TD3Policy),
-    "dqn": Entry(partial(OffPolicy, DQN), QPolicy),
+    "sac": Entry(
+        partial(OffPolicy, SAC, choose_update=choose_sac_update, choose_gradients=choose_sac_gradients), SACPolicy
+    ),
+    "td3": Entry(partial(OffPolicy, TD3, choose_gradients=choose_td3_gradients), TD3Policy),
+    "dqn": Entry(partial(OffPolicy, DQN, choose_gradients=choose_dqn_gradient), QPolicy),
 }
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
-from unidle.algos.off_policy import Gradient, Update
+from unidle.algos.off_policy import Gradient, GradientOf, Update
 from unidle.algos.plasticity import actor_critic_plasticity
 from unidle.buffers.replay import Transitions
 from unidle.config import SACRecipe
@@ -87,22 +87,28 @@ class SAC:
         self.changes: list[Tensor] = [*flats, self.log_alpha, *moments, self.sums]
         self.noise_shape: tuple[int, ...] = (2, recipe.batch_size, policy.distribution.reals)  # ε for a' and for ã
         self.phases: Sequence[Update] = (self.update,)
+        # (batch, α, noise) → means to log, and one value per transition; off_policy_numpy.py may replace them.
+        self.critic_gradient: GradientOf = partial(gradient, self.critic_parameters, self._critic_loss)
+        self.actor_gradient: GradientOf = partial(gradient, self.parameters, self._actor_loss)
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update critics, targets, actor and temperature; returns |TD error| [B]."""
-        tasks = self.policy.tasks(batch.obs) if self.n_tasks > 1 else None  # next_obs has the same task
-        alpha = self.log_alpha.exp().squeeze(0)
-        alpha = alpha.expand(len(batch)) if tasks is None else alpha[tasks]  # [B]
-        critic_means, errors = self._gradient(self.critic_parameters, self._critic_loss, batch, alpha, noise[0])
+        alpha = self.alpha(batch)
+        critic_means, errors = self.critic_gradient(batch, alpha, noise[0])
         self.step("critics")
-        actor_means, entropy_gap = self._gradient(self.parameters, self._actor_loss, batch, alpha, noise[1])
+        actor_means, entropy_gap = self.actor_gradient(batch, alpha, noise[1])
         self.step("actor")
         if self.recipe.ent_coef == "auto":
-            self._update_alpha(batch, tasks, entropy_gap)
+            self._update_alpha(batch, entropy_gap)
         self.sums.add_(torch.cat((critic_means, actor_means)))
         return errors
+
+    def alpha(self, batch: Transitions) -> Tensor:
+        """The temperature of each transition's task [B]."""
+        alpha = self.log_alpha.exp().squeeze(0)
+        return alpha.expand(len(batch)) if self.n_tasks == 1 else alpha[self.policy.tasks(batch.obs)]
 
     def _critic_loss(self, batch: Transitions, alpha: Tensor, noise: Tensor) -> Loss:
         """Equation 5, summed over critics, and |TD error| of each transition averaged over critics."""
@@ -152,14 +158,14 @@ class SAC:
             return Loss(loss, torch.stack((loss, -log_prob.mean())), log_prob + target_entropy)
 
     @torch.no_grad()
-    def _update_alpha(self, batch: Transitions, tasks: Tensor | None, entropy_gap: Tensor) -> None:
+    def _update_alpha(self, batch: Transitions, entropy_gap: Tensor) -> None:
         """Step log α along the gradient of J(α); `entropy_gap` is log π + H̄ [B]."""
         grads = -batch.valid * entropy_gap / len(entropy_gap)
         self.alpha_grad.zero_()
-        if tasks is None:
+        if self.n_tasks == 1:
             self.alpha_grad.add_(grads.sum())
         else:  # not index_add, whose order of summation varies on a GPU
-            one_hot = tasks.unsqueeze(1) == torch.arange(self.n_tasks, device=tasks.device)
+            one_hot = self.policy.tasks(batch.obs).unsqueeze(1) == torch.arange(self.n_tasks, device=grads.device)
             self.alpha_grad.add_((grads.unsqueeze(1) * one_hot).sum(0))
         self._gradient.finish(self.alpha_grad)
         self.optimisers["temperature"].step()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unidle.algos.member_settings import per_member
 from unidle.algos.micro_batches import Loss
-from unidle.algos.off_policy import Gradient, Update
+from unidle.algos.off_policy import Gradient, GradientOf, Update
 from unidle.algos.plasticity import actor_critic_plasticity
 from unidle.buffers.replay import Transitions
 from unidle.config import TD3Recipe
@@ -45,7 +45,7 @@ class TD3:
 
     def __init__(self, policy: TD3Policy, recipe: TD3Recipe, gradient: Gradient) -> None:
         assert isinstance(recipe.batch_size, int)
-        self.policy, self.recipe, self._gradient = policy, recipe, gradient
+        self.policy, self.recipe = policy, recipe
         device, reals = next(policy.parameters()).device, policy.distribution.reals
         widths = recipe.critic_widths
         self.critics = Critics(policy.encoder, recipe.n_critics, widths, recipe.activation, reals=reals).to(device)
@@ -65,13 +65,16 @@ class TD3:
         self.changes: list[Tensor] = [*(parameters.flat.detach() for parameters in flats), *moments, self.sums]
         self.noise_shape: tuple[int, ...] = (recipe.batch_size, reals)
         self.phases: Sequence[Update] = [self.update_critics] * (recipe.policy_delay - 1) + [self.update]
+        # (batch, noise) and (batch) → means to log, and one value per transition; off_policy_numpy.py may replace them.
+        self.critic_gradient: GradientOf = partial(gradient, self.critic_parameters, self._critic_loss)
+        self.actor_gradient: GradientOf = partial(gradient, self.parameters, self._actor_loss)
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
     def update(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update critics, actor and targets; returns |TD error| [B]."""
         errors = self.update_critics(batch, noise)
-        means, _ = self._gradient(self.parameters, self._actor_loss, batch)
+        means, _ = self.actor_gradient(batch)
         self._step("actor", self.parameters)
         self.sums[2:].add_(means)
         with torch.no_grad():
@@ -84,7 +87,7 @@ class TD3:
 
     def update_critics(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Update the critics; returns |TD error| [B]."""
-        means, errors = self._gradient(self.critic_parameters, self._critic_loss, batch, noise)
+        means, errors = self.critic_gradient(batch, noise)
         self._step("critics", self.critic_parameters)
         self.sums[:2].add_(means)
         return errors

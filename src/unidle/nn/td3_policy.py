@@ -34,14 +34,14 @@ class NoisyActions(ActionDistribution):
 
     def __init__(self, layout: ActionLayout, exploration_noise: float) -> None:
         super().__init__(layout, _Deterministic())
-        self._exploration_noise = exploration_noise
+        self.exploration_noise = exploration_noise
         self.register_buffer("at_random", torch.zeros(()))
 
     at_random: Tensor
 
     def sample(self, params: Params, noise: Tensor) -> Tensor:
         """The noisy action; `noise` [.., reals] is standard normal."""
-        noisy = (params.mean + self._exploration_noise * noise).clamp(-1.0, 1.0)
+        noisy = (params.mean + self.exploration_noise * noise).clamp(-1.0, 1.0)
         return torch.where(self.at_random > 0, torch.erf(noise / math.sqrt(2)), noisy)  # erf of a normal: uniform
 
 

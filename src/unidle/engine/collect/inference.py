@@ -20,8 +20,7 @@ from unidle.buffers.rollout import Rollout
 from unidle.envs.shared_block import SharedBlock
 from unidle.kernels.dispatch import Dispatch, compare
 from unidle.kernels.numpy.act import ActArrays, NumpyActor
-from unidle.nn.actor_critic import ActorCritic
-from unidle.nn.numpy_views import numpy_actor, numpy_unsupported
+from unidle.nn.numpy_views import acting_unsupported, numpy_acting
 
 _ALREADY_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _TIME_EVERY = 16  # one inference in this many is timed on the GPU
@@ -82,7 +81,7 @@ class Inference:
         if not self._on_gpu:
             self._obs_in, self._starts_in = self._block_obs, self._starts
             self._out, self._is_staged = self._staged, True
-            self._numpy_unsupported = numpy_unsupported(policy, n_envs, with_critic=False)
+            self._numpy_unsupported = acting_unsupported(policy, n_envs)
             if self._numpy_unsupported is None:
                 self._numpy_actor = self._new_numpy_actor()
             return
@@ -103,13 +102,11 @@ class Inference:
     # -- which implementation ----------------------------------------------------------------------------------------
 
     def _new_numpy_actor(self) -> NumpyActor:
-        policy, rollout = self.policy, self.rollout
-        assert isinstance(policy, ActorCritic)
-        distribution = policy.distribution
+        rollout, distribution = self.rollout, self.policy.distribution
         ranges = (distribution.scale, distribution.shift, distribution.low, distribution.high)
         tensors = (rollout.obs, rollout.actions_and_trash, self.noise, *ranges)
         arrays = ActArrays(self._block.obs, self._staged.numpy(), *(tensor.numpy() for tensor in tensors))
-        return NumpyActor(numpy_actor(policy), arrays)
+        return NumpyActor(*numpy_acting(self.policy), arrays)
 
     def _choose_numpy(self, positions: np.ndarray) -> None:
         """Keep the NumPy actor if it agrees with torch on this batch."""

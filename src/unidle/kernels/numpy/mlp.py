@@ -17,6 +17,7 @@ _MAX_HEADS = 8  # each costs a few operations here, while torch computes all of 
 # below 9,216). Above, torch is as fast and respects its thread limit: the other cores belong to the environments.
 _MAX_MATRIX_PRODUCT, _MAX_VECTOR_PRODUCT = 1 << 18, 9000
 _ALIGNMENT = 64  # bytes, of tensors that torch allocates
+_MAX_NUMPY_SIZE = 1 << 13  # numbers; on larger arrays torch's loops are so much faster that its overhead is worth it
 
 
 def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int) -> str | None:
@@ -35,12 +36,16 @@ def unsupported(widths: Sequence[int], activation: str, n_heads: int, rows: int)
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix product left · right."""
     rows, columns = len(left), right.shape[1]
+    if out is None:
+        out = torch.empty(rows, columns).numpy()  # aligned, so that the next product need not copy it
+    if len(right) == 1:  # NumPy's takes ten times as long
+        torch.mul(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
+        return out
     limit = _MAX_VECTOR_PRODUCT if rows == 1 or columns == 1 else _MAX_MATRIX_PRODUCT
     if rows * len(right) * columns <= limit:
         return np.matmul(left, right, out=out)
-    result = torch.empty(rows, columns) if out is None else torch.from_numpy(out)
-    torch.mm(_aligned(left), _aligned(right), out=result)
-    return result.numpy()
+    torch.mm(_aligned(left), _aligned(right), out=torch.from_numpy(out))
+    return out
 
 
 def _aligned(array: np.ndarray) -> torch.Tensor:
@@ -60,7 +65,10 @@ class Layer:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs for x."""
         y = product(x, self.weight.T)
-        y += self.bias
+        if y.size > _MAX_NUMPY_SIZE:
+            torch.from_numpy(y).add_(torch.from_numpy(self.bias))
+        else:
+            y += self.bias
         return y
 
     def backward(self, x: np.ndarray, dy: np.ndarray) -> None:
@@ -84,13 +92,24 @@ def _tanh_backward(gradient: np.ndarray, y: np.ndarray) -> None:
     gradient *= slope
 
 
+def _relu(z: np.ndarray) -> None:
+    if z.size > _MAX_NUMPY_SIZE:
+        torch.from_numpy(z).relu_()
+    else:
+        np.maximum(z, 0.0, out=z)
+
+
 def _relu_backward(gradient: np.ndarray, y: np.ndarray) -> None:
-    gradient *= y > 0.0
+    if gradient.size > _MAX_NUMPY_SIZE:
+        dy = torch.from_numpy(gradient)
+        torch.ops.aten.threshold_backward.grad_input(dy, torch.from_numpy(y), 0.0, grad_input=dy)
+    else:
+        gradient *= y > 0.0
 
 
 _ACTIVATIONS: dict[str, _Activation] = {
     "tanh": _Activation(lambda z: np.tanh(z, out=z), _tanh_backward),
-    "relu": _Activation(lambda z: np.maximum(z, 0.0, out=z), _relu_backward),
+    "relu": _Activation(_relu, _relu_backward),
 }
 
 
@@ -117,6 +136,35 @@ class Trunk:
             layer.backward(activations[i], gradient)
             if i:
                 gradient = product(gradient, layer.weight)
+
+    def input_gradient(self, activations: list[np.ndarray], gradient: np.ndarray, inputs: slice) -> np.ndarray:
+        """The gradient with respect to these columns of the input, given that with respect to the output."""
+        for layer, y in zip(reversed(self.layers), reversed(activations)):
+            _ACTIVATIONS[self.activation].backward(gradient, y)
+            gradient = product(gradient, layer.weight[:, inputs] if layer is self.layers[0] else layer.weight)
+        return gradient
+
+
+@dataclass
+class Network:
+    """A trunk, and a head without an activation."""
+
+    trunk: Trunk
+    head: Layer
+
+    def __call__(self, x: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The trunk's activations, and the outputs [n, outs]."""
+        activations = self.trunk(x)
+        return activations, self.head(activations[-1])
+
+    def backward(self, activations: list[np.ndarray], d_y: np.ndarray) -> None:
+        """Write the layers' gradients, given the gradient with respect to the outputs."""
+        self.head.backward(activations[-1], d_y)
+        self.trunk.backward(activations, product(d_y, self.head.weight))
+
+    def input_gradient(self, activations: list[np.ndarray], d_y: np.ndarray, inputs: slice) -> np.ndarray:
+        """The gradient with respect to these columns of the input."""
+        return self.trunk.input_gradient(activations, product(d_y, self.head.weight), inputs)
 
 
 @dataclass
