@@ -408,7 +408,8 @@ def _new_path(config: Config, cwd: Path) -> Path:
         name = run.run_name
         if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > _MAX_NAME_BYTES:
             raise UsageError(
-                f"`run_name` is {in_brief(name)}; use a plain folder name, and --runs-dir for its parent folder."
+                f"`run_name` is {in_brief(name)}; use a plain folder name of at most {_MAX_NAME_BYTES} bytes, and "
+                "--runs-dir for its parent folder."
             )
         path = parent / run.run_name
         refuse_second_run(path)

@@ -249,7 +249,7 @@ MORE_USAGE_ERRORS = {
     "train --env CartPole-v1 --subproc true": "--subproc takes no value, but got `true`; use --subproc or --no-subproc",
     "train --env CartPole-v1 --no-subproc auto": "--subproc takes no value, but got `auto`; use --subproc or",
     "train --env CartPole-v1 --run-name a/b": "use a plain folder name",
-    f"train --env CartPole-v1 --run-name {'a' * 300}": "use a plain folder name",
+    f"train --env CartPole-v1 --run-name {'a' * 300}": "use a plain folder name of at most 255 bytes",
     f"train --env CartPole-v1 --runs-dir {'a' * 300}": "(File name too long); choose another --runs-dir.",
     f"train --resume {'a' * 5000}": "is too long or not UTF-8; rename the run folder.",
     f"train --env CartPole-v1 --env-kwargs '{'[' * 9000}'": "is not a mapping such as",

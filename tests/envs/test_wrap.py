@@ -89,8 +89,14 @@ def test_training_and_evaluation_use_the_wrapped_env(
 
 
 def test_wrapper_makes_text_observations_trainable() -> None:
-    with pytest.raises(UsageError, match=r"a Text space, .*wrap the environment \(--wrapper module:callable\)"):
+    flatten = "gymnasium.wrappers:FlattenObservation"
+    with pytest.raises(UsageError) as error:
         probe(env_maker(Speaking))
+    assert str(error.value) == (
+        f"observation is a Text space; add --wrapper {flatten}, which turns its characters into numbers, or a wrapper "
+        "of your own."
+    )
+    assert isinstance(probe(env_maker(Speaking, wrappers=[flatten])).obs_layout.space, spaces.Box)
     assert probe(env_maker(Speaking, wrappers=[{"test_wrap:Measured": {"scale": 2.0}}])).obs_layout.space.shape == (1,)
 
 

@@ -177,6 +177,11 @@ def _storage(space: spaces.Space, path: Path) -> tuple[np.dtype, tuple[int, ...]
         return np.dtype(np.int64 if most > 2**31 - 1 else np.int32), space.nvec.shape
     if isinstance(space, spaces.MultiBinary):
         return np.dtype(np.uint8), space.shape
+    if isinstance(space, spaces.Text):
+        raise UsageError(
+            f"{describe_path('observation', path)} is a Text space; add --wrapper "
+            "gymnasium.wrappers:FlattenObservation, which turns its characters into numbers, or a wrapper of your own."
+        )
     raise UsageError(
         f"{describe_path('observation', path)} is a {type(space).__name__} space, which has no fixed-size tensor form; "
         "wrap the environment (--wrapper module:callable) so that it becomes Box, Discrete, MultiDiscrete, "
