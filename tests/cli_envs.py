@@ -175,3 +175,18 @@ class MaskedRenderingEnv(RenderingEnv):
 
     def _mask(self) -> dict[str, np.ndarray]:
         return {"action_mask": np.eye(2, dtype=np.int8)[self._steps % 2]}
+
+
+class SlowEnv(gymnasium.Env):
+    """A step takes a few milliseconds."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        time.sleep(0.002)
+        return np.zeros(1, np.float32), 1.0, False, False, {}

@@ -126,7 +126,7 @@ def test_resume_with_nondeterministic_env_keeps_replay_buffer(
     settings = {**SMALL, "preset": "dqn", "timesteps": 240, "eval_every": 0, "runs_dir": str(tmp_path)}
     first = unidle.train(Nondeterministic, run_name="r", after_iteration=[StopAfter(5)], **settings)
     unidle.resume(first.path, env=Nondeterministic, quiet=True)
-    assert "3 of 3 environments are not deterministic" in capsys.readouterr().err
+    assert "3 of 3 environments did not repeat their open episode" in capsys.readouterr().err
     memory = final_state(first.path)["algo"]["experience"]["memory"]
     assert memory["entered"].tolist() == [80, 80, 80]
     assert memory["ended"][memory["acted"]].sum() == 3  # each environment was cut off once, at the stop

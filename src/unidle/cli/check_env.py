@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -25,6 +27,32 @@ class _CheckFlags:
     """Print the result as a JSON object."""
 
 
+_QUIET_SECONDS = 1.5  # a check that takes longer shows progress
+_LIVE_SECONDS, _LINE_SECONDS = 0.2, 5.0  # between two updates, in a terminal and elsewhere
+
+
+class _Progress:
+    """Shows how far a slow check is, on standard error."""
+
+    def __init__(self) -> None:
+        self._is_live, self._is_shown = sys.stderr.isatty(), False
+        self._next = time.monotonic() + _QUIET_SECONDS
+
+    def on_step(self, done: int, total: int) -> None:
+        """Show the progress if it is time to."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        start, end = ("\r", "") if self._is_live else ("", "\n")
+        print(f"{start}checking: step {done} of {total}", end=end, file=sys.stderr, flush=True)
+        self._next, self._is_shown = now + (_LIVE_SECONDS if self._is_live else _LINE_SECONDS), True
+
+    def clear(self) -> None:
+        """Remove the progress from a terminal."""
+        if self._is_live and self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def check_env_command(argv: list[str]) -> Result:
     """`unidle check-env`"""
     flags = parse(_CheckFlags, normalise_flags(argv), "check-env")
@@ -32,7 +60,11 @@ def check_env_command(argv: list[str]) -> Result:
     from unidle.envs.check_env import check_env
     from unidle.envs.make import env_maker
 
-    report = check_env(env_maker(flags.env, flags.env_kwargs, flags.wrappers).on_host())
+    progress = _Progress()
+    try:
+        report = check_env(env_maker(flags.env, flags.env_kwargs, flags.wrappers).on_host(), progress=progress.on_step)
+    finally:
+        progress.clear()
     if flags.json:
         return dataclasses.asdict(report)
     print(f"{flags.env} passed: {report.steps} steps, {report.episodes} episodes checked.")

@@ -185,6 +185,12 @@ class Trainer:
         total = round_up_timesteps(run.timesteps, batch)
         facts = run_facts(self.config, self._parts, self._folder.path, self._evaluations.processes, progress.step)
         display.on_start(facts, max(progress.step, total), progress.step, progress.best)
+        for name, flag in (("NormalizeObservation", "--normalize-obs"), ("NormalizeReward", "--normalize-reward")):
+            if name in self.env_spec.carriers:
+                display.on_message(
+                    f"{name} keeps separate statistics in each environment, and others in evaluation; use {flag} "
+                    "instead, whose statistics they share."
+                )
         warning = too_many_workers(self.config.engine)
         if warning:
             display.on_message(warning)

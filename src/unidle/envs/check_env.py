@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from gymnasium import spaces
 
-from unidle.envs.check import check_mask, check_observation, check_return_value
 from unidle.envs.make import EnvMaker
 from unidle.envs.probe import probe
-from unidle.envs.spec import EnvSpec, mask_from, random_action
-from unidle.envs.vector.host_envs import make_vector_envs, write_random_actions
+from unidle.envs.recorded_play import Record, play, play_vector
+from unidle.envs.spec import EnvSpec
+from unidle.envs.surviving_state import surviving
+from unidle.envs.vector.host_envs import make_vector_envs
 from unidle.errors import wrap_errors
-from unidle.spaces.observations import image_axes
 
 _STEPS = 1000
+_REPEATED_SHARE = 4  # of the steps, one in so many is repeated in the environment that took them
 _N_ENVS = 4  # for EnvPool; other vector environments have a fixed number
+_WIDE = 100  # observations and rewards should have a scale of about 1
+_SEED = 1
 
 
 @dataclass
@@ -31,87 +35,101 @@ class CheckReport:
     remarks: list[str] = field(default_factory=list)
 
 
-def check_env(maker: EnvMaker, steps: int = _STEPS) -> CheckReport:
-    """Step an environment with random actions, twice from the same seed; UsageError at the first problem."""
+def check_env(
+    maker: EnvMaker, steps: int = _STEPS, progress: Callable[[int, int], None] = lambda done, total: None
+) -> CheckReport:
+    """Step an environment with random actions, repeatedly from the same seed; UsageError at the first problem.
+
+    `progress` is called after each step with the steps so far and in total.
+    """
     env_spec = probe(maker)
-    report = CheckReport(maker.name)
-    play = _play_vector if env_spec.vectorised else _play
+    counter = _Counter(progress, 2 * steps + (0 if env_spec.vectorised else steps // _REPEATED_SHARE))
     with wrap_errors("The environment failed during the check"):
-        first, second = (play(maker, env_spec, steps, 1, report if once else None) for once in (True, False))
-    if not all(np.array_equal(a, b) for a, b in zip(first, second)):
-        report.remarks.append(
-            "two episodes from the same seed differ, so runs cannot be reproduced or resumed exactly; "
-            "draw all random numbers from self.np_random."
-        )
+        check = _check_vector if env_spec.vectorised else _check_single
+        record, remarks = check(maker, env_spec, steps, counter)
     obs, actions = env_spec.obs_layout, env_spec.action_layout
-    report.facts = {
+    facts = {
         "observation": str(obs.space).replace("\n", " "),
         "action": str(actions.space).replace("\n", " "),
         "action mask": "yes" if obs.mask_width else "no",
         "step": f"{env_spec.step_seconds * 1e6:.0f} µs",
     }
-    if not report.episodes:
-        report.remarks.append(f"no episode ended within {steps} steps; add a time limit if none ever ends.")
-    report.remarks += _remarks(obs.space, actions.space)
-    return report
+    taken = sum(map(len, record.rewards))
+    if not record.episodes:
+        remarks.append(f"no episode ended within {taken} steps; add a time limit if none ever ends.")
+    return CheckReport(maker.name, taken, record.episodes, facts, [*remarks, *_remarks(record, actions.space)])
 
 
-def _play(maker: EnvMaker, env_spec: EnvSpec, steps: int, seed: int, report: CheckReport | None) -> list[np.ndarray]:
-    """Check `steps` random steps and return the observation and reward of each as bytes."""
-    env = maker()
-    rng = np.random.default_rng(seed)
-    seen = []
-    try:
-        observation, info = check_return_value(env.reset(seed=seed), 2, "reset")
-        for _ in range(steps):
-            mask = mask_from(observation, info, env_spec.obs_layout.space) if env_spec.obs_layout.mask_width else None
-            flat = check_mask(env_spec.action_layout, mask) if env_spec.obs_layout.mask_width else None
-            outcome = check_return_value(env.step(random_action(env_spec.action_layout, rng, flat)), 5, "step")
-            observation, reward, terminated, truncated, info = outcome
-            check_observation(env.observation_space, observation, "step", reward)
-            seen.append(
-                np.append(env_spec.obs_layout.pack(observation), np.frombuffer(np.float64(reward).tobytes(), np.uint8))
-            )
-            if report:
-                report.steps += 1
-                report.episodes += bool(terminated or truncated)
-            if terminated or truncated:
-                observation, info = check_return_value(env.reset(seed=seed + len(seen)), 2, "reset")
-                check_observation(env.observation_space, observation, "reset")
-    finally:
-        env.close()
-    return seen
+class _Counter:
+    def __init__(self, progress: Callable[[int, int], None], total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, steps: int) -> None:
+        self._done += steps
+        self._progress(min(self._done, self._total), self._total)
 
 
-def _play_vector(
-    maker: EnvMaker, env_spec: EnvSpec, steps: int, seed: int, report: CheckReport | None
-) -> list[np.ndarray]:
-    """`_play` for a vector environment: at least `steps` environment steps in total."""
-    envs = make_vector_envs(maker, env_spec, _N_ENVS, seed, checked_steps=steps)
-    rng = np.random.default_rng(seed)
-    seen = []
-    with contextlib.closing(envs):
-        envs.start(np.zeros(envs.n_envs, np.int64))
-        for _ in range(-(-steps // envs.n_envs)):
-            write_random_actions(envs, rng)
-            envs.send([0])
-            envs.recv(1)
-            block = envs.block
-            seen += [block.obs.copy(), block.reward.copy()]
-            if report:
-                report.steps += envs.n_envs
-                report.episodes += int((block.terminated | block.truncated).sum())
-    return seen
+def _check_single(
+    maker: EnvMaker, env_spec: EnvSpec, steps: int, on_step: Callable[[int], None]
+) -> tuple[Record, list[str]]:
+    """Play in an environment, in a second one, and again in the first one, which by then has a past."""
+    with contextlib.closing(maker()) as env:
+        first = play(env, env_spec, steps, _SEED, on_step)
+        with contextlib.closing(maker()) as other:
+            difference = first.difference(play(other, env_spec, steps, _SEED, on_step))
+        if difference:
+            return first, [_not_repeated(difference)]
+        again = play(env, env_spec, steps // _REPEATED_SHARE, _SEED, on_step)
+    unsaved = surviving(first.attributes, again.attributes)
+    return first, _about_the_past(first.difference(again), unsaved, env_spec.carriers)
 
 
-def _remarks(observation: spaces.Space, action: spaces.Space) -> list[str]:
+def _check_vector(
+    maker: EnvMaker, env_spec: EnvSpec, steps: int, on_step: Callable[[int], None]
+) -> tuple[Record, list[str]]:
+    records = []
+    for _ in range(2):
+        with contextlib.closing(make_vector_envs(maker, env_spec, _N_ENVS, _SEED, checked_steps=steps)) as envs:
+            records.append(play_vector(envs, steps, _SEED, on_step))
+    difference = records[0].difference(records[1])
+    return records[0], [_not_repeated(difference)] if difference else []
+
+
+def _not_repeated(difference: str) -> str:
+    return (
+        f"two episodes from the same seed differ ({difference}), so runs cannot be reproduced or resumed exactly; draw "
+        "all random numbers from self.np_random, and depend on no clock."
+    )
+
+
+def _about_the_past(difference: str | None, unsaved: tuple[str, ...], carriers: tuple[str, ...]) -> list[str]:
+    """What to say of state that survives `reset`: whether episodes depend on it, and whether it is saved."""
+    save = "give its class state_dict() and load_state_dict(), so that runs resume exactly."
+    if unsaved:
+        depends = f"episodes depend on earlier ones ({difference}): " if difference else ""
+        condition = "" if difference else "if episodes come to depend on it, "
+        return [f"{depends}{', '.join(unsaved)} survives reset(); {condition}{save}"]
+    if difference and carriers:
+        return [
+            f"episodes depend on earlier ones ({difference}) through the state of {' and '.join(carriers)}, which is "
+            "saved with a run; each environment has its own, in evaluation too."
+        ]
+    if difference:
+        return [f"episodes depend on earlier ones ({difference}): something survives reset(); reset it, or {save}"]
+    return []
+
+
+def _remarks(record: Record, action: spaces.Space) -> list[str]:
     remarks = []
     if isinstance(action, spaces.Box) and not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
         remarks.append("the action space is unbounded, so actions are not scaled; set bounds if you know the scale.")
-    is_picture = observation.dtype == np.uint8 and image_axes(observation.shape or ()) is not None
-    if isinstance(observation, spaces.Box) and not is_picture:
-        bounds = np.stack([observation.low, observation.high]).astype(np.float64)
-        widest = np.abs(np.where(np.isfinite(bounds), bounds, 0)).max(initial=0)
-        if widest > 100:
-            remarks.append(f"observations reach {widest:g}; --normalize-obs is likely to help.")
+    name, widest = max(record.widest.items(), key=lambda part: part[1], default=("", 0.0))
+    if widest > _WIDE:
+        what = "observations reach" if name == "observation" else f"{name} reaches"
+        remarks.append(f"{what} {widest:g}; --normalize-obs is likely to help.")
+    largest = max((abs(reward) for rewards in record.rewards for reward in rewards), default=0.0)
+    if largest > _WIDE:
+        remarks.append(f"rewards reach {largest:g}; for PPO, --normalize-reward is likely to help.")
+    if largest == 0.0:
+        remarks.append("every reward was 0; learning needs rewards that exploration finds.")
     return remarks

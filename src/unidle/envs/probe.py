@@ -10,9 +10,12 @@ import gymnasium
 import numpy as np
 
 from unidle.envs.adapter_registry import adapter_for
+from unidle.envs.carried_state import carriers
 from unidle.envs.check import check_mask, check_observation, check_return_value, check_spaces
 from unidle.envs.make import EnvMaker
-from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_action
+from unidle.envs.spec import UNANNOUNCED_MASK, EnvSpec, mask_from, random_action
+from unidle.envs.step_times import StepTimes
+from unidle.envs.surviving_state import plain_attributes, surviving
 from unidle.envs.vector.adapters import EnvPoolVector
 from unidle.envs.vector.host_envs import probe_vector
 from unidle.errors import UsageError, wrap_errors
@@ -63,28 +66,33 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int, *, use_mas
     mask = mask_from(observation, info, env.observation_space) if use_masks else None
     obs_layout = ObservationLayout.of(env.observation_space, actions.mask_width if mask is not None else 0)
     mask = mask if obs_layout.mask_width else None  # continuous actions have no mask
-    seconds = []
+    attributes, times = plain_attributes(env), StepTimes()
     write = obs_layout.writer(np.zeros((1, obs_layout.obs_bytes), np.uint8))
     rng = np.random.default_rng(seed)
-    for _ in range(PROBE_STEPS):
+    while not times.is_enough:
         allowed = check_mask(actions, mask) if obs_layout.mask_width else None
         action = random_action(actions, rng, allowed)
         began = perf_counter()
         outcome = env.step(action)
-        seconds.append(perf_counter() - began)
+        seconds = perf_counter() - began
         observation, reward, terminated, truncated, info = check_return_value(outcome, 5, "step")
         check_observation(env.observation_space, observation, "step", reward)
         began = perf_counter()
         write(0, observation)
-        seconds[-1] += perf_counter() - began
+        times.add_step(seconds + perf_counter() - began)
         if terminated or truncated:
+            began = perf_counter()
             observation, info = env.reset()
+            times.add_reset(perf_counter() - began)
         mask = mask_from(observation, info, env.observation_space) if use_masks else None
         if mask is not None and actions.mask_width and not obs_layout.mask_width:
             raise UsageError(UNANNOUNCED_MASK)
-        if sum(seconds) > PROBE_SECONDS:
-            break
-    return EnvSpec(obs_layout, actions, float(np.median(seconds)), ignores_masks=not use_masks)
+    unsaved: tuple[str, ...] = ()
+    if attributes:
+        env.reset(seed=seed)
+        unsaved = surviving(attributes, plain_attributes(env))
+    names = tuple(type(wrapper).__name__ for wrapper in carriers(env))
+    return EnvSpec(obs_layout, actions, times.per_step(), ignores_masks=not use_masks, carriers=names, unsaved=unsaved)
 
 
 def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:

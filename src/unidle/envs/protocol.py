@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from unidle.envs.faults import Fault as Fault
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 
@@ -43,13 +44,14 @@ class HostEnvs(Protocol):
         """Wait for `at_least` finished slices, or for that many seconds, and return the finished ones."""
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Return the state of each environment that has `state_dict`, None for the others."""
+        """Return what a checkpoint holds of each environment besides its episode: {"env": …}, {"carried": …} or None.
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Restore each open episode; False for environments that did not reproduce it.
-
-        A point is (episode, actions so far [k, width], latest packed observation, environment state or None).
+        "env" is its state now, "carried" the state of its wrappers at the start of each episode since
+        `block.oldest_episode`.
         """
+
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
+        """Restore the open episode of each environment; None for those that reproduced it."""
 
     def close(self) -> None:
         """Close all environments and end their processes."""

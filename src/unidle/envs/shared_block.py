@@ -31,6 +31,7 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     # The step failed and the environment was restarted: `obs` is the first observation of its next episode, all other
     # fields are undefined, and the trainer repeats the step. Written by every step.
     ("retry", np.bool_),
+    ("oldest_episode", np.int64),  # written by the trainer at any time: it resumes no earlier episode
     ("heartbeats", np.int64),  # counts finished slices, resets and replayed steps
 )
 
@@ -45,6 +46,7 @@ class SharedBlock:
     episode: np.ndarray
     skip: np.ndarray
     retry: np.ndarray
+    oldest_episode: np.ndarray
     heartbeats: np.ndarray
 
     def __init__(self, env_spec: EnvSpec, n_envs: int, buffer: Any = None) -> None:

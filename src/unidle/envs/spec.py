@@ -11,8 +11,6 @@ import numpy as np
 from unidle.spaces.actions import ActionLayout
 from unidle.spaces.observations import MASK, ObservationLayout
 
-PROBE_STEPS = 32
-PROBE_SECONDS = 1.0  # slow environments take fewer steps
 UNANNOUNCED_MASK = "info['action_mask'] is set by step() but not by reset(); set it in both."
 
 
@@ -22,10 +20,12 @@ class EnvSpec:
 
     obs_layout: ObservationLayout
     action_layout: ActionLayout
-    step_seconds: float  # median of a few random steps, including the write of the observation
+    step_seconds: float  # of a random step, with its share of resets and the write of the observation
     vectorised: bool = False  # a vector environment, stepped by its own library
     on_device: bool = False  # a batched environment of tensors on the policy's device
     ignores_masks: bool = False  # masks that the environment gives are not used
+    carriers: tuple[str, ...] = ()  # wrappers whose state survives an episode and is saved (see carried_state.py)
+    unsaved: tuple[str, ...] = ()  # attributes that survive an episode and are not saved
 
 
 def mask_from(observation: Any, info: dict[str, Any], obs_space: gymnasium.Space) -> Any:

@@ -158,7 +158,7 @@ def test_resume_reports_nondeterministic_envs(tmp_path: Path, capsys: pytest.Cap
     settings = {**SMALL, "timesteps": 960, "runs_dir": str(tmp_path), "eval_every": 0}
     first = unidle.train(env=Unseeded, run_name="r", after_iteration=[StopAfter(3)], **settings)
     unidle.resume(first.path, env=Unseeded, quiet=False)
-    assert "3 of 3 environments are not deterministic" in capsys.readouterr().err
+    assert "3 of 3 environments did not repeat their open episode" in capsys.readouterr().err
     assert final_state(first.path)["step"] == 960
 
 

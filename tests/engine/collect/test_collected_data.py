@@ -298,7 +298,7 @@ def check_rollouts(run: SmallRun, plan: FaultPlan, rollouts: int) -> tuple[list[
 
 def check_continuation(run: SmallRun, state: Any, remaining: list[dict[str, Tensor]]) -> None:
     """A collector that loads `state` collects the remaining rollouts bit for bit."""
-    assert run.collector.load_state_dict(state) == []
+    assert run.collector.load_state_dict(state) == {}
     run.collector.schedule.n_rollouts = run.collector.schedule.oldest + len(remaining)
     for expected in remaining:
         rollout = clone_fields(next_slot(run).rollout)

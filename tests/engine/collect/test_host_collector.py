@@ -17,8 +17,8 @@ from small_runs import SmallRun, save_and_load, small_run
 from torch import Tensor
 
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect import action_log
-from unidle.engine.collect.action_log import ActionLog, as_tensors
+from unidle.engine.collect import episode_log
+from unidle.engine.collect.episode_log import EpisodeLog, as_tensors
 from unidle.rng import keyed_generator
 
 FIELDS = ("obs", "starts", "actions", "rewards", "terminated", "truncated", "states", "final_obs", "final_at")
@@ -196,12 +196,12 @@ def test_keyed_generators_differ_if_any_part_of_key_differs() -> None:
     assert draws[0] == torch.rand(4, generator=keyed_generator(torch.device("cpu"), 0, 1, 0)).tolist()
 
 
-# -- action log of open episodes --------------------------------------------------------------------------------------
+# -- log of open episodes ----------------------------------------------------------------------------------------------
 
 
 @given(st.data(), st.integers(1, 3))
-def test_action_log_equals_list_cleared_at_episode_end(data: st.DataObject, n_envs: int) -> None:
-    log = ActionLog(n_envs, width=1)
+def test_episode_log_equals_lists_cleared_at_episode_end(data: st.DataObject, n_envs: int) -> None:
+    log = EpisodeLog(n_envs, width=1)
     expected: list[list[float]] = [[] for _ in range(n_envs)]
     count = 0.0
     for steps in data.draw(st.lists(st.integers(1, 6), max_size=4)):
@@ -213,24 +213,27 @@ def test_action_log_equals_list_cleared_at_episode_end(data: st.DataObject, n_en
                 count += 1
                 actions[t, env] = count
                 expected[env] = [] if ended[t, env] else [*expected[env], count]
-        log.extend(actions, ended)
-        actions[:] = -1  # the collector reuses this memory for the next rollout
+        rewards = actions[..., 0] / 4
+        log.extend(actions, rewards, ended)
+        actions[:] = rewards[:] = -1  # the collector reuses this memory for the next rollout
     for env in range(n_envs):
         assert log.actions(env)[:, 0].tolist() == expected[env]
-        assert log.actions(env).dtype == np.float32
+        assert log.rewards(env).tolist() == [action / 4 for action in expected[env]]
+        assert log.actions(env).dtype == log.rewards(env).dtype == np.float32
 
 
-def test_action_log_forgets_episodes_beyond_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_log, "_MAX_BYTES", 3 * 2 * 2 * 4)  # three rollouts of two steps in two environments
-    log = ActionLog(2, width=1)
-    log.restart(0, np.full((4, 1), 7, np.float32))  # actions from before a resume
+def test_episode_log_forgets_episodes_beyond_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_log, "_MAX_BYTES", 3 * 2 * 2 * 8)  # three rollouts of two steps in two environments
+    log = EpisodeLog(2, width=1)
+    log.resume(0, np.full((4, 1), 7, np.float32), np.ones(4, np.float32))
     for rollout in range(10):
         actions = np.full((2, 2, 1), rollout, np.float32)
-        log.extend(actions, np.array([[False, False], [False, rollout % 2 == 0]]))
+        log.extend(actions, np.ones((2, 2), np.float32), np.array([[False, False], [False, rollout % 2 == 0]]))
         assert len(log.actions(0)) == (2 * rollout + 6 if rollout < 3 else 0)
         assert log.actions(1)[:, 0].tolist() == ([] if rollout % 2 == 0 else [rollout] * 2)
         assert len(log._rollouts) <= 3
-    log.extend(np.full((2, 2, 1), 10, np.float32), np.array([[True, False], [False, False]]))
+    ended = np.array([[True, False], [False, False]])
+    log.extend(np.full((2, 2, 1), 10, np.float32), np.ones((2, 2), np.float32), ended)
     assert log.actions(0).tolist() == [[10]]
 
 
@@ -265,7 +268,7 @@ def test_resumed_collector_equals_uninterrupted_collector(
         run.collect()
     saved = save_and_load(run.collector.state_dict())
     resumed = start_run(env, recurrent=recurrent, n_steps=10, batch_size=10)
-    assert resumed.collector.load_state_dict(saved) == []
+    assert resumed.collector.load_state_dict(saved) == {}
     resumed.iteration = run.iteration
     for _ in range(2):
         assert_identical(clone_fields(run.collect()), clone_fields(resumed.collect()))
@@ -282,7 +285,7 @@ def test_nondeterministic_env_starts_new_episode_on_resume(
     run = start_run(Nondeterministic, recurrent="gru", n_steps=4, batch_size=4)
     run.collect()
     resumed = start_run(Nondeterministic, recurrent="gru", n_steps=4, batch_size=4)
-    assert resumed.collector.load_state_dict(save_and_load(run.collector.state_dict())) == [0, 1]
+    assert list(resumed.collector.load_state_dict(save_and_load(run.collector.state_dict()))) == [0, 1]
 
     assert resumed.envs.block.episode.tolist() == [1, 1]
     assert len(resumed.collector.log.actions(0)) == 0

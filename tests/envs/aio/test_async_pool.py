@@ -30,6 +30,7 @@ from unidle.engine.build import make_envs
 from unidle.envs.aio.async_env import GymnasiumAsyncEnv, Threaded
 from unidle.envs.aio.pool import AsyncEnvs
 from unidle.envs.make import EnvMaker, env_maker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
@@ -440,17 +441,22 @@ def test_deterministic_env_is_resumed_by_replay(start_pool: Make) -> None:
     make = partial(start_pool, partial(Threaded, Walk), n_envs=3, env_spec=env_spec)
     pool = make()
     actions_taken: list[list[np.ndarray]] = [[], [], []]
+    rewards: list[np.ndarray] = []
     for step in range(8):  # episodes have six steps
         pool.block.actions[:, 0] = [step % 3, 1, 2]
         pool.send([0, 1, 2])
         assert pool.recv(3) == [0, 1, 2]
         for env_id, actions in enumerate(actions_taken):
             actions.append(pool.block.actions[env_id].copy())
+        rewards.append(pool.block.reward.copy())
     obs = pool.block.obs.copy()
-    points = [(1, np.array(actions[6:]), env_obs, None) for actions, env_obs in zip(actions_taken, obs)]
-    points[2] = (1, points[2][1], obs[0], None)  # not the result of these actions
+    points = [
+        OpenEpisode(1, np.array(actions[6:]), np.array(rewards[6:])[:, env_id], obs[env_id])
+        for env_id, actions in enumerate(actions_taken)
+    ]
+    points[2] = replace(points[2], obs=obs[0])  # not the result of these actions
     other = make()
-    assert other.resume(points) == [True, True, False]
+    assert other.resume(points) == [None, None, Difference("the observation after step 2 was another", is_lost=True)]
     assert np.array_equal(other.block.obs[:2], obs[:2])
     assert other.block.episode.tolist() == [1, 1, 2]
     for each in (pool, other):
@@ -465,14 +471,19 @@ def test_nondeterministic_env_resumes_with_next_episode(start_pool: Make) -> Non
     pool = start_pool(n_envs=3)
     first = pool.block.obs.copy()
     no_actions, one_action = np.zeros((0, 1), np.float32), np.zeros((1, 1), np.float32)
+    no_rewards = np.zeros(0, np.float32)
     assert pool.states() == [None] * 3
     step_all(pool)
     points = [
-        (0, one_action, pool.block.obs[0].copy(), None),
-        (0, no_actions, first[1], None),
-        (4, no_actions, first[2], None),
+        OpenEpisode(0, one_action, pool.block.reward[:1].copy(), pool.block.obs[0].copy()),
+        OpenEpisode(0, no_actions, no_rewards, first[1]),
+        OpenEpisode(4, no_actions, no_rewards, first[2]),
     ]
-    assert pool.resume(points) == [False, True, False]
+    assert pool.resume(points) == [
+        Difference("its pages are not fetched again", is_lost=True),
+        None,
+        Difference("its first observation was another", is_lost=True),
+    ]
     assert positions(pool) == [
         expected_position(FIRST_INDEX, 1, 0),
         expected_position(FIRST_INDEX + 1, 0, 0),
@@ -621,7 +632,7 @@ def test_ppo_trains_on_site_and_resume_reports_lost_episodes(
     unidle.resume(tmp_path / "crawl", timesteps=384, quiet=True)
     output = capsys.readouterr()
     # All except those at the start of an episode.
-    assert re.search(r"[5-8] of 8 environments are not deterministic", output.err)
+    assert re.search(r"[5-8] of 8 environments did not repeat their open episode", output.err)
 
 
 class InterruptsItself(gymnasium.Wrapper):

@@ -12,6 +12,7 @@ from action_faults import CHECKED_STEPS, ENV_SPEC, SEED, ActionFaultEnv, Do, exp
 
 from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import env_maker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
@@ -219,12 +220,16 @@ def test_env_that_never_resets_raises_at_start(make_envs: Make, tmp_path: Path) 
 def test_failed_replay_starts_next_episode(start_envs: Make) -> None:
     envs = start_envs()
     actions = [np.full((3, 1), action, np.float32) for action in (Do.STEP, Do.RAISE, Do.STEP)]
-    step_all(envs)
-    step_all(envs)
-    step_all(envs)
+    rewards = np.zeros((3, N), np.float32)
+    for step in range(3):
+        step_all(envs)
+        rewards[step] = envs.block.reward
     obs = envs.block.obs.copy()
-    points = [(0, actions[i], obs[i], None) for i in range(N)]
-    assert envs.resume(points) == [True, False, True]
+    differences = envs.resume([OpenEpisode(0, actions[i], rewards[:, i], obs[i]) for i in range(N)])
+    assert [difference is None for difference in differences] == [True, False, True]
+    assert differences[1] == Difference(
+        f"Environment 41 failed in {describe_step(41, 0, 0)}: ZeroDivisionError: the robot fell over", is_lost=True
+    )
     assert take_messages(envs) == [
         f"Environment 41 failed in {describe_step(41, 0, 0)}: ZeroDivisionError: the robot fell over"
     ]

@@ -32,6 +32,7 @@ from small_envs import Nondeterministic
 from toy_envs import CheckpointableWalk, ImageEnv, Masked, MixedDictEnv, ProcessInfoEnv, Walk
 
 from unidle.envs.make import env_maker
+from unidle.envs.open_episode import OpenEpisode
 from unidle.envs.pool.process_pool import ProcessPool, split_envs
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.worker import Worker, WorkerSignals
@@ -143,11 +144,14 @@ def test_action_masks_are_written_to_block() -> None:
 def test_new_workers_resume_by_state_or_replay() -> None:
     actions = np.ones((4, 3, 1), np.float32)
 
-    def play(envs: ProcessPool, steps: np.ndarray) -> None:
-        for action in steps:
+    def play(envs: ProcessPool, steps: np.ndarray) -> np.ndarray:
+        rewards = np.zeros(steps.shape[:2], np.float32)
+        for number, action in enumerate(steps):
             envs.block.actions[:] = action
             envs.send(range(len(envs.bounds)))
             envs.recv(len(envs.bounds))
+            rewards[number] = envs.block.reward
+        return rewards
 
     for env, by_state, resumable in (
         (CheckpointableWalk, True, True),
@@ -157,12 +161,12 @@ def test_new_workers_resume_by_state_or_replay() -> None:
         env_spec = probe(env_maker(env))
         with closing(make_pool(env, env_spec=env_spec)) as first, closing(make_pool(env, env_spec=env_spec)) as second:
             first.start(np.zeros(3, np.int64))
-            play(first, actions)
+            rewards = play(first, actions)
             states = first.states()
             assert [state is not None for state in states] == [by_state] * 3
             obs = first.block.obs.copy()
-            points = [(0, actions[:, i], obs[i], states[i]) for i in range(3)]
-            assert second.resume(points) == [resumable] * 3
+            points = [OpenEpisode(0, actions[:, i], rewards[:, i], obs[i], states[i]) for i in range(3)]
+            assert [difference is None for difference in second.resume(points)] == [resumable] * 3
             if resumable:
                 assert np.array_equal(second.block.obs, obs)
                 play(first, actions[:1])

@@ -24,6 +24,7 @@ from paths import SOURCE, TESTS
 from processes import is_running, wait_until
 
 from unidle.envs.make import env_maker
+from unidle.envs.open_episode import OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.process_pool import ProcessPool
 from unidle.envs.pool.serial import SerialEnvs
@@ -442,11 +443,13 @@ def test_worker_hanging_at_startup_raises_after_timeout(start_pool: Make, monkey
 
 def test_long_replay_is_not_hung(start_pool: Make) -> None:
     pool = start_pool(n_envs=1, workers=1, env_timeout=1.5)
-    for _ in range(6):
+    rewards = np.zeros(6, np.float32)
+    for step in range(6):
         step_all(pool, Do.SLOW)
-    point = (0, np.full((6, 1), Do.SLOW, np.float32), pool.block.obs[0].copy(), None)
+        rewards[step] = pool.block.reward[0]
+    point = OpenEpisode(0, np.full((6, 1), Do.SLOW, np.float32), rewards, pool.block.obs[0].copy())
     start_time = time.monotonic()
-    assert pool.resume([point]) == [True]
+    assert pool.resume([point]) == [None]
     assert time.monotonic() - start_time > 2
 
 
@@ -549,7 +552,9 @@ def test_command_larger_than_pipe_reaches_idle_worker(start_pool: Make) -> None:
     state = {"env": np.zeros(1_000_000), "length": 0, "return": 0.0, "episode": 0}  # the environment cannot load it
     actions, obs = np.zeros((0, 1), np.float32), pool.block.obs[0].copy()
     for _ in range(3):  # the worker checks its parent every second, which must not interrupt a message
-        assert pool.resume([(0, actions, obs, state)]) == [False]
+        (difference,) = pool.resume([OpenEpisode(0, actions, np.zeros(0, np.float32), obs, state)])
+        assert difference is not None
+        assert difference.is_lost
         assert positions(pool) == [expected_position(40, 1, 0)]
         time.sleep(0.7)
 

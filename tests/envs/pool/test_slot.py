@@ -14,6 +14,7 @@ from small_envs import Nondeterministic
 from toy_envs import CheckpointableWalk, Failing, Masked, MixedDictEnv, Scripted, Walk
 
 from unidle.envs.make import env_maker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.slot import EnvSlot, episode_seed
 from unidle.envs.probe import probe
 from unidle.envs.shared_block import SharedBlock
@@ -182,18 +183,20 @@ TASKS: dict[str, EnvFactory] = {
 def test_replay_restores_open_episode(task: str, steps: int) -> None:
     slot, block = make_slot(TASKS[task])
     slot.start_episode(0)
-    actions, episode_actions, episode = random_actions(slot, 400), [], 0
+    actions, episode_actions, rewards, episode = random_actions(slot, 400), [], [], 0
     for action in actions:  # until an episode is `steps` long (MixedDictEnv ends at random)
         if len(episode_actions) == steps and episode >= (task == "mixed dict"):
             break
         play(slot, block, action[None])
-        episode_actions = [*episode_actions, action] if slot.episode == episode else []
+        continues = slot.episode == episode
+        episode_actions = [*episode_actions, action] if continues else []
+        rewards = [*rewards, block.reward[0]] if continues else []
         episode = slot.episode
     played = np.array(episode_actions, np.float32).reshape(-1, actions.shape[1])
     assert len(played) == steps
 
     resumed, resumed_block = make_slot(TASKS[task])
-    assert resumed.resume(episode, played, block.obs[0].copy(), None)
+    assert resumed.resume(OpenEpisode(episode, played, np.array(rewards, np.float32), block.obs[0].copy())) is None
     assert np.array_equal(resumed_block.obs, block.obs)
     assert resumed_block.episode[0] == episode
     assert play(resumed, resumed_block, actions[:50]) == play(slot, block, actions[:50])
@@ -207,7 +210,8 @@ def test_nondeterministic_env_resumes_with_next_episode() -> None:
     actions = np.zeros((3, 1), np.float32)
     play(slot, block, actions)
     resumed, resumed_block = make_slot(Nondeterministic)
-    assert not resumed.resume(4, actions, block.obs[0].copy(), None)
+    point = OpenEpisode(4, actions, np.ones(3, np.float32), block.obs[0].copy())
+    assert resumed.resume(point) == Difference("the observation after step 3 was another", is_lost=True)
     assert resumed.episode == resumed_block.episode[0] == 5
     play(resumed, resumed_block, actions)  # stepping continues
 
@@ -216,9 +220,10 @@ def test_replay_that_ends_early_is_rejected() -> None:
     slot, block = make_slot(lambda: Walk(length=1000))
     slot.start_episode(0)
     actions = np.ones((5, 1), np.float32)
-    play(slot, block, actions)
+    rewards = np.array([step[1] for step in play(slot, block, actions)], np.float32)
     shorter, shorter_block = make_slot(lambda: Walk(length=2))
-    assert not shorter.resume(0, actions, block.obs[0].copy(), None)
+    point = OpenEpisode(0, actions, rewards, block.obs[0].copy())
+    assert shorter.resume(point) == Difference("it ended after 2 of 5 steps", is_lost=True)
     assert shorter_block.episode[0] == 1
 
 
@@ -234,7 +239,8 @@ def test_state_dict_restores_episode_and_time_limit() -> None:
     assert state is not None
 
     resumed, resumed_block = make_slot(env)
-    assert resumed.resume(2, actions, block.obs[0].copy(), state)  # replay would fail: its noise is not seeded
+    point = OpenEpisode(2, actions, np.zeros(4, np.float32), block.obs[0].copy(), state)
+    assert resumed.resume(point) is None  # replay would fail: its noise is not seeded
     assert np.array_equal(resumed_block.obs, block.obs)
     for each, each_block in ((slot, block), (resumed, resumed_block)):
         seen = play(each, each_block, actions[:2])

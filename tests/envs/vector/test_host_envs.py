@@ -24,6 +24,7 @@ import unidle
 from unidle import ProcessVectorEnv
 from unidle.envs.check_env import check_env
 from unidle.envs.make import EnvMaker, env_maker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.probe import probe
 from unidle.envs.spec import EnvSpec, mask_from, random_flat_action
@@ -235,8 +236,10 @@ def test_resume_starts_new_episodes() -> None:
         envs.start(np.zeros(N, np.int64))
         first = envs.block.obs.copy()
         assert envs.states() == [None] * N
-        points = [(3 + env_id, np.zeros((2, 2), np.float32), first[env_id], None) for env_id in range(N)]
-        assert envs.resume(points) == [False] * N
+        actions, rewards = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
+        points = [OpenEpisode(3 + env_id, actions, rewards, first[env_id]) for env_id in range(N)]
+        lost = Difference("the state of a vector environment cannot be restored", is_lost=True)
+        assert envs.resume(points) == [lost] * N
         assert envs.block.episode.tolist() == [4, 5, 6, 7]
         assert not np.array_equal(envs.block.obs, first)
 

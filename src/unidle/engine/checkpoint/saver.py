@@ -19,6 +19,7 @@ from unidle.engine.clock import RunClock
 from unidle.engine.collect.device import DeviceCollector
 from unidle.engine.collect.host import HostCollector
 from unidle.engine.progress import Progress
+from unidle.envs.open_episode import Difference
 from unidle.envs.spec import EnvSpec
 from unidle.errors import UsageError, WriteError
 from unidle.rng import random_state, restore_random_state
@@ -145,11 +146,14 @@ class Saver:
                 f"{vars(recipe)['learning_starts']:,} new steps."
             )
         self._collector.load_env_statistics(state.get("env_statistics", {}))
-        lost = self._collector.load_state_dict(state["collector"])
-        if lost:
+        differences = self._collector.load_state_dict(state["collector"])
+        if differences:
+            say(_describe(differences, recipe.n_envs))
+        if self._env_spec.unsaved:
             say(
-                f"{len(lost)} of {recipe.n_envs} environments are not deterministic, or their episodes are too long to "
-                "replay: they start a new episode, so this run will differ from an uninterrupted one."
+                f"The environment keeps state from one episode to the next that is not saved "
+                f"({', '.join(self._env_spec.unsaved)}): if its observations or rewards depend on that, this run will "
+                "differ from an uninterrupted one; give its class state_dict() and load_state_dict()."
             )
         self._progress.load_state_dict(state)
         self.clock.resume(state["wall"], state["seconds"])
@@ -161,3 +165,13 @@ class Saver:
                 "uninterrupted run bit for bit."
             )
         return before
+
+
+def _describe(differences: dict[int, Difference], n_envs: int) -> str:
+    env, first = next(iter(differences.items()))
+    lost = sum(difference.is_lost for difference in differences.values())
+    return (
+        f"{len(differences)} of {n_envs} environments did not repeat their open episode (environment {env}: "
+        f"{first.text}){f', and {lost} of them start a new one' if lost else ''}: this run will differ from an "
+        "uninterrupted one. `unidle check-env` looks for the cause."
+    )

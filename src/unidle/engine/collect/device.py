@@ -17,6 +17,7 @@ from unidle.engine.collect.episode_stats import episode_metrics
 from unidle.engine.collect.rollout_slot import FinishedRollout
 from unidle.envs.device.device_env import DeviceEnv, LoggingDeviceEnv, MaskedDeviceEnv, State, Step, traits_of
 from unidle.envs.device.step_log import StepLog
+from unidle.envs.open_episode import Difference
 from unidle.envs.spec import EnvSpec
 from unidle.kernels.dispatch import Dispatch, restored
 from unidle.nn.encoder import leaf_tensor, pack_obs
@@ -335,7 +336,7 @@ class DeviceCollector:
             "last": list(self._last),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+    def load_state_dict(self, state: dict[str, Any]) -> dict[int, Difference]:
         """Restore; returns the environments whose open episode is lost: all, if their state is not in tensors."""
         resumable = traits_of(self._env).resumable
         if resumable:
@@ -344,4 +345,5 @@ class DeviceCollector:
         self.number, self.episodes = state["number"], state["episodes"]
         self._last = (state["last"][0], state["last"][1])
         self.open_rollout()
-        return [] if resumable else [*range(self.n_envs)]
+        lost = Difference("the simulator's state cannot be saved", is_lost=True)
+        return {} if resumable else dict.fromkeys(range(self.n_envs), lost)

@@ -16,15 +16,16 @@ from torch import Tensor
 from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect.action_log import ActionLog, as_arrays, plain_state
+from unidle.engine.collect.episode_log import EpisodeLog, as_arrays, plain_state
 from unidle.engine.collect.episode_stats import EpisodeStats
 from unidle.engine.collect.faults import FaultHandler
 from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.overlap import SliceSchedule
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
-from unidle.errors import TrainingError
+from unidle.errors import TrainingError, UsageError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
 _STALL_SECONDS = 0.002  # after this, act for the ready slices, however few, so that slow ones do not delay others
@@ -100,8 +101,9 @@ class HostCollector:
         self._latest: tuple[list[int], np.ndarray] = [], np.zeros(0, np.int64)  # slices, and their env indices
         self._pending: list[tuple[RolloutSlot, StepEnvIndex]] = []  # steps whose outcomes are in the block only
         self._in_flight = 0
+        self._has_failed = False  # the environments cannot continue
         self.is_cancelled = False  # the current rollout was cancelled
-        self.log = ActionLog(n_envs, rollouts[0].actions.shape[2])
+        self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
         self.stats = EpisodeStats()
 
     def close(self) -> None:
@@ -137,7 +139,7 @@ class HostCollector:
 
     def poll(self, seconds: float = _STALL_SECONDS) -> bool:
         """Act for slices that wait, and receive those ready within `seconds`; False if no environment can continue."""
-        envs, timeline, schedule = self.envs, self._timeline, self.schedule
+        timeline, schedule = self._timeline, self.schedule
         if schedule.waiting:
             timeline.enter(INFERENCE)
             self._act(schedule.take_waiting())
@@ -149,12 +151,21 @@ class HostCollector:
         if not self._in_flight:
             return False
         timeline.enter(ENVIRONMENT)
+        stepped = self._receive_from_envs(min(self._min_ready, self._in_flight), seconds)
+        timeline.enter(STORAGE)
+        self._store(stepped)
+        return True
+
+    def _receive_from_envs(self, at_least: int, seconds: float | None) -> list[int]:
         try:
-            stepped = envs.recv(min(self._min_ready, self._in_flight), seconds)
-        except TrainingError:
+            return self.envs.recv(at_least, seconds)
+        except (TrainingError, UsageError):
+            self._has_failed = True
             self.faults.report()  # including the fault that exceeded the limit
             raise
-        timeline.enter(STORAGE)
+
+    def _store(self, stepped: list[int]) -> None:
+        """Store the outcomes of received slices, and move on those in which every environment has stepped."""
         self._in_flight -= len(stepped)
         if self.faults.pending:
             self._flush()
@@ -162,7 +173,6 @@ class HostCollector:
         else:
             self._receive(stepped)
         self._advance(stepped)
-        return True
 
     def finish(self) -> RolloutSlot:
         """Collect until the oldest open rollout is complete; returns its slot, ready to learn from.
@@ -267,10 +277,11 @@ class HostCollector:
         rollout.states[-1].copy_(slot.last_states)
         for env in np.flatnonzero(starts):
             self.log.restart(int(env))  # usually done already, but not after a fault
-        self.log.extend(staging.actions, staging.starts[1:])
+        self.log.extend(staging.actions, staging.rewards, staging.starts[1:])
         self._boundary = _Boundary(
             staging.last_obs.copy(), staging.starts[-1].copy(), staging.last_episode.copy(), rollout.states[-1].clone()
         )
+        self.envs.block.oldest_episode[:] = self._boundary.episode
         self.stats.add(*staging.finished_episodes())
         self.stats.faults.update(self.faults.take_counts(index))
         self.schedule.oldest += 1
@@ -293,41 +304,59 @@ class HostCollector:
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the last finished rollout, and the weights of open rollouts."""
         self._flush()  # first: if a worker is found dead, the rows of its environments are overwritten
-        boundary, schedule, n_envs = self._boundary, self.schedule, self.envs.n_envs
-        can_save_envs = schedule.is_at_boundary() and not self.faults.retry
-        env_states = self.envs.states() if can_save_envs else [None] * n_envs
-        self.faults.receive([])  # `states` may have found a dead worker
-        # An environment whose worker died has begun another episode: the one at the boundary will be replayed.
-        has_moved_on = self.envs.block.episode != boundary.episode
-        env_states = [None if moved else state for state, moved in zip(env_states, has_moved_on)]
+        env_states = self._env_states()
+        boundary, schedule, envs = self._boundary, self.schedule, range(self.envs.n_envs)
         return {
             "number": schedule.oldest,
             "episode": torch.from_numpy(boundary.episode),
             "obs": torch.from_numpy(boundary.obs),
             "starts": torch.from_numpy(boundary.starts),
             "states": boundary.states.cpu(),
-            "actions": [torch.from_numpy(self.log.actions(env)) for env in range(n_envs)],
+            "actions": [torch.from_numpy(self.log.actions(env).copy()) for env in envs],
+            "rewards": [torch.from_numpy(self.log.rewards(env).copy()) for env in envs],
             "env_states": [plain_state(state) for state in env_states],
             # Of every open rollout but the newest, which is collected with the learner's current weights.
             "weights": [self._slot(index).policy.state_dict() for index in range(schedule.oldest, schedule.newest)],
             **self.stats.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Restore every environment's state; returns those whose episode could not be replayed.
+    def _env_states(self) -> list[dict[str, Any] | None]:
+        """`OpenEpisode.state` of each environment."""
+        is_needed = bool(self.envs.env_spec.carriers) and not self._has_failed
+        while is_needed and self._in_flight:  # environments can only be asked between steps
+            self._store(self._receive_from_envs(self._in_flight, None))
+            self._flush()
+        is_at_boundary = self.schedule.is_at_boundary() and not self.faults.retry
+        states: list[dict[str, Any] | None] = [None] * self.envs.n_envs
+        if is_at_boundary or is_needed:
+            states = self.envs.states()
+            self.faults.receive([])  # `states` may have found a dead worker
+        # An environment whose worker died has begun another episode: the one at the boundary will be replayed.
+        can_load = is_at_boundary & (self.envs.block.episode == self._boundary.episode)
+        return [_at_boundary(*each) for each in zip(states, self._boundary.episode.tolist(), can_load)]
+
+    def load_state_dict(self, state: dict[str, Any]) -> dict[int, Difference]:
+        """Restore every environment's state; returns those that differ from before.
 
         The policy's weights must be restored before.
         """
-        actions = [part.numpy() for part in state["actions"]]
+        actions, rewards = ([part.numpy() for part in state[name]] for name in ("actions", "rewards"))
         env_states = [as_arrays(part) for part in state["env_states"]]
-        points = list(zip(state["episode"].tolist(), actions, state["obs"].numpy(), env_states))
-        repeated = self.envs.resume(points)
-        lost = [env for env, same in enumerate(repeated) if not same]
+        points = map(OpenEpisode, state["episode"].tolist(), actions, rewards, state["obs"].numpy(), env_states)
+        found = self.envs.resume(list(points))
+        differences = {env: difference for env, difference in enumerate(found) if difference}
+        lost = [env for env, difference in differences.items() if difference.is_lost]
         self._starts[:] = state["starts"].numpy()
+        for env in lost:
+            if not self._starts[env] and not len(actions[env]):
+                differences[env] = Difference("it is too long to be replayed", is_lost=True)
         self._starts[lost] = True
         self._state.copy_(state["states"])
         for env in range(self.envs.n_envs):
-            self.log.restart(env, None if env in lost else actions[env])
+            if env in lost:
+                self.log.restart(env)
+            else:
+                self.log.resume(env, actions[env], rewards[env])
         self.stats.load_state_dict(state)
         self._boundary = self._current_boundary()
         self.schedule.restart_at(state["number"])
@@ -336,7 +365,14 @@ class HostCollector:
         for index, weights in enumerate(state["weights"], state["number"]):
             with self._on_stream:
                 self._slot(index).load(weights)
-        return lost
+        return differences
+
+
+def _at_boundary(state: dict[str, Any] | None, episode: int, can_load: bool) -> dict[str, Any] | None:
+    """The part of `HostEnvs.states` that restores an environment at the boundary, in this episode."""
+    if state is not None and "carried" in state:
+        return {"carried": state["carried"][episode]} if episode in state["carried"] else None
+    return state if can_load else None
 
 
 def _min_ready(envs: HostEnvs, *, on_gpu: bool) -> int:

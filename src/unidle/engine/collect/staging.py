@@ -19,7 +19,7 @@ class Staging:
         self._pinned = rollout.obs.is_cuda
         self._n_envs = n_envs
         self.outcomes = self._zeros((steps, n_envs), torch.int64)  # reward, terminated, truncated: as in the block
-        _, self.terminated, self.truncated = unpack_step_words(self.outcomes)
+        self.rewards, self.terminated, self.truncated = unpack_step_words(self.outcomes)
         self.starts = self._zeros((steps + 1, n_envs), torch.bool)  # computed by `upload`
         self.last_obs = self._zeros(rollout.obs.shape[1:], torch.uint8)  # the observations after the last step
         self.last_episode = np.zeros(n_envs, np.int64)  # index of the episode that is then open

@@ -173,6 +173,7 @@ def _play(
     quota[: episodes % n_envs] += 1
     quota = quota[mine]
     results: list[list[_Episode]] = [[] for _ in range(envs.n_envs)]
+    block.oldest_episode[:] = np.iinfo(np.int64).max  # no episode is ever resumed
     envs.start(np.zeros(envs.n_envs, np.int64))
     obs = torch.zeros(n_envs, block.obs.shape[1], dtype=torch.uint8, device=device)
     state = torch.zeros(n_envs, policy.state_size, device=device)

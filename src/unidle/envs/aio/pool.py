@@ -14,6 +14,7 @@ import numpy as np
 from unidle.envs.aio.slots import AsyncSlots
 from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 
@@ -88,11 +89,11 @@ class AsyncEnvs:
         """None for all: the state of a remote service cannot be saved."""
         return self._slots.states()
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Restore each open episode (see `AsyncSlots.resume`); False for those that were lost."""
-        reproduced = self._slots.resume(points)
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
+        """Restore each open episode (see `AsyncSlots.resume`)."""
+        differences = self._slots.resume(points)
         self._record_faults()
-        return reproduced
+        return differences
 
     def close(self) -> None:
         """Cancel all requests, close all environments and end the loop; a second call does nothing."""

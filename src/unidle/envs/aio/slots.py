@@ -23,6 +23,7 @@ from unidle.envs.aio.loop_thread import LoopThread
 from unidle.envs.aio.runner import CLOSING_SECONDS, AsyncEnvRunner, EnvProxy
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.slots import Slots
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
@@ -119,7 +120,7 @@ class AsyncSlots:
         """None for all: the state of a remote service cannot be saved."""
         return [None] * len(self._env_ids)
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
         """Replay open episodes if the environments declare `deterministic = True` (formerly `repeats`).
 
         Otherwise episodes with at least one step are lost and the next ones start: fetching all their pages again would
@@ -128,15 +129,22 @@ class AsyncSlots:
         env = self._runners[0].env
         if getattr(env, "deterministic", getattr(env, "repeats", False)):
             replays = [
-                runner.replay(episode, [self._decode(action) for action in actions])
-                for runner, (episode, actions, _, _) in zip(self._runners, points)
+                runner.replay(point.episode, [self._decode(action) for action in point.actions])
+                for runner, point in zip(self._runners, points)
             ]
             self._prefetch(replays)
             return self._slots.resume(points)
-        has_steps = [len(actions) > 0 for _, actions, _, _ in points]
-        self.start(np.array([episode + lost for (episode, *_), lost in zip(points, has_steps)], np.int64))
+        has_steps = [len(point.actions) > 0 for point in points]
+        self.start(np.array([point.episode + lost for point, lost in zip(points, has_steps)], np.int64))
         obs = self._block.obs[self._env_ids.start : self._env_ids.stop]
-        return [not lost and np.array_equal(now, saved) for now, (_, _, saved, _), lost in zip(obs, points, has_steps)]
+        return [
+            Difference("its pages are not fetched again", is_lost=True)
+            if lost
+            else None
+            if np.array_equal(now, point.obs)
+            else Difference("its first observation was another", is_lost=True)
+            for now, point, lost in zip(obs, points, has_steps)
+        ]
 
     def close(self) -> None:
         """Cancel all requests, close all environments and end the loop; a second call does nothing."""

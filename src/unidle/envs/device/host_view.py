@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unidle.envs.device.device_env import DeviceEnv, MaskedDeviceEnv
 from unidle.envs.faults import Fault
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
 
@@ -76,10 +77,10 @@ class TensorEnvs:
         """None for all: evaluation is not checkpointed."""
         return [None] * self.n_envs
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
         """Start new episodes; open ones are not restored."""
         self.start(np.zeros(self.n_envs, np.int64))
-        return [False] * self.n_envs
+        return [Difference("its state is not saved", is_lost=True)] * self.n_envs
 
     def close(self) -> None:
         """Close the environment, if it has `close`."""

@@ -40,6 +40,7 @@ import numpy as np
 from unidle.config.machine import available_cores
 from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool import worker_process as process
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.pool.worker import DONE, DONE_WITH_FAULTS, FAILED, IDLE, SPIN_SECONDS, STEP, WorkerJob, WorkerSignals
@@ -303,7 +304,7 @@ class ProcessPool:
         self._fallback_obs = self.block.obs[0].copy()
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Return the state of each environment that has `state_dict`; None for others and for those just restarted."""
+        """Return what a checkpoint holds of each environment (see `EnvSlot.state`); None for those just restarted."""
         parts = self._call_all("states", [()] * self.workers, self._timeout)
         return [
             None if part is _DIED else part[index]
@@ -318,8 +319,8 @@ class ProcessPool:
         )
         return record if isinstance(record, dict) else None  # its worker may have died
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
+        """Restore each open episode (see `EnvSlot.resume`)."""
         parts = [(points[job.env_ids.start : job.env_ids.stop],) for job in self._jobs()]
         answers = self._repeat_all("resume", parts)
         self._fallback_obs = self.block.obs[0].copy()

@@ -9,6 +9,7 @@ import numpy as np
 
 from unidle.envs.faults import Fault, FaultCounter
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.slots import Slots
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
@@ -59,14 +60,14 @@ class SerialEnvs:
         return [0]
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Return the state of each environment that has `state_dict`, None for the others."""
+        """Return what a checkpoint holds of each environment (see `EnvSlot.state`)."""
         return self._slots.states()
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
-        reproduced = self._slots.resume(points)
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
+        """Restore each open episode (see `EnvSlot.resume`)."""
+        differences = self._slots.resume(points)
         self._record_faults()
-        return reproduced
+        return differences
 
     def close(self) -> None:
         """Close every environment."""

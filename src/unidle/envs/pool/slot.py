@@ -10,8 +10,10 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from unidle.envs.carried_state import carried_state, carriers, has_state_dict, layers, load_carried_state
 from unidle.envs.check import check_mask, check_observation, check_return_value, layout_check
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.shared_block import FAILED, SUCCEEDED, SharedBlock
 from unidle.envs.spec import EnvSpec, mask_from
 from unidle.errors import USER_EXCEPTIONS, TrainingError, as_training_error
@@ -54,11 +56,14 @@ class EnvSlot:
         self._return = 0.0
         self._success = 0  # of the open episode, as in `block.episode_success`
         self._unchecked = _CHECKED_STEPS
+        self._carriers: list[gymnasium.Wrapper] = []  # wrappers with state that survives an episode
+        self._carried: dict[int, list[dict[str, Any]]] = {}  # episode → their state when it began
 
     def make(self) -> gymnasium.Env:
         """Return the environment; create it if there is none."""
         if self.env is None:
-            self.env = self._guarded(self._maker)
+            env = self.env = self._guarded(self._maker)
+            self._carriers = self._guarded(lambda: carriers(env))
             self._heartbeat()
         return self.env
 
@@ -87,6 +92,8 @@ class EnvSlot:
         """Reset with the seed of that episode and write its first observation."""
         self.episode, self.length, self._return, self._success = episode, 0, 0.0, 0
         env, seed = self.make(), episode_seed(self.run_seed, self.index, episode)
+        if self._carriers:
+            self._keep_carried_state(episode)
         # A multi-task environment chooses its task by env and episode (see MultiTaskEnv).
         options = {"options": {"env": self.index, "episode": episode}} if _is_multi_task(env) else {}
         observation, info = self._guarded(lambda: check_return_value(env.reset(seed=seed, **options), 2, "reset"))
@@ -152,8 +159,14 @@ class EnvSlot:
     # -- saving and restoring an open episode --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """Return `state_dict()` of the environment, if it has one and no wrapper has its own state."""
+        """What a checkpoint holds of the environment, None if nothing: its episode is then replayed.
+
+        {"env": …}, with `state_dict()` of the environment, if it has one and no wrapper has its own state. Else
+        {"carried": …}, if wrappers have state that survives episodes: their state at the start of each recent episode.
+        """
         self._heartbeat()
+        if self._carriers:
+            return {"carried": dict(self._carried)}
         if self.env is None or not _is_restorable(self.env):
             return None
         try:
@@ -163,36 +176,54 @@ class EnvSlot:
         kept = {"length": self.length, "return": self._return, "success": self._success, "episode": self.episode}
         return {"env": own, **kept}
 
-    def resume(self, episode: int, actions: np.ndarray, obs: np.ndarray, state: dict[str, Any] | None) -> bool:
-        """Restore the open `episode` from its state, or by replaying `actions` [k, width].
+    def _keep_carried_state(self, episode: int) -> None:
+        oldest = self._block.oldest_episode[self.env_id]
+        self._carried = {number: state for number, state in self._carried.items() if oldest <= number < episode}
+        if episode >= oldest:
+            self._carried[episode] = self._guarded(lambda: carried_state(self._carriers))
 
-        If the replay does not end at `obs`, the environment is not deterministic: start the next episode and return
-        False.
+    def resume(self, point: OpenEpisode) -> Difference | None:
+        """Restore an open episode from its state or by replaying its actions; None if nothing differs.
+
+        If a replay does not end at the same observation, start the next episode. If only a reward differs, go on with
+        the episode.
         """
         self.skip_checks()  # checked before the checkpoint
-        self.start_episode(episode)
-        if state is not None:
+        state = point.state or {}
+        if "carried" in state:
+            self.make()
+            self._guarded(lambda: load_carried_state(self._carriers, state["carried"]))
+        self.start_episode(point.episode)
+        if "env" in state:
             self._guarded(lambda: self._load_state(state))
-            self._block.obs[self.env_id] = obs
-            return True
-        for action in actions:
-            self._block.actions[self.env_id] = action
+            self._block.obs[self.env_id] = point.obs
+            return None
+        difference = self._replay(point)
+        if self.episode == point.episode and np.array_equal(self._block.obs[self.env_id], point.obs):
+            return Difference(difference, is_lost=False) if difference else None
+        self.start_episode(point.episode + 1)
+        return Difference(difference or f"the observation after step {len(point.actions)} was another", is_lost=True)
+
+    def _replay(self, point: OpenEpisode) -> str | None:
+        """Replay the actions; returns the first difference in rewards and length."""
+        block, env_id, found = self._block, self.env_id, None
+        for number, (action, before) in enumerate(zip(point.actions, point.rewards), 1):
+            block.actions[env_id] = action
             self.step()
             self._heartbeat()
-            if self.episode != episode:
-                break
-        if self.episode == episode and np.array_equal(self._block.obs[self.env_id], obs):
-            return True
-        self.start_episode(episode + 1)
-        return False
+            now = block.reward[env_id]
+            if found is None and now != before:
+                found = f"the reward of step {number} was {before!s} and is {now!s}"
+            if self.episode != point.episode:
+                return found or f"it ended after {number} of {len(point.actions)} steps"
+        return found
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        env: Any = self.env
-        while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, TimeLimit):
-                env._elapsed_steps = state["length"]
-            env = env.env
-        env.load_state_dict(state["env"])
+        assert self.env is not None
+        for layer in layers(self.env):
+            if isinstance(layer, TimeLimit):
+                layer._elapsed_steps = state["length"]
+        self.env.unwrapped.load_state_dict(state["env"])  # type: ignore[attr-defined]
         self.length, self._return, self.episode = state["length"], state["return"], state["episode"]
         self._success = state.get("success", 0)
 
@@ -217,11 +248,10 @@ class EnvSlot:
 
 
 def _is_restorable(env: gymnasium.Env) -> bool:
-    while isinstance(env, gymnasium.Wrapper):
-        if not isinstance(env, (TimeLimit, OrderEnforcing, PassiveEnvChecker)):
-            return False
-        env = env.env
-    return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+    *wrappers, own = layers(env)
+    return has_state_dict(own) and all(
+        isinstance(wrapper, (TimeLimit, OrderEnforcing, PassiveEnvChecker)) for wrapper in wrappers
+    )
 
 
 def _success(info: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.slot import EnvSlot
 from unidle.envs.shared_block import SharedBlock
 from unidle.envs.spec import EnvSpec
@@ -107,20 +108,20 @@ class Slots:
         )
 
     def states(self) -> list[dict[str, Any] | None]:
-        """Return the state of each environment that has `state_dict`, None for the others."""
+        """Return what a checkpoint holds of each environment (see `EnvSlot.state`)."""
         return [slot.state() for slot in self._slots]
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
-        """Restore each open episode (see `EnvSlot.resume`); False for environments that did not reproduce it."""
-        reproduced = []
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
+        """Restore each open episode (see `EnvSlot.resume`)."""
+        differences: list[Difference | None] = []
         for slot, point in zip(self._slots, points):
-            self._fallback_obs = point[2].copy()
+            self._fallback_obs = point.obs.copy()
             try:
-                reproduced.append(slot.resume(*point))
+                differences.append(slot.resume(point))
             except TrainingError as error:
                 self._restart_slot(slot, str(error))
-                reproduced.append(False)
-        return reproduced
+                differences.append(Difference(str(error).splitlines()[0], is_lost=True))
+        return differences
 
     def close(self) -> None:
         """Close every environment."""

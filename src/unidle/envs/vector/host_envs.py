@@ -18,9 +18,11 @@ from unidle.envs.adapter_registry import adapter_for
 from unidle.envs.check import check_mask, check_observation, layout_check
 from unidle.envs.faults import Fault
 from unidle.envs.make import EnvMaker
+from unidle.envs.open_episode import Difference, OpenEpisode
 from unidle.envs.pool.slot import episode_seed
 from unidle.envs.shared_block import SharedBlock
-from unidle.envs.spec import PROBE_SECONDS, PROBE_STEPS, UNANNOUNCED_MASK, EnvSpec, mask_from, random_flat_action
+from unidle.envs.spec import UNANNOUNCED_MASK, EnvSpec, mask_from, random_flat_action
+from unidle.envs.step_times import StepTimes
 from unidle.envs.vector.adapters import EnvPoolVector, ObsBatch, VectorAdapter, VectorStep, select_one
 from unidle.envs.vector.vector_wrappers import Statistics
 from unidle.errors import UsageError, wrap_errors
@@ -166,10 +168,10 @@ class VectorHostEnvs:
         """None for all: their state is not accessible."""
         return [None] * self.n_envs
 
-    def resume(self, points: list[tuple[int, np.ndarray, np.ndarray, dict[str, Any] | None]]) -> list[bool]:
+    def resume(self, points: Sequence[OpenEpisode]) -> list[Difference | None]:
         """Start new episodes; open ones cannot be restored."""
-        self.start(np.array([episode + 1 for episode, *_ in points]))
-        return [False] * self.n_envs
+        self.start(np.array([point.episode + 1 for point in points]))
+        return [Difference("the state of a vector environment cannot be restored", is_lost=True)] * self.n_envs
 
     def statistics(self) -> Statistics:
         """The running means in wrappers around the vector environment."""
@@ -232,14 +234,14 @@ def probe_vector(vector: VectorAdapter, discretize: int | None, seed: int, *, us
     envs = VectorHostEnvs([vector], env_spec, seed)
     envs.start(np.zeros(envs.n_envs, np.int64))
     rng = np.random.default_rng(seed)
-    seconds: list[float] = []
-    while len(seconds) < PROBE_STEPS and sum(seconds) < PROBE_SECONDS:
+    times = StepTimes()
+    while not times.is_enough:
         write_random_actions(envs, rng)
         began = perf_counter()
         envs.send([0])
         envs.recv(1)
-        seconds.append(perf_counter() - began)
-    return replace(env_spec, step_seconds=float(np.median(seconds)) / envs.n_envs)
+        times.add_step(perf_counter() - began)
+    return replace(env_spec, step_seconds=times.per_step() / envs.n_envs)
 
 
 def write_random_actions(envs: VectorHostEnvs, rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""The actions of open episodes, and environment states, in a form that checkpoints can store."""
+"""The actions and rewards of open episodes, and environment states, in a form that checkpoints can store."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MAX_BYTES = 2**31  # of actions
+_MAX_BYTES = 2**31
 
 
-class ActionLog:
-    """The actions of each open episode, so that it can be replayed on resume.
+class EpisodeLog:
+    """The actions of each open episode, so that it can be replayed on resume, and its rewards to compare.
 
     A rollout is kept while there is an open episode that began in it or before. An episode that is too long for
     `_MAX_BYTES` is dropped: replaying it would take too long anyway.
@@ -21,22 +21,22 @@ class ActionLog:
 
     def __init__(self, n_envs: int, width: int) -> None:
         self._width = width
-        self._rollouts: deque[np.ndarray] = deque()  # [T, N, width] each
+        self._rollouts: deque[np.ndarray] = deque()  # [T, N, width + 1] each: actions and reward
         self._first = self._end = 0  # number of steps before the oldest kept rollout, and until now
         self._begin = np.zeros(n_envs, np.int64)  # the step at which each open episode began
-        self._before: dict[int, np.ndarray] = {}  # env → actions of its open episode before the run was resumed
+        self._before: dict[int, np.ndarray] = {}  # env → steps of its open episode before the run was resumed
         self._too_long = np.zeros(n_envs, np.bool_)
 
-    def extend(self, actions: np.ndarray, ended: np.ndarray) -> None:
-        """Add T steps: actions [T, N, width] as the environments received them, and where episodes ended [T, N]."""
-        steps = len(actions)
+    def extend(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
+        """Add T steps: actions [T, N, width] as the environments received them, rewards and episode ends [T, N]."""
+        steps, stored = len(actions), np.concatenate([actions, rewards[..., np.newaxis]], 2, dtype=np.float32)
         has_ended = np.any(ended, 0)
         last_end = steps - 1 - ended[::-1].argmax(0)  # [N] meaningful where an episode ended
         self._begin[has_ended] = self._end + last_end[has_ended] + 1
         self._too_long[has_ended] = False
-        self._rollouts.append(actions.copy())
+        self._rollouts.append(stored)
         self._end += steps
-        if len(self._rollouts) * actions.nbytes > _MAX_BYTES:
+        if len(self._rollouts) * stored.nbytes > _MAX_BYTES:
             self._too_long |= self._begin < self._first + len(self._rollouts[0])
         self._begin[self._too_long] = self._end
         for env in [env for env in self._before if has_ended[env] or self._too_long[env]]:
@@ -46,18 +46,29 @@ class ActionLog:
 
     def actions(self, env: int) -> np.ndarray:
         """[k, width] actions of `env` in its open episode; empty if it is too long."""
-        parts, first = [self._before.get(env, np.zeros((0, self._width), np.float32))], self._first
+        return self._steps(env)[:, :-1]
+
+    def rewards(self, env: int) -> np.ndarray:
+        """[k] rewards of `env` in its open episode; empty if it is too long."""
+        return self._steps(env)[:, -1]
+
+    def _steps(self, env: int) -> np.ndarray:
+        parts, first = [self._before.get(env, np.zeros((0, self._width + 1), np.float32))], self._first
         for rollout in self._rollouts:
             parts.append(rollout[max(0, self._begin[env] - first) :, env])
             first += len(rollout)
         return np.concatenate(parts)
 
-    def restart(self, env: int, actions: np.ndarray | None = None) -> None:
-        """Start a new episode, or continue a resumed one with its actions so far."""
+    def restart(self, env: int) -> None:
+        """Start a new episode."""
         self._begin[env], self._too_long[env] = self._end, False
         self._before.pop(env, None)
-        if actions is not None and len(actions):
-            self._before[env] = actions
+
+    def resume(self, env: int, actions: np.ndarray, rewards: np.ndarray) -> None:
+        """Continue an episode with its steps so far."""
+        self.restart(env)
+        if len(actions):
+            self._before[env] = np.concatenate([actions, rewards[:, np.newaxis]], 1)
 
 
 def as_tensors(value: Any) -> Any:
