@@ -474,6 +474,15 @@ def test_exception_names_env_and_ends_all_workers() -> None:
     assert children() == before
 
 
+def test_wrong_argument_leaves_nothing_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(TypeError, match="shared"):
+        ProcessVectorEnv([Walk], shared=True)  # type: ignore[call-arg]
+    gc.collect()
+    assert ignored == []
+
+
 def test_killed_worker_raises_training_error() -> None:
     ours = ProcessVectorEnv([ProcessInfoEnv] * 3, 2)
     pids = ours.reset()[0]["pid"][:, 0]

@@ -29,6 +29,8 @@ class ProcessVectorEnv(VectorEnv):
     Observations, rewards and actions go through shared memory, non-empty infos through a pipe.
     """
 
+    _group: WorkerGroup | None = None  # also if the constructor was called with wrong arguments
+
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gymnasium.Env]],
@@ -43,7 +45,6 @@ class ProcessVectorEnv(VectorEnv):
         `observation_mode`: the environments' observation spaces are the "same", or "different" in their bounds; or the
         batched and the single space, if you know them.
         """
-        self._group: WorkerGroup | None = None
         self.num_envs, self._copy = len(env_fns), copy
         _check_mode(observation_mode)
         self.observation_mode, self.autoreset_mode = observation_mode, AutoresetMode(autoreset_mode)
