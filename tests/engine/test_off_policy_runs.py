@@ -71,6 +71,20 @@ def test_run_resumed_twice_equals_uninterrupted_run(algo: str, overlap: str, pri
     assert experience["memory"]["left"].min() > 0
 
 
+@all_off_policy
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"optimizer": "rmsprop", "momentum": 0.5}, {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}],
+    ids=["rmsprop", "sgd"],
+)
+def test_resumed_run_continues_with_optimiser_state(algo: str, optimizer: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**SMALL, **optimizer, "algo": algo, "preset": algo, "runs_dir": str(tmp_path), "eval_every": 0}
+    uninterrupted = unidle.train(ENV[algo], run_name="uninterrupted", **settings)
+    unidle.train(ENV[algo], run_name="resumed", after_iteration=[StopAfter(12)], **settings)
+    resumed = unidle.resume(tmp_path / "resumed", quiet=True)
+    assert_same(final_state(resumed.path), final_state(uninterrupted.path))
+
+
 @sac_and_dqn
 @pytest.mark.parametrize("overlap", ["off", "strict"])
 def test_worker_processes_do_not_change_final_state(algo: str, overlap: str, tmp_path: Path) -> None:
