@@ -218,7 +218,7 @@ def test_presets_are_valid_and_survive_yaml(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_gpu", [False, True])
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
 def test_preset_of_algorithm_is_used_by_default_with_note(algo: str, has_gpu: bool) -> None:
-    assert default_preset(has_gpu, "unidle/CartPole-v1", algo) == algo
+    assert default_preset("unidle/CartPole-v1", algo) == algo
     layers = resolve_layers(None, None, has_gpu, algo=algo)
     assert layers.config.recipe.algo == algo
     assert layers.config.run.preset == algo
@@ -228,8 +228,7 @@ def test_preset_of_algorithm_is_used_by_default_with_note(algo: str, has_gpu: bo
 
 
 def test_explicit_ppo_has_same_default_preset() -> None:
-    for has_gpu in (False, True):
-        assert default_preset(has_gpu, "CartPole-v1", "ppo") == default_preset(has_gpu, "CartPole-v1")
+    assert default_preset("CartPole-v1", "ppo") == default_preset("CartPole-v1")
 
 
 def test_algorithm_in_config_file_selects_its_preset(tmp_path: Path) -> None:

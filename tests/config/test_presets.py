@@ -10,7 +10,7 @@ import pytest
 
 from unidle.config.config import Config
 from unidle.config.fields import section_of
-from unidle.config.presets import default_preset, load_preset, preset_names
+from unidle.config.presets import default_preset, load_preset, preset_for_gpu, preset_names
 from unidle.config.resolve import resolve_layers
 from unidle.config.validate import validated
 from unidle.errors import UsageError
@@ -121,12 +121,24 @@ def test_required_memory_grows_with_cores_of_preset() -> None:
     assert load_preset("beast").memory() == 4_200 * 2**20
 
 
-def test_default_preset_depends_on_gpu_and_env() -> None:
-    assert default_preset(has_gpu=True) == "heavy"
-    assert default_preset(has_gpu=False) == "classic"
-    assert default_preset(has_gpu=True, env="HalfCheetah-v5") == "heavy"
-    assert default_preset(has_gpu=True, env="unidle/CartPole-v1") == "device"
-    assert default_preset(has_gpu=False, env="unidle/CartPole-v1") == "classic"
+@pytest.mark.parametrize("env", [None, "HalfCheetah-v5", "unidle/CartPole-v1", "unidle/SiteExplore-v0"])
+@pytest.mark.parametrize("algo", [None, "ppo", "sac"])
+def test_default_recipe_is_the_same_with_and_without_gpu(env: str | None, algo: str | None) -> None:
+    with_gpu, without = (resolve_layers(None, None, has_gpu, env, algo=algo) for has_gpu in (True, False))
+    assert with_gpu.config == without.config
+    assert with_gpu.config.run.preset == default_preset(env, algo)
+
+
+def test_larger_preset_is_suggested_in_one_line_with_gpu() -> None:
+    assert resolve_layers(None, None, has_gpu=True, env="HalfCheetah-v5").notes == [
+        "No --preset given; using `classic`. For this GPU, try --preset heavy: a larger recipe."
+    ]
+    (note,) = resolve_layers(None, None, has_gpu=True, env="unidle/CartPole-v1").notes
+    assert "try --preset device" in note
+    assert preset_for_gpu("gymnax:CartPole-v1") == "device"
+    (note,) = resolve_layers(None, None, has_gpu=False, env="HalfCheetah-v5").notes
+    assert note == "No --preset given; using `classic`. `unidle presets` lists them all."
+    assert resolve_layers("fast", None, has_gpu=True).notes == []
 
 
 # -- presets of published results --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from unidle.config.convert import in_brief
 from unidle.config.engine_file import EngineFile
 from unidle.config.files import parse_yaml
 from unidle.config.foreign.files import read_config
-from unidle.config.presets import SITE_EXPLORE, default_preset, load_preset
+from unidle.config.presets import SITE_EXPLORE, default_preset, load_preset, preset_for_gpu
 from unidle.config.settings import Engine
 from unidle.config.validate import validated
 from unidle.errors import UsageError
@@ -70,26 +70,24 @@ def resolve_layers(
     n_envs: int | None = None,
     algo: str | None = None,
 ) -> Layers:
-    """The defaults overridden by preset and config file; the choice may depend on the flags `env`, `n_envs`, `algo`."""
+    """The defaults overridden by preset and config file; the choice may depend on the flags `env`, `n_envs`, `algo`.
+
+    `has_gpu` decides only whether a larger preset is suggested, so that results have the same recipe everywhere.
+    """
     converted = read_config(file, env, n_envs, algo) if file else None
     notes = list(converted.notes) if converted else []
     named = preset or (converted and (converted.values.get("preset") or converted.base_preset))
     if converted:
         env, algo = env or converted.values.get("env"), algo or converted.values.get("algo")
     if not named:
-        named = default_preset(has_gpu, env, algo)
-        reason = "a GPU is available" if has_gpu else "no GPU is available"
-        if named == algo:
-            reason = f"the algorithm is {algo}"
-        elif env == SITE_EXPLORE:
-            reason = f"it is the preset for {env}"
-        notes.append(f"No --preset given; using `{named}` because {reason}. `unidle presets` lists them all.")
+        named = default_preset(env, algo)
+        notes.append(_default_note(named, has_gpu, env, algo))
     base = load_preset(named)
     config = base.apply(Config())
     if algo not in (None, config.recipe.algo):
         raise UsageError(
             f"Preset {named} is for {config.recipe.algo.upper()}, but the algorithm is {str(algo).upper()}; remove "
-            f"--preset, or use --preset {default_preset(has_gpu, env, algo)}."
+            f"--preset, or use --preset {default_preset(env, algo)}."
         )
     n_envs_given = os.environ.get(_N_ENVS_VARIABLE)
     if n_envs_given and base.fixed and n_envs is None and not (converted and "n_envs" in converted.values):
@@ -98,6 +96,19 @@ def resolve_layers(
     if converted:
         config = config.with_values({**converted.values, "preset": named}, str(file))
     return Layers(config, notes)
+
+
+def _default_note(preset: str, has_gpu: bool, env: str | None, algo: str | None) -> str:
+    if preset == algo:
+        reason = f" because the algorithm is {algo}"
+    elif env == SITE_EXPLORE:
+        reason = f" because it is the preset for {env}"
+    elif has_gpu:
+        larger = preset_for_gpu(env)
+        return f"No --preset given; using `{preset}`. For this GPU, try --preset {larger}: a larger recipe."
+    else:
+        reason = ""
+    return f"No --preset given; using `{preset}`{reason}. `unidle presets` lists them all."
 
 
 def resumed(before: Config, settings: dict[str, Any], folder: str) -> Config:

@@ -230,8 +230,7 @@ def test_site_flag_sets_the_site(server: SiteServer, tmp_path: Path, algo: str) 
 
 
 def test_site_explore_defaults_to_its_own_preset() -> None:
-    for has_gpu in (False, True):
-        assert default_preset(has_gpu, "unidle/SiteExplore-v0") == "site-explore"
+    assert default_preset("unidle/SiteExplore-v0") == "site-explore"
 
 
 @pytest.mark.parametrize("workers", [None, 2])

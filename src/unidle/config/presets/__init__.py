@@ -69,12 +69,13 @@ def load_preset(name: str) -> Preset:
     return Preset(name, description, cores, flatten_sections(tree, f"preset {name}"), measured, fixed)
 
 
-def default_preset(has_gpu: bool, env: str | None = None, algo: str | None = None) -> str:
-    """The preset for a run without --preset."""
+def default_preset(env: str | None = None, algo: str | None = None) -> str:
+    """The preset for a run without --preset; it never depends on the machine."""
     if algo is not None and not recipe_type(algo, "--algo").on_policy:
         return algo
-    if env == SITE_EXPLORE:
-        return "site-explore"
-    if not has_gpu:
-        return "classic"
+    return "site-explore" if env == SITE_EXPLORE else "classic"
+
+
+def preset_for_gpu(env: str | None = None) -> str:
+    """The preset to suggest in place of `classic` on a machine with a GPU."""
     return "device" if env is not None and env.startswith(_ON_DEVICE) else "heavy"

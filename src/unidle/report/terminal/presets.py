@@ -44,4 +44,4 @@ def print_presets(console: Console, rows: list[dict[str, Any]], cores: int, memo
     console.print()
     machine = f"{cores} {'core' if cores == 1 else 'cores'}, {round(memory / 2**30, 1):g} GB of memory"
     none = "" if any(row["fits"] for row in rows) else " Even `classic` may run out of memory."
-    console.print(f"This machine: {machine}.{none} `heavy` is recommended with a GPU.", highlight=False)
+    console.print(f"This machine: {machine}.{none} `heavy` is suggested with a GPU.", highlight=False)
