@@ -1,4 +1,4 @@
-"""The summary that a run shows when it starts."""
+"""The summary that a run shows when it starts, and warnings about its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from unidle.config import Config
 from unidle.config.files import display_path
 from unidle.config.settings import round_up_timesteps
 from unidle.engine.build import RunParts
+from unidle.engine.placement import too_many_workers
+from unidle.envs.spec import EnvSpec
 from unidle.nn.actor_critic import n_parameters
+
+_FEW_ITERATIONS = 10
 
 
 def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, step: int) -> dict[str, str]:
@@ -49,6 +53,27 @@ def run_facts(config: Config, parts: RunParts, folder: Path, eval_workers: int, 
         episodes = _counted(run.eval_episodes, "episode", "episodes")
         facts["evaluation"] = f"{episodes}, asynchronous ({_counted(eval_workers, 'process', 'processes')})"
     return facts
+
+
+def start_notes(config: Config, env_spec: EnvSpec) -> list[str]:
+    """Warnings about settings that rarely are what the user wants."""
+    run, batch, notes = config.run, config.recipe.total_batch, []
+    for name, flag in (("NormalizeObservation", "--normalize-obs"), ("NormalizeReward", "--normalize-reward")):
+        if name in env_spec.carriers:
+            notes.append(
+                f"{name} keeps separate statistics in each environment, and others in evaluation; use {flag} "
+                "instead, whose statistics they share."
+            )
+    warning = too_many_workers(config.engine)
+    if warning:
+        notes.append(warning)
+    few = round_up_timesteps(run.timesteps, batch) // batch
+    if env_spec.on_device and few < _FEW_ITERATIONS:
+        notes.append(
+            f"{run.timesteps:,} steps are only {few} iteration{'s' * (few > 1)} of {batch:,}; "
+            "to learn more, raise --timesteps or lower --n-envs."
+        )
+    return notes
 
 
 def _layers(widths: tuple[int, ...]) -> str:

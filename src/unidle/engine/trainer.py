@@ -27,23 +27,17 @@ from unidle.engine.learn.device_loop import DeviceLoop
 from unidle.engine.learn.finite import NonFinite, first_non_finite, why_not_finite
 from unidle.engine.learn.learner import Learner
 from unidle.engine.overlap import ENV_FAILURES, Overlap
-from unidle.engine.placement import too_many_workers
 from unidle.engine.progress import Progress
-from unidle.engine.run_facts import run_facts
+from unidle.engine.run_facts import run_facts, start_notes
+from unidle.engine.run_log import open_log
 from unidle.envs.make import EnvMaker
 from unidle.envs.protocol import Fault
 from unidle.errors import TrainingError, UsageError, WriteError
-from unidle.metrics.jsonl import JsonlWriter
 from unidle.metrics.log import MetricLog
-from unidle.metrics.tags import CLEANRL_TAGS, SB3_TAGS
-from unidle.metrics.tensorboard import TensorBoardWriter
-from unidle.metrics.wandb import WandbWriter
 from unidle.metrics.writer import MetricWriter
 from unidle.nn.actor_critic import NetworkFactory
 from unidle.rng import SHUFFLE, keyed_generator
 from unidle.timeline import CHECKPOINT, LEARN, LOGGING, OTHER, Timeline
-
-_FEW_ITERATIONS = 10
 
 
 class Trainer:
@@ -126,7 +120,7 @@ class Trainer:
             kernels = self._restore(state), self._saver.kernels
             record_changes(folder.path, folder.config(), self.config, progress.step, self._clock.wall(), kernels, say)
             folder.save_config(self.config)  # only now: a config that does not fit the checkpoint must not be saved
-        self._log = self._open_log()
+        self._log = open_log(folder.path, self.config, progress.step, self._writers, say)
         self._iterations = IterationLog(self._log, self.collector, progress, self._clock, run.timesteps)
         self._tracker = BestPolicyTracker(
             self.config,
@@ -168,38 +162,14 @@ class Trainer:
             self._display.on_end()
             self._saver.close()
 
-    def _open_log(self) -> MetricLog:
-        path, run, step = self._folder.path, self.config.run, self.progress.step
-        writers: list[MetricWriter] = []
-        jsonl = JsonlWriter(path / "metrics.jsonl", step, self._display.on_message)
-        tags = (*SB3_TAGS, *(CLEANRL_TAGS if run.cleanrl_tags else ()))
-        if run.tensorboard:
-            writers.append(TensorBoardWriter(path / "tensorboard", step, tags))
-        if run.wandb:
-            writers.append(WandbWriter(path, self.config.flat(), step, tags))
-        return MetricLog(jsonl, [*writers, *self._writers], self._display.on_message)
-
     def _announce(self) -> None:
         """Show the run's summary, and warnings about its settings."""
-        run, progress, batch, display = self.config.run, self.progress, self.config.recipe.total_batch, self._display
-        total = round_up_timesteps(run.timesteps, batch)
+        run, progress, display = self.config.run, self.progress, self._display
+        total = round_up_timesteps(run.timesteps, self.config.recipe.total_batch)
         facts = run_facts(self.config, self._parts, self._folder.path, self._evaluations.processes, progress.step)
         display.on_start(facts, max(progress.step, total), progress.step, progress.best)
-        for name, flag in (("NormalizeObservation", "--normalize-obs"), ("NormalizeReward", "--normalize-reward")):
-            if name in self.env_spec.carriers:
-                display.on_message(
-                    f"{name} keeps separate statistics in each environment, and others in evaluation; use {flag} "
-                    "instead, whose statistics they share."
-                )
-        warning = too_many_workers(self.config.engine)
-        if warning:
-            display.on_message(warning)
-        few = total // batch
-        if self.env_spec.on_device and few < _FEW_ITERATIONS:
-            display.on_message(
-                f"{run.timesteps:,} steps are only {few} iteration{'s' * (few > 1)} of {batch:,}; "
-                "to learn more, raise --timesteps or lower --n-envs."
-            )
+        for text in start_notes(self.config, self.env_spec):
+            display.on_message(text)
         if progress.step >= run.timesteps:
             display.on_message(f"All {run.timesteps:,} steps are done; raise --timesteps to train further.")
         elif run.target_return is not None and progress.highest_return >= run.target_return:
