@@ -276,7 +276,7 @@ def test_resumed_collector_equals_uninterrupted_collector(
     assert list(run.collector.stats.recent_lengths) == list(resumed.collector.stats.recent_lengths)
     assert run.collector.stats.episodes == resumed.collector.stats.episodes
     for index in range(2):
-        assert np.array_equal(run.collector.log.actions(index), resumed.collector.log.actions(index))
+        assert np.array_equal(run.collector.boundary.log.actions(index), resumed.collector.boundary.log.actions(index))
 
 
 def test_nondeterministic_env_starts_new_episode_on_resume(
@@ -288,7 +288,7 @@ def test_nondeterministic_env_starts_new_episode_on_resume(
     assert list(resumed.collector.load_state_dict(save_and_load(run.collector.state_dict()))) == [0, 1]
 
     assert resumed.envs.block.episode.tolist() == [1, 1]
-    assert len(resumed.collector.log.actions(0)) == 0
+    assert len(resumed.collector.boundary.log.actions(0)) == 0
     resumed.collect()
     assert resumed.rollout.starts[0].all()
-    assert len(resumed.collector.log.actions(0)) == 4
+    assert len(resumed.collector.boundary.log.actions(0)) == 4

@@ -6,40 +6,28 @@ Which slice may act in which rollout, with which weights, and why timing changes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from unidle.algos.capturing import Capturer, no_capture
 from unidle.algos.registry import AnyPolicy
 from unidle.buffers.rollout import Rollout
-from unidle.engine.collect.episode_log import EpisodeLog, as_arrays, plain_state
+from unidle.engine.collect.boundary import Boundary
 from unidle.engine.collect.episode_stats import EpisodeStats
 from unidle.engine.collect.faults import FaultHandler
 from unidle.engine.collect.inference import PageLock, StepEnvIndex
 from unidle.engine.collect.rollout_slot import RolloutSlot
 from unidle.engine.evaluate.play import Stopped
 from unidle.engine.overlap import SliceSchedule
-from unidle.envs.open_episode import Difference, OpenEpisode
+from unidle.envs.open_episode import Difference
 from unidle.envs.protocol import Fault, HostEnvs, StatisticsHolder
 from unidle.errors import TrainingError, UsageError
 from unidle.timeline import ENVIRONMENT, INFERENCE, STORAGE, Timeline
 
 _STALL_SECONDS = 0.002  # after this, act for the ready slices, however few, so that slow ones do not delay others
 QUICK_SECONDS = 600e-6  # per step of a slice: four times what inference of a small network takes on a CPU
-
-
-@dataclass
-class _Boundary:
-    """Where every environment stood at the end of the last finished rollout."""
-
-    obs: np.ndarray
-    starts: np.ndarray  # whether the observation is the first of its episode
-    episode: np.ndarray
-    states: Tensor  # recurrent
 
 
 class _OnStream:
@@ -103,7 +91,7 @@ class HostCollector:
         self._in_flight = 0
         self._has_failed = False  # the environments cannot continue
         self.is_cancelled = False  # the current rollout was cancelled
-        self.log = EpisodeLog(n_envs, rollouts[0].actions.shape[2])
+        self.boundary = Boundary(envs, rollouts[0].actions.shape[2], self._starts, self._state)
         self.stats = EpisodeStats()
 
     def close(self) -> None:
@@ -118,7 +106,7 @@ class HostCollector:
     def start(self) -> None:
         """Begin episode 0 everywhere, and open a rollout in every slot."""
         self.envs.start(np.zeros(self.envs.n_envs, np.int64))
-        self._boundary = self._current_boundary()
+        self.boundary.set_to_current()
         for _ in self._slots:
             self.open_rollout()
 
@@ -271,17 +259,11 @@ class HostCollector:
         staging, rollout, index = slot.staging, slot.rollout, self.schedule.oldest
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        starts = self._boundary.starts.copy()
+        starts = self.boundary.starts.copy()
         starts[self.faults.take_restarted(index)] = True
         staging.upload(rollout, starts)
         rollout.states[-1].copy_(slot.last_states)
-        for env in np.flatnonzero(starts):
-            self.log.restart(int(env))  # usually done already, but not after a fault
-        self.log.extend(staging.actions, staging.rewards, staging.starts[1:])
-        self._boundary = _Boundary(
-            staging.last_obs.copy(), staging.starts[-1].copy(), staging.last_episode.copy(), rollout.states[-1].clone()
-        )
-        self.envs.block.oldest_episode[:] = self._boundary.episode
+        self.boundary.advance(staging, rollout.states[-1])
         self.stats.add(*staging.finished_episodes())
         self.stats.faults.update(self.faults.take_counts(index))
         self.schedule.oldest += 1
@@ -297,31 +279,19 @@ class HostCollector:
         if isinstance(self.envs, StatisticsHolder):
             self.envs.load_statistics(state)
 
-    def _current_boundary(self) -> _Boundary:
-        block = self.envs.block
-        return _Boundary(block.obs.copy(), self._starts.copy(), block.episode.copy(), self._state.clone())
-
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stood at the end of the last finished rollout, and the weights of open rollouts."""
         self._flush()  # first: if a worker is found dead, the rows of its environments are overwritten
-        env_states = self._env_states()
-        boundary, schedule, envs = self._boundary, self.schedule, range(self.envs.n_envs)
+        env_states, schedule = self._env_states(), self.schedule
         return {
             "number": schedule.oldest,
-            "episode": torch.from_numpy(boundary.episode),
-            "obs": torch.from_numpy(boundary.obs),
-            "starts": torch.from_numpy(boundary.starts),
-            "states": boundary.states.cpu(),
-            "actions": [torch.from_numpy(self.log.actions(env).copy()) for env in envs],
-            "rewards": [torch.from_numpy(self.log.rewards(env).copy()) for env in envs],
-            "env_states": [plain_state(state) for state in env_states],
+            **self.boundary.state_dict(env_states),
             # Of every open rollout but the newest, which is collected with the learner's current weights.
             "weights": [self._slot(index).policy.state_dict() for index in range(schedule.oldest, schedule.newest)],
             **self.stats.state_dict(),
         }
 
     def _env_states(self) -> list[dict[str, Any] | None]:
-        """`OpenEpisode.state` of each environment."""
         is_needed = bool(self.envs.env_spec.carriers) and not self._has_failed
         while is_needed and self._in_flight:  # environments can only be asked between steps
             self._store(self._receive_from_envs(self._in_flight, None))
@@ -331,34 +301,15 @@ class HostCollector:
         if is_at_boundary or is_needed:
             states = self.envs.states()
             self.faults.receive([])  # `states` may have found a dead worker
-        # An environment whose worker died has begun another episode: the one at the boundary will be replayed.
-        can_load = is_at_boundary & (self.envs.block.episode == self._boundary.episode)
-        return [_at_boundary(*each) for each in zip(states, self._boundary.episode.tolist(), can_load)]
+        return self.boundary.states_to_save(states, is_current=is_at_boundary)
 
     def load_state_dict(self, state: dict[str, Any]) -> dict[int, Difference]:
         """Restore every environment's state; returns those that differ from before.
 
         The policy's weights must be restored before.
         """
-        actions, rewards = ([part.numpy() for part in state[name]] for name in ("actions", "rewards"))
-        env_states = [as_arrays(part) for part in state["env_states"]]
-        points = map(OpenEpisode, state["episode"].tolist(), actions, rewards, state["obs"].numpy(), env_states)
-        found = self.envs.resume(list(points))
-        differences = {env: difference for env, difference in enumerate(found) if difference}
-        lost = [env for env, difference in differences.items() if difference.is_lost]
-        self._starts[:] = state["starts"].numpy()
-        for env in lost:
-            if not self._starts[env] and not len(actions[env]):
-                differences[env] = Difference("it is too long to be replayed", is_lost=True)
-        self._starts[lost] = True
-        self._state.copy_(state["states"])
-        for env in range(self.envs.n_envs):
-            if env in lost:
-                self.log.restart(env)
-            else:
-                self.log.resume(env, actions[env], rewards[env])
+        differences = self.boundary.load_state_dict(state)
         self.stats.load_state_dict(state)
-        self._boundary = self._current_boundary()
         self.schedule.restart_at(state["number"])
         for _ in self._slots:
             self.open_rollout()
@@ -366,13 +317,6 @@ class HostCollector:
             with self._on_stream:
                 self._slot(index).load(weights)
         return differences
-
-
-def _at_boundary(state: dict[str, Any] | None, episode: int, can_load: bool) -> dict[str, Any] | None:
-    """The part of `HostEnvs.states` that restores an environment at the boundary, in this episode."""
-    if state is not None and "carried" in state:
-        return {"carried": state["carried"][episode]} if episode in state["carried"] else None
-    return state if can_load else None
 
 
 def _min_ready(envs: HostEnvs, *, on_gpu: bool) -> int:
