@@ -358,7 +358,7 @@ class _Build:
                 after_iteration=self.after_iteration,
                 after_evaluation=self.after_evaluation,
                 writers=self.writers,
-                meter=RunMeter(display.on_message, trace=config.run.trace),
+                meter=RunMeter(display.on_message, display.on_meter, trace=config.run.trace),
             )
             try:
                 if is_new:

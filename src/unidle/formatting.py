@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 MISSING = "–"
@@ -73,6 +74,16 @@ def percent(share: float | None, decimals: int | None = None) -> str:
     if decimals is None:
         decimals = 1 if 0 < share < 0.0995 else 0
     return f"{100 * share:.{decimals}f} %"
+
+
+def apportion(shares: Mapping[str, float], total: int = 100) -> dict[str, int]:
+    """Round shares of 1 to whole parts of `total`, so that they still sum to it: largest remainders are rounded up."""
+    exact = {name: total * share for name, share in shares.items()}
+    parts = {name: math.floor(value) for name, value in exact.items()}
+    missing = round(sum(exact.values())) - sum(parts.values())
+    for name in sorted(exact, key=lambda name: parts[name] - exact[name])[:missing]:
+        parts[name] += 1
+    return parts
 
 
 def figure(value: float | None) -> str:

@@ -54,6 +54,9 @@ class SilentDisplay:
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """Show nothing."""
 
+    def on_meter(self, line: dict[str, Any]) -> None:
+        """Show nothing."""
+
     def on_end(self) -> None:
         """Show nothing."""
 

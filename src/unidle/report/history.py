@@ -19,6 +19,7 @@ from unidle.timeline import PHASES
 Record = dict[str, Any]
 
 SECTIONS = ("recipe", "engine", "run")
+_MAIN_PHASES = ("environment", "inference", "learn", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,13 @@ def time_shares(record: Record, since: Record | None = None) -> dict[str, float]
         seconds["unattributed"] = wall - known
     total = sum(seconds.values())
     return {part: value / total for part, value in seconds.items()} if total else {}
+
+
+def main_time_shares(record: Record) -> dict[str, float]:
+    """Return `time_shares` of the main phases, and the rest as *other*; sums to 1, or is empty."""
+    shares = time_shares(record)
+    main = {part: shares[part] for part in _MAIN_PHASES if part in shares}
+    return {**main, "other": max(0.0, 1.0 - sum(main.values()))} if shares else {}
 
 
 def time_shares_over(iterations: list[Record], windows: int = 60) -> list[tuple[Record, dict[str, float]]]:

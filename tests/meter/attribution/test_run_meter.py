@@ -64,6 +64,15 @@ def test_run_without_gpu_records_host_phases(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_segments")
+def test_every_line_is_also_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr("unidle.api._Quiet.on_meter", lambda _, line: shown.append(line))
+    run = unidle.train(**SMALL, timesteps=64 * 30, runs_dir=str(tmp_path))
+    assert shown
+    assert json.loads(json.dumps(shown)) == read_records(run.path / FILE)
+
+
+@pytest.mark.usefixtures("short_segments")
 def test_resumed_run_appends_to_meter_file(tmp_path: Path) -> None:
     run = unidle.train(**SMALL, timesteps=64 * 30, runs_dir=str(tmp_path), run_name="a")
     path = run.path / FILE

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dashboard_runs import segment, write_lines
 from rich.console import Console
 
 from unidle.config import Config
@@ -282,9 +283,16 @@ def test_terminal_summary_shows_key_figures_and_full_paths(tmp_path: Path) -> No
     assert lines["speed"].startswith("500 steps/s")
     assert lines["best evaluation"] == "180.25 ± 12.50 at step 2k"
     assert lines["final evaluation"] == "150.75 ± 30.25 at step 4k"
-    assert lines["time"] == "environment 60 %  inference 10 %  learn 25 %  other 5.0 %"
+    assert lines["time"] == "environment 60 %  inference 10 %  learn 25 %  other 5 %"
     assert lines["report"] == str(folder / "report.html")
     assert lines["checkpoint"] == str(checkpoint)
+
+
+def test_terminal_summary_shows_gpu_use(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, RECORDS)
+    memory = {"memory_bytes": 2 * 2**30, "memory_total_bytes": 140 * 2**30}
+    write_lines(folder / "meter.jsonl", [segment(1, busy=0.2), segment(2, busy=0.5, readings=memory)])
+    assert re.search(r"^GPU +busy 35 %   memory 2.00 of 140 GiB$", summary_of(folder), re.MULTILINE)
 
 
 def test_terminal_summary_of_new_run_omits_unknown_figures(tmp_path: Path) -> None:

@@ -95,6 +95,57 @@ def test_line_shows_step_return_speed_shares_and_time_left() -> None:
     assert "7 min 30 s left" in line
 
 
+PHASE_SECONDS = {
+    "environment": 30.0,
+    "inference": 7.0,
+    "learn": 21.0,
+    "evaluate": 11.0,
+    "checkpoint": 3.0,
+    "sync": 2.2,
+    "storage": 0.4,
+    "other": 4.0,
+}
+
+
+def test_shares_of_line_and_panel_sum_to_100() -> None:
+    log = Log()
+    log.display.on_start({}, 1_000_000, 0)
+    log.clock.now += 50
+    times = {f"time/{phase}": seconds for phase, seconds in PHASE_SECONDS.items()}
+    log.display.on_iteration(iteration(100_000, wall=80.0, **times))
+    panel = Console(file=io.StringIO(), width=80, record=True)
+    panel.print(log.display._panel())
+    for shown in (log.lines[0], panel.export_text().partition("time ")[2]):
+        parts = re.findall(r"(environment|inference|learn|evaluate|other) (\d+) %", shown)
+        assert [part for part, _ in parts] == ["environment", "inference", "learn", "evaluate", "other"]
+        assert sum(int(share) for _, share in parts) == 100
+
+
+def test_gpu_use_and_elapsed_time_are_shown() -> None:
+    log = Log()
+    log.display.on_start({}, 1_000_000, 0)
+    readings = {"memory_bytes": 12.5 * 2**30, "memory_total_bytes": 140 * 2**30}
+    log.display.on_meter({"gpu": {"busy": 0.2}, "covered": 1.0, "readings": {**readings, "memory_bytes": 0}})
+    log.display.on_meter({"gpu": {"busy": 0.4}, "covered": 3.0, "readings": readings})
+    log.clock.now += 11
+    log.display.on_iteration(iteration(100, wall=80.0))
+    assert "  GPU busy 35 %   memory 12.5 of 140 GiB  1 min 20 s elapsed" in log.lines[0]
+    panel = Console(file=io.StringIO(), width=80, record=True)
+    panel.print(log.display._panel())
+    rows = {line[:10].strip(): line[10:].strip() for line in panel.export_text().splitlines()}
+    assert rows["GPU"] == "busy 35 %   memory 12.5 of 140 GiB"
+    assert rows["elapsed"].startswith("1 min 20 s")
+
+
+def test_gpu_is_not_shown_without_gpu() -> None:
+    log = Log()
+    log.display.on_start({}, 1000, 0)
+    log.display.on_meter({"gpu": None, "covered": 1.0, "readings": {"memory_bytes": None}})
+    log.clock.now += 11
+    log.display.on_iteration(iteration(100, wall=80.0))
+    assert "GPU" not in log.lines[0]
+
+
 def test_time_left_after_resume_counts_only_new_steps() -> None:
     log = Log()
     log.display.on_start({}, 1000, 900)

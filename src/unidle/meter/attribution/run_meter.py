@@ -52,12 +52,20 @@ class _Segment:
 class RunMeter:
     """Writes `meter.jsonl`; the trainer calls it after every iteration."""
 
-    def __init__(self, say: Callable[[str], None], *, trace: bool = False, own_share: float = _OWN_SHARE) -> None:
-        """`say` receives a one-sentence summary at the end; with `trace`, a few iterations are recorded as a trace.
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        show: Callable[[dict[str, Any]], None] | None = None,
+        *,
+        trace: bool = False,
+        own_share: float = _OWN_SHARE,
+    ) -> None:
+        """`say` receives a one-sentence summary at the end, `show` every line of `meter.jsonl`.
 
-        `own_share` is the share of the run's time that the meter may use.
+        With `trace`, a few iterations are recorded as a trace. `own_share` is the share of the run's time that the
+        meter may use.
         """
-        self._say, self._wants_trace, self._own_share = say, trace, own_share
+        self._say, self._show, self._wants_trace, self._own_share = say, show, trace, own_share
         self._closing = ExitStack()
         self._is_off = False
         self._tracer: Tracer | None = None
@@ -171,6 +179,8 @@ class RunMeter:
         line["spans"] = _first_spans(begun, on_host, self._timeline.on_device)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        if self._show is not None:
+            self._show(line)
         self._last_line_ns, cost = now, perf_counter_ns() - now
         pause = max(cost / self._own_share, (now - self._begun_ns) / _MAX_LINES)
         self._pauses_until = perf_counter_ns() + round(pause)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
@@ -20,8 +21,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from unidle.formatting import duration, faults, percent, score, short_number
-from unidle.report.history import Record, evaluation_in_words, fault_counts, number, task_success, time_shares
+from unidle.formatting import apportion, duration, faults, percent, score, short_number
+from unidle.report.gpu_use import GpuUse
+from unidle.report.history import Record, evaluation_in_words, fault_counts, main_time_shares, number, task_success
 from unidle.report.terminal.messages import Messages
 from unidle.report.terminal.summary import print_facts
 
@@ -31,8 +33,14 @@ _LINE_PROGRESS = 0.05  # … or this share of the run, whichever comes first
 _RATE_WINDOW = (
     30.0  # seconds over which speed is averaged: long enough to be steady, short enough to forget the warm-up
 )
-_BAR_CELLS = 16
-_PARTS = {"environment": "blue", "inference": "magenta", "learn": "green"}
+_BAR_CELLS = 60
+_COLOURS = {
+    "environment": "blue",
+    "inference": "magenta",
+    "learn": "green",
+    "evaluate": "cyan",
+    "other": "bright_black",
+}
 
 
 class Display:
@@ -56,6 +64,7 @@ class Display:
         self._record: Record = {}
         self._evaluation: Record | None = None
         self._best: Record | None = None
+        self._gpu = GpuUse()
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +121,10 @@ class Display:
             tasks = f" ({text})" if (text := _tasks(record)) else ""
             self._print(Text(f"evaluation {_at(record)}{episodes}{mark}{tasks}"))
 
+    def on_meter(self, line: Record) -> None:
+        """Show a line of `meter.jsonl` with the next iteration."""
+        self._gpu.add(line)
+
     def on_message(self, text: str) -> None:
         """Print a permanent line above the panel; `Messages` suppresses repeats."""
         self._messages.show(text)
@@ -158,6 +171,12 @@ class Display:
         return f"{min(100, 100 * self._record['step'] // self._total)} %"
 
     @property
+    def _elapsed(self) -> str | None:
+        """Seconds of training, including those before a resume."""
+        wall = number(self._record, "wall")
+        return None if wall is None else duration(wall)
+
+    @property
     def _left(self) -> str | None:
         rate, step = self._rate, self._record["step"]
         if rate is None or step >= self._total or self._is_over:
@@ -175,36 +194,42 @@ class Display:
             f"best evaluation {evaluation_in_words(self._best, spread=False)}" if self._best else None,
             f"{short_number(rate)} steps/s" if rate else None,
             f"faults {count}" if (count := sum(fault_counts(self._record).values())) else None,
-            " ".join(f"{part} {percent(share)}" for part, share in self._shares.items()) or None,
+            self._time_in_words(" ") or None,
+            f"GPU {gpu}" if (gpu := self._gpu.text) else None,
+            f"{elapsed} elapsed" if (elapsed := self._elapsed) else None,
             self._left,
         ]
         return Text("  ".join(part for part in parts if part))
 
-    @property
-    def _shares(self) -> dict[str, float]:
-        shares = time_shares(self._record)
-        return {part: shares[part] for part in _PARTS if part in shares}
+    def _time_in_words(self, between: str) -> str:
+        """Return environment 60 % inference 10 % …, which sum to 100 %."""
+        shares = apportion(main_time_shares(self._record))
+        return between.join(f"{part} {share} %" for part, share in shares.items() if share)
 
     def _panel(self) -> Padding:
         step, rate = self._record["step"], self._rate
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True, min_width=len("evaluation"))
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(overflow="ellipsis")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
-            ProgressBar(self._total, min(step, self._total), width=min(60, self._console.width - 14)),
+            ProgressBar(self._total, min(step, self._total), width=min(_BAR_CELLS, self._console.width - 14)),
             Text(self._progress, "bold"),
         )
-        speed = [f"{short_number(rate)} steps/s" if rate else None, self._left]
         steps = f"{short_number(step, 4)} of {short_number(self._total)}"
-        table.add_row("steps", Text("   ".join([steps, *filter(None, speed)])))
+        table.add_row(
+            "steps", Text("   ".join(filter(None, [steps, f"{short_number(rate)} steps/s" if rate else None])))
+        )
+        table.add_row("elapsed", Text("   ".join(filter(None, [self._elapsed, self._left])) or "–"))
         mean = number(self._record, "rollout/return_mean")
         episodes = ("   last 100 episodes", "dim")
         table.add_row("return", Text.assemble((score(mean), "bold"), episodes) if mean is not None else "–")
         table.add_row("evaluation", self._evaluations())
         if self._evaluation and (tasks := _tasks(self._evaluation)):
-            table.add_row("tasks", Text(tasks))
+            table.add_row("tasks", Text(tasks, no_wrap=True))
         table.add_row("time", self._time())
+        if gpu := self._gpu.text:
+            table.add_row("GPU", Text(gpu))
         if counts := fault_counts(self._record):
             table.add_row("faults", Text(faults(counts), "yellow"))
         return Padding(Group(bar, table), (1, 0, 0, 0))
@@ -217,14 +242,16 @@ class Display:
             parts.append(Text.assemble(("best ", "dim"), (_at(self._best), "bold")))
         return Text("   ").join(parts) if parts else Text("–")
 
-    def _time(self) -> Text:
-        """Render a bar of coloured cells and its legend."""
-        cells, legend = Text(), Text()
-        for part, share in self._shares.items():
-            cells.append("█" * round(_BAR_CELLS * share), _PARTS[part])
-            legend.append(f"  {part} ", _PARTS[part]).append(percent(share))
-        cells.append("░" * max(0, _BAR_CELLS - len(cells)), "dim")
-        return cells + legend if legend else Text("–")
+    def _time(self) -> Group | Text:
+        """Render a bar of coloured cells, and its legend below."""
+        shares = main_time_shares(self._record)
+        bar, legend = Text(), []
+        for part, cells in apportion(shares, min(_BAR_CELLS, self._console.width - 14)).items():
+            bar.append("█" * cells, _COLOURS[part])
+        for part, share in apportion(shares).items():
+            if share:
+                legend.append(Text(f"{part} {share} %", _COLOURS[part]))
+        return Group(bar, Columns(legend, padding=(0, 2))) if shares else Text("–")
 
     def _print(self, text: Text) -> None:
         # No wrapping: logs are read with grep, and a terminal wraps lines itself.

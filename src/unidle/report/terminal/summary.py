@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from unidle.config.files import display_path
-from unidle.formatting import duration, faults, percent, score, short_number
+from unidle.formatting import apportion, duration, faults, score, short_number
+from unidle.report.gpu_use import read_gpu_use
 from unidle.report.history import Record, evaluation_in_words, read_history
 
 
@@ -25,7 +26,7 @@ def print_summary(
     """Print the results of a run from its folder, and the paths of its report and checkpoint."""
     history = read_history(folder)
     training, speed = history.training_return, history.steps_per_second
-    shares = "  ".join(f"{part} {percent(share)}" for part, share in history.time_shares.items())
+    shares = "  ".join(f"{part} {share} %" for part, share in apportion(history.time_shares).items() if share)
     counts = history.fault_counts
     facts = {
         "steps": f"{history.steps:,} in {duration(history.wall)}",
@@ -34,6 +35,7 @@ def print_summary(
         "best evaluation": _evaluation(history.best_evaluation),
         "final evaluation": _evaluation(history.final_evaluation),
         "time": shares or None,
+        "GPU": read_gpu_use(folder).text,
         "overlap": history.overlap,
         "faults": f"{faults(counts)}; see {display_path(folder / 'metrics.jsonl')} for details" if counts else None,
         "report": display_path(report) if report else None,
