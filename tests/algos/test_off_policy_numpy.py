@@ -93,9 +93,13 @@ def test_wrong_gradient_is_not_used_and_reported_once(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
 @pytest.mark.parametrize("double_dqn", [False, True], ids=["single", "double"])
-def test_masked_categories_get_no_gradient(double_dqn: bool, dueling: bool) -> None:
+@pytest.mark.parametrize("empty", [False, True], ids=["some masked", "empty masks"])
+def test_masked_categories_get_no_gradient(double_dqn: bool, dueling: bool, empty: bool) -> None:
     run = filled_dqn(Masked, double_dqn=double_dqn, dueling=dueling)
     rule, (batch, noise) = run.algo.rule, sample(run)
+    if empty:  # as in some final observations
+        layout = run.algo.policy.obs_layout
+        batch.next_obs[::2, layout.mask_offset : layout.mask_offset + layout.mask_width] = 0
     reference = rule.loss_gradient
     choose_dqn_gradient(run.algo._dispatch, rule, batch, noise)
     assert not run.algo._dispatch.fallbacks
@@ -103,6 +107,7 @@ def test_masked_categories_get_no_gradient(double_dqn: bool, dueling: bool) -> N
     for gradient in (rule.loss_gradient, reference):
         means, errors = gradient(batch)
         results.append([means, errors, rule.parameters.grad.clone()])
+    assert results[0][0][0] < 100  # the bootstrap is not from log 0
     for ours, theirs in zip(*results):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-7)
 

@@ -176,13 +176,17 @@ class Inputs:
     mask: slice | None  # bytes of the action mask
 
     def __call__(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """`obs` must be contiguous; None: every action is allowed."""
+        """`obs` must be contiguous; None: every action is allowed. An empty mask allows all, as in `action_mask`."""
         x = obs.view(np.float32)[:, : self.n_inputs]
         if self.norm is not None:
             shift, scale, clip = self.norm
             x = (x - shift) * scale
             np.clip(x, -clip, clip, out=x)
-        return x, None if self.mask is None else obs[:, self.mask] == 0
+        if self.mask is None:
+            return x, None
+        masked_out = obs[:, self.mask] == 0
+        masked_out &= ~masked_out.all(1, keepdims=True)
+        return x, masked_out
 
 
 @dataclass
