@@ -127,7 +127,7 @@ def test_sampled_actions_of_a_batch_differ() -> None:
     actions, _ = run.predict(np.tile([1.0, 0.0, 0.0], (50, 1)), deterministic=False)
     assert len(np.unique(actions)) > 25  # some are clipped
     same, _ = run.predict(np.tile([1.0, 0.0, 0.0], (50, 1)), None, None, True)
-    assert len(np.unique(same)) == 1
+    np.testing.assert_allclose(same, same[[0]].repeat(50, 0), atol=1e-6)  # the last bits may depend on the row
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
