@@ -28,7 +28,7 @@ from unidle.engine.build import make_envs, resolve_network
 from unidle.engine.callbacks import Callback, SilentDisplay
 from unidle.engine.checkpoint.run_folder import RunFolder
 from unidle.engine.checkpoint.trust import require_trust
-from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, play, use_statistics
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, longest_episode, play, use_statistics
 from unidle.engine.placement import choose_device, choose_workers
 from unidle.engine.trainer import Trainer
 from unidle.envs.env_object import settings_of
@@ -151,7 +151,8 @@ class TrainedRun:
         envs = make_envs(maker, env_spec, n_envs, seed, workers, engine, FIRST_EVALUATION_ENV)
         try:
             use_statistics(envs, self.agent.env_statistics)
-            return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed)
+            limit = longest_episode(self.config.run, env_spec)
+            return play(self.agent.policy, envs, episodes, deterministic=deterministic, seed=seed, max_steps=limit)
         finally:
             envs.close()
 

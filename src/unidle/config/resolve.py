@@ -28,7 +28,15 @@ _N_ENVS_VARIABLE = "NUM_PARALLEL_ENVS"  # environment variable: n_envs of a pres
 # Settings that may change on resume: duration, speed and monitoring, but nothing that affects learning.
 _MAY_CHANGE_ON_RESUME = {
     *(f.name for f in fields(Engine)),
-    *("timesteps", "eval_every", "eval_episodes", "target_return", "checkpoint_every", "keep_checkpoints"),
+    *(
+        "timesteps",
+        "eval_every",
+        "eval_episodes",
+        "eval_max_steps",
+        "target_return",
+        "checkpoint_every",
+        "keep_checkpoints",
+    ),
     *("tensorboard", "wandb", "cleanrl_tags", "trace"),
 }
 _WITHOUT_EFFECT_ON_RESUME = {"run_name", "runs_dir", "preset", "allow_recipe_change", "save_replay_buffer"}

@@ -385,6 +385,8 @@ class Run:
     """Steps between evaluations in separate environments; auto: a tenth of the run. 0: never."""
     eval_episodes: int = 10
     """Episodes per evaluation."""
+    eval_max_steps: OrAuto[int] = None
+    """Steps after which an evaluation episode is cut off; auto: depends on the time limit, see docs/evaluation.md."""
     target_return: float | None = None
     """Stop the run once an evaluation reaches this mean return."""
     checkpoint_every: OrAuto[int] = None

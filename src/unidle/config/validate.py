@@ -30,6 +30,7 @@ _NOT_NEGATIVE = {
 }
 _POSITIVE_OR_NONE = {
     *("clip_range_vf", "target_kl", "value_limit", "workers", "slices", "checkpoint_every", "env_timeout"),
+    "eval_max_steps",
 }
 _FRACTIONS = {
     *("gamma", "gae_lambda", "tau", "per_alpha", "per_beta", "exploration_final_eps", "exploration_fraction"),

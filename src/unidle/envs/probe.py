@@ -92,7 +92,26 @@ def _probe_one(env: gymnasium.Env, discretize: int | None, seed: int, *, use_mas
         env.reset(seed=seed)
         unsaved = surviving(attributes, plain_attributes(env))
     names = tuple(type(wrapper).__name__ for wrapper in carriers(env))
-    return EnvSpec(obs_layout, actions, times.per_step(), ignores_masks=not use_masks, carriers=names, unsaved=unsaved)
+    return EnvSpec(
+        obs_layout,
+        actions,
+        times.per_step(),
+        ignores_masks=not use_masks,
+        carriers=names,
+        has_time_limit=_has_time_limit(env),
+        unsaved=unsaved,
+    )
+
+
+def _has_time_limit(env: gymnasium.Env) -> bool:
+    """Whether `env` is registered with a time limit, or wrapped in one."""
+    if env.spec is not None and env.spec.max_episode_steps is not None:
+        return True
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return True
+        env = env.env
+    return False
 
 
 def _seeded_reset(env: gymnasium.Env, seed: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,9 +13,13 @@ import torch
 from small_envs import Counting, Drift, RandomLength, counting_steps, short_cartpole
 from small_runs import SmallRun, small_run
 
-from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Share, Stopped, play
+import unidle
+from unidle.config import Run
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Evaluation, Share, Stopped, longest_episode, play
+from unidle.envs.make import env_maker
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.pool.slot import episode_seed
+from unidle.envs.probe import probe
 
 
 def evaluation_envs(run: SmallRun, n_envs: int) -> SerialEnvs:
@@ -161,12 +166,72 @@ class Endless(gymnasium.Env):
         return np.zeros(1, np.float32), 0.5, False, False, {}
 
 
-def test_endless_episode_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unidle.engine.evaluate.play._MAX_STEPS", 40)
+def test_endless_episode_is_cut_off_and_counted() -> None:
     run = small_run(Endless)
-    result = play(run.policy, run.envs, 3)
+    result = play(run.policy, run.envs, 3, max_steps=40)
     assert result.lengths == [40] * 3
     assert result.returns == [20.0] * 3
+    assert result.metrics()["eval/cut_off"] == 3
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_episode_after_one_that_was_cut_off_starts_from_its_own_seed(recurrent: str) -> None:
+    run = small_run(RandomLength, recurrent=recurrent)
+    expected = [play_by_hand(run, env, episode) for env, quota in enumerate((3, 2, 2)) for episode in range(quota)]
+    lengths = [length for _, length in expected]
+    limit = sorted(lengths)[len(lengths) // 2]
+    result = play(run.policy, evaluation_envs(run, 3), 7, max_steps=limit)
+    assert result.lengths == [min(length, limit) for length in lengths]
+    whole = [index for index, length in enumerate(lengths) if length < limit]
+    assert [result.returns[index] for index in whole] == pytest.approx([expected[index][0] for index in whole])
+    assert 0 < result.cut_off < 7
+
+
+@pytest.mark.parametrize(
+    ("has_time_limit", "settings", "steps"),
+    [
+        (False, {}, 10_000),
+        (False, {"eval_episodes": 200}, 1000),
+        (False, {"eval_every": 20_000}, 2000),
+        (False, {"timesteps": 10**9}, 100_000),
+        (True, {}, 100_000),
+        (True, {"eval_max_steps": 7}, 7),
+    ],
+)
+def test_without_time_limit_evaluation_takes_no_more_steps_than_training(
+    has_time_limit: bool, settings: dict[str, Any], steps: int
+) -> None:
+    env_spec = replace(small_run(Endless).envs.env_spec, has_time_limit=has_time_limit)
+    assert longest_episode(Run(**settings), env_spec) == steps
+
+
+@pytest.mark.parametrize(
+    ("factory", "has_time_limit"),
+    [
+        (lambda: gymnasium.make("CartPole-v1"), True),
+        (lambda: gymnasium.make("CliffWalking-v1"), False),
+        (lambda: gymnasium.make("CliffWalking-v1", max_episode_steps=9), True),
+        (lambda: gymnasium.wrappers.TimeLimit(Endless(), 9), True),
+        (Endless, False),
+    ],
+)
+def test_time_limit_is_known_from_registration_or_wrapper(factory: Any, has_time_limit: bool) -> None:
+    assert probe(env_maker(factory)).has_time_limit == has_time_limit
+
+
+def test_evaluation_of_endless_env_is_cut_off_and_user_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"preset": "classic", "timesteps": 256, "n_steps": 64, "batch_size": 64, "n_epochs": 1}
+    settings |= {"eval_every": 64, "eval_episodes": 2, "runs_dir": str(tmp_path), "quiet": True, "device": "cpu"}
+    run = unidle.train(Endless, **settings)
+    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
+    assert [(record["eval/length_mean"], record["eval/cut_off"]) for record in evaluations] == [(1000, 2)] * 4
+    assert capsys.readouterr().err.count("cut off after 1,000 steps") == 1
+    assert run.evaluate(1).lengths == [1000]
+    run = unidle.train(Endless, eval_max_steps=20, **settings)
+    assert run.evaluate(1).lengths == [20]
+    assert "cut off" not in capsys.readouterr().err
 
 
 def test_stop_callback_aborts_evaluation() -> None:

@@ -44,6 +44,7 @@ class BestPolicyTracker:
     save: Callable[[], None]
     stop: Callable[[], None]
     is_stopping: Callable[[], bool]
+    has_cut_off: bool = False  # the user was told that an episode was cut off
     n_dormant: int = 0  # latest evaluations in a row with too many dormant neurons
 
     def evaluate(self) -> None:
@@ -105,6 +106,8 @@ class BestPolicyTracker:
             write_trace(self.folder.path, done.step, result.trace)
         self.display.on_evaluation(record)
         self._warn_if_dormant(record)
+        if result.cut_off and run.eval_max_steps is None:
+            self._say_cut_off(max(result.lengths))
         if is_best and not self.evaluations.is_async:
             self.save()
         if run.target_return is not None and result.mean_return >= run.target_return:
@@ -114,6 +117,14 @@ class BestPolicyTracker:
             policy = self.evaluations.with_weights(done.weights) if done.policy is None else done.policy
             for callback in self.callbacks:
                 callback(CallbackContext(record, policy, self.stop))
+
+    def _say_cut_off(self, steps: int) -> None:
+        if not self.has_cut_off:
+            self.has_cut_off = True
+            self.display.on_message(
+                f"An evaluation episode was cut off after {steps:,} steps, because {self.config.run.env} has no time "
+                "limit; set one with --env-kwargs '{max_episode_steps: …}', or another limit with --eval-max-steps."
+            )
 
     # -- plasticity ----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from unidle.engine.evaluate.play import (
     FIRST_EVALUATION_ENV,
     Evaluation,
     Stopped,
+    longest_episode,
     n_evaluation_envs,
     play,
     use_statistics,
@@ -141,7 +142,8 @@ class Evaluations:
             use_statistics(self._envs, self._env_statistics())
             self._is_playing = True
             try:
-                result = play(policy, self._envs, episodes, stop=self._stop, on_fault=self._on_fault)
+                limit = longest_episode(self._config.run, self._env_spec)
+                result = play(policy, self._envs, episodes, stop=self._stop, on_fault=self._on_fault, max_steps=limit)
             finally:
                 self._is_playing = False
         return FinishedEvaluation(step, {**self._clock(), **extra}, result, policy.state_dict(), policy)

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 
 from unidle.algos.registry import AnyPolicy
+from unidle.config import Run
 from unidle.envs.protocol import EpisodeRecorder, Fault, HostEnvs, StatisticsHolder
 from unidle.envs.shared_block import SUCCEEDED
+from unidle.envs.spec import EnvSpec
 from unidle.nn.sac_policy import task_of
 from unidle.rng import EVALUATION, keyed_generator
 
 _MAX_STEPS = 100_000  # per evaluation episode, so that one that never ends does not hang the evaluation
+_MIN_STEPS = 1000  # that an evaluation episode may always take
 FIRST_EVALUATION_ENV = 1 << 20  # env indices of evaluations start here, so that training never uses their seeds
 _FEW_ENVS, _MANY_ENVS = 10, 50
 
@@ -31,6 +34,20 @@ def n_evaluation_envs(episodes: int) -> int:
     return min(episodes, max(_FEW_ENVS, min(_MANY_ENVS, episodes // 10)))
 
 
+def longest_episode(run: Run, env_spec: EnvSpec) -> int:
+    """Steps after which an evaluation episode is cut off.
+
+    Where no time limit is known, all episodes together take at most as many steps as training does between two
+    evaluations: the episodes of a policy that never gets anywhere may not end, and would take most of the run's time.
+    """
+    if run.eval_max_steps is not None:
+        return run.eval_max_steps
+    if env_spec.has_time_limit:
+        return _MAX_STEPS
+    between = run.eval_every or max(1, run.timesteps // 10)
+    return min(_MAX_STEPS, max(_MIN_STEPS, between // run.eval_episodes))
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The results of some episodes."""
@@ -40,6 +57,7 @@ class Evaluation:
     successes: list[bool] = field(default_factory=list)  # of each episode, where the environment reports it
     tasks: list[int] = field(default_factory=list)  # of each episode, where there are several tasks
     trace: dict[str, Any] | None = None  # of the first environment's first episode, where it reports one
+    cut_off: int = 0  # episodes that reached the limit on their length
 
     @staticmethod
     def merge(parts: Iterable[Evaluation]) -> Evaluation:
@@ -49,7 +67,8 @@ class Evaluation:
         def all_of(name: str) -> list[Any]:
             return [value for part in parts for value in getattr(part, name)]
 
-        whole = Evaluation(all_of("returns"), all_of("lengths"), all_of("successes"), all_of("tasks"))
+        cut_off = sum(part.cut_off for part in parts)
+        whole = Evaluation(all_of("returns"), all_of("lengths"), all_of("successes"), all_of("tasks"), cut_off=cut_off)
         return whole if len(whole.successes) == whole.episodes else replace(whole, successes=[])
 
     @property
@@ -85,6 +104,8 @@ class Evaluation:
             "eval/length_mean": self.mean_length,
             "eval/episodes": self.episodes,
         }
+        if self.cut_off:
+            record["eval/cut_off"] = self.cut_off
         if self.successes:
             record["eval/success"] = float(np.mean(self.successes))
         tasks = np.array(self.tasks)
@@ -116,6 +137,7 @@ class _Episode(NamedTuple):
     length: int
     success: int  # as in the block
     task: int
+    is_cut_off: bool
 
 
 @torch.inference_mode()
@@ -129,19 +151,21 @@ def play(
     stop: Callable[[], bool] = lambda: False,
     on_fault: Callable[[Fault], None] = lambda fault: None,
     share: Share | None = None,
+    max_steps: int = _MAX_STEPS,
 ) -> Evaluation:
     """Play `episodes` episodes, divided among `envs`: environment i plays its episodes 0, 1, … from their seeds.
 
     Every environment plays a fixed number of episodes: taking the first that end would favour short ones. If
     environments cycle through tasks, every task also gets the same number of episodes, or one less. With a `share`,
-    only the episodes of its environments are played. Raises Stopped if `stop` returns True before the end.
+    only the episodes of its environments are played. An episode is cut off after `max_steps` steps, and counts. Raises
+    Stopped if `stop` returns True before the end.
     """
     was_training = policy.training
     _take_trace(envs)  # discard the previous one, so that the next is recorded
     policy.eval()
     try:
         chosen = share or Share(0, envs.n_envs)
-        results = _play(policy, envs, episodes, deterministic, seed, stop, on_fault, chosen)
+        results = _play(policy, envs, episodes, deterministic, seed, stop, on_fault, chosen, max_steps)
     finally:
         policy.train(was_training)
     return Evaluation(
@@ -150,6 +174,7 @@ def play(
         [episode.success == SUCCEEDED for episode in results] if all(episode.success for episode in results) else [],
         [episode.task for episode in results] if policy.n_tasks > 1 else [],
         _take_trace(envs),
+        sum(episode.is_cut_off for episode in results),
     )
 
 
@@ -166,6 +191,7 @@ def _play(
     stop: Callable[[], bool],
     on_fault: Callable[[Fault], None],
     share: Share,
+    max_steps: int,
 ) -> list[_Episode]:
     block, device, n_envs = envs.block, next(policy.parameters()).device, share.n_envs
     slices, mine = range(len(envs.bounds)), slice(share.first, share.first + envs.n_envs)
@@ -182,6 +208,7 @@ def _play(
     distribution = policy.distribution
     returns, lengths = np.zeros(envs.n_envs), np.zeros(envs.n_envs, np.int64)  # of the open episodes
     tasks = np.zeros(envs.n_envs, np.int64)
+    to_restart = np.zeros(envs.n_envs, np.bool_)  # after an episode that was cut off
     while any(len(done) < n for done, n in zip(results, quota)):
         if stop():
             raise Stopped
@@ -205,14 +232,22 @@ def _play(
         returns += block.reward
         lengths += 1
         returns[failed], lengths[failed] = 0.0, 0
-        for env in np.flatnonzero(ended | (lengths >= _MAX_STEPS)):
-            if len(results[env]) < quota[env]:
+        for env in np.flatnonzero(ended | (lengths >= max_steps)):
+            if len(results[env]) < quota[env] and not to_restart[env]:
                 # The environment's own sum, if there is one, is in double precision.
                 total = block.episode_return[env] if ended[env] else returns[env]
                 success = int(block.episode_success[env]) if ended[env] else 0
-                results[env].append(_Episode(float(total), int(lengths[env]), success, int(tasks[env])))
+                is_cut_off = not ended[env]
+                results[env].append(_Episode(float(total), int(lengths[env]), success, int(tasks[env]), is_cut_off))
+                to_restart[env] = is_cut_off
             returns[env], lengths[env] = 0.0, 0
         if after is not None:
             continues[mine] = torch.from_numpy(~(ended | failed)).to(device).unsqueeze(-1)
             state = after * continues
+        played = np.array([len(done) for done in results])
+        if to_restart.any() and (to_restart | (played >= quota)).all() and (played < quota).any():
+            # Environments start together, so those whose episode was cut off waited for the others.
+            envs.start(played)
+            returns[:], lengths[:], to_restart[:] = 0.0, 0, False
+            state = torch.zeros_like(state)
     return [episode for done in results for episode in done]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unidle.algos.registry import new_policy
-from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Share, play
+from unidle.engine.evaluate.play import FIRST_EVALUATION_ENV, Share, longest_episode, play
 from unidle.envs.pool.serial import SerialEnvs
 from unidle.envs.protocol import Fault
 from unidle.envs.shared_block import map_memory
@@ -93,6 +93,7 @@ class Evaluator:
         maker, env_spec, config, network = cloudpickle.loads(job.payload)
         torch.set_num_threads(config.engine.threads)  # as in the trainer, because it decides how sums are split
         self._policy = new_policy(env_spec.obs_layout, env_spec.action_layout, config.recipe, network)
+        self._max_steps = longest_episode(config.run, env_spec)
         FlatParameters(self._policy)  # one contiguous tensor, like the trainer's
         self._snapshots = Snapshots(map_memory(job.memory), job.shapes, job.slots, job.processes)
         self._envs = SerialEnvs(
@@ -112,7 +113,13 @@ class Evaluator:
             faults: list[Fault] = []
             share = Share(self._job.env_ids.start, self._job.n_envs)
             result = play(
-                self._policy, self._envs, self._job.episodes, stop=self._beat, on_fault=faults.append, share=share
+                self._policy,
+                self._envs,
+                self._job.episodes,
+                stop=self._beat,
+                on_fault=faults.append,
+                share=share,
+                max_steps=self._max_steps,
             )
             pipe.send_bytes(cloudpickle.dumps(("ok", result, faults)))
 
