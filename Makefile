@@ -2,17 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOCKS := requirements-dev.lock requirements-cuda.lock
+# Exactly the locked versions, each file compared with its hash; no package runs code while it is installed.
+INSTALL = $(BIN)/pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement
+NEEDS_CUDA = $(BIN)/python -c 'from importlib.metadata import requires; exit("nvidia" not in str(requires("torch")))'
 
-.PHONY: setup demo test lint format
+.PHONY: setup demo test lint format lock
 
 setup: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "unidle needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV); this takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) requirements-dev.lock
+	@if $(NEEDS_CUDA); then $(INSTALL) requirements-cuda.lock; fi
+	$(BIN)/pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	$(BIN)/pip check
 	@touch $@
 
 demo: RUN := demo-$(shell date +%Y%m%d-%H%M%S)
@@ -35,3 +42,6 @@ lint: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+lock: setup
+	$(BIN)/python tools/lock.py $(UPGRADE)
