@@ -251,3 +251,14 @@ def test_late_batch_of_vector_env_is_checked() -> None:
         check({"eye": np.zeros((4, 1)), "gear": np.zeros(4, int)}, (4,))
     with pytest.raises(ValueError, match=r"\['gear'\] is \[0 3 0 0\], outside"):
         check({"eye": np.zeros((4, 3)), "gear": np.array([0, 3, 0, 0])}, (4,))
+
+
+def test_late_arrays_are_checked_alone_and_in_batches() -> None:
+    check = layout_check(ObservationLayout.of(spaces.Box(0, 1, (3,))))
+    check(np.zeros(3))
+    check([0.0, 0.0, 0.0])
+    check(np.zeros((4, 3)), (4,))
+    with pytest.raises(ValueError, match=r"observation has shape \(1,\), not \(3,\)"):
+        check(np.zeros(1))
+    with pytest.raises(ValueError, match=r"observation has shape \(3,\), not \(4, 3\)"):
+        check(np.zeros(3), (4,))
